@@ -105,6 +105,8 @@ class Lifecycle:
         blocks = BlockBudget(self.memory, self.chunked)
         self.resources = Resources(self.tokens, [self.rows, blocks, *resources])
         self.counters = Counters()
+        self.now = 0.0
+        """The time of the last plan."""
         self._num_arrived = 0
 
     def queue(self, request: Request) -> None:
@@ -136,6 +138,7 @@ class Lifecycle:
         """
         self._leave_row(request)
         request.num_preemptions += 1
+        request.preempted_times.append(self.now)
         self.counters.num_preemptions += 1
         if request.state is not State.IDLE:
             request.state = State.PREEMPTED

@@ -106,6 +106,7 @@ class EngineCore(CoreControl):
                     seed=request.seed,
                     priority=request.priority,
                     arrival_time=request.arrival_time,
+                    queued_time=self._clock(),
                     cache_salt=request.cache_salt,
                     output_token_ids=list(request.output_token_ids),
                     needs_host_ids=self._needs_host_ids(params, request.thinking),
@@ -251,7 +252,9 @@ class EngineCore(CoreControl):
             counts=scheduler_output.counts,
             finished=refused + [_finished(ending) for ending in scheduler_output.finished],
             started=[
-                Started(start.handle, start.num_cached_tokens, start.scheduled_time)
+                Started(
+                    start.handle, start.num_cached_tokens, start.scheduled_time, start.queued_time
+                )
                 for start in scheduler_output.started
             ],
             logprobs=_columns(runner_output, scheduler_output.kept) if runner_output else None,
@@ -293,6 +296,7 @@ def _finished(ending: FinishedRequest) -> Finished:
         ending.message,
         ending.num_preemptions,
         ending.is_in_text,
+        list(ending.preempted_times),
     )
 
 

@@ -329,7 +329,7 @@ class EngineCoreProc(UnbuiltProcMethods):
         """Runs in the thread of `Vitals`: it may only set a flag and wake the loop."""
         self._is_told_to_end = True
         with contextlib.suppress(BlockingIOError):
-            self._wake.send(b"\0")
+            self._wake.send(_Kind.WAKEUP.value)
 
 
 _Decoding = tuple[MessageDecoder[Any], Callable[[Any], None]]
