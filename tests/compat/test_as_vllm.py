@@ -149,14 +149,18 @@ def test_the_package_can_be_asked_about():
     [
         ("import vllm.nothing", "ModuleNotFoundError", "Quire has no vllm.nothing."),
         ("from vllm import nothing", "ModuleNotFoundError", "Quire has no vllm.nothing."),
-        ("import vllm.model_executor.models", "ModuleNotFoundError", "described, not programmed"),
-        ("from vllm import ModelRegistry", "ModuleNotFoundError", "described, not programmed"),
+        ("import vllm.model_executor.layers", "ModuleNotFoundError", "described, not programmed"),
+        (
+            "from vllm import initialize_ray_cluster",
+            "ModuleNotFoundError",
+            "Ray does not start cores",
+        ),
         ("from vllm.multimodal.utils import fetch_image", "ModuleNotFoundError", "not served"),
         ("import vllm; vllm.nothing", "AttributeError", "Quire has no vllm.nothing."),
         (
             "from vllm.distributed.weight_transfer.nccl_common import trainer_init; trainer_init()",
             "NotImplementedError",
-            "weights are read from files",
+            "Weights are read from files",
         ),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from quire.unbuilt_names import UNBUILT_NAMES
+
 ROOT = "vllm"
 
 VERSION = "0.32.0"
@@ -16,12 +18,12 @@ _PUBLIC = {
     "quire": """LLM SamplingParams PoolingParams RequestOutput CompletionOutput PoolingOutput
         PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput
         ClassificationRequestOutput ScoringOutput ScoringRequestOutput LLMEngine EngineArgs
-        AsyncEngineArgs AsyncLLMEngine=AsyncLLM PromptType TextPrompt TokensPrompt""",
+        AsyncEngineArgs AsyncLLMEngine ModelRegistry PromptType TextPrompt TokensPrompt""",
     "quire.as_vllm.table": "__version__=VERSION __version_tuple__=VERSION_TUPLE",
 }
 _INPUTS = {"quire.prompts": "PromptType TextPrompt TokensPrompt"}
 _ENGINE_ARGS = {"quire": "EngineArgs AsyncEngineArgs"}
-_ASYNC_ENGINE = {"quire": "AsyncLLMEngine=AsyncLLM AsyncLLM"}
+_ASYNC_ENGINE = {"quire": "AsyncLLMEngine AsyncLLM"}
 _SYNC_ENGINE = {"quire": "LLMEngine"}
 _LLM = {"quire": "LLM"}
 _SYSTEM = "get_ip get_open_port"
@@ -40,6 +42,10 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.beam_search": _BEAMS,
     "vllm.config": {
         "quire.config.plan": "VllmConfig=EnginePlan",
+        "quire.config.views.engine": """CacheConfig=CacheView ParallelConfig=ParallelView
+            SchedulerConfig=SchedulerView DeviceConfig=DeviceView LoadConfig=LoadView
+            ObservabilityConfig=ObservabilityView""",
+        "quire.config.views.model": "ModelConfig=ModelView",
         "quire.config.pooler_config": "PoolerConfig",
         "quire.config.profiler_config": "ProfilerConfig",
         "quire.config.structured_outputs_config": "StructuredOutputsConfig",
@@ -77,6 +83,8 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.logits_process": {"quire.runner.sampling": "LogitsProcessor=RequestLogitsProcessor"},
     "vllm.logprobs": {"quire.outputs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs"},
     "vllm.lora.request": {"quire.lora.request": "LoRARequest"},
+    "vllm.model_executor.models": {"quire": "ModelRegistry"},
+    "vllm.model_executor.models.registry": {"quire": "ModelRegistry"},
     "vllm.outputs": {
         "quire.outputs": "CompletionOutput RequestOutput",
         "quire.pooling_outputs": """PoolingOutput PoolingRequestOutput EmbeddingOutput
@@ -159,22 +167,20 @@ PROGRAMS = {
 VERSION_TUPLE = tuple(int(part) for part in VERSION.split("."))
 
 _REASONS = {
-    "vllm.assets": "pictures, sounds and films are not served",
-    "vllm.attention": "the provider of attention is chosen by what it supports",
-    "vllm.compilation": "nothing is compiled",
-    "vllm.config": "options are fields of EngineArgs, given by name or as a dict",
-    "vllm.distributed.kv_transfer": "K/V stay in their engine",
-    "vllm.distributed.weight_transfer": "weights are read from files",
-    "vllm.distributed": "a model runs on one device",
-    "vllm.entrypoints": "the server is one program: quire serve",
-    "vllm.envs": "the table of variables is in docs/compatibility.md; set them in os.environ",
-    "vllm.lora": "this release has no adapters",
-    "vllm.model_executor": "models are described, not programmed: see docs/models.md",
-    "vllm.multimodal": "pictures, sounds and films are not served",
-    "vllm.v1.core": "the scheduler has no parts to replace",
-    "vllm.v1.worker": "the worker has no parts to replace",
-    "vllm.initialize_ray_cluster": "Ray is not used",
-    "vllm.ModelRegistry": "models are described, not programmed: see docs/models.md",
+    "vllm.assets": "Pictures, sounds and films are not served.",
+    "vllm.attention": "The provider of attention is chosen by what it supports.",
+    "vllm.compilation": "Nothing is compiled.",
+    "vllm.config": "Options are fields of EngineArgs, given by name or as a dict.",
+    "vllm.distributed.kv_transfer": "K/V stay in their engine.",
+    "vllm.distributed.weight_transfer": "Weights are read from files.",
+    "vllm.distributed": "A model runs on one device.",
+    "vllm.entrypoints": "The server is one program: quire serve.",
+    "vllm.envs": "The table of variables is in docs/compatibility.md; set them in os.environ.",
+    "vllm.lora": "This release has no adapters.",
+    "vllm.model_executor": "Models are described, not programmed: see docs/models.md.",
+    "vllm.multimodal": "Pictures, sounds and films are not served.",
+    "vllm.v1.core": "The scheduler has no parts to replace.",
+    "vllm.v1.worker": "The worker has no parts to replace.",
 }
 """Why something is missing, for all that begins so; the longest beginning counts."""
 
@@ -193,6 +199,6 @@ def why_missing(name: str) -> str:
     """A sentence about a module or a name that has no counterpart."""
     parts = name.split(".")
     beginnings = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    reason = next((_REASONS[each] for each in beginnings if each in _REASONS), None)
-    because = f": {reason}" if reason else ""
-    return f"Quire has no {name}{because}. docs/compatibility.md lists what it has."
+    reasons = (_REASONS[each] for each in beginnings if each in _REASONS)
+    instead = UNBUILT_NAMES.get(parts[-1]) or next(reasons, "")
+    return " ".join(f"Quire has no {name}. {instead} docs/compatibility.md has the list.".split())
