@@ -125,8 +125,9 @@ class InputProcessor:
             )
         own = self._own_params(params)
         parsed = parse_prompt(prompt)
-        kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
-        token_ids = self.prompt_token_ids(parsed, kwargs)
+        if own.truncate_prompt_tokens is not None:
+            tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
+        token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
         self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
         own.limit_output(self.limits.max_model_len - len(token_ids))
         request = EngineCoreRequest(
@@ -182,8 +183,9 @@ class InputProcessor:
         """The message of a pooling request, whose prompt may be as long as the model takes."""
         limit = self.limits.max_model_len
         side = "right" if self._tokenizer is None else self._tokenizer.truncation_side
-        asked = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
-        kwargs, cut = take_truncation(asked, limit, side)
+        if own.truncate_prompt_tokens is not None:
+            tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
+        kwargs, cut = take_truncation(tokenization_kwargs, limit, side)
         if parsed.token_ids is None:
             text = parsed.text or ""
             ids = self._encode(text.lower() if facts.lowers_input else text, kwargs)

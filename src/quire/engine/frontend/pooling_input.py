@@ -103,13 +103,11 @@ def take_truncation(
     return {**left, "max_length": cut.limit, "truncation_side": cut.side}, cut
 
 
-def with_truncation(
-    kwargs: Mapping[str, Any] | None, asked: int | None
-) -> Mapping[str, Any] | None:
-    """The arguments of the tokenizer with the truncation that parameters ask for, if any; one that
-    is among the arguments rules.
+def with_truncation(kwargs: Mapping[str, Any] | None, asked: int) -> Mapping[str, Any]:
+    """The arguments of the tokenizer with the truncation that parameters ask for; one that is among
+    the arguments rules.
     """
-    return kwargs if asked is None else {TRUNCATE: asked, **(kwargs or {})}
+    return {TRUNCATE: asked, **(kwargs or {})}
 
 
 def check_length(ids: list[int], limit: int) -> None:
