@@ -178,6 +178,7 @@ def test_variables_are_translated_or_reported():
         "VLLM_API_KEY": "k",
         "VLLM_LOGGING_LEVEL": "debug",
         "VLLM_USE_V1": "1",
+        "VLLM_HOST_IP": "192.0.2.7",
         "VLLM_MAX_N_SEQUENCES": "64",
         "VLLM_NO_SUCH_THING": "x",
     }
@@ -187,9 +188,10 @@ def test_variables_are_translated_or_reported():
         "os.environ['VLLM_WORKER_MULTIPROC_METHOD'] = 'fork'",
         "import vllm, vllm.utils",
         "print(os.environ['QUIRE_API_KEY'], logging.getLogger('quire').level)",
+        "print(vllm.utils.get_ip())",
         env=given,
     )
-    assert out == "k 10\n"
+    assert out == "k 10\n192.0.2.7\n"
     assert err.splitlines() == [
         "VLLM_MAX_N_SEQUENCES=64 has no effect: n is 16384 at most.",
         "VLLM_NO_SUCH_THING=x has no effect: it means nothing here.",
@@ -200,3 +202,14 @@ def test_variables_are_translated_or_reported():
 def test_a_key_that_would_become_two_is_refused():
     done = plain_python("import quire.as_vllm, vllm", env=os.environ | {"VLLM_API_KEY": "a,b"})
     assert "VLLM_API_KEY has a comma" in done.stderr.splitlines()[-1]
+
+
+def test_the_page_has_every_module_and_every_variable():
+    out, _ = run_code(
+        "from quire.as_vllm import table, variables",
+        "print(*(name.removeprefix('vllm') or 'vllm' for name in table.SERVED))",
+        "print(*variables.TRANSLATED, *variables.TRANSLATED.values(), variables.LOGGING_LEVEL)",
+        "print(*variables.TRUE_ANYWAY, *variables.INSTEAD, variables.HOST)",
+    )
+    page = (PROGRAMS.parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    assert not [name for name in out.split() if f"`{name}`" not in page]

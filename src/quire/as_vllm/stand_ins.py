@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from quire.as_vllm.variables import HOST
+
 TokenizerLike: TypeAlias = Any
 """A tokenizer of transformers, or Quire's."""
 
@@ -97,8 +99,8 @@ def get_ip() -> str:
     """The address by which others reach this machine: that of VLLM_HOST_IP, else of the interface
     that leads outside, else the loopback.
     """
-    if "VLLM_HOST_IP" in os.environ:
-        return os.environ["VLLM_HOST_IP"]
+    if HOST in os.environ:
+        return os.environ[HOST]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing; the address belongs to nobody

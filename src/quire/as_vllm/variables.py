@@ -21,6 +21,9 @@ TRANSLATED = {
 LOGGING_LEVEL = "VLLM_LOGGING_LEVEL"
 """It becomes the level of the logger `quire`, here and in the engine's processes."""
 
+HOST = "VLLM_HOST_IP"
+"""The address that `get_ip()` gives (stand_ins.py)."""
+
 TRUE_ANYWAY = {
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
     "VLLM_BATCH_INVARIANT": "1",
@@ -68,7 +71,7 @@ def read_variables() -> None:
             os.environ.setdefault(ours, os.environ[theirs])
     if LOGGING_LEVEL in os.environ:
         logging.getLogger("quire").setLevel(os.environ[LOGGING_LEVEL].upper())
-    known = {LOGGING_LEVEL, *TRANSLATED}
+    known = {LOGGING_LEVEL, HOST, *TRANSLATED}
     for name in sorted(name for name in os.environ if name.startswith(_PREFIX)):
         value = os.environ[name]
         if name not in known and value != TRUE_ANYWAY.get(name):
