@@ -151,6 +151,23 @@ def test_an_engine_shows_its_parts(llm):
         engine.vllm_config = None
 
 
+def test_what_each_level_of_sleep_gives_back(llm):
+    [whole] = llm.collective_rpc("kv_cache_bytes")
+    for level, kept in ((0, whole), (1, 0), (2, 0)):
+        llm.sleep(level)
+        assert llm.collective_rpc("kv_cache_bytes") == [kept]
+        assert llm.wake_up() is True
+    assert llm.collective_rpc("kv_cache_bytes") == [whole] and whole > 0
+
+
+def test_keywords_of_requests_that_are_not_built_are_named(llm):
+    with pytest.raises(NotBuiltYet, match="session_id"):
+        llm.llm_engine.add_request("r", "a", GREEDY, session_id="s")
+    with pytest.raises(TypeError, match="no_such_keyword"):
+        llm.llm_engine.add_request("r", "a", GREEDY, no_such_keyword=None)
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
 def test_a_call_that_takes_too_long_is_given_up(llm):
     done = []
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import quire
 from quire.config.args.engine_args import EngineArgs
 from quire.config.args.option import options_of
+from quire.engine.arguments import refuse_keywords
 from quire.engine.unbuilt import Refused
 from quire.errors import EngineError, NotBuiltYet, RequestError
 
 SHEET = Path(__file__).with_name("reference_api.txt").read_text(encoding="utf-8")
 EMPTY = inspect.Parameter.empty
-FROM_ARGS = {"runner", "convert"}
 
 
 def sections():
@@ -131,7 +132,7 @@ def compare(wanted, signature, kind):
     for place, (name, is_positional, default) in enumerate(wanted):
         if name not in ours:
             assert takes_any, f"the parameter {name} is neither taken nor refused"
-            check_option(name, default)
+            check_keyword(kind, name, default)
             continue
         if is_positional:
             assert places[place : place + 1] == [name], f"{name} is at another place: {places}"
@@ -143,8 +144,14 @@ def compare(wanted, signature, kind):
             assert ours[name].default == ast.literal_eval(default), name
 
 
-def check_option(name, default):
-    """Other keywords of a constructor are options of an engine."""
+def check_keyword(kind, name, default):
+    """Other keywords of a constructor are options of an engine; those of a request are refused."""
+    if kind is not quire.LLM:
+        refuse_keywords({name: None})
+        with pytest.raises(NotBuiltYet, match=name) as caught:
+            refuse_keywords({name: "something"})
+        assert is_sentence(str(caught.value))
+        return
     ours = EngineArgs()
     assert name in options_of(ours)
     if not isinstance(default, ast.Name):

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from quire import AsyncEngineArgs, AsyncLLM, SamplingParams
-from quire.engine.frontend.face_arguments import check_clients
+from quire.engine.arguments import check_clients
 from quire.errors import EngineDeadError, NotBuiltYet
 from quire.executor.backends import executor_class_of
 from tests.engine.frontend.async_engines import collect, looped, make_async

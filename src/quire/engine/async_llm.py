@@ -17,17 +17,18 @@ from typing import Any, Self, TypeVar, cast
 
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.plan import EnginePlan
+from quire.engine.arguments import (
+    check_clients,
+    check_executor_class,
+    refuse_given,
+    refuse_keywords,
+    require_plan,
+)
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.control_verbs import AwaitedControl
 from quire.engine.event_loop import Alarm
 from quire.engine.frontend.admission import Admission, QueueLimits
 from quire.engine.frontend.engine_attributes import EngineAttributes
-from quire.engine.frontend.face_arguments import (
-    check_clients,
-    check_executor_class,
-    refuse_given,
-    require_plan,
-)
 from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.input_feeders import InputFeeders
 from quire.engine.frontend.output_stream import RequestOutputCollector
@@ -208,6 +209,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         priority: int = 0,
         data_parallel_rank: int | None = None,
         timeout_s: float | None = None,
+        **unbuilt: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt and yield its outputs (cumulative, delta or final) as they arrive.
         Closing the generator, or cancelling its task, aborts the request.
@@ -232,6 +234,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
                     data_parallel_rank=data_parallel_rank,
                     prompt_text=prompt_text,
                     timeout_s=timeout_s,
+                    **unbuilt,
                 )
                 is_finished = False
                 while not is_finished:
@@ -258,10 +261,13 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         data_parallel_rank: int | None = None,
         prompt_text: str | None = None,
         timeout_s: float | None = None,
+        **unbuilt: Any,
     ) -> RequestOutputCollector:
         """Queue a request and return the mailbox of its outputs. To stop early call `abort` rather
         than closing the mailbox. Raises what `generate` raises.
         """
+        if unbuilt:
+            refuse_keywords(unbuilt)
         self._require_alive()
         self._start_handler()
         self.check_admission(params.n if isinstance(params, SamplingParams) else 1)

@@ -56,9 +56,9 @@ class ControlVerbs(UnbuiltEngineMethods):
 
     @verb(begins="asleep", replay=lambda level=1, *_: (level, "keep"))
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> Utility[None]:
-        """Stop scheduling (level 0), and give memory back: the KV cache, and on a GPU the weights,
-        which move to host memory (1), or the weights altogether (2). Requests can still be added
-        and wait for `wake_up`.
+        """Stop scheduling. Level 0 keeps all memory; level 1 gives the KV cache back, and on a GPU
+        the weights' memory, which move to the host's; level 2 gives back the weights altogether.
+        Requests can still be added and wait for `wake_up`.
 
         `mode` "abort" ends the requests there are, "wait" finishes those that run first, "keep"
         leaves them to go on after `wake_up`. Done when the device is idle.

@@ -12,14 +12,15 @@ from typing import Any, Self, TypeVar
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
+from quire.engine.arguments import (
+    check_executor_class,
+    refuse_given,
+    refuse_keywords,
+    require_plan,
+)
 from quire.engine.client.client import EngineCoreClient
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.frontend.engine_attributes import EngineAttributes
-from quire.engine.frontend.face_arguments import (
-    check_executor_class,
-    refuse_given,
-    require_plan,
-)
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.frontend.output_processor import AnyOutput
 from quire.engine.launcher import launch_front_end
@@ -106,6 +107,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
             None if front_end else engine_args.create_engine_config(),
             usage_context=usage_context,
             stat_loggers=stat_loggers,
+            aggregate_engine_logging=engine_args.aggregate_engine_logging,
             front_end=front_end,
         )
 
@@ -122,6 +124,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         prompt_text: str | None = None,
+        **unbuilt: Any,
     ) -> str:
         """Queue a request and return the engine's own id for it; outputs carry `request_id`.
 
@@ -130,6 +133,8 @@ class LLMEngine(EngineAttributes, BlockingControl):
         rule, and `prompt_text` is shown as its prompt. Raises subclasses of RequestError; then the
         engine is unchanged.
         """
+        if unbuilt:
+            refuse_keywords(unbuilt)
         group = self.front_end.add(
             request_id,
             prompt,

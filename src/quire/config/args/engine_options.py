@@ -399,6 +399,9 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "disable_any_whitespace, disable_additional_properties, enable_in_reasoning, "
         "compile_time_s (5), compile_memory_mib (1024), max_cached_grammars (256).",
     )
+    aggregate_engine_logging: bool = SAMPLING_AND_OUTPUT.flag(
+        False, "Log one line of statistics for all copies in place of one for each."
+    )
     disable_log_stats: bool = SAMPLING_AND_OUTPUT.flag(
         False, "Keep no statistics: `get_metrics()` and `RequestOutput.metrics` stay empty."
     )

@@ -144,7 +144,6 @@ class UnbuiltArgs:
     )
     kv_transfer_config: dict[str, Any] | None = unbuilt(None, "K/V to other engines", _NO_TRANSFER)
     kv_events_config: dict[str, Any] | None = unbuilt(None, "events of the KV cache", _NO_EVENTS)
-    aggregate_engine_logging: bool = unbuilt(False, "one log for all copies", _ONE_DEVICE)
     shutdown_timeout: int = unbuilt(0, "seconds to drain", _SERVER)
     fail_on_environ_validation: bool = unbuilt(
         False, "refuse unknown environment variables", "`quire doctor` lists unknown ones."

@@ -1,12 +1,22 @@
-"""Arguments of an engine's constructors that may have one value alone, which is checked."""
+"""Arguments that programs may pass to an engine and that have one value alone, which is checked."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from quire.config.plan import EnginePlan
-from quire.errors import InvalidType, NotBuiltYet
+from quire.errors import InvalidType, NotBuiltYet, UnknownParameter
 
 _LEAVE_OUT = "Leave it out."
 _SERVERS = "Leave it out: quire serve --api-server-count starts several front ends of one engine."
+
+_OF_REQUESTS = {
+    "session_id": "Requests share what they have in common by the prefix cache; leave it out.",
+    "kv_hints": "The prefix cache keeps what was used last; leave it out.",
+    "reasoning_ended": "It is found in the prompt; leave it out.",
+    "reasoning_parser_kwargs": "Give structured_outputs a starts_after, or leave it out.",
+}
+"""Keywords of requests that are documented elsewhere and not built here -> what to do instead."""
 
 
 def require_plan(vllm_config: object) -> EnginePlan:
@@ -42,3 +52,14 @@ def check_clients(addresses: object, count: int, index: int) -> None:
         raise NotBuiltYet("client_count", count, _SERVERS)
     if index != 0:
         raise NotBuiltYet("client_index", index, _SERVERS)
+
+
+def refuse_keywords(given: Mapping[str, object]) -> None:
+    """Raise NotBuiltYet for the first that is documented and not None, UnknownParameter for one
+    that is not documented.
+    """
+    for name, value in given.items():
+        if name not in _OF_REQUESTS:
+            raise UnknownParameter(name, "the parameters are those of the signature")
+        if value is not None:
+            raise NotBuiltYet(name, value, _OF_REQUESTS[name])
