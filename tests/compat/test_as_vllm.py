@@ -42,7 +42,7 @@ def test_an_offline_program():
     found = json.loads(out.splitlines()[-1])
     assert found["repeated"] == found["texts"][0] != found["texts"][1]
     assert found["chosen"] in ("yes", "no")
-    assert found["answered"] and found["beams"] == 2
+    assert found["answered"] and found["counts"] and found["beams"] == 2
     assert found["max_model_len"] == 256
 
 

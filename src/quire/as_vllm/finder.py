@@ -1,20 +1,23 @@
-"""Serves the modules of the table to `import`, and the package to `importlib.metadata`."""
+"""Serves the modules of the table to `import`, and the package to `importlib.metadata`.
+
+Every process that a program starts imports this first, so it imports little itself.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution, DistributionFinder
-from os import PathLike
-from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from quire.as_vllm.table import MODULES, PROGRAMS, REFUSED, ROOT, VERSION, names_of, why_missing
-from quire.as_vllm.variables import read_variables
+from quire.as_vllm.table import MODULES, PROGRAMS, REFUSED, ROOT, names_of, why_missing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from importlib.metadata import Distribution, DistributionFinder
+    from types import CodeType
+    from typing import NoReturn
 
 
 class ServedModule(ModuleType):
@@ -58,7 +61,7 @@ def _refusal(asked: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-class ServedLoader(Loader):
+class ServedLoader:
     """Makes the modules of the table, and the programs that are run as `python -m vllm...`."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -68,6 +71,8 @@ class ServedLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """With the first one, what the environment says becomes ours."""
         if module.__name__ == ROOT:
+            from quire.as_vllm.variables import read_variables
+
             read_variables()
         module.__doc__ = f"Names of Quire as {module.__name__} has them."
         names = names_of(module.__name__)
@@ -83,7 +88,10 @@ class ServedLoader(Loader):
         return not fullname.endswith(".__main__")
 
 
-class ServedFinder(DistributionFinder):
+_LOADER: Any = ServedLoader()
+
+
+class ServedFinder:
     """Answers for `vllm` and all below it before any other finder is asked."""
 
     def find_spec(
@@ -94,32 +102,15 @@ class ServedFinder(DistributionFinder):
             return None
         is_program = fullname.endswith(".__main__") and fullname[:-9] in PROGRAMS
         if fullname in MODULES or is_program:
-            return ModuleSpec(fullname, ServedLoader(), origin=__name__, is_package=not is_program)
+            return ModuleSpec(fullname, _LOADER, origin=__name__, is_package=not is_program)
         # without a `name` in the error, `from package import name` shows it, too
         raise ModuleNotFoundError(why_missing(fullname))
 
-    def find_distributions(
-        self,
-        context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008
-    ) -> Iterable[Distribution]:
+    def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
         """The package as `importlib.metadata` shows it."""
+        from quire.as_vllm.distribution import ServedDistribution
+
         return [ServedDistribution()] if context.name in (None, ROOT) else []
-
-
-class ServedDistribution(Distribution):
-    """An installed package in name: a version, and nothing on the disk."""
-
-    def read_text(self, filename: str) -> str | None:
-        """The two files that describe it; None for others."""
-        return {
-            "METADATA": f"Metadata-Version: 2.1\nName: {ROOT}\nVersion: {VERSION}\n"
-            "Summary: Quire under the names of vLLM\n",
-            "top_level.txt": f"{ROOT}\n",
-        }.get(filename)
-
-    def locate_file(self, path: str | PathLike[str]) -> Path:
-        """Where a file of it would be."""
-        return Path(__file__).parent / path
 
 
 def install() -> None:

@@ -30,14 +30,14 @@ def main(args: argparse.Namespace) -> None:
     (chosen,) = llm.generate("?", SamplingParams(structured_outputs=form), use_tqdm=False)
     (answer,) = llm.chat([{"role": "user", "content": "hello"}], greedy, use_tqdm=False)
     (beams,) = llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=2, max_tokens=4))
-    counted = [metric for metric in llm.get_metrics() if isinstance(metric, Counter)]
+    counted = {each.name for each in llm.get_metrics() if isinstance(each, Counter)}
     found = {
         "texts": [output.outputs[0].text for output in outputs],
         "repeated": repeated.outputs[0].text,
         "chosen": chosen.outputs[0].text,
         "answered": bool(answer.outputs[0].text),
         "beams": len(beams.sequences),
-        "has_counters": bool(counted),
+        "counts": "vllm:generation_tokens" in counted,
         "max_model_len": llm.llm_engine.model_config.max_model_len,
     }
     print(json.dumps(found))
