@@ -51,7 +51,7 @@ def test_rollouts_with_a_logits_processor_in_another_process():
     found = json.loads(out.splitlines()[-1])
     assert found == {
         "was_paused": True, "same": True, "num_tokens": 3 * 2 * 24, "banned": False,
-        "logprobs": True,
+        "logprobs": True, "continued": True,
     }  # fmt: skip
 
 

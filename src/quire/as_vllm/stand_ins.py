@@ -11,11 +11,15 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from quire.as_vllm.variables import HOST
+
+if TYPE_CHECKING:
+    from quire.config.plan import EnginePlan
+    from quire.executor.abstract import Executor
 
 TokenizerLike: TypeAlias = Any
 """A tokenizer of transformers, or Quire's."""
@@ -44,6 +48,17 @@ class Numbering:
     def reset(self) -> None:
         """Begin at 0 again."""
         self._numbers = itertools.count()
+
+
+class ExecutorChoice:
+    """The base class of executors, of which programs ask one thing."""
+
+    @staticmethod
+    def get_class(vllm_config: EnginePlan) -> type[Executor]:
+        """The class of the executor that a plan names."""
+        from quire.executor.backends import executor_class_of
+
+        return executor_class_of(vllm_config)
 
 
 class Vector(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ _TOKENIZER = {"quire.as_vllm.stand_ins": "get_tokenizer", "quire.text.tokenizer"
 _ERRORS = {"quire.errors": "EngineDeadError EngineGenerateError"}
 _CLIENTS = "EngineCoreClient InprocClient MPClient SyncMPClient AsyncMPClient"
 _BEAMS = {"quire.beam_search": "BeamSearchOutput BeamSearchSequence"}
+_EXECUTOR = {"quire.as_vllm.stand_ins": "Executor=ExecutorChoice"}
 _PROCESSORS = {
     "quire.runner.sampling": """LogitsProcessor AdapterLogitsProcessor BatchUpdate
         MoveDirectionality RequestLogitsProcessor process_dict_updates"""
@@ -129,6 +130,8 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.v1.engine.exceptions": _ERRORS,
     "vllm.v1.engine.llm_engine": _SYNC_ENGINE,
     "vllm.v1.engine.output_processor": {"quire.engine": "RequestOutputCollector"},
+    "vllm.v1.executor": _EXECUTOR,
+    "vllm.v1.executor.abstract": _EXECUTOR,
     "vllm.v1.metrics.loggers": {
         "quire.engine.stats.loggers": """StatLoggerBase AggregateStatLoggerBase LoggingStatLogger
             AggregatedLoggingStatLogger StatLoggerFactory"""
@@ -179,6 +182,7 @@ _REASONS = {
     "vllm.lora": "This release has no adapters.",
     "vllm.model_executor": "Models are described, not programmed: see docs/models.md.",
     "vllm.multimodal": "Pictures, sounds and films are not served.",
+    "vllm.sampling_params.GuidedDecodingParams": "It is StructuredOutputsParams.",
     "vllm.v1.core": "The scheduler has no parts to replace.",
     "vllm.v1.worker": "The worker has no parts to replace.",
 }

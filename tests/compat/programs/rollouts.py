@@ -13,8 +13,11 @@ import torch
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.protocol import StreamingInput
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.sample.logits_processor import (
     AdapterLogitsProcessor,
     BatchUpdate,
@@ -81,13 +84,34 @@ async def draws(engine: AsyncLLM, prompt: str, name: str) -> list[tuple]:
     ]
 
 
+async def continued(engine: AsyncLLM) -> int:
+    """Tokens of a request whose input comes in two pieces."""
+
+    async def pieces():
+        yield StreamingInput(prompt="import os")
+        yield StreamingInput(prompt="def add(a, b):")
+
+    params = SamplingParams(
+        temperature=0.0, max_tokens=6, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    count = 0
+    async for output in engine.generate(pieces(), params, "pieces"):
+        count += len(output.outputs[0].token_ids)
+    return count
+
+
 async def main() -> None:
     folder = os.environ["MODEL"]
     args = AsyncEngineArgs(
         model=folder, max_model_len=512, logits_processors=["rollouts:NoLineBreaks"],
         enable_sleep_mode=True, distributed_executor_backend="mp", disable_log_stats=True,
     )  # fmt: skip
-    engine = AsyncLLM.from_engine_args(args)
+    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    assert config.parallel_config.world_size == 1
+    engine = AsyncLLM(
+        vllm_config=config, executor_class=Executor.get_class(config), log_stats=False,
+        usage_context=UsageContext.ENGINE_CONTEXT,
+    )  # fmt: skip
     try:
         first = await asyncio.gather(*(draws(engine, p, f"a-{p}") for p in PROMPTS))
         running = asyncio.gather(*(draws(engine, p, f"b-{p}") for p in PROMPTS))
@@ -101,12 +125,14 @@ async def main() -> None:
         await engine.wake_up()
         await engine.reset_prefix_cache()
         third = await asyncio.gather(*(draws(engine, p, f"c-{p}") for p in PROMPTS))
+        num_continued = await continued(engine)
     finally:
         engine.shutdown()
     ids = [token for drawn in first for tokens, _ in drawn for token in tokens]
     found = {
         "was_paused": was_paused,
         "same": first == second == third,
+        "continued": num_continued > 6,
         "num_tokens": len(ids),
         "banned": BANNED in ids,
         "logprobs": all(value <= 0 for drawn in first for _, values in drawn for value in values),
