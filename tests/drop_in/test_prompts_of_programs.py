@@ -111,6 +111,18 @@ def test_prompts_are_truncated_to_their_last_tokens(llm):
         shown(TEXT, truncate_prompt_tokens=129)
 
 
+def test_prompts_of_a_model_that_pools_are_truncated(llm):
+    ids = llm.get_tokenizer().encode(TEXT)
+    with LLM(runner="pooling", **ARGS) as pooler:
+        params = PoolingParams(truncate_prompt_tokens=6)
+        [cut] = pooler.embed(TEXT, use_tqdm=False, pooling_params=params)
+        assert len(cut.prompt_token_ids) == 6
+        [whole] = pooler.embed(TEXT, use_tqdm=False)
+        assert whole.prompt_token_ids == ids
+        [same] = pooler.embed({"prompt_token_ids": cut.prompt_token_ids}, use_tqdm=False)
+        assert same.outputs.embedding == cut.outputs.embedding != whole.outputs.embedding
+
+
 def test_chat_takes_its_parameters_in_their_places(llm):
     template = "{% for m in messages %}<{{ m.content }}>{% endfor %}{{ extra }}"
     given = (CHAT, GREEDY, False, None, 0, template, "string", False, False, None, {"extra": "!"})

@@ -539,8 +539,9 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         This blocks: in the engine's own event loop outputs are processed here, and read by the
         streams when the loop runs again.
         """
-        if timeout and self._error is None:
-            self._drain(timeout)
+        deadline = time.monotonic() + (timeout or 0.0)
+        if self._error is None:
+            self._drain(deadline)
         if self._handler is not None:
             self._handler.cancel()
         self._feeders.cancel()
@@ -549,11 +550,10 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         self._next_log.cancel()
         if self._error is None:
             self._die(EngineDeadError("The engine was shut down; make a new one."))
-        self.front_end.shutdown(timeout)
+        self.front_end.shutdown(max(0.0, deadline - time.monotonic()))
 
-    def _drain(self, limit_s: float) -> None:
-        """Process outputs until all requests have finished or `limit_s` seconds are over."""
-        deadline = time.monotonic() + limit_s
+    def _drain(self, deadline: float) -> None:
+        """Process outputs until all requests have finished or the deadline (monotonic) is over."""
         client, outputs = self.front_end.client, self.front_end.outputs
         try:
             while outputs.num_unfinished and (left_s := deadline - time.monotonic()) > 0:
