@@ -13,6 +13,7 @@ _HOMES = {
     "AdapterLogitsProcessor": "quire.runner.sampling",
     "AsyncEngineArgs": "quire.config.args.engine_args",
     "AsyncLLM": "quire.engine.async_llm",
+    "AsyncLLMEngine": "quire.engine.async_llm",
     "BatchUpdate": "quire.runner.sampling",
     "BeamSearchParams": "quire.params",
     "ClassificationOutput": "quire.pooling_outputs",
@@ -24,6 +25,7 @@ _HOMES = {
     "LLM": "quire.llm",
     "LLMEngine": "quire.engine.llm_engine",
     "LogitsProcessor": "quire.runner.sampling",
+    "ModelRegistry": "quire.model_registry",
     "MoveDirectionality": "quire.runner.sampling",
     "PoolingOutput": "quire.pooling_outputs",
     "PoolingParams": "quire.params",
@@ -42,9 +44,10 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
-    from quire.engine.async_llm import AsyncLLM
+    from quire.engine.async_llm import AsyncLLM, AsyncLLMEngine
     from quire.engine.llm_engine import LLMEngine
     from quire.llm import LLM
+    from quire.model_registry import ModelRegistry
     from quire.outputs import CompletionOutput, RequestOutput
     from quire.params import (
         BeamSearchParams,
@@ -76,6 +79,7 @@ __all__ = [
     "AdapterLogitsProcessor",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "BatchUpdate",
     "BeamSearchParams",
     "ClassificationOutput",
@@ -86,6 +90,7 @@ __all__ = [
     "EngineArgs",
     "LLMEngine",
     "LogitsProcessor",
+    "ModelRegistry",
     "MoveDirectionality",
     "PoolingOutput",
     "PoolingParams",
@@ -106,7 +111,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+        from quire.unbuilt_names import UNBUILT_NAMES
+
+        hint = UNBUILT_NAMES.get(name)
+        why = "" if hint is None else f": this release does not implement it. {hint}"
+        raise AttributeError(f"module 'quire' has no attribute {name!r}{why}")
     return getattr(importlib.import_module(home), name)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from quire.beam_search import BeamSearchOutput
 from quire.config.args.engine_args import EngineArgs
@@ -29,6 +29,9 @@ from quire.params import BeamSearchParams, SamplingParams
 from quire.prompts import as_prompts
 from quire.text.chat import render_chat
 from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.config.views.model import ModelView
 
 T = TypeVar("T")
 
@@ -61,8 +64,12 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """Build the engine from `EngineArgs`."""
-        return cls(**vars(engine_args))
+        """Build the engine from `EngineArgs`. Raises NotBuiltYet for `enable_log_requests`."""
+        given = dict(vars(engine_args))
+        if given.pop("enable_log_requests", False):
+            hint = "Requests are logged by AsyncLLM and servers."
+            raise NotBuiltYet("enable_log_requests", True, hint)
+        return cls(**given)
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> Self:
@@ -114,10 +121,33 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        **options: Any,
+        lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or several; `options` as `enqueue_chat`."""
-        ids = self.enqueue_chat(messages, sampling_params, False, **options)
+        """Answer one conversation (a list of messages) or several; see `enqueue_chat`."""
+        ids = self.enqueue_chat(
+            messages,
+            sampling_params,
+            False,
+            lora_request,
+            priority,
+            chat_template,
+            chat_template_content_format,
+            add_generation_prompt,
+            continue_final_message,
+            tools,
+            chat_template_kwargs,
+            tokenization_kwargs,
+            mm_processor_kwargs,
+        )
         return self._requests.outputs(ids, use_tqdm)
 
     @one_at_a_time
@@ -151,6 +181,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -159,7 +190,6 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
-        priority: int | Sequence[int] | None = None,
     ) -> list[str]:
         """Queue conversations, each rendered to a prompt by the chat template.
 
@@ -235,6 +265,16 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         they set no limit.
         """
         return SamplingParams(**self.llm_engine.front_end.sampling_defaults)
+
+    @property
+    def model_config(self) -> ModelView:
+        """What the plan says of the model."""
+        return self.llm_engine.model_config
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What requests may ask for."""
+        return self.get_supported_tasks()
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """The number of workers in all cores, or in one core."""

@@ -159,6 +159,18 @@ class CompletionOutput(msgspec.Struct, gc=False):
     layers without experts.
     """
 
+    @property
+    def sampling_mask(self) -> None:
+        """None: which tokens sampling left possible is not reported."""
+
+    @property
+    def spec_decode_metrics(self) -> None:
+        """None: what drafts of one completion were worth is not counted."""
+
+    @property
+    def weight_versions(self) -> None:
+        """None: all tokens are of the weights that the engine was started with."""
+
     def finished(self) -> bool:
         """Whether nothing more will come."""
         return self.finish_reason is not None
@@ -190,6 +202,21 @@ class RequestStateStats(msgspec.Struct, gc=False):
     first_token_latency: float = 0.0
     num_preemptions: int = 0
 
+    @property
+    def is_corrupted(self) -> bool:
+        """False: a step with logits that are no numbers fails."""
+        return False
+
+    @property
+    def is_watermarked(self) -> bool:
+        """False: there are no watermarks."""
+        return False
+
+    @property
+    def is_watermark_skipped(self) -> bool:
+        """False: none was to be there."""
+        return False
+
 
 class RequestOutput(msgspec.Struct, gc=False):
     """The state of a request as its caller sees it; `request_id` is the id that the caller gave.
@@ -212,6 +239,18 @@ class RequestOutput(msgspec.Struct, gc=False):
     encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None
     kv_transfer_params: Mapping[str, Any] | None = None
+
+    @property
+    def num_cache_creation_tokens(self) -> None:
+        """None: how much of the prompt was new to the prefix cache is not counted."""
+
+    @property
+    def prompt_token_id_logprobs(self) -> None:
+        """None: logprobs of chosen ids are not reported for prompts."""
+
+    @property
+    def ec_transfer_params(self) -> None:
+        """None: encoders' outputs are not sent to other engines."""
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> None:
         """Take in a later output of the same request.

@@ -31,6 +31,7 @@ NOT_FLAGS = {
     "routed_experts_prompt_start": "needs enable_return_routed_experts",
     "trace_decode_token_ids": "needs enable_trace_replay",
     "watermarking": "not built",
+    "truncate_prompt_tokens": "for programs that take prompts of any length",
 }
 """Fields that have no flag, and why."""
 

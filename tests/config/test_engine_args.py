@@ -98,10 +98,9 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
     [
         {"tensor_parallel_size": 2},
         {"tensor_parallel_size": True},
-        {"trust_remote_code": True},
         {"enable_lora": True},
         {"kv_offloading_size": 4},
-        {"compilation_config": 3},
+        {"compilation_config": {"mode": 3, "cudagraph_mode": "FULL"}},
         {"speculative_config": {"method": "ngram"}},
         {"limit_mm_per_prompt": {"image": 1}},
     ],
@@ -164,7 +163,7 @@ def test_neutral_values_change_nothing_and_pass(neutral):
         ({"enable_prefix_caching": 1}, InvalidType, "True or False, or None"),
         ({"served_model_name": []}, InvalidType, "list of strings"),
         ({"hf_overrides": [1]}, InvalidType, "a dict"),
-        ({"hf_token": False}, InvalidType, "True for the token"),
+        ({"hf_token": 1}, InvalidType, "True for the token"),
         ({"logits_processors": [3]}, InvalidType, "module:Class"),
         ({"model": 3}, InvalidType, "a string"),
     ],
@@ -219,7 +218,7 @@ def test_flags_of_each_form():
 
 
 def test_what_is_not_built_is_refused_on_the_command_line_too():
-    for words in (["-tp", "2"], ["--trust-remote-code"], ["-O", "3"]):
+    for words in (["-tp", "2"], ["--code-revision", "main"], ["-O", "4"]):
         with pytest.raises(NotBuiltYet):
             check_args(parse(*words))
 

@@ -101,7 +101,7 @@ def test_a_streamed_prompt_is_answered_part_by_part(plan):
     more = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 
     async def use(engine):
-        tokenizer = await engine.get_tokenizer()
+        tokenizer = engine.get_tokenizer()
         first, second = (tokenizer.encode(prompt) for prompt in PROMPTS[:2])
 
         async def parts():

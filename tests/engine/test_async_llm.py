@@ -358,7 +358,7 @@ async def test_questions_and_resets():
     assert await engine.get_supported_tasks() == ("generate",)
     assert await engine.collective_rpc("name", args=[1]) == [("name", (1,), {})]
     assert await engine.is_tracing_enabled() is False
-    assert engine.tokenizer is await engine.get_tokenizer()
+    assert engine.tokenizer is engine.get_tokenizer()
     assert engine.is_running and engine.is_alive() and engine.is_ready() and not engine.is_stopped
     await collect(engine, "r", max_tokens=4)
     await engine.do_log_stats()

@@ -14,7 +14,8 @@ from tests.engine.frontend.scripted_engines import make_engine, run
 def test_outputs_carry_the_callers_id_and_prompt():
     engine = make_engine(lambda request: [10])
     internal = engine.add_request("mine", "a b", SamplingParams(max_tokens=1))
-    engine.add_request("ids", [4, 5], SamplingParams(max_tokens=1), prompt_text="shown")
+    shown = {"prompt_token_ids": [4, 5], "prompt": "shown"}
+    engine.add_request("ids", shown, SamplingParams(max_tokens=1))
     first, second = run(engine)
     assert internal.startswith("mine-")
     assert (first.request_id, first.prompt) == ("mine", "a b")
@@ -117,7 +118,7 @@ def test_pausing_keeps_or_ends_what_there_is():
             lambda e: LLMEngine(executor_class=dict),
             NotBuiltYet,
             "executor_class=<class 'dict'> is not allowed: this release does not implement "
-            "it. Leave it out.",
+            "it. Give executor_class_of(vllm_config) of quire.executor.backends, or leave it out.",
         ),
         (
             lambda e: LLMEngine(),

@@ -175,6 +175,17 @@ def test_unknown_keyword_is_named():
         SamplingParams.from_optional(best_of=3)
 
 
+def test_every_field_is_annotated():
+    """Callers keep of their keywords those that stand there (LangChain)."""
+    names = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
+    assert names <= SamplingParams.__annotations__.keys()
+    assert "tag" not in SamplingParams.__annotations__
+
+
+def test_a_former_name_may_be_none():
+    assert SamplingParams(best_of=None) == SamplingParams()
+
+
 ACCEPTED = [
     ({"seed": -1}, "seed", None),
     ({"seed": 0}, "seed", 0),

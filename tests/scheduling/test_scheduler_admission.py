@@ -64,12 +64,15 @@ def test_a_request_waits_for_everything_outside_and_others_overtake_it():
     grammar, weights = Later(), Later()
     scene.add(0, 3, prerequisites=[grammar, weights])
     scene.add(1, 3)
+    assert scene.scheduler.waiting.num_deferred == 1
     scene.step()
     assert scene.running == [1]
     grammar.is_ready = True
     scene.step()
     assert scene.running == [1], "the other one is missing"
+    assert scene.scheduler.waiting.num_deferred == 1
     weights.is_ready = True
+    assert scene.scheduler.waiting.num_deferred == 0, "it waits for room alone"
     scene.step()
     assert scene.running == [0, 1]
 

@@ -342,9 +342,8 @@ def test_t07_no_code_of_a_model_s_folder_runs(folder, tmp_path):
     with serving(str(folder)) as server:
         assert server.post("/v1/completions", BODY).status_code == 200
     assert not canary.exists()
-    done = run_serve(folder, "--trust-remote-code")
-    assert done.returncode == 2
-    assert "trust_remote_code" in done.stderr.splitlines()[-1]
+    with serving(str(folder), "--trust-remote-code") as server:  # a leave that nothing makes use of
+        assert server.post("/v1/completions", BODY).status_code == 200
     assert not canary.exists()
     for path in Path(quire.__file__).parent.rglob("*.py"):
         text = path.read_text().replace("(trust_remote_code=True)", "")

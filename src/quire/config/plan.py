@@ -11,11 +11,13 @@ from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
+from quire.config.views import PlanViews
 from quire.models.pooling.spec import PoolerSpec
 
 
-class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
+class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine is built from. Frozen; the builder reads it and hands values on.
+    `model_config` and the like show it by the reference's nested names (config/views/).
 
     `pooler`: of an engine that pools, and `pooler_config` as it was given; its vectors have
     `embedding_size` numbers before they are cut; input is made small

@@ -56,9 +56,17 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
 
     Raises RequestError for an invalid argument, LoadError for a model that cannot be loaded.
     """
+    args = with_names(args)
     check_args(args)
     model, machine = gather_model_facts(args), gather_machine_facts()
     return resolve(args, model, machine, is_headless=is_headless)
+
+
+def with_names(args: EngineOptions) -> EngineOptions:
+    """The arguments, with a type of torch in place of its name replaced by that."""
+    if type(args.dtype).__module__ != "torch":
+        return args
+    return replace(args, dtype=str(args.dtype).removeprefix("torch."))
 
 
 def gather_model_facts(args: EngineOptions) -> ModelFacts:

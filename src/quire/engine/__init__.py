@@ -33,6 +33,7 @@ _HOMES = {
     "EngineGenerateError": "quire.errors",
     "EngineStatusType": "quire.engine.client.client",
     "EngineZmqAddresses": "quire.engine.wire.messages",
+    "FINISH_REASON_STRINGS": "quire.engine.wire.messages",
     "FinishReason": "quire.engine.wire.messages",
     "HANDSHAKE_TIMEOUT_MINS": "quire.engine.data_parallel.handshake",
     "InprocClient": "quire.engine.client.inproc",
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from quire.engine.wire.control_calls import PauseMode
     from quire.engine.wire.messages import (
         ENGINE_CORE_DEAD,
+        FINISH_REASON_STRINGS,
         PROTOCOL_VERSION,
         EngineCoreEvent,
         EngineCoreEventType,
@@ -116,6 +118,7 @@ __all__ = [
     "EngineGenerateError",
     "EngineStatusType",
     "EngineZmqAddresses",
+    "FINISH_REASON_STRINGS",
     "FinishReason",
     "HANDSHAKE_TIMEOUT_MINS",
     "InprocClient",

@@ -15,14 +15,20 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar, cast
 
-import msgspec
-
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.plan import EnginePlan
+from quire.engine.arguments import (
+    check_clients,
+    check_executor_class,
+    refuse_given,
+    refuse_keywords,
+    require_plan,
+)
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.control_verbs import AwaitedControl
 from quire.engine.event_loop import Alarm
 from quire.engine.frontend.admission import Admission, QueueLimits
+from quire.engine.frontend.engine_attributes import EngineAttributes
 from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.input_feeders import InputFeeders
 from quire.engine.frontend.output_stream import RequestOutputCollector
@@ -30,7 +36,7 @@ from quire.engine.frontend.streaming_input import InputStream
 from quire.engine.launcher import launch_async_front_end
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.engine.stats.engine_stats import PREFIX
-from quire.engine.stats.loggers import StatLoggerFactory
+from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats
 from quire.engine.wire.control_calls import Utility
 from quire.environment import read_environment
 from quire.errors import (
@@ -39,8 +45,6 @@ from quire.errors import (
     EngineError,
     EngineGenerateError,
     InputStreamError,
-    InvalidType,
-    NotBuiltYet,
     RequestError,
 )
 from quire.observability.metrics import Metric
@@ -66,11 +70,13 @@ SLICE_ROWS = 256
 
 
 @contextmanager
-def _stream_errors(request_id: str) -> Iterator[None]:
+def _stream_errors(request_id: str, log_requests: bool) -> Iterator[None]:
     """Errors of a request's stream as its reader gets them."""
     try:
         yield
-    except (EngineDeadError, RequestError, CapacityError):
+    except (EngineDeadError, RequestError, CapacityError) as error:
+        if log_requests:
+            logger.info("Request %s failed: %s", request_id, error)
         raise
     except InputStreamError as error:
         raise error.cause from None
@@ -79,15 +85,19 @@ def _stream_errors(request_id: str) -> Iterator[None]:
         raise EngineGenerateError(f"The stream ended by an error: {error}") from error
 
 
-class AsyncLLM(AwaitedControl):
+class AsyncLLM(EngineAttributes, AwaitedControl):
     """Serves requests concurrently; every method belongs to one event loop.
 
     Steps run in processes of their own. `sleep`, `pause_generation` and the like are verbs
     (control_verbs.py). `stat_loggers` record every step (engine/stats/loggers.py). `front_end`, if
-    given, is used instead of starting one from `vllm_config`. `limits` bound the queue (None: the
+    given, is used instead of starting one from `vllm_config`. `log_stats` rules over the plan's.
+    `executor_class` is the plan's own or None; `usage_context` is for reports of usage, which are
+    never sent; an engine has one client, this one. `limits` bound the queue (None: the
     plan's) over this front end and its `neighbours`, the other front ends of the same engine.
     Invariant: every request ends with one last output or one exception.
     """
+
+    front_end: FrontEnd[AsyncEngineCoreClient]
 
     def __init__(
         self,
@@ -101,27 +111,25 @@ class AsyncLLM(AwaitedControl):
         start_engine_loop: bool = True,
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
         aggregate_engine_logging: bool = False,
+        client_addresses: Any = None,
+        client_count: int = 1,
+        client_index: int = 0,
         *,
         front_end: FrontEnd[AsyncEngineCoreClient] | None = None,
         limits: QueueLimits | None = None,
         neighbours: Neighbours | None = None,
     ) -> None:
-        for name, value in (
-            ("executor_class", executor_class),
-            ("mm_registry", mm_registry),
-            ("use_cached_outputs", use_cached_outputs),
-        ):
-            if value:
-                raise NotBuiltYet(name, value, "Leave it out.")
+        refuse_given(mm_registry=mm_registry, use_cached_outputs=use_cached_outputs)
+        check_clients(client_addresses, client_count, client_index)
+        check_executor_class(executor_class, vllm_config)
         if front_end is None:
-            if not isinstance(vllm_config, EnginePlan):
-                raise InvalidType("vllm_config", vllm_config, "it must be an EnginePlan")
-            front_end = launch_async_front_end(vllm_config, stat_loggers, aggregate_engine_logging)
-        self.vllm_config = vllm_config = vllm_config or front_end.plan
+            plan = with_log_stats(require_plan(vllm_config), log_stats)
+            front_end = launch_async_front_end(plan, stat_loggers, aggregate_engine_logging)
+            log_stats = None
         self.front_end = front_end
         self._is_logging = front_end.log_stats if log_stats is None else log_stats
         self._log_requests = log_requests
-        limits = limits or _limits(vllm_config)
+        limits = limits or _limits(vllm_config or front_end.plan)
         self._admission = Admission(front_end.outputs, limits, neighbours=neighbours)
         # a counter that exists at zero shows its first increment, too
         front_end.stats.note_rejected(self._admission.num_rejected)
@@ -147,17 +155,24 @@ class AsyncLLM(AwaitedControl):
         enable_log_requests: bool = False,
         aggregate_engine_logging: bool = False,
         disable_log_stats: bool = False,
+        client_addresses: Any = None,
+        client_count: int = 1,
+        client_index: int = 0,
     ) -> Self:
-        """Start the cores of a plan and return the engine once they are ready."""
-        if disable_log_stats:
-            vllm_config = msgspec.structs.replace(vllm_config, log_stats=False)
+        """Start the cores of a plan and return the engine once they are ready; `disable_log_stats`
+        rules over the plan's.
+        """
         return cls(
             vllm_config,
+            log_stats=not disable_log_stats,
             usage_context=usage_context,
             log_requests=enable_log_requests,
             start_engine_loop=start_engine_loop,
             stat_loggers=stat_loggers,
             aggregate_engine_logging=aggregate_engine_logging,
+            client_addresses=client_addresses,
+            client_count=client_count,
+            client_index=client_index,
         )
 
     @classmethod
@@ -194,18 +209,20 @@ class AsyncLLM(AwaitedControl):
         priority: int = 0,
         data_parallel_rank: int | None = None,
         timeout_s: float | None = None,
+        **unbuilt: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt and yield its outputs (cumulative, delta or final) as they arrive.
         Closing the generator, or cancelling its task, aborts the request.
 
-        `prompt` may be an async generator of `StreamingInput`. After `timeout_s` seconds (None:
-        `extra_args["timeout_s"]`, else never) the request ends with what it has so far. Raises
-        subclasses of RequestError, CapacityError when the queue is full, EngineDeadError, and
-        EngineGenerateError for anything else.
+        `prompt` may be an async generator of `StreamingInput`, or an `EngineCoreRequest` of
+        `input_processor.process_inputs`, which `prompt_text` may go with. After `timeout_s` seconds
+        (None: `extra_args["timeout_s"]`, else never) the request ends with what it has so far.
+        Raises subclasses of RequestError, CapacityError when the queue is full, EngineDeadError,
+        and EngineGenerateError for anything else.
         """
         mailbox = None
         try:
-            with _stream_errors(request_id):
+            with _stream_errors(request_id, self._log_requests):
                 mailbox = await self.add_request(
                     request_id,
                     prompt,
@@ -217,6 +234,7 @@ class AsyncLLM(AwaitedControl):
                     data_parallel_rank=data_parallel_rank,
                     prompt_text=prompt_text,
                     timeout_s=timeout_s,
+                    **unbuilt,
                 )
                 is_finished = False
                 while not is_finished:
@@ -243,10 +261,13 @@ class AsyncLLM(AwaitedControl):
         data_parallel_rank: int | None = None,
         prompt_text: str | None = None,
         timeout_s: float | None = None,
+        **unbuilt: Any,
     ) -> RequestOutputCollector:
         """Queue a request and return the mailbox of its outputs. To stop early call `abort` rather
         than closing the mailbox. Raises what `generate` raises.
         """
+        if unbuilt:
+            refuse_keywords(unbuilt)
         self._require_alive()
         self._start_handler()
         self.check_admission(params.n if isinstance(params, SamplingParams) else 1)
@@ -303,7 +324,7 @@ class AsyncLLM(AwaitedControl):
         """
         mailbox = None
         try:
-            with _stream_errors(request_id):
+            with _stream_errors(request_id, self._log_requests):
                 mailbox = await self.add_request(
                     request_id,
                     prompt,
@@ -327,6 +348,8 @@ class AsyncLLM(AwaitedControl):
         """
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         processed = self.front_end.abort(ids, internal=internal)
+        if self._log_requests and processed.ended:
+            logger.info("Aborted request(s) %s.", ", ".join(ids))
         self._note_ended(len(processed.ended))
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
@@ -352,6 +375,8 @@ class AsyncLLM(AwaitedControl):
         mailbox.close()
         if self._error is None:
             processed = self.front_end.abort([mailbox.internal_id], internal=True)
+            if self._log_requests and processed.ended:
+                logger.info("Request %s was aborted: its reader is gone.", mailbox.request_id)
             self._note_ended(len(processed.ended))
 
     # outputs
@@ -424,7 +449,7 @@ class AsyncLLM(AwaitedControl):
 
     # the engine as a whole
 
-    async def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises EngineError when the engine was made without one."""
         return self.front_end.require_tokenizer()
 
@@ -445,11 +470,18 @@ class AsyncLLM(AwaitedControl):
         return not self.errored and all(core.is_ready(limit_s) for core in self._cores())
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Wait until all requests finish. Raises TimeoutError after `drain_timeout` seconds."""
+        """Wait until all requests finish. Raises TimeoutError, which says how many are left, after
+        `drain_timeout` seconds.
+        """
         if self.front_end.outputs.num_unfinished:
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
-            await asyncio.wait_for(idle, drain_timeout)
+            try:
+                await asyncio.wait_for(idle, drain_timeout)
+            except TimeoutError:
+                left = self.front_end.outputs.num_unfinished
+                text = f"{left} requests were not finished after {drain_timeout:g} s."
+                raise TimeoutError(text) from None
 
     async def scale_elastic_ep(
         self, new_data_parallel_size: int, drain_timeout: float = 300
@@ -503,7 +535,13 @@ class AsyncLLM(AwaitedControl):
     def shutdown(self, timeout: float | None = None) -> None:
         """Shut the engine down: requests may still finish for `timeout` seconds, then all streams
         end with EngineDeadError. May be called again.
+
+        This blocks: in the engine's own event loop outputs are processed here, and read by the
+        streams when the loop runs again.
         """
+        deadline = time.monotonic() + (timeout or 0.0)
+        if self._error is None:
+            self._drain(deadline)
         if self._handler is not None:
             self._handler.cancel()
         self._feeders.cancel()
@@ -512,7 +550,18 @@ class AsyncLLM(AwaitedControl):
         self._next_log.cancel()
         if self._error is None:
             self._die(EngineDeadError("The engine was shut down; make a new one."))
-        self.front_end.shutdown(timeout)
+        self.front_end.shutdown(max(0.0, deadline - time.monotonic()))
+
+    def _drain(self, deadline: float) -> None:
+        """Process outputs until all requests have finished or the deadline (monotonic) is over."""
+        client, outputs = self.front_end.client, self.front_end.outputs
+        try:
+            while outputs.num_unfinished and (left_s := deadline - time.monotonic()) > 0:
+                step = client.wait_output(left_s)
+                if step is not None:
+                    self._note_ended(len(self.front_end.take_in(step).ended))
+        except Exception as error:
+            self._die(error)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -557,6 +606,10 @@ class AsyncLLM(AwaitedControl):
     def _require_alive(self) -> None:
         if self.errored:
             raise EngineDeadError(str(self.dead_error)) from self.dead_error
+
+
+AsyncLLMEngine = AsyncLLM
+"""The same by an older name."""
 
 
 def _limits(plan: EnginePlan | None) -> QueueLimits:

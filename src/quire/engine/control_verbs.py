@@ -56,9 +56,9 @@ class ControlVerbs(UnbuiltEngineMethods):
 
     @verb(begins="asleep", replay=lambda level=1, *_: (level, "keep"))
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> Utility[None]:
-        """Stop scheduling (level 0), and give memory back: the KV cache, and on a GPU the weights,
-        which move to host memory (1), or the weights altogether (2). Requests can still be added
-        and wait for `wake_up`.
+        """Stop scheduling. Level 0 keeps all memory; level 1 gives the KV cache back, and on a GPU
+        the weights' memory, which move to the host's; level 2 gives back the weights altogether.
+        Requests can still be added and wait for `wake_up`.
 
         `mode` "abort" ends the requests there are, "wait" finishes those that run first, "keep"
         leaves them to go on after `wake_up`. Done when the device is idle.
@@ -83,12 +83,19 @@ class ControlVerbs(UnbuiltEngineMethods):
         return Utility("release_kv_cache_memory")
 
     @verb("profile", combine=joined, is_repeatable=False, convert=lambda files: None)
-    def start_profile(self, profile_prefix: str | None = None) -> Utility[None]:
-        """Begin a trace of the steps, in a file of `profiler_config`'s folder whose name starts so.
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> Utility[None]:
+        """Begin a trace of the steps, in a file of `profiler_config`'s folder whose name starts so,
+        after `delay_iterations` steps and of `max_iterations` at most (None: as configured).
 
         Raises InvalidParameter without `profiler_config`, ProfilerAlreadyActive.
         """
-        return Utility("profile", (True, profile_prefix))
+        return Utility("profile", (True, profile_prefix, delay_iterations, max_iterations))
 
     @verb(
         "profile", combine=joined, is_repeatable=False, convert=lambda files: [*filter(None, files)]
@@ -108,7 +115,8 @@ class ControlVerbs(UnbuiltEngineMethods):
         """Call a method of every worker by name, or, where the workers are in this process, a
         function with each worker as first argument; one result for each worker.
 
-        Raises TimeoutError when a core in another process has not answered after `timeout` seconds.
+        Raises TimeoutError after `timeout` seconds. The call itself is not ended: a core in another
+        process, or whoever uses one in this process next, goes on when it is done.
         """
         return Utility("collective_rpc", (method, None, list(args), dict(kwargs or {})), timeout)
 

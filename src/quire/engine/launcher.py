@@ -78,7 +78,11 @@ def _start_cores(
     """The plan, what is logged of it, and the client of its cores, which are starting."""
     first = ChildProcess(CORE_PROGRAM)
     try:
-        plan = args if isinstance(args, EnginePlan) else args.create_engine_config()
+        if isinstance(args, EnginePlan):
+            plan = args
+        else:
+            plan = args.create_engine_config()
+            is_log_aggregated |= args.aggregate_engine_logging
         plan, options = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
         return plan, options, make(start(plan, first), plan.max_core_restarts)
     except BaseException:

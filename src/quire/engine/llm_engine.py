@@ -12,32 +12,41 @@ from typing import Any, Self, TypeVar
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
+from quire.engine.arguments import (
+    check_executor_class,
+    refuse_given,
+    refuse_keywords,
+    require_plan,
+)
 from quire.engine.client.client import EngineCoreClient
 from quire.engine.control_verbs import BlockingControl
+from quire.engine.frontend.engine_attributes import EngineAttributes
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.frontend.output_processor import AnyOutput
 from quire.engine.launcher import launch_front_end
-from quire.engine.stats.loggers import StatLoggerFactory, with_stat_loggers
+from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats, with_stat_loggers
 from quire.engine.wire.control_calls import Utility
-from quire.errors import EngineError, InvalidType, NotBuiltYet
+from quire.environment import read_environment
+from quire.errors import EngineError
 from quire.observability.metrics import Metric
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-LOG_INTERVAL_S = 10.0
 
-
-class LLMEngine(BlockingControl):
+class LLMEngine(EngineAttributes, BlockingControl):
     """Serves requests step by step in the calling thread; not thread-safe. With
     `multiprocess_mode`, and always when the plan has several cores, steps run in processes of their
     own. `sleep`, `collective_rpc` and the like are verbs (control_verbs.py).
 
     `vllm_config` is the plan from `EngineArgs.create_engine_config()`. `stat_loggers` record every
     step (engine/stats/loggers.py). `front_end`, if given, is used instead of building one.
-    `executor_class` and `mm_registry` accept only their default.
+    `log_stats` rules over the plan's. `executor_class` is the plan's own or None, `mm_registry`
+    None; `usage_context` is for reports of usage, which are never sent.
     """
+
+    front_end: FrontEnd[EngineCoreClient]
 
     def __init__(
         self,
@@ -52,18 +61,17 @@ class LLMEngine(BlockingControl):
         *,
         front_end: FrontEnd[EngineCoreClient] | None = None,
     ) -> None:
-        hint = "Leave it out."
-        _refuse("executor_class", executor_class, hint)
-        _refuse("mm_registry", mm_registry, hint)
+        refuse_given(mm_registry=mm_registry)
+        check_executor_class(executor_class, vllm_config)
         if front_end is None:
-            if not isinstance(vllm_config, EnginePlan):
-                raise InvalidType("vllm_config", vllm_config, "it must be an EnginePlan")
+            plan = with_log_stats(require_plan(vllm_config), log_stats)
             make = launch_front_end if multiprocess_mode else _front_end_of_one
-            front_end = make(vllm_config, stat_loggers, aggregate_engine_logging)
+            front_end, log_stats = make(plan, stat_loggers, aggregate_engine_logging), None
         self.front_end = front_end
         self._is_logging = self.front_end.log_stats if log_stats is None else log_stats
         self._ready: list[AnyOutput] = []
         self._logged_at = time.monotonic()
+        self._log_interval_s = read_environment().log_stats_interval_s
 
     @classmethod
     def from_vllm_config(
@@ -73,10 +81,10 @@ class LLMEngine(BlockingControl):
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
         disable_log_stats: bool = False,
     ) -> Self:
-        """Make an engine from a plan."""
+        """Make an engine from a plan; `disable_log_stats` rules over the plan's."""
         return cls(
             vllm_config,
-            log_stats=vllm_config.log_stats and not disable_log_stats,
+            log_stats=not disable_log_stats,
             usage_context=usage_context,
             stat_loggers=stat_loggers,
         )
@@ -99,6 +107,7 @@ class LLMEngine(BlockingControl):
             None if front_end else engine_args.create_engine_config(),
             usage_context=usage_context,
             stat_loggers=stat_loggers,
+            aggregate_engine_logging=engine_args.aggregate_engine_logging,
             front_end=front_end,
         )
 
@@ -115,12 +124,17 @@ class LLMEngine(BlockingControl):
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         prompt_text: str | None = None,
+        **unbuilt: Any,
     ) -> str:
         """Queue a request and return the engine's own id for it; outputs carry `request_id`.
 
-        `arrival_time` is wall-clock time in seconds (default: now). `prompt_text` is shown as the
-        prompt in outputs. Raises subclasses of RequestError; then the engine is unchanged.
+        `arrival_time` is wall-clock time in seconds (default: now). An `EngineCoreRequest` of
+        `input_processor.process_inputs` may stand in place of a prompt; its own id and parameters
+        rule, and `prompt_text` is shown as its prompt. Raises subclasses of RequestError; then the
+        engine is unchanged.
         """
+        if unbuilt:
+            refuse_keywords(unbuilt)
         group = self.front_end.add(
             request_id,
             prompt,
@@ -144,7 +158,10 @@ class LLMEngine(BlockingControl):
             ready += self.front_end.expire(time.monotonic())
         if ready or not self.has_unfinished_requests():
             return ready
-        return self.front_end.take_in(self.front_end.client.get_output()).outputs
+        outputs = self.front_end.take_in(self.front_end.client.get_output()).outputs
+        if self._is_logging:
+            self.do_log_stats_with_interval()
+        return outputs
 
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
         """Abort requests by the callers' ids, or by the engine's own if `internal`; unknown ids are
@@ -181,6 +198,16 @@ class LLMEngine(BlockingControl):
         """The model's tokenizer; None when the engine was made without one."""
         return self.front_end.tokenizer
 
+    @property
+    def model_executor(self) -> Any:
+        """The executor of a core in this process. Raises AttributeError where it is in another."""
+        client: Any = self.front_end.client
+        try:
+            return client.engine_core.executor
+        except AttributeError:
+            text = "The core is in another process: use collective_rpc, or keep it in this one."
+            raise AttributeError(text, name="model_executor", obj=self) from None
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises EngineError when the engine was made without one."""
         return self.front_end.require_tokenizer()
@@ -200,8 +227,10 @@ class LLMEngine(BlockingControl):
             self.front_end.stats.log()
 
     def do_log_stats_with_interval(self) -> None:
-        """Log the line of `do_log_stats`, but at most every ten seconds."""
-        if time.monotonic() - self._logged_at >= LOG_INTERVAL_S:
+        """Log the line of `do_log_stats` where the last one is QUIRE_LOG_STATS_INTERVAL seconds
+        ago, as `step()` does, too.
+        """
+        if time.monotonic() - self._logged_at >= self._log_interval_s:
             self.do_log_stats()
 
     def close(self) -> None:
@@ -227,8 +256,3 @@ def _front_end_of_one(
 
     plan, options = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
     return build_front_end(plan, build_client(plan), stats_options=options)
-
-
-def _refuse(name: str, value: object, hint: str) -> None:
-    if value:
-        raise NotBuiltYet(name, value, hint)

@@ -48,13 +48,14 @@ class UnbuiltTransferMethods:
     start_weight_update = Refused(_TRANSFER)
     update_weights = Refused(_TRANSFER)
     finish_weight_update = Refused(_TRANSFER)
+    start_draft_weight_update = Refused("There is no draft model.")
+    update_weight_version = Refused(_ONE_VERSION)
+    shutdown_weight_transfer_engine = Refused("There is no weight transfer to shut down.")
 
 
 class UnbuiltAsyncMethods(UnbuiltTransferMethods):
     """Of `AsyncLLM` alone."""
 
-    start_draft_weight_update = Refused("There is no draft model.")
-    update_weight_version = Refused(_ONE_VERSION)
     compute_weight_checksums = Refused("Compare the files of the checkpoint.")
     checkpoint_prepare = Refused(_SNAPSHOT)
     checkpoint_restore = Refused(_SNAPSHOT)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import ExpertExchange
-from quire.executor.abstract import BuiltExecutor
+from quire.executor.abstract import BuiltExecutor, Executor
 from quire.executor.platform import Platform
-from quire.executor.uniproc import open_uniproc
+from quire.executor.uniproc import UniprocExecutor, open_uniproc
 from quire.executor.worker_config import WorkerConfig
 
 
@@ -30,3 +31,8 @@ class OpenExecutor(Protocol):
 
 
 EXECUTORS: Mapping[str, OpenExecutor] = MappingProxyType({"uni": open_uniproc})
+
+
+def executor_class_of(vllm_config: EnginePlan) -> type[Executor]:
+    """The class of the executor that a plan names."""
+    return {"uni": UniprocExecutor}[vllm_config.distributed_executor_backend]

@@ -11,6 +11,7 @@ import torch
 
 from quire.config.profiler_config import ProfilerConfig
 from quire.errors import ProfilerAlreadyActive
+from quire.params import checks
 
 
 class Profiler:
@@ -21,9 +22,20 @@ class Profiler:
         self._file: Path | None = None
         self._trace: torch.profiler.profile | None = None
         self._num_steps = 0
+        self._delay, self._most = config.delay_iterations, config.max_iterations
 
-    def start(self, prefix: str | None, rank: int) -> None:
-        """Begin a trace (after `delay_iterations` steps). Raises ProfilerAlreadyActive."""
+    def start(
+        self,
+        prefix: str | None,
+        rank: int,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Begin a trace, after so many steps and of at most so many (None: as configured; at most
+        0: until `stop`). Raises InvalidParameter, ProfilerAlreadyActive.
+        """
+        delay = _steps("delay_iterations", delay_iterations, self._config.delay_iterations)
+        most = _steps("max_iterations", max_iterations, self._config.max_iterations)
         if self._file is not None:
             raise ProfilerAlreadyActive("A trace was started; call stop_profile() first.")
         folder = Path(self._config.torch_profiler_dir)
@@ -31,7 +43,8 @@ class Profiler:
         ending = "json.gz" if self._config.torch_profiler_use_gzip else "json"
         name = f"{prefix or 'quire'}_rank{rank}_{time.time_ns()}.pt.trace.{ending}"
         self._file, self._num_steps = folder / name, 0
-        if self._config.delay_iterations == 0:
+        self._delay, self._most = delay, most
+        if delay == 0:
             self._begin()
 
     def stop(self) -> Path | None:
@@ -46,13 +59,12 @@ class Profiler:
         if self._file is None:
             yield
             return
-        config = self._config
-        if self._num_steps == config.delay_iterations and self._trace is None:
+        if self._num_steps == self._delay and self._trace is None:
             self._begin()
         with torch.profiler.record_function(f"step {step_id}: {num_tokens} tokens"):
             yield
         self._num_steps += 1
-        if self._num_steps == config.delay_iterations + config.max_iterations:
+        if self._num_steps == self._delay + self._most:
             self._end(self._file)
 
     def _begin(self) -> None:
@@ -71,6 +83,12 @@ class Profiler:
         if trace is not None:
             trace.stop()
             trace.export_chrome_trace(str(file))
+
+
+def _steps(name: str, given: int | None, configured: int) -> int:
+    if given is None:
+        return configured
+    return checks.integer(name, given, 0, checks.MAX_INT, "it must be a number of steps")
 
 
 def _activities() -> list[torch.profiler.ProfilerActivity]:

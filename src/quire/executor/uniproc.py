@@ -63,6 +63,11 @@ class UniprocExecutor:
         return self.workers[0]
 
     @property
+    def driver_worker(self) -> Worker:
+        """The first worker, by the reference's name."""
+        return self.worker
+
+    @property
     def facts(self) -> WorkerFacts:
         every = [worker.facts for worker in self.workers]
         return replace(every[0], num_blocks=min(facts.num_blocks for facts in every))

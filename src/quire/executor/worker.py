@@ -97,8 +97,15 @@ class Worker:
             raise NotBuiltYet("method", value, "Keep the checkpoint.")
         return [str(f) for f in self._save(Path(path), pattern=pattern, max_size=max_size)]
 
-    def profile(self, is_start: bool = True, prefix: str | None = None) -> str | None:
-        """Start a trace of this worker's steps, or end it and give its file's path.
+    def profile(
+        self,
+        is_start: bool = True,
+        prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> str | None:
+        """Start a trace of this worker's steps, or end it and give its file's path; the numbers of
+        steps stand in place of those of `profiler_config`.
 
         Raises InvalidParameter if the engine was made without `profiler_config`, or if a trace is
         already running (for a start) or not running (for an end).
@@ -109,7 +116,7 @@ class Worker:
                 'Pass profiler_config={"profiler": "torch", "torch_profiler_dir": FOLDER}.',
             )  # fmt: skip
         if is_start:
-            self._profiler.start(prefix, self.rank)
+            self._profiler.start(prefix, self.rank, delay_iterations, max_iterations)
             return None
         path = self._profiler.stop()
         return None if path is None else str(path)

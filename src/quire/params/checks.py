@@ -24,11 +24,17 @@ MAX_INT = 2**31 - 1
 _Item = TypeVar("_Item")
 
 
+_FORMER = frozenset({"best_of"})
+"""Names of earlier releases of the reference, which programs still pass as None."""
+
+
 class CheckedMeta(msgspec.StructMeta):
     """Makes a Struct refuse an unknown keyword by name, as `UnknownParameter` (a TypeError too)."""
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
         known = cls.__struct_fields__
+        for name in [name for name in _FORMER & fields.keys() if fields[name] is None]:
+            del fields[name]
         for name in fields:
             if name not in known:
                 public = ", ".join(field for field in known if not field.startswith("_"))

@@ -65,6 +65,8 @@ class PoolingParams(
     late_interaction_params: Any = None
     extra_kwargs: dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+    truncate_prompt_tokens: int | None = None
+    """At most as many tokens of the prompt; -1: as many as the model takes."""
     compared_with: QueryVectors | None = None
 
     def __post_init__(self) -> None:
@@ -76,6 +78,9 @@ class PoolingParams(
             raise InvalidParameter(
                 "output_kind", self.output_kind, "pooling has only FINAL_ONLY outputs"
             )
+        if self.truncate_prompt_tokens is not None:
+            name, allowed = "truncate_prompt_tokens", "it must be None or an int of at least -1"
+            checks.integer(name, self.truncate_prompt_tokens, -1, MAX_INT, allowed)
         if self.use_activation is not None:
             checks.flag("use_activation", self.use_activation)
         if self.dimensions is not None:

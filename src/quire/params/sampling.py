@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
 
 from quire.errors import InvalidParameter
 from quire.params import checks, sampling_rules
@@ -175,6 +175,10 @@ class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
         if not self.stop or self.include_stop_str_in_output:
             return 0
         return max(map(len, self.stop)) - 1
+
+
+SamplingParams.__annotations__ = get_type_hints(SamplingFields)
+"""Programs look there for what they may pass, and leave out the rest."""
 
 
 def _copied(name: str, value: Any) -> Any:

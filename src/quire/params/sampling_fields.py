@@ -65,6 +65,8 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     skip_reading_prefix_cache: bool | None = None
     """None: only with prompt logprobs, which need every position computed."""
     watermarking: Any = None
+    truncate_prompt_tokens: int | None = None
+    """At most as many tokens of the prompt, its last ones; -1: as many as fit."""
 
     _eos_token_id: int | None = None
     _all_stop_token_ids: set[int] = msgspec.field(default_factory=set)

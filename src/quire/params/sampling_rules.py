@@ -63,6 +63,9 @@ def _check_counts(params: SamplingFields) -> None:
     if params.stream_interval is not None:
         interval = params.stream_interval
         params.stream_interval = checks.integer("stream_interval", interval, 1, MAX_INT, optional)
+    if params.truncate_prompt_tokens is not None:
+        name, allowed = "truncate_prompt_tokens", "it must be None or an int of at least -1"
+        checks.integer(name, params.truncate_prompt_tokens, -1, MAX_INT, allowed)
     count = "it must be an int of at least 0"
     params.min_tokens = checks.integer("min_tokens", params.min_tokens, 0, MAX_INT, count)
     start = params.routed_experts_prompt_start

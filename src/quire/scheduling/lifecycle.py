@@ -46,6 +46,7 @@ class WaitingQueue:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._requests: list[Request] = []
+        self._deferred: list[Request] = []
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -55,6 +56,15 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         insort(self._requests, request, key=self._policy)
+        if request.prerequisites:
+            self._deferred.append(request)
+
+    @property
+    def num_deferred(self) -> int:
+        """How many of them wait for a prerequisite. O(those that did when this was last read)."""
+        waits = (State.WAITING, State.PREEMPTED)
+        self._deferred = [r for r in self._deferred if r.state in waits and not r.is_ready]
+        return len(self._deferred)
 
     def remove(self, request: Request) -> None:
         index = bisect_left(self._requests, self._policy(request), key=self._policy)
@@ -95,6 +105,8 @@ class Lifecycle:
         blocks = BlockBudget(self.memory, self.chunked)
         self.resources = Resources(self.tokens, [self.rows, blocks, *resources])
         self.counters = Counters()
+        self.now = 0.0
+        """The time of the last plan."""
         self._num_arrived = 0
 
     def queue(self, request: Request) -> None:
@@ -126,6 +138,7 @@ class Lifecycle:
         """
         self._leave_row(request)
         request.num_preemptions += 1
+        request.preempted_times.append(self.now)
         self.counters.num_preemptions += 1
         if request.state is not State.IDLE:
             request.state = State.PREEMPTED

@@ -105,6 +105,8 @@ class Request:
     resumable: bool = False
     grammar: OutputGrammar | None = None
     prerequisites: Sequence[Prerequisite] = ()
+    queued_time: float = 0.0
+    """When it was added, by the clock of `Scheduler.schedule`."""
     adapter: int = 0
     """Number of its LoRA adapter; 0: no adapter. Equal numbers mean equal weights."""
     is_indivisible: bool = False
@@ -140,6 +142,8 @@ class Request:
     num_drafts_in_flight: int = 0
     """Drafts that steps in flight verify; all of them may turn out wrong."""
     num_preemptions: int = 0
+    preempted_times: list[float] = field(default_factory=list)
+    """When, by the clock of `Scheduler.schedule`."""
 
     num_hit_tokens: int = 0
     """Tokens found by the last lookup in the prefix cache."""

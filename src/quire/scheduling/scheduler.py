@@ -147,6 +147,7 @@ class Scheduler:
         """Plan the next step; None if there is nothing to compute. The only method that allocates
         blocks.
         """
+        self._life.now = now
         if self.pause is Pause.ALL:
             return None
         step = InFlightStep(self._next_step)
@@ -333,7 +334,8 @@ class Scheduler:
         if not request.has_started:
             request.has_started = True
             cached = request.num_cached_tokens or 0
-            out.started.append(StartedRequest(request.handle, cached, request.scheduled_time))
+            times = request.scheduled_time, request.queued_time
+            out.started.append(StartedRequest(request.handle, cached, *times))
 
     def _end_stopped(self, step: InFlightStep, out: SchedulerOutput, gone: Collection[int]) -> None:
         """End the requests that their new tokens stop, checking only those that may."""
@@ -373,6 +375,7 @@ class Scheduler:
         self._life.end(request)
         end = FinishedRequest(request.handle, Reason.ERROR, None, text, fault)
         end.num_preemptions = request.num_preemptions
+        end.preempted_times = request.preempted_times
         out.finished.append(end)
 
 

@@ -99,6 +99,7 @@ class FinishedRequest:
     fault: Exception | None = None
     num_preemptions: int = 0
     is_in_text: bool = False
+    preempted_times: Sequence[float] = ()
 
 
 @dataclass(slots=True)
@@ -108,6 +109,7 @@ class StartedRequest:
     handle: int
     num_cached_tokens: int
     scheduled_time: float
+    queued_time: float = 0.0
 
 
 @dataclass(slots=True)
@@ -149,6 +151,7 @@ def finished_request(request: Request, stop: Stop) -> FinishedRequest:
         stop.what,
         num_preemptions=request.num_preemptions,
         is_in_text=stop.is_in_text,
+        preempted_times=request.preempted_times,
     )
 
 

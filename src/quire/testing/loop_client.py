@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -48,6 +49,13 @@ class LoopClient:
             else:
                 self._news.clear()
                 await self._news.wait()
+
+    def wait_output(self, limit_s: float) -> EngineCoreOutputs | None:
+        """The next step, if one would bring something."""
+        if self._has_work():
+            return self.inner.get_output()
+        time.sleep(min(limit_s, 0.01))  # nothing comes unless somebody else adds it
+        return None
 
     async def call(self, utility: Utility[T]) -> T:
         """Ask the core."""

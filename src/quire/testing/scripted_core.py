@@ -178,7 +178,9 @@ class ScriptedCore:
         """There are no weights, so no file is written."""
         return []
 
-    def profile(self, is_start: bool, prefix: str | None = None) -> list[str | None]:
+    def profile(
+        self, is_start: bool, prefix: str | None = None, *steps: int | None
+    ) -> list[str | None]:
         """There is nothing to look at."""
         return [None]
 

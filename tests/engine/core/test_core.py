@@ -31,6 +31,29 @@ def test_a_second_step_is_launched_before_the_first_is_read():
     assert plain.executor.num_launched == 1
 
 
+def test_outputs_tell_when_a_request_was_queued_scheduled_and_preempted():
+    core = make_core(num_blocks=10, max_model_len=40)
+    now = iter(range(1, 1000))
+    core._clock = lambda: float(next(now))
+    for handle in range(3):
+        core.add_request(request(handle, length=9, max_tokens=14))
+    events = {handle: [] for handle in range(3)}
+    while core.has_work:
+        outputs = core.step()
+        assert outputs.timestamp > 0 and outputs.scheduler_stats is outputs.stats
+        ended = {output.request_id for output in outputs.outputs if output.finished}
+        assert (outputs.finished_requests or set()) == ended
+        for output in outputs.outputs:
+            assert output.request_id == str(output.handle)
+            events[output.handle] += output.events
+    kinds = {handle: [event.type.name for event in found] for handle, found in events.items()}
+    assert all(found[:2] == ["QUEUED", "SCHEDULED"] for found in kinds.values())
+    assert "PREEMPTED" in kinds[2] and "PREEMPTED" not in kinds[0]
+    for found in events.values():
+        times = [event.timestamp for event in found]
+        assert times == sorted(times) and times[0] > 0
+
+
 def test_a_request_that_can_never_run_ends_alone():
     core = make_core(num_blocks=6)
     core.add_request(request(0, length=30, max_tokens=9))

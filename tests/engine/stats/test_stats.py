@@ -258,7 +258,7 @@ def test_the_state_of_sleep():
     for level, name in ((1, "weights_offloaded"), (2, "discard_all"), (None, "awake")):
         stats.note_sleep(level)
         assert state() == [name]
-    assert Recorder.made[-1].heard == ["initialized", (0, 1), (0, 2), (1, 0)]
+    assert Recorder.made[-1].heard == ["initialized", (1, 1), (1, 2), (0, 0)]
 
 
 def test_stat_loggers_are_made_for_each_core_or_once_for_all():

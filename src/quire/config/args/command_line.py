@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
 
@@ -229,8 +230,8 @@ class QuireParser(argparse.ArgumentParser):
         return found
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Rewrite the words of the command line first, where they were given."""
-        return super().parse_known_args(args if args is None else rewrite(args), namespace)
+        """Rewrite the words first; None: those of the process."""
+        return super().parse_known_args(rewrite(sys.argv[1:] if args is None else args), namespace)
 
     def parse_with_config(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments: what the file of `--config` says, and over it what the words say."""

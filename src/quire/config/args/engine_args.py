@@ -7,7 +7,7 @@ what calls it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.config.args.engine_options import SAMPLING_AND_OUTPUT, EngineOptions
 
@@ -36,6 +36,14 @@ class EngineArgs(EngineOptions):
         from quire.config.planning import make_plan  # with it the reading of model files
 
         return make_plan(self, is_headless=headless)
+
+    def create_speculative_config(
+        self, target_model_config: object, target_parallel_config: object
+    ) -> Any:
+        """What drafts tokens; None where nothing does. The plan decides it, from the model's own
+        files.
+        """
+        return self.create_engine_config().speculative_config
 
 
 @dataclass

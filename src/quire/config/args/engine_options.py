@@ -16,7 +16,7 @@ from quire.config.args.command_line import CommandLineOptions
 from quire.config.args.option import Kind, OptionGroup
 from quire.config.args.refused_values import LOAD_FORMATS, TOKENIZER_MODES
 from quire.config.args.unbuilt_args import UnbuiltArgs
-from quire.errors import UnknownParameter
+from quire.errors import NotBuiltYet, RequestError, UnknownParameter
 
 _MODEL = OptionGroup("Model")
 _LOAD = OptionGroup("Loading")
@@ -108,7 +108,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     revision: str | None = _MODEL.text(None, "Branch, tag or commit on the hub.")
     hf_token: str | bool | None = _MODEL.option(
-        None, "Access token for the hub; True takes the stored one.", Kind.TOKEN
+        None, "Access token for the hub; True takes the stored one, False none.", Kind.TOKEN
     )
     hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] | None = (
         _MODEL.option(
@@ -399,19 +399,27 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "disable_any_whitespace, disable_additional_properties, enable_in_reasoning, "
         "compile_time_s (5), compile_memory_mib (1024), max_cached_grammars (256).",
     )
+    aggregate_engine_logging: bool = SAMPLING_AND_OUTPUT.flag(
+        False, "Log one line of statistics for all copies in place of one for each."
+    )
     disable_log_stats: bool = SAMPLING_AND_OUTPUT.flag(
         False, "Keep no statistics: `get_metrics()` and `RequestOutput.metrics` stay empty."
     )
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Refuse unknown keywords with our own error, before the generated `__init__` runs."""
-        for name in kwargs:
+        for name, value in kwargs.items():
             if name not in cls.__dataclass_fields__:
-                raise _unknown(name, list(cls.__dataclass_fields__))
+                raise _unknown(name, value, list(cls.__dataclass_fields__))
         return super().__new__(cls)
 
 
-def _unknown(name: str, known: list[str]) -> UnknownParameter:
+def _unknown(name: str, value: object, known: list[str]) -> RequestError:
+    from quire.config.args.foreign_flags import FOREIGN_FLAGS  # a long list, for a mistake
+
+    instead = FOREIGN_FLAGS.get(name.replace("_", "-"))
+    if instead is not None:
+        return NotBuiltYet(name, value, instead)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else "See docs/engine_args.md for the names."
     return UnknownParameter(name, "the names are the fields of EngineOptions", hint)

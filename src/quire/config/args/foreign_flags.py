@@ -13,8 +13,6 @@ _INSTEAD: dict[str, str] = {
         hf-config-path config-format model-class-overrides io-processor-plugin""",
     "Give the folder with the weights as MODEL.": "model-weights",
     "Leave it out: windows of a checkpoint are kept as they are.": "disable-sliding-window",
-    "Leave it out: prompts are rendered in the API server; see --api-server-count.": """
-        renderer-num-workers""",
     "Leave it out: noise is drawn so that a seed gives the same tokens.": "use-fp64-gumbel",
     "Leave it out; /start_profile with --profiler-config traces steps.": """
         enable-trace-replay enable-layerwise-nvtx-tracing enable-logging-iteration-details

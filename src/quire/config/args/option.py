@@ -32,7 +32,7 @@ class Kind(enum.Enum):
     NAMES = "a string or a list of strings"
     NAME_SET = "a string or a list or set of strings"
     PROCESSORS = "a list of classes or of 'module:Class' strings"
-    TOKEN = "a string, or True for the token that huggingface_hub has stored"
+    TOKEN = "a string, True for the token that huggingface_hub has stored, or False for none"
     OVERRIDES = "a dict, or a callable that takes and returns the dict of config.json"
     ANY = "a value of the reference"
 
@@ -228,7 +228,7 @@ _CHECKS: dict[Kind, Callable[[object], bool]] = {
     Kind.NAMES: _is_names,
     Kind.NAME_SET: _is_name_set,
     Kind.PROCESSORS: _is_processors,
-    Kind.TOKEN: lambda value: value is True or isinstance(value, str),
+    Kind.TOKEN: lambda value: isinstance(value, bool | str),
     Kind.OVERRIDES: lambda value: callable(value) or _is_object(value),
     Kind.ANY: lambda value: True,
 }

@@ -13,17 +13,20 @@ from typing import Any
 
 from quire.config.args.option import unbuilt
 
-_ONE_DEVICE = "This release runs on one device in one process; start one engine for each device."
+_ONE_DEVICE = "A model runs on one device; data_parallel_size starts copies of it."
 _TEXT_ONLY = "This release serves text only; leave it out."
 _NO_LORA = "Merge the adapter into the checkpoint before loading it."
 _NO_SECOND_TIER = "K/V stay on the device; give it more memory, or a smaller max_num_seqs."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
+_NO_TRANSFER = "Keys and values stay in their engine; leave it out."
 _NO_EVENTS = "Events of the KV cache are not published; leave it out."
 _NO_DRAFTS = (
     "Speculative decoding is not built; leave it out and the answers are the same, only slower."
 )
-_NO_COMPILER = "There is no compilation step and no captured graph in this release; leave it out."
+_NO_COMPILER = (
+    "Steps are recorded or captured at start, whatever is given; enforce_eager=True turns it off."
+)
 
 
 @dataclass(kw_only=True)
@@ -33,7 +36,9 @@ class UnbuiltArgs:
     """
 
     # Model
-    trust_remote_code: bool = unbuilt(False, "run code of the model folder", _NO_MODEL_CODE)
+    trust_remote_code: bool = unbuilt(
+        False, "leave to run code of the model folder, which is never needed", _NO_MODEL_CODE, True
+    )
     code_revision: str | None = unbuilt(None, "revision of that code", _NO_MODEL_CODE)
     quantization_config: dict[str, Any] | None = unbuilt(
         None, "settings of quantisation", "Pass quantization='int8', 'int4' or 'fp8'."
@@ -48,7 +53,7 @@ class UnbuiltArgs:
         True,
     )
     allowed_local_media_path: str = unbuilt("", "folder of local media", _TEXT_ONLY)
-    allowed_media_domains: list[str] | None = unbuilt(None, "hosts of media", _TEXT_ONLY)
+    allowed_media_domains: list[str] | None = unbuilt(None, "hosts of media", _TEXT_ONLY, [])
     return_sampling_mask: bool = unbuilt(
         False, "return the tokens that sampling left possible", "Ask for logprobs instead."
     )
@@ -73,7 +78,9 @@ class UnbuiltArgs:
         "Start the copies of other machines there with --headless.",
         flags=("-dpb",),
     )
-    distributed_executor_backend: Any = unbuilt(None, "how workers are started", _ONE_DEVICE, "uni")
+    distributed_executor_backend: Any = unbuilt(
+        None, "how workers are started", _ONE_DEVICE, "uni", "mp", "external_launcher"
+    )
     nnodes: int = unbuilt(1, "machines", _ONE_DEVICE, flags=("-n",))
     node_rank: int = unbuilt(0, "number of this machine", _ONE_DEVICE, flags=("-r",))
     master_addr: str = unbuilt("127.0.0.1", "address of machine 0", _ONE_DEVICE)
@@ -103,10 +110,16 @@ class UnbuiltArgs:
     spec_model: str | None = unbuilt(None, "model of the drafts", _NO_DRAFTS)
     spec_tokens: int | None = unbuilt(None, "tokens of a draft", _NO_DRAFTS)
     compilation_config: Any = unbuilt(
-        None, "compilation and graphs", _NO_COMPILER, 0, {}, {"mode": 0}, flags=("-cc",)
+        None,
+        "compilation and graphs",
+        _NO_COMPILER,
+        *range(4),
+        {},
+        *({"mode": mode} for mode in range(4)),
+        flags=("-cc",),
     )
     optimization_level: int | None = unbuilt(
-        None, "how much is compiled at start", _NO_COMPILER, 0, 2, flags=("-O",)
+        None, "how much is compiled at start", _NO_COMPILER, *range(4), flags=("-O",)
     )
     cudagraph_capture_sizes: list[int] | None = unbuilt(None, "sizes of graphs", _NO_COMPILER, [])
     max_cudagraph_capture_size: int | None = unbuilt(None, "largest graph", _NO_COMPILER, 0)
@@ -120,13 +133,17 @@ class UnbuiltArgs:
         {},
         flags=("-ac",),
     )
+    renderer_num_workers: int = unbuilt(
+        1,
+        "threads that render prompts",
+        "Prompts are rendered in the API server: --api-server-count.",
+    )
     # Transfer, observation
     reasoning_parser: str | None = unbuilt(
         None, "split reasoning from the answer", "Split the text after generation.", ""
     )
-    kv_transfer_config: dict[str, Any] | None = unbuilt(None, "K/V to other engines", _ONE_DEVICE)
+    kv_transfer_config: dict[str, Any] | None = unbuilt(None, "K/V to other engines", _NO_TRANSFER)
     kv_events_config: dict[str, Any] | None = unbuilt(None, "events of the KV cache", _NO_EVENTS)
-    aggregate_engine_logging: bool = unbuilt(False, "one log for all copies", _ONE_DEVICE)
     shutdown_timeout: int = unbuilt(0, "seconds to drain", _SERVER)
     fail_on_environ_validation: bool = unbuilt(
         False, "refuse unknown environment variables", "`quire doctor` lists unknown ones."

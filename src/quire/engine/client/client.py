@@ -129,6 +129,12 @@ class AsyncEngineCoreClient(CoreClient, Protocol):
         """The next outputs; waits until there are some."""
         ...
 
+    def wait_output(self, limit_s: float) -> EngineCoreOutputs | None:
+        """The next outputs, or None after `limit_s` seconds or earlier; blocks the calling thread,
+        where the event loop does not run meanwhile.
+        """
+        ...
+
     async def call(self, utility: Utility[T]) -> T:
         """As `EngineCoreClient.call`."""
         ...

@@ -8,12 +8,14 @@ engine/core/core.py.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import TypeVar, cast
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar, cast
 
 from quire.engine.client.client import CoreStatus
+from quire.engine.client.pending_calls import not_answered
 from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
 from quire.engine.wire.control_calls import Utility
@@ -28,33 +30,64 @@ class InprocClient:
     def __init__(self, core: EngineCore) -> None:
         self.engine_core = core
         self._held: deque[EngineCoreOutputs] = deque()
+        self._given_up: Future[Any] | None = None
+        """A call that still runs, though its caller no longer waits."""
 
     @property
     def engine_indices(self) -> Sequence[int]:
         return (0,)
 
     def add_request(self, request: EngineCoreRequest) -> None:
+        self._wait_for_given_up()
         self.engine_core.add_request(request)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
+        self._wait_for_given_up()
         self.engine_core.abort_requests(handles)
 
     def engine_of(self, handle: int) -> int | None:
         return 0 if handle in self.engine_core.scheduler.requests else None
 
     def get_output(self) -> EngineCoreOutputs:
+        self._wait_for_given_up()
         return self._held.popleft() if self._held else self.engine_core.step()
 
     def call(self, utility: Utility[T]) -> T:
-        """`timeout_s` cannot end a call in this process; it returns when it is done. If it waits
-        for steps, they run here, and their outputs are kept for `get_output`.
+        """A call with `timeout_s` runs in a thread of its own, which nothing can end: after that
+        time its caller gets TimeoutError, and whoever uses the core next waits until it is done.
+        If a call waits for steps, they run here, and their outputs are kept for `get_output`.
         """
-        answer = perform(self.engine_core, utility.method, utility.args)
+        self._wait_for_given_up()
+        if utility.timeout_s is None:
+            answer = perform(self.engine_core, utility.method, utility.args)
+        else:
+            answer = self._within(utility.timeout_s, utility)
         if isinstance(answer, Future):
             while not answer.done():
                 self._held.append(self.engine_core.step())
             answer = answer.result()
         return cast(T, answer)
+
+    def _within(self, limit_s: float, utility: Utility[Any]) -> Any:
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(perform(self.engine_core, utility.method, utility.args))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name=utility.method, daemon=True).start()
+        wait([answer], limit_s)
+        if not answer.done():
+            self._given_up = answer
+            raise not_answered(utility)
+        return answer.result()
+
+    def _wait_for_given_up(self) -> None:
+        if self._given_up is not None:
+            wait([self._given_up])
+            self._given_up = None
 
     def core_status(self, engine_index: int) -> CoreStatus:
         """Always alive: its loop is the caller's."""

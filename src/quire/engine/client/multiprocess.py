@@ -148,6 +148,16 @@ class AsyncMPClient(MPClient):
                 self._arrival = loop.create_future()
             await self._arrival
 
+    def wait_output(self, limit_s: float) -> EngineCoreOutputs | None:
+        self._require_open()
+        outputs = self._cores.next_output()
+        if outputs is None:
+            self.remote.wakeup.select(min(limit_s, self._cores.next_check_s))
+            self._cores.take()
+            self.remote.check_health()
+            outputs = self._cores.next_output()
+        return outputs
+
     async def call(self, utility: Utility[T]) -> T:
         self._require_open()
         self._attach()

@@ -198,9 +198,16 @@ class CoreControl(UnbuiltCoreMethods, ABC):
             raise ValueError("A worker in this process cannot be given up: leave timeout out.")
         return self.executor.collective_rpc(method, tuple(args), kwargs or {})
 
-    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> list[str | None]:
+    def profile(
+        self,
+        is_start: bool = True,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> list[str | None]:
         """Begin or end a trace of every worker's steps; returns the files at the end."""
-        return self.executor.collective_rpc("profile", (is_start, profile_prefix), {})
+        given = (is_start, profile_prefix, delay_iterations, max_iterations)
+        return self.executor.collective_rpc("profile", given, {})
 
     def save_sharded_state(
         self, path: str, pattern: str | None = None, max_size: int | None = None

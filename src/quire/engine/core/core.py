@@ -106,6 +106,7 @@ class EngineCore(CoreControl):
                     seed=request.seed,
                     priority=request.priority,
                     arrival_time=request.arrival_time,
+                    queued_time=self._clock(),
                     cache_salt=request.cache_salt,
                     output_token_ids=list(request.output_token_ids),
                     needs_host_ids=self._needs_host_ids(params, request.thinking),
@@ -187,7 +188,7 @@ class EngineCore(CoreControl):
             self._steps.append(self._boundary.launch(plan))
         if not self._steps:
             self._wait_for_prerequisite()
-            return self._outputs(SchedulerOutput(), None)
+            return self.report()
         runner_output = self._steps.popleft().result()
         outputs = self._outputs(
             self.scheduler.update(runner_output.result, self._clock()), runner_output
@@ -195,6 +196,10 @@ class EngineCore(CoreControl):
         if self._waiting:
             self._settle()
         return outputs
+
+    def report(self) -> EngineCoreOutputs:
+        """Outputs without a step: how the queues stand, and what has ended without one."""
+        return self._outputs(SchedulerOutput(), None)
 
     def step_with_batch_queue(self) -> EngineCoreOutputs:
         """The same as `step`, which already keeps up to `depth` steps in flight."""
@@ -247,7 +252,9 @@ class EngineCore(CoreControl):
             counts=scheduler_output.counts,
             finished=refused + [_finished(ending) for ending in scheduler_output.finished],
             started=[
-                Started(start.handle, start.num_cached_tokens, start.scheduled_time)
+                Started(
+                    start.handle, start.num_cached_tokens, start.scheduled_time, start.queued_time
+                )
                 for start in scheduler_output.started
             ],
             logprobs=_columns(runner_output, scheduler_output.kept) if runner_output else None,
@@ -274,9 +281,10 @@ class EngineCore(CoreControl):
         )
         since = [now - then for now, then in zip(counted, self._counted, strict=True)]
         self._counted = counted
-        return SchedulerStats(
-            len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage, *since
-        )
+        queue = len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage
+        stats = SchedulerStats(*queue, *since)
+        stats.num_deferred_reqs = scheduler.waiting.num_deferred
+        return stats
 
 
 def _finished(ending: FinishedRequest) -> Finished:
@@ -288,6 +296,7 @@ def _finished(ending: FinishedRequest) -> Finished:
         ending.message,
         ending.num_preemptions,
         ending.is_in_text,
+        list(ending.preempted_times),
     )
 
 

@@ -20,6 +20,7 @@ from quire.engine.wire.codec import core_identity, has_input
 from quire.engine.wire.messages import (
     Counts,
     EngineCoreOutputs,
+    EngineCoreRequestType,
     SchedulerStats,
     StartWave,
 )
@@ -141,7 +142,8 @@ class DPCoordinatorProc:
     def _start_wave(self) -> None:
         payload = msgspec.msgpack.encode(StartWave(self._waves.wave))
         for identity in self._waves.due():
-            self._to_cores.send_multipart([identity, payload])
+            kind = EngineCoreRequestType.START_DP_WAVE.value
+            self._to_cores.send_multipart([identity, kind, payload])
 
     def _publish(self) -> None:
         now = time.monotonic()

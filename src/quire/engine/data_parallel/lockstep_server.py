@@ -21,7 +21,12 @@ from quire.engine.process.core_server import EngineCoreProc
 from quire.engine.process.liveness import PEERS_LOST
 from quire.engine.process.start_message import StartMessage
 from quire.engine.wire.codec import has_input
-from quire.engine.wire.messages import EngineCoreOutputs, SchedulerStats, StartWave
+from quire.engine.wire.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequestType,
+    SchedulerStats,
+    StartWave,
+)
 from quire.errors import PeersLost
 
 ASK_AGAIN_S = 0.5
@@ -105,7 +110,9 @@ class DPEngineCoreProc(EngineCoreProc):
     def _take_input(self) -> None:
         super()._take_input()
         while has_input(self._from_coordinator):
-            _, payload = self._from_coordinator.recv_multipart(zmq.NOBLOCK)
+            _, kind, payload = self._from_coordinator.recv_multipart(zmq.NOBLOCK)
+            if kind != EngineCoreRequestType.START_DP_WAVE.value:
+                continue
             start = self._start.decode(payload)
             if not self._is_in_wave and start.wave >= self._wave:
                 self._wave, self._is_in_wave = start.wave, True

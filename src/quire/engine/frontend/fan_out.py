@@ -26,8 +26,9 @@ def fan_out(request: EngineCoreRequest, params: SamplingParams) -> list[EngineCo
             arrival_time=request.arrival_time,
             priority=request.priority,
             cache_salt=request.cache_salt,
-            client_index=request.client_index,
             thinking=request.thinking,
+            request_id=f"{index}_{request.request_id}",
+            external_req_id=request.external_req_id,
         )
         for index in range(params.n)
     ]

@@ -76,7 +76,7 @@ class FrontEnd(Generic[Client]):
         self.sampling_defaults = dict(sampling_defaults or {})
         self.plan = plan
         self.tracer = tracer
-        self._has_warned = False
+        self._has_warned = self._is_closed = False
         self.stats: Stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
@@ -117,14 +117,24 @@ class FrontEnd(Generic[Client]):
         **inputs: Any,
     ) -> RequestGroup:
         """Check a request, register it for its outputs and send it; `inputs` go to the input
-        processor.
+        processor. An `EngineCoreRequest` as prompt brings its own id, parameters and times.
 
         With tracing on, its span belongs to the trace of `trace_headers`. It ends `timeout_s`
         seconds from now (None: the timeout in its `extra_args`, if any). Raises subclasses of
         RequestError; then nothing has changed.
         """
+        if isinstance(prompt, EngineCoreRequest):
+            from quire.engine.frontend.prepared_request import parts_of  # few give one
+
+            parts = parts_of(prompt, prompt_text)
+            more = {"resumable": resumable, "has_mailbox": has_mailbox, "timeout_s": timeout_s}
+            return self.add(**{**inputs, **more, **parts})
         if not isinstance(request_id, str):
             raise InvalidType("request_id", request_id, "it must be a str")
+        if prompt_text is not None:
+            hint = "Else give {'prompt_token_ids': ..., 'prompt': ...} as the prompt."
+            allowed = "it goes with an EngineCoreRequest"
+            raise InvalidParameter("prompt_text", prompt_text, allowed, hint)
         request, text = self.inputs.process(
             prompt,
             params,
@@ -136,13 +146,15 @@ class FrontEnd(Generic[Client]):
         timeout_s = _timeout_s(timeout_s, request.params)
         request.data_parallel_rank = data_parallel_rank
         request.resumable = resumable
+        request.external_req_id = request_id
+        request.request_id = internal_id = f"{request_id}-{request.handle:08x}"
         requests, own = [request], request.params
         if isinstance(own, SamplingParams) and own.n > 1:
             requests = fan_out(request, own)
         group = RequestGroup(
             request_id=request_id,
-            internal_id=f"{request_id}-{request.handle:08x}",
-            prompt=text if prompt_text is None else prompt_text,
+            internal_id=internal_id,
+            prompt=text,
             prompt_token_ids=request.prompt_token_ids,
             output_kind=request.params.output_kind,
             handles=range(request.handle, request.handle + len(requests)),
@@ -228,7 +240,10 @@ class FrontEnd(Generic[Client]):
         return processed
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """Shut down the core through its client, and the helpers on this side."""
+        """Shut down the core through its client, and the helpers on this side. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.client.shutdown(timeout_s)
         self.inputs.close()
         if self.tracer is not None:

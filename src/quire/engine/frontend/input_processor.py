@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from quire.engine.frontend.pooling_input import (
+    TRUNCATE,
     PoolingFacts,
     check_length,
     completed,
     require_pooling_params,
     take_truncation,
+    with_truncation,
 )
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong
@@ -122,6 +125,8 @@ class InputProcessor:
             )
         own = self._own_params(params)
         parsed = parse_prompt(prompt)
+        if own.truncate_prompt_tokens is not None:
+            tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
         token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
         self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
         own.limit_output(self.limits.max_model_len - len(token_ids))
@@ -138,6 +143,35 @@ class InputProcessor:
         request.thinking = self._thinking(own, token_ids)
         return request, parsed.text
 
+    def process_inputs(
+        self,
+        request_id: str,
+        prompt: object,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> EngineCoreRequest:
+        """A checked request, to be given to `add_request` or `generate` as the prompt; the engine
+        is not changed. Raises subclasses of RequestError.
+        """
+        request, text = self.process(
+            prompt,
+            params,
+            handle=-1,
+            arrival_time=time.time() if arrival_time is None else arrival_time,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            priority=priority,
+        )
+        request.request_id, request.prompt_text = request_id, text
+        request.trace_headers = None if trace_headers is None else dict(trace_headers)
+        request.data_parallel_rank = data_parallel_rank
+        return request
+
     def _process_pooling(
         self,
         facts: PoolingFacts,
@@ -149,6 +183,8 @@ class InputProcessor:
         """The message of a pooling request, whose prompt may be as long as the model takes."""
         limit = self.limits.max_model_len
         side = "right" if self._tokenizer is None else self._tokenizer.truncation_side
+        if own.truncate_prompt_tokens is not None:
+            tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
         kwargs, cut = take_truncation(tokenization_kwargs, limit, side)
         if parsed.token_ids is None:
             text = parsed.text or ""
@@ -254,12 +290,19 @@ class InputProcessor:
     def prompt_token_ids(
         self, parsed: ParsedPrompt, tokenization_kwargs: Mapping[str, Any] | None
     ) -> list[int]:
-        """Return the prompt's ids; at least one more token fits the model. Raises InvalidParameter
-        for an empty prompt or an unknown id, PromptTooLong.
+        """Return the prompt's ids; at least one more token fits the model. With
+        `truncate_prompt_tokens` (-1: as many as fit) the last ones are left, or the first ones
+        where `truncation_side` is "right". Raises InvalidParameter for an empty prompt or an
+        unknown id, PromptTooLong.
         """
-        token_ids = parsed.token_ids
+        token_ids, cut = parsed.token_ids, None
+        if tokenization_kwargs and TRUNCATE in tokenization_kwargs:
+            room = self.limits.max_model_len - 1
+            tokenization_kwargs, cut = take_truncation(tokenization_kwargs, room, "left")
         if token_ids is None:
             token_ids = self._encode(parsed.text or "", tokenization_kwargs)
+        elif cut is not None:
+            token_ids = cut.of(token_ids)
         if len(token_ids) >= self.limits.max_model_len:
             raise PromptTooLong(len(token_ids), self.limits.max_model_len)
         self._check_ids(token_ids, parsed)

@@ -10,6 +10,9 @@ from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestEr
 from quire.models.pooling.spec import PoolerSpec, check_dimensions
 from quire.params import PoolingParams, SamplingParams, checks
 
+TRUNCATE = "truncate_prompt_tokens"
+"""The name in `tokenization_kwargs` and in parameters: at most as many tokens are left."""
+
 _OF_TOKENS = ("token_embed", "token_classify")
 _WITHOUT_TASK = ("token_embed", "token_classify")
 """What a request without a task asks for, the first of these that the model can do."""
@@ -94,15 +97,22 @@ def take_truncation(
     are cut. `truncate_prompt_tokens` -1 is the model's limit. Raises InvalidParameter.
     """
     left = dict(kwargs or {})
-    asked, side = left.pop("truncate_prompt_tokens", None), left.pop("truncation_side", None)
+    asked, side = left.pop(TRUNCATE, None), left.pop("truncation_side", None)
     if side not in (None, "left", "right"):
         raise InvalidParameter("truncation_side", side, "it must be 'left' or 'right'")
     if asked is None:
         return left, None
     allowed = f"it must be -1, or a number of tokens up to max_model_len={max_model_len}"
-    limit = checks.integer("truncate_prompt_tokens", asked, -1, max_model_len, allowed)
+    limit = checks.integer(TRUNCATE, asked, -1, max_model_len, allowed)
     cut = Truncation(max_model_len if limit == -1 else limit, side or default_side)
     return {**left, "max_length": cut.limit, "truncation_side": cut.side}, cut
+
+
+def with_truncation(kwargs: Mapping[str, Any] | None, asked: int) -> Mapping[str, Any]:
+    """The arguments of the tokenizer with the truncation that parameters ask for; one that is among
+    the arguments rules.
+    """
+    return {TRUNCATE: asked, **(kwargs or {})}
 
 
 def check_length(ids: list[int], limit: int) -> None:

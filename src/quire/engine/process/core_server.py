@@ -134,14 +134,19 @@ class EngineCoreProc(UnbuiltProcMethods):
             logger.error("Failed to add a request.", exc_info=error)
             text = f"{type(error).__name__}: {error}"
             self._end(request.handle, FinishReason.ERROR, text)
+        self._report_queue()
 
     def abort_requests(self, handles: list[int]) -> None:
-        """Abort requests. Where no step follows, whose outputs would have the statistics, they are
-        sent at once.
-        """
+        """Abort requests."""
         self.core.abort_requests(handles)
+        self._report_queue()
+
+    def _report_queue(self) -> None:
+        """Send the statistics where no step follows whose outputs would have them, as while the
+        core is paused.
+        """
         if self._message.plan.log_stats and not self.core.has_work:
-            self._send(self.core.step())
+            self._send(self.core.report())
 
     def request_shutdown(self, drain_s: float) -> None:
         """Take no more requests; those there are may run for `drain_s`, then they are aborted."""
@@ -215,6 +220,7 @@ class EngineCoreProc(UnbuiltProcMethods):
         message = self._message
         outputs.engine_index, outputs.incarnation = message.engine_index, message.incarnation
         outputs.protocol_version = PROTOCOL_VERSION
+        outputs.timestamp = outputs.timestamp or time.monotonic()
         outputs.sequence = self._num_sent + 1
         frames = self._encoder.encode(outputs)
         self._num_sent += 1
@@ -224,9 +230,7 @@ class EngineCoreProc(UnbuiltProcMethods):
             self._output.send_multipart(frames, copy=False)
 
     def _end(self, handle: int, reason: FinishReason, text: str | None = None) -> None:
-        outputs = EngineCoreOutputs(finished=[Finished(handle, reason, None, text)])
-        outputs.timestamp = time.monotonic()
-        self._send(outputs)
+        self._send(EngineCoreOutputs(finished=[Finished(handle, reason, None, text)]))
 
     def _serve_utility(self, request: UtilityRequest) -> None:
         try:
@@ -325,7 +329,7 @@ class EngineCoreProc(UnbuiltProcMethods):
         """Runs in the thread of `Vitals`: it may only set a flag and wake the loop."""
         self._is_told_to_end = True
         with contextlib.suppress(BlockingIOError):
-            self._wake.send(b"\0")
+            self._wake.send(_Kind.WAKEUP.value)
 
 
 _Decoding = tuple[MessageDecoder[Any], Callable[[Any], None]]

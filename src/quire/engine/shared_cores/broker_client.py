@@ -117,6 +117,14 @@ class CoreBrokerClient:
             await self._arrival
         return self._events.popleft()
 
+    def wait_output(self, limit_s: float) -> EngineCoreOutputs | None:
+        """What has come already: more comes only while the event loop runs. Raises EngineDeadError
+        where nothing has, so that nobody waits for it.
+        """
+        if self._events:
+            return self._events.popleft()
+        raise EngineDeadError("An API server ends its requests before it leaves the engine.")
+
     # cores
 
     @property

@@ -138,7 +138,7 @@ class EngineStats:
     def note_sleep(self, level: int | None) -> None:
         self._sleep_level = level
         for stat_logger in self._all():
-            stat_logger.record_sleep_state(int(level is None), level or 0)
+            stat_logger.record_sleep_state(int(level is not None), level or 0)
 
     async def refresh(self) -> None:
         """They are always up to date."""
@@ -246,7 +246,9 @@ class CoreTotals:
         latest = self._latest
         yield Gauge("num_requests_running", labels, latest.num_running_reqs)
         yield Gauge("num_requests_waiting", labels, latest.num_waiting_reqs)
-        for reason, count in (("capacity", latest.num_waiting_reqs), ("deferred", 0)):
+        deferred = latest.num_deferred_reqs
+        shares = {"capacity": latest.num_waiting_reqs - deferred, "deferred": deferred}
+        for reason, count in shares.items():
             yield Gauge("num_requests_waiting_by_reason", {**labels, "reason": reason}, count)
         yield Gauge("kv_cache_usage_perc", labels, latest.kv_cache_usage)
 

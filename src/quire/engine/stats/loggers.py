@@ -58,7 +58,9 @@ class StatLoggerBase(ABC):
         """The interval of the log line is over."""
 
     def record_sleep_state(self, is_awake: int, level: int) -> None:  # noqa: B027 - likewise
-        """The engine fell asleep (0, with its level) or is awake (1)."""
+        """The engine fell asleep (1, with its level) or woke up (0, 0): `is_awake` has its name,
+        and what it means, from the reference.
+        """
 
 
 class AggregateStatLoggerBase(StatLoggerBase):
@@ -205,6 +207,11 @@ class StatsOptions:
     factories: tuple[StatLoggerFactory, ...] = ()
     has_log_line: bool | None = None
     is_log_aggregated: bool = False
+
+
+def with_log_stats(plan: EnginePlan, log_stats: bool | None) -> EnginePlan:
+    """The plan with statistics on or off; None: as it is."""
+    return plan if log_stats is None else msgspec.structs.replace(plan, log_stats=log_stats)
 
 
 def with_stat_loggers(

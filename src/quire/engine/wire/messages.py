@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from quire.params import PoolingParams, RequestParams, SamplingParams
 from quire.params.thinking import Thinking
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Front end and core must have the same; HELLO and READY carry it."""
 
 CLIENT_SHIFT = 40
@@ -43,8 +43,14 @@ class FinishReason(enum.IntEnum):
         return self.name.lower()
 
 
+FINISH_REASON_STRINGS = tuple(map(str, FinishReason))
+"""Those words, by number."""
+
+
 class EngineCoreEventType(enum.IntEnum):
-    """The events of a request in a core."""
+    """The events of a request in a core: the core got it, gave it a row for the first time, took
+    the row away.
+    """
 
     QUEUED = 1
     SCHEDULED = 2
@@ -67,13 +73,16 @@ class EngineCoreRequestType(enum.Enum):
     ABORT = b"\x01"
     """A list of handles."""
     START_DP_WAVE = b"\x02"
-    """A StartWave, from the coordinator alone: it has a socket of its own."""
+    """A StartWave, from the coordinator alone, whose socket carries nothing else."""
     UTILITY = b"\x03"
     """A UtilityRequest."""
     EXECUTOR_FAILED = b"\x04"
-    """Never on a socket: the executor tells the core's loop that its workers are gone."""
+    """Reserved: for executors whose workers are processes, which report that one has died. None of
+    today's executors sends it.
+    """
     WAKEUP = b"\x05"
-    """Nothing to do but look; never on a socket."""
+    """Nothing but a reason to look; on the pipe between the threads of a core, never on a socket.
+    """
     SHUTDOWN = b"\x06"
     """A number: the seconds that requests may still run."""
 
@@ -86,30 +95,47 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     `output_token_ids` are tokens that were emitted before the core was restarted: the core
     continues after them. `data_parallel_rank` pins it to one core. `resumable` says that more input
     may follow under the same handle. `timeout_s` counts from its arrival at the core.
+
+    `request_id` is the engine's own name of the request and `external_req_id` the caller's; the
+    core goes by the handle. `prompt_text` and `trace_headers` are of one that a program gives to an
+    engine in place of a prompt (frontend/prepared_request.py), and do not travel.
     """
 
-    handle: int
-    prompt_token_ids: list[int]
-    params: RequestParams
-    seed: int
-    arrival_time: float
+    handle: int = -1
+    prompt_token_ids: list[int] = []
+    params: RequestParams = msgspec.field(default_factory=SamplingParams)
+    seed: int = 0
+    arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
     output_token_ids: list[int] = []
     prompt_logprobs_done: bool = False
-    client_index: int = 0
     data_parallel_rank: int | None = None
-    current_wave: int = 0
     resumable: bool = False
     timeout_s: float | None = None
     continues: bool = False
     """More input for a request that was sent as resumable; passed over when that has ended."""
     thinking: Thinking | None = None
+    request_id: str = ""
+    external_req_id: str | None = None
+    trace_headers: dict[str, str] | None = None
+    prompt_text: str | None = None
 
     @property
     def sampling_params(self) -> SamplingParams | None:
         """`params` of a generation."""
         return self.params if isinstance(self.params, SamplingParams) else None
+
+    @property
+    def client_index(self) -> int:
+        """The front end that sent it."""
+        return max(self.handle, 0) >> CLIENT_SHIFT
+
+    @property
+    def current_wave(self) -> NoReturn:
+        """Raise AttributeError: requests belong to no wave."""
+        text = "A request carries no wave: the coordinator of lock-step cores counts them."
+        raise AttributeError(text, name="current_wave", obj=self)
 
     @property
     def pooling_params(self) -> PoolingParams | None:
@@ -160,8 +186,8 @@ class PooledOutput(msgspec.Struct, array_like=True, gc=False):
 class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The one final state of a request; `message` says what went wrong when the reason is ERROR.
 
-    `is_in_text` with STOP: the last token is the end of the text, which its grammar completed, and
-    no stop token.
+    `preempted_times` are in seconds, monotonic. `is_in_text` with STOP: the last token is the end
+    of the text, which its grammar completed, and no stop token.
     """
 
     handle: int
@@ -170,20 +196,24 @@ class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     message: str | None = None
     num_preemptions: int = 0
     is_in_text: bool = False
+    preempted_times: list[float] = []
 
 
 class Started(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """A request's first output: when it was scheduled first (seconds, monotonic) and what the
-    prefix cache gave.
+    """A request's first output: when the core got it and scheduled it first (seconds, monotonic),
+    and what the prefix cache gave.
     """
 
     handle: int
     num_cached_tokens: int
     scheduled_time: float
+    queued_time: float = 0.0
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """A core after a step, for metrics: how it stands, and what was counted since the last ones."""
+    """A core after a step, for metrics: how it stands, and what was counted since the last ones.
+    Of the waiting requests `num_deferred_reqs` cannot run yet, because a grammar is being made.
+    """
 
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
@@ -192,6 +222,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     prefix_cache_requests: int = 0
+    num_deferred_reqs: int = 0
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
@@ -277,6 +308,16 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
         """One view for each request that has new tokens or has ended; not kept."""
         return list(self)
 
+    @property
+    def scheduler_stats(self) -> SchedulerStats | None:
+        """`stats`, by the reference's name."""
+        return self.stats
+
+    @property
+    def finished_requests(self) -> set[str] | None:
+        """The `request_id`s of the outputs that are their request's last; None without any."""
+        return {str(end.handle) for end in self.finished} or None
+
     def __iter__(self) -> Iterator[EngineCoreOutput]:
         ended = {end.handle: end for end in self.finished}
         start = 0
@@ -301,6 +342,11 @@ class EngineCoreOutput:
     """Where its ids begin in `columns.token_ids`."""
 
     @property
+    def request_id(self) -> str:
+        """The request's handle, as text: names stay in the front end."""
+        return str(self.handle)
+
+    @property
     def finished(self) -> bool:
         """Whether this is the request's last output."""
         return self.end is not None
@@ -317,12 +363,15 @@ class EngineCoreOutput:
 
     @property
     def events(self) -> list[EngineCoreEvent]:
-        """The event of being scheduled, with its first output. Only the front end knows the arrival
-        time, and preemptions are counted in `end`.
+        """With the first output that it was queued and scheduled, with the last that it was
+        preempted.
         """
-        kind = EngineCoreEventType.SCHEDULED
-        mine = (s for s in self.columns.started if s.handle == self.handle)
-        return [EngineCoreEvent(kind, start.scheduled_time) for start in mine]
+        kind, found = EngineCoreEventType, []
+        for start in (s for s in self.columns.started if s.handle == self.handle):
+            found.append(EngineCoreEvent(kind.QUEUED, start.queued_time))
+            found.append(EngineCoreEvent(kind.SCHEDULED, start.scheduled_time))
+        times = () if self.end is None else self.end.preempted_times
+        return found + [EngineCoreEvent(kind.PREEMPTED, time) for time in times]
 
     @property
     def num_cached_tokens(self) -> int:
@@ -443,7 +492,9 @@ class Counts(msgspec.Struct, array_like=True, gc=False):
 
 
 class ReconfigureRankType(enum.IntEnum):
-    """What happens to a core when the number of cores changes."""
+    """What happens to a core when the number of cores changes. Reserved: for groups of cores that
+    are rebuilt while they serve; `scale_elastic_ep` adds and ends whole cores.
+    """
 
     KEEP_CURRENT_RANK = -1
     SHUTDOWN_CURRENT_RANK = -2
@@ -451,7 +502,7 @@ class ReconfigureRankType(enum.IntEnum):
 
 class ReconfigureDistributedRequest(msgspec.Struct, gc=False):
     """Tells a lock-step core that the number of cores changes; it joins the new group at
-    `new_data_parallel_master_ip`:port.
+    `new_data_parallel_master_ip`:port. Reserved, as `ReconfigureRankType`: no core takes it.
     """
 
     new_data_parallel_size: int

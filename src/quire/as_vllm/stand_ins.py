@@ -1,0 +1,190 @@
+"""Small things of vLLM's that programs import beside the engine, done with what is at hand."""
+
+from __future__ import annotations
+
+import enum
+import gc
+import itertools
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from quire.as_vllm.variables import HOST
+
+if TYPE_CHECKING:
+    from quire.config.plan import EnginePlan
+    from quire.executor.abstract import Executor
+
+TokenizerLike: TypeAlias = Any
+"""A tokenizer of transformers, or Quire's."""
+
+
+class UsageContext(enum.StrEnum):
+    """Who makes an engine; for reports of usage, which are never sent."""
+
+    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
+    LLM_CLASS = "LLM_CLASS"
+    API_SERVER = "API_SERVER"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+class Numbering:
+    """Gives the integers from `start` on, one for each `next()`."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._numbers = itertools.count(start)
+
+    def __next__(self) -> int:
+        return next(self._numbers)
+
+    def reset(self) -> None:
+        """Begin at 0 again."""
+        self._numbers = itertools.count()
+
+
+class ExecutorChoice:
+    """The base class of executors, of which programs ask one thing."""
+
+    @staticmethod
+    def get_class(vllm_config: EnginePlan) -> type[Executor]:
+        """The class of the executor that a plan names."""
+        from quire.executor.backends import executor_class_of
+
+        return executor_class_of(vllm_config)
+
+
+class Vector(msgspec.Struct, frozen=True):
+    """A metric that is a list of counts. No metric is one while there are no drafts."""
+
+    name: str
+    labels: dict[str, str]
+    values: list[int]
+
+
+class DeviceKind:
+    """What models run on in this process: an NVIDIA device if torch sees one, else the CPU."""
+
+    @property
+    def device_type(self) -> str:
+        """torch's word for it."""
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    device_name = device_type
+
+    def is_cuda(self) -> bool:
+        """Whether it is an NVIDIA device."""
+        return self.device_type == "cuda"
+
+    is_cuda_alike = is_cuda
+
+    def is_cpu(self) -> bool:
+        """Whether it is the CPU."""
+        return self.device_type == "cpu"
+
+    def _is_other(self) -> bool:
+        return False
+
+    is_rocm = is_tpu = is_xpu = is_out_of_tree = _is_other
+
+
+current_platform = DeviceKind()
+
+
+def init_logger(name: str) -> logging.Logger:
+    """The logger of a module."""
+    return logging.getLogger(name)
+
+
+def random_uuid() -> str:
+    """32 random hexadecimal digits."""
+    return uuid.uuid4().hex
+
+
+def get_ip() -> str:
+    """The address by which others reach this machine: that of VLLM_HOST_IP, else of the interface
+    that leads outside, else the loopback.
+    """
+    if HOST in os.environ:
+        return os.environ[HOST]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; the address belongs to nobody
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def get_open_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
+    """Let Python collect engines that are no longer referred to; they give their memory back."""
+    gc.collect()
+
+
+def nothing_to_destroy() -> None:
+    """There are no groups of processes to destroy."""
+
+
+def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> None:
+    """Print the beginning of a vector, and how long it is."""
+    more = ", ..." if len(embeds) > 4 else ""
+    first = ", ".join(str(value) for value in embeds[:4])
+    sys.stdout.write(f"{prefix}: [{first}{more}] (size={len(embeds)})\n")
+
+
+def get_tokenizer(
+    tokenizer_name: str,
+    *args: Any,
+    tokenizer_mode: str = "auto",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The tokenizer of a folder or a hub id as transformers makes it, with all its methods."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(
+        tokenizer_name,
+        *args,
+        use_fast=tokenizer_mode != "slow",
+        trust_remote_code=trust_remote_code,
+        revision=revision,
+        cache_dir=download_dir,
+        **kwargs,
+    )
+
+
+def resolve_chat_template(
+    tokenizer: Any, chat_template: str | None, tools: list[Any] | None, **options: Any
+) -> str | None:
+    """The text of the template that chats are rendered with: the one given (or the tokenizer's of
+    that name), else the tokenizer's own; None where it has none. `options` are of the model.
+    """
+    try:
+        text: str = tokenizer.get_chat_template(chat_template, tools=tools)
+    except ValueError:  # none of that name, or none at all
+        return chat_template
+    return text
+
+
+def api_server() -> int:
+    """`quire serve` under the name of vLLM's server."""
+    from quire.cli.main import main
+
+    return main(["serve", *sys.argv[1:]])

@@ -1,0 +1,208 @@
+"""What stands for what: modules of vLLM, as programs import them, and our names for theirs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from quire.unbuilt_names import UNBUILT_NAMES
+
+ROOT = "vllm"
+
+VERSION = "0.32.0"
+"""The release whose names these are, which programs compare with those that they support."""
+
+REFUSED = ""
+"""The home of what can be imported and not called: programs import it whatever they go on to do."""
+
+_PUBLIC = {
+    "quire": """LLM SamplingParams PoolingParams RequestOutput CompletionOutput PoolingOutput
+        PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput
+        ClassificationRequestOutput ScoringOutput ScoringRequestOutput LLMEngine EngineArgs
+        AsyncEngineArgs AsyncLLMEngine ModelRegistry PromptType TextPrompt TokensPrompt""",
+    "quire.as_vllm.table": "__version__=VERSION __version_tuple__=VERSION_TUPLE",
+}
+_INPUTS = {"quire.prompts": "PromptType TextPrompt TokensPrompt"}
+_ENGINE_ARGS = {"quire": "EngineArgs AsyncEngineArgs"}
+_ASYNC_ENGINE = {"quire": "AsyncLLMEngine AsyncLLM"}
+_SYNC_ENGINE = {"quire": "LLMEngine"}
+_LLM = {"quire": "LLM"}
+_SYSTEM = "get_ip get_open_port"
+_CHAT_TEMPLATES = {"quire.as_vllm.stand_ins": "resolve_hf_chat_template=resolve_chat_template"}
+_TOKENIZER = {"quire.as_vllm.stand_ins": "get_tokenizer", "quire.text.tokenizer": "Tokenizer"}
+_ERRORS = {"quire.errors": "EngineDeadError EngineGenerateError"}
+_CLIENTS = "EngineCoreClient InprocClient MPClient SyncMPClient AsyncMPClient"
+_BEAMS = {"quire.beam_search": "BeamSearchOutput BeamSearchSequence"}
+_EXECUTOR = {"quire.as_vllm.stand_ins": "Executor=ExecutorChoice"}
+_PROCESSORS = {
+    "quire.runner.sampling": """LogitsProcessor AdapterLogitsProcessor BatchUpdate
+        MoveDirectionality RequestLogitsProcessor process_dict_updates"""
+}
+
+SERVED: dict[str, dict[str, str]] = {
+    "vllm": _PUBLIC,
+    "vllm.beam_search": _BEAMS,
+    "vllm.config": {
+        "quire.config.plan": "VllmConfig=EnginePlan",
+        "quire.config.views.engine": """CacheConfig=CacheView ParallelConfig=ParallelView
+            SchedulerConfig=SchedulerView DeviceConfig=DeviceView LoadConfig=LoadView
+            ObservabilityConfig=ObservabilityView""",
+        "quire.config.views.model": "ModelConfig=ModelView",
+        "quire.config.pooler_config": "PoolerConfig",
+        "quire.config.profiler_config": "ProfilerConfig",
+        "quire.config.structured_outputs_config": "StructuredOutputsConfig",
+    },
+    "vllm.distributed": {"quire.as_vllm.stand_ins": "cleanup_dist_env_and_memory"},
+    "vllm.distributed.parallel_state": {
+        "quire.as_vllm.stand_ins": """cleanup_dist_env_and_memory
+            destroy_model_parallel=nothing_to_destroy
+            destroy_distributed_environment=nothing_to_destroy"""
+    },
+    "vllm.distributed.weight_transfer.nccl_common": {REFUSED: "trainer_init"},
+    "vllm.distributed.weight_transfer.nccl_engine": {
+        REFUSED: "NCCLTrainerSendWeightsArgs NCCLWeightTransferEngine"
+    },
+    "vllm.distributed.weight_transfer.packed_tensor": {REFUSED: "packed_nccl_broadcast_producer"},
+    "vllm.engine.arg_utils": _ENGINE_ARGS,
+    "vllm.engine.async_llm_engine": _ASYNC_ENGINE,
+    "vllm.engine.llm_engine": _SYNC_ENGINE,
+    "vllm.engine.protocol": {"quire": "EngineClient=AsyncLLM", "quire.engine": "StreamingInput"},
+    "vllm.entrypoints.chat_utils": _CHAT_TEMPLATES,
+    "vllm.entrypoints.cli.main": {"quire.cli.main": "main"},
+    "vllm.entrypoints.generate.beam_search.utils": _BEAMS,
+    "vllm.entrypoints.llm": _LLM,
+    "vllm.entrypoints.openai.api_server": {"quire.as_vllm.stand_ins": "main=api_server"},
+    "vllm.exceptions": {
+        "quire.errors": """VLLMError=EngineError VLLMClientError=RequestError
+            VLLMServerError=EngineError VLLMValidationError=RequestError GenerationError
+            QueueOverflowError MaxQueuedTokensError EngineDeadError EngineGenerateError
+            ProfilerAlreadyActiveError=ProfilerAlreadyActive"""
+    },
+    "vllm.inputs": _INPUTS,
+    "vllm.inputs.data": _INPUTS,
+    "vllm.inputs.llm": _INPUTS,
+    "vllm.logger": {"quire.as_vllm.stand_ins": "init_logger"},
+    "vllm.logits_process": {"quire.runner.sampling": "LogitsProcessor=RequestLogitsProcessor"},
+    "vllm.logprobs": {"quire.outputs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs"},
+    "vllm.lora.request": {"quire.lora.request": "LoRARequest"},
+    "vllm.model_executor.models": {"quire": "ModelRegistry"},
+    "vllm.model_executor.models.registry": {"quire": "ModelRegistry"},
+    "vllm.outputs": {
+        "quire.outputs": "CompletionOutput RequestOutput",
+        "quire.pooling_outputs": """PoolingOutput PoolingRequestOutput EmbeddingOutput
+            EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
+            ScoringRequestOutput""",
+    },
+    "vllm.platforms": {"quire.as_vllm.stand_ins": "current_platform"},
+    "vllm.pooling_params": {"quire.params": "PoolingParams"},
+    "vllm.renderers.hf": {"quire.as_vllm.stand_ins": "resolve_chat_template"},
+    "vllm.sampling_params": {
+        "quire.params": """SamplingParams BeamSearchParams StructuredOutputsParams
+            RepetitionDetectionParams RequestOutputKind SamplingType"""
+    },
+    "vllm.sequence": {"quire.outputs": "Logprob PromptLogprobs SampleLogprobs"},
+    "vllm.tokenizers": _TOKENIZER,
+    "vllm.transformers_utils.tokenizer": {
+        **_TOKENIZER,
+        "quire.as_vllm.stand_ins": "get_tokenizer AnyTokenizer=TokenizerLike",
+    },
+    "vllm.usage.usage_lib": {"quire.as_vllm.stand_ins": "UsageContext"},
+    "vllm.utils": {
+        "quire.config.args.command_line": "FlexibleArgumentParser=QuireParser",
+        "quire.as_vllm.stand_ins": f"random_uuid Counter=Numbering {_SYSTEM}",
+    },
+    "vllm.utils.argparse_utils": {
+        "quire.config.args.command_line": "FlexibleArgumentParser=QuireParser"
+    },
+    "vllm.utils.counter": {"quire.as_vllm.stand_ins": "Counter=Numbering"},
+    "vllm.utils.network_utils": {"quire.as_vllm.stand_ins": _SYSTEM},
+    "vllm.utils.print_utils": {"quire.as_vllm.stand_ins": "print_embeddings"},
+    "vllm.v1.engine": {
+        "quire.engine": """EngineCoreEvent EngineCoreEventType EngineCoreOutput EngineCoreOutputs
+            EngineCoreReadyResponse EngineCoreRequest EngineCoreRequestType EngineStatusType
+            FinishReason PauseMode UtilityOutput"""
+    },
+    "vllm.v1.engine.async_llm": {
+        "quire": "AsyncLLM AsyncEngineArgs SamplingParams PoolingParams RequestOutput",
+        "quire.engine": "InputStreamError StreamingInput",
+    },
+    "vllm.v1.engine.core": {"quire.engine": "EngineCore EngineCoreProc DPEngineCoreProc"},
+    "vllm.v1.engine.core_client": {"quire.engine": _CLIENTS},
+    "vllm.v1.engine.exceptions": _ERRORS,
+    "vllm.v1.engine.llm_engine": _SYNC_ENGINE,
+    "vllm.v1.engine.output_processor": {"quire.engine": "RequestOutputCollector"},
+    "vllm.v1.executor": _EXECUTOR,
+    "vllm.v1.executor.abstract": _EXECUTOR,
+    "vllm.v1.metrics.loggers": {
+        "quire.engine.stats.loggers": """StatLoggerBase AggregateStatLoggerBase LoggingStatLogger
+            AggregatedLoggingStatLogger StatLoggerFactory"""
+    },
+    "vllm.v1.metrics.reader": {
+        "quire.observability.metrics": "Counter Gauge Histogram Metric",
+        "quire.as_vllm.stand_ins": "Vector",
+    },
+    "vllm.v1.metrics.stats": {
+        "quire.engine": "SchedulerStats",
+        "quire.engine.stats.step_stats": "IterationStats",
+        "quire.outputs": "RequestStateStats",
+    },
+    "vllm.v1.sample.logits_processor": _PROCESSORS,
+    "vllm.v1.sample.logits_processor.builtin": {"quire.runner.sampling": "process_dict_updates"},
+    "vllm.v1.sample.logits_processor.interface": _PROCESSORS,
+    "vllm.version": {"quire.as_vllm.table": "__version__=VERSION __version_tuple__=VERSION_TUPLE"},
+}
+"""Module -> the module of ours or of the standard library -> its names; `theirs=ours` where they
+differ.
+"""
+
+MODULES = frozenset(
+    module.rsplit(".", cut)[0] for module in SERVED for cut in range(module.count(".") + 1)
+)
+"""All of them, with the packages that they are in."""
+
+PROGRAMS = {
+    "vllm.entrypoints.cli.main": "import sys; from quire.cli.main import main; sys.exit(main())",
+    "vllm.entrypoints.openai.api_server": (
+        "import sys; from quire.as_vllm.stand_ins import api_server; sys.exit(api_server())"
+    ),
+}
+"""What `python -m` runs of them."""
+
+VERSION_TUPLE = tuple(int(part) for part in VERSION.split("."))
+
+_REASONS = {
+    "vllm.assets": "Pictures, sounds and films are not served.",
+    "vllm.attention": "The provider of attention is chosen by what it supports.",
+    "vllm.compilation": "Nothing is compiled.",
+    "vllm.config": "Options are fields of EngineArgs, given by name or as a dict.",
+    "vllm.distributed.kv_transfer": "K/V stay in their engine.",
+    "vllm.distributed.weight_transfer": "Weights are read from files.",
+    "vllm.distributed": "A model runs on one device.",
+    "vllm.entrypoints": "The server is one program: quire serve.",
+    "vllm.envs": "The table of variables is in docs/compatibility.md; set them in os.environ.",
+    "vllm.lora": "This release has no adapters.",
+    "vllm.model_executor": "Models are described, not programmed: see docs/models.md.",
+    "vllm.multimodal": "Pictures, sounds and films are not served.",
+    "vllm.sampling_params.GuidedDecodingParams": "It is StructuredOutputsParams.",
+    "vllm.v1.core": "The scheduler has no parts to replace.",
+    "vllm.v1.worker": "The worker has no parts to replace.",
+}
+"""Why something is missing, for all that begins so; the longest beginning counts."""
+
+
+@cache
+def names_of(module: str) -> dict[str, tuple[str, str]]:
+    """The names of a module: theirs -> (our module, our name)."""
+    return {
+        theirs: (home, ours or theirs)
+        for home, names in SERVED.get(module, {}).items()
+        for theirs, _, ours in (name.partition("=") for name in names.split())
+    }
+
+
+def why_missing(name: str) -> str:
+    """A sentence about a module or a name that has no counterpart."""
+    parts = name.split(".")
+    beginnings = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    reasons = (_REASONS[each] for each in beginnings if each in _REASONS)
+    instead = UNBUILT_NAMES.get(parts[-1]) or next(reasons, "")
+    return " ".join(f"Quire has no {name}. {instead} docs/compatibility.md has the list.".split())

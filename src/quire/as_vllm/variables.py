@@ -1,0 +1,88 @@
+"""The environment variables that programs set for vLLM: what becomes of each here.
+
+They are read when `vllm` is first imported, so that a program may set them before that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+_PREFIX = "VLLM_"
+
+TRANSLATED = {
+    "VLLM_API_KEY": "QUIRE_API_KEY",
+    "VLLM_CACHE_ROOT": "QUIRE_CACHE_DIR",
+    "VLLM_LOG_STATS_INTERVAL": "QUIRE_LOG_STATS_INTERVAL",
+}
+"""Variables that have another name here. One that is set under ours already keeps its value."""
+
+LOGGING_LEVEL = "VLLM_LOGGING_LEVEL"
+"""It becomes the level of the logger `quire`, here and in the engine's processes."""
+
+HOST = "VLLM_HOST_IP"
+"""The address that `get_ip()` gives (stand_ins.py)."""
+
+TRUE_ANYWAY = {
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
+    "VLLM_BATCH_INVARIANT": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_MODELSCOPE": "0",
+    "VLLM_USE_V1": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+"""Variables and the value at which nothing needs to be done: it is so, or it is so for `LLM`."""
+
+INSTEAD = {
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "functions run where the core is in this process",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "give hf_overrides={'max_position_embeddings': ...}",
+    "VLLM_ATTENTION_BACKEND": "the provider of attention is chosen by what it supports",
+    "VLLM_BATCH_INVARIANT": "answers do not depend on the batch, and cannot be made to",
+    "VLLM_CONFIGURE_LOGGING": "give the logger 'quire' a handler with the module logging",
+    "VLLM_CPU_KVCACHE_SPACE": "give kv_cache_memory_bytes",
+    "VLLM_CPU_OMP_THREADS_BIND": "give cpu_threads, or use taskset or numactl",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "give LLM or LLMEngine enable_multiprocessing=True",
+    "VLLM_MAX_N_SEQUENCES": "n is 16384 at most",
+    "VLLM_SERVER_DEV_MODE": "give quire serve --enable-admin and --api-key",
+    "VLLM_TARGET_DEVICE": "the device is found, or chosen by the option device",
+    "VLLM_USE_MODELSCOPE": "give the folder of the model",
+    "VLLM_USE_V1": "there is one engine",
+    "VLLM_WORKER_MULTIPROC_METHOD": "processes are always fresh interpreters",
+}
+"""Variables that are reported with what to do instead, where their value is not the one above."""
+
+_CHILD_SITE = Path(__file__).parent / "child_site"
+
+logger = logging.getLogger(__name__)
+
+
+def read_variables() -> None:
+    """Translate what has a meaning, and warn once of each variable that has none. Raises ValueError
+    for a key that would be read as several.
+    """
+    for theirs, ours in TRANSLATED.items():
+        if theirs in os.environ:
+            if theirs == "VLLM_API_KEY" and "," in os.environ[theirs]:
+                raise ValueError(f"{theirs} has a comma, which {ours} cannot hold; give --api-key.")
+            os.environ.setdefault(ours, os.environ[theirs])
+    if LOGGING_LEVEL in os.environ:
+        logging.getLogger("quire").setLevel(os.environ[LOGGING_LEVEL].upper())
+    known = {LOGGING_LEVEL, HOST, *TRANSLATED}
+    for name in sorted(name for name in os.environ if name.startswith(_PREFIX)):
+        value = os.environ[name]
+        if name not in known and value != TRUE_ANYWAY.get(name):
+            instead = INSTEAD.get(name, "it means nothing here")
+            logger.warning("%s=%s has no effect: %s.", name, value, instead)
+
+
+def name_for_children() -> None:
+    """Have the Python processes that this one starts import quire.as_vllm before all else: through
+    PYTHONPATH, which leads them to child_site/sitecustomize.py.
+    """
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = [path for path in paths if path and path != str(_CHILD_SITE)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_CHILD_SITE), *others])

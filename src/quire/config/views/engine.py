@@ -1,0 +1,131 @@
+"""Views of the plan except the model's: KV cache, cores, steps, device, files, traces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.config.views.view import Fact, Fixed, PlanView
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CacheView(PlanView):
+    """`vllm_config.cache_config`: sizes of the KV cache; `num_gpu_blocks` counts the null block."""
+
+    name = "cache_config"
+    block_size = Fact()
+    num_gpu_blocks = Fact("num_blocks")
+    num_cpu_blocks = Fixed(0)
+    cache_dtype = Fact("kv_dtype")
+    enable_prefix_caching = Fact()
+    prefix_caching_hash_algo = Fixed("sha256")
+    gpu_memory_utilization = Fact("memory_share")
+    kv_cache_memory_bytes = Fact("kv_cache_bytes")
+
+
+class ParallelView(PlanView):
+    """`vllm_config.parallel_config`: the workers of a core, and the cores of an engine."""
+
+    name = "parallel_config"
+    tensor_parallel_size = Fixed(1)
+    pipeline_parallel_size = Fixed(1)
+    data_parallel_size = Fact()
+    data_parallel_rpc_port = Fact()
+    enable_expert_parallel = Fact()
+    distributed_executor_backend = Fact()
+    rank = Fixed(0)
+    nnodes = Fixed(1)
+    node_rank = Fixed(0)
+    worker_extension_cls = Fixed("")
+
+    @property
+    def world_size(self) -> int:
+        """The workers of one core."""
+        size: int = self.tensor_parallel_size * self.pipeline_parallel_size
+        return size
+
+    @property
+    def world_size_across_dp(self) -> int:
+        """The workers of all cores."""
+        cores: int = self.data_parallel_size
+        return self.world_size * cores
+
+    @property
+    def data_parallel_size_local(self) -> int:
+        """The cores on this machine."""
+        return len(self.plan.data_parallel_ranks)
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """The first core on this machine; 0 on a machine without cores."""
+        ranks: tuple[int, ...] = self.plan.data_parallel_ranks
+        return ranks[0] if ranks else 0
+
+    @property
+    def data_parallel_master_ip(self) -> str:
+        """Where cores on other machines find the front end; this machine where there are none."""
+        address: str | None = self.plan.data_parallel_address
+        return address or "127.0.0.1"
+
+    @property
+    def data_parallel_external_lb(self) -> bool:
+        """Whether load is balanced outside, with one core here."""
+        return bool(self.plan.data_parallel_mode == "external")
+
+    @property
+    def data_parallel_hybrid_lb(self) -> bool:
+        """Whether load is balanced between machines outside, and between cores here."""
+        return bool(self.plan.data_parallel_mode == "hybrid")
+
+
+class SchedulerView(PlanView):
+    """`vllm_config.scheduler_config`: how much a step computes, and of whom."""
+
+    name = "scheduler_config"
+    max_num_batched_tokens = Fact()
+    max_num_seqs = Fact()
+    max_model_len = Fact()
+    enable_chunked_prefill = Fact()
+    chunked_prefill_enabled = Fact("enable_chunked_prefill")
+    long_prefill_token_threshold = Fact()
+    policy = Fact("scheduling_policy")
+    stream_interval = Fact()
+
+    @property
+    def async_scheduling(self) -> bool:
+        """Whether a step is planned while another one runs."""
+        return bool(self.plan.max_steps_in_flight > 1)
+
+    @property
+    def runner_type(self) -> str:
+        """generate or pooling."""
+        return "generate" if self.plan.pooler is None else "pooling"
+
+
+class DeviceView(PlanView):
+    """`vllm_config.device_config`."""
+
+    name = "device_config"
+    device_type = Fact("device")
+
+    @property
+    def device(self) -> torch.device:
+        """The device as torch names it; torch is imported for it."""
+        import torch
+
+        return torch.device(self.plan.device)
+
+
+class LoadView(PlanView):
+    """`vllm_config.load_config`."""
+
+    name = "load_config"
+    load_format = Fact()
+
+
+class ObservabilityView(PlanView):
+    """`vllm_config.observability_config`."""
+
+    name = "observability_config"
+    otlp_traces_endpoint = Fact()

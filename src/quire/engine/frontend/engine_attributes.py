@@ -1,0 +1,74 @@
+"""The read-only attributes by which programs look into an engine, the same for both faces."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from quire.config.plan import EnginePlan
+from quire.engine.frontend.frontend import FrontEnd
+from quire.engine.frontend.input_processor import InputProcessor
+from quire.engine.frontend.output_processor import OutputProcessor
+from quire.errors import EngineError
+
+if TYPE_CHECKING:
+    from quire.config.views.model import ModelView
+
+
+class EngineAttributes:
+    """Of `LLMEngine` and `AsyncLLM`: what they are made of."""
+
+    front_end: FrontEnd[Any]
+    _is_logging: bool
+
+    @property
+    def vllm_config(self) -> EnginePlan:
+        """The plan that the engine was made from. Raises EngineError where it was made by hand."""
+        plan = self.front_end.plan
+        if plan is None:
+            raise EngineError("The engine was made without a plan.")
+        return plan
+
+    @property
+    def model_config(self) -> ModelView:
+        """What the plan says of the model."""
+        return self.vllm_config.model_config
+
+    @property
+    def log_stats(self) -> bool:
+        """Whether statistics are logged, and `get_metrics()` has them."""
+        return self._is_logging
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """Checks and completes requests."""
+        return self.front_end.inputs
+
+    @property
+    def output_processor(self) -> OutputProcessor:
+        """Makes outputs of the core's steps."""
+        return self.front_end.outputs
+
+    @property
+    def engine_core(self) -> Any:
+        """The client of the cores."""
+        return self.front_end.client
+
+    @property
+    def io_processor(self) -> None:
+        """None: there are no plug-ins that process inputs and outputs."""
+
+    @property
+    def renderer(self) -> NoReturn:
+        """Raise AttributeError: prompts are rendered by functions."""
+        raise AttributeError(
+            "There is no renderer: use engine.get_tokenizer() and its apply_chat_template, "
+            "LLM.chat, or input_processor.process_inputs.",
+            name="renderer",
+            obj=self,
+        )
+
+    def __del__(self) -> None:
+        """End the cores of an engine that nothing refers to any more."""
+        if "front_end" in vars(self) and not sys.is_finalizing():
+            self.front_end.shutdown()

@@ -1,0 +1,33 @@
+"""Requests that a program has processed before it adds them: `InputProcessor.process_inputs` makes
+such an `EngineCoreRequest`, and the engine takes one in place of a prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.errors import InvalidParameter
+from quire.prompts import TokensPrompt
+
+
+def parts_of(request: EngineCoreRequest, prompt_text: str | None) -> dict[str, Any]:
+    """The arguments of `FrontEnd.add` that a request which was processed before stands for; they
+    rule over those that come with it. Raises InvalidParameter for one that has an external id.
+    """
+    if request.external_req_id is not None:
+        allowed = "the engine sets it, from request_id"
+        raise InvalidParameter("external_req_id", request.external_req_id, allowed)
+    prompt = TokensPrompt(prompt_token_ids=request.prompt_token_ids, cache_salt=request.cache_salt)
+    text = request.prompt_text if prompt_text is None else prompt_text
+    if text is not None:
+        prompt["prompt"] = text
+    return {
+        "request_id": request.request_id,
+        "prompt": prompt,
+        "params": request.params,
+        "arrival_time": request.arrival_time,
+        "priority": request.priority,
+        "data_parallel_rank": request.data_parallel_rank,
+        "trace_headers": request.trace_headers,
+    }

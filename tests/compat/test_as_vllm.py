@@ -1,0 +1,215 @@
+"""Programs for vLLM run unchanged through quire.as_vllm, each in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire import embedded
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def run(*words, env=(), code=0, cwd=PROGRAMS):
+    """What a program under the runner writes to its standard output and its standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "quire.as_vllm", *map(str, words)], cwd=cwd, timeout=100,
+        env=os.environ | dict(env), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+def run_code(*lines, env=()):
+    return run("-c", "\n".join(lines), env=env)
+
+
+def plain_python(code, **options):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, **options
+    )
+
+
+# whole programs
+
+
+def test_an_offline_program():
+    flags = ("--model", embedded.path(), "--max_model_len", "256", "--num-tokens=8")
+    out, _ = run("offline.py", *flags, "--seed", "3")
+    found = json.loads(out.splitlines()[-1])
+    assert found["repeated"] == found["texts"][0] != found["texts"][1]
+    assert found["chosen"] in ("yes", "no")
+    assert found["answered"] and found["counts"] and found["beams"] == 2
+    assert found["max_model_len"] == 256
+
+
+def test_rollouts_with_a_logits_processor_in_another_process():
+    out, _ = run("rollouts.py", env={"MODEL": str(embedded.path())})
+    found = json.loads(out.splitlines()[-1])
+    assert found == {
+        "was_paused": True, "same": True, "num_tokens": 3 * 2 * 24, "banned": False,
+        "logprobs": True, "continued": True,
+    }  # fmt: skip
+
+
+def test_processes_that_a_program_starts():
+    out, _ = run("children.py", "--a", "b", code=7)
+    assert out.splitlines() == [
+        "quire.params.sampling 0.32.0",
+        "quire.params.sampling 0.32.0",
+        "['--a', 'b'] __main__",
+    ]
+
+
+# the runner
+
+
+def test_a_module_and_a_command_are_programs_too(tmp_path):
+    assert run("-m", "children", "x", code=7)[0].endswith("['x'] __main__\n")
+    command = tmp_path / "ask-vllm"
+    command.write_text(f"#!{sys.executable}\nimport sys, vllm\nprint(vllm.__version__, sys.argv)\n")
+    command.chmod(0o755)
+    out, _ = run("ask-vllm", "y", env={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
+    assert out == f"0.32.0 ['{command}', 'y']\n"
+
+
+def test_what_is_no_program_is_said():
+    assert "usage: python -m quire.as_vllm" in run(code=1)[1]
+    assert "there is no program 'nowhere.py'" in run("nowhere.py", code=1)[1]
+    assert "is no Python program" in run("sh", code=1)[1]
+
+
+def test_the_server_s_names_are_ours():
+    out, _ = run("-m", "vllm.entrypoints.cli.main", "--version")
+    assert out == plain_python("import quire; print(quire.__version__)").stdout
+    out, _ = run("-m", "vllm.entrypoints.openai.api_server", "--help")
+    assert out.startswith("usage: quire serve")
+
+
+def test_a_sitecustomize_behind_ours_runs(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.customized = True")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+    child = "import vllm; print(customized, vllm.__version__)"
+    assert run("-c", code, child, env={"PYTHONPATH": path})[0] == "True 0.32.0\n"
+
+
+def test_one_line_is_enough_in_one_process():
+    assert plain_python("import quire.as_vllm, vllm; print(vllm.LLM)").returncode == 0
+    assert plain_python("import quire, vllm").returncode == 1, "nothing answers unless asked"
+    done = plain_python("import sys; sys.modules['vllm'] = sys; import quire.as_vllm")
+    assert "another vllm is loaded already" in done.stderr
+
+
+# names
+
+
+def test_every_name_of_the_table_is_there():
+    """Except those whose module of ours is not built yet, which say so."""
+    out, _ = run_code(
+        "import importlib, importlib.util",
+        "from quire.as_vllm.table import MODULES, SERVED, names_of",
+        "for module in sorted(MODULES):",
+        "    made = importlib.import_module(module)",
+        "    for theirs, (home, ours) in names_of(module).items():",
+        "        try:",
+        "            value = getattr(made, theirs)",
+        "        except ImportError as error:",
+        "            assert importlib.util.find_spec(home.rpartition('.')[0]) is None, error",
+        "            continue",
+        "        assert not home or value is getattr(importlib.import_module(home), ours)",
+        "        exec(f'from {module} import {theirs}')",
+        "print(len(SERVED))",
+    )
+    assert int(out) > 40
+
+
+def test_the_package_can_be_asked_about():
+    out, _ = run_code(
+        "import importlib.metadata as metadata, importlib.util, sys",
+        "print(importlib.util.find_spec('vllm').name, 'vllm' in sys.modules)",
+        "print(metadata.version('vllm'), metadata.distribution('vllm').metadata['Name'])",
+        "print(metadata.packages_distributions()['vllm'])",
+        "print(len([d for d in metadata.distributions() if d.metadata['Name'] == 'vllm']))",
+        "import vllm",
+        "from vllm import *",
+        "print(LLM is vllm.LLM is vllm.entrypoints.llm.LLM, hasattr(vllm, 'nothing'))",
+        "print(vllm.version.__version_tuple__, 'torch' in sys.modules)",
+    )
+    assert out.splitlines() == [
+        "vllm False", "0.32.0 vllm", "['vllm']", "1", "True False", "(0, 32, 0) False",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("statement", "error", "sentence"),
+    [
+        ("import vllm.nothing", "ModuleNotFoundError", "Quire has no vllm.nothing."),
+        ("from vllm import nothing", "ModuleNotFoundError", "Quire has no vllm.nothing."),
+        ("import vllm.model_executor.layers", "ModuleNotFoundError", "described, not programmed"),
+        (
+            "from vllm import initialize_ray_cluster",
+            "ModuleNotFoundError",
+            "Ray does not start cores",
+        ),
+        ("from vllm.multimodal.utils import fetch_image", "ModuleNotFoundError", "not served"),
+        ("import vllm; vllm.nothing", "AttributeError", "Quire has no vllm.nothing."),
+        (
+            "from vllm.distributed.weight_transfer.nccl_common import trainer_init; trainer_init()",
+            "NotImplementedError",
+            "Weights are read from files",
+        ),
+    ],
+)
+def test_what_is_missing_is_said_in_a_sentence(statement, error, sentence):
+    done = plain_python(f"import quire.as_vllm\n{statement}")
+    assert done.stderr.splitlines()[-1].startswith(f"{error}: ")
+    assert sentence in done.stderr.splitlines()[-1]
+
+
+# environment variables
+
+
+def test_variables_are_translated_or_reported():
+    given = {
+        "VLLM_API_KEY": "k",
+        "VLLM_LOGGING_LEVEL": "debug",
+        "VLLM_USE_V1": "1",
+        "VLLM_HOST_IP": "192.0.2.7",
+        "VLLM_MAX_N_SEQUENCES": "64",
+        "VLLM_NO_SUCH_THING": "x",
+    }
+    out, err = run_code(
+        "import logging, os",
+        "assert 'QUIRE_API_KEY' not in os.environ",
+        "os.environ['VLLM_WORKER_MULTIPROC_METHOD'] = 'fork'",
+        "import vllm, vllm.utils",
+        "print(os.environ['QUIRE_API_KEY'], logging.getLogger('quire').level)",
+        "print(vllm.utils.get_ip())",
+        env=given,
+    )
+    assert out == "k 10\n192.0.2.7\n"
+    assert err.splitlines() == [
+        "VLLM_MAX_N_SEQUENCES=64 has no effect: n is 16384 at most.",
+        "VLLM_NO_SUCH_THING=x has no effect: it means nothing here.",
+        "VLLM_WORKER_MULTIPROC_METHOD=fork has no effect: processes are always fresh interpreters.",
+    ]
+
+
+def test_a_key_that_would_become_two_is_refused():
+    done = plain_python("import quire.as_vllm, vllm", env=os.environ | {"VLLM_API_KEY": "a,b"})
+    assert "VLLM_API_KEY has a comma" in done.stderr.splitlines()[-1]
+
+
+def test_the_page_has_every_module_and_every_variable():
+    out, _ = run_code(
+        "from quire.as_vllm import table, variables",
+        "print(*(name.removeprefix('vllm') or 'vllm' for name in table.SERVED))",
+        "print(*variables.TRANSLATED, *variables.TRANSLATED.values(), variables.LOGGING_LEVEL)",
+        "print(*variables.TRUE_ANYWAY, *variables.INSTEAD, variables.HOST)",
+    )
+    page = (PROGRAMS.parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    assert not [name for name in out.split() if f"`{name}`" not in page]

@@ -1,0 +1,131 @@
+"""`AsyncLLM` as programs written for the reference use it, over cores in processes."""
+
+import asyncio
+import gc
+import logging
+import weakref
+
+import pytest
+
+from quire import AsyncEngineArgs, AsyncLLM, SamplingParams
+from quire.engine.arguments import check_clients
+from quire.errors import EngineDeadError, NotBuiltYet
+from quire.executor.backends import executor_class_of
+from tests.engine.frontend.async_engines import collect, looped, make_async
+
+ARGS = {"dtype": "float32", "num_gpu_blocks_override": 100, "max_model_len": 256}
+LONG = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
+
+
+def launch(**more):
+    plan = AsyncEngineArgs(**ARGS).create_engine_config()
+    return AsyncLLM(plan, executor_class_of(plan), True, usage_context="api server", **more)
+
+
+async def value_of(engine, name, wanted, **labels):
+    """Wait until a metric has a value."""
+    for _ in range(3000):
+        found = [
+            metric.value for metric in engine.get_metrics()
+            if metric.name == f"vllm:{name}" and labels.items() <= metric.labels.items()
+        ]  # fmt: skip
+        if found == [wanted]:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{name} is {found}")
+
+
+@looped
+async def test_a_life():
+    """One engine for what needs real cores: requests are slow to start."""
+    engine = launch()
+    assert engine.get_tokenizer() is engine.tokenizer
+    assert engine.vllm_config.model_config.get_vocab_size() == engine.front_end.plan.vocab_size
+    prepared = engine.input_processor.process_inputs("own", "def f(", LONG)
+    outputs = [output async for output in engine.generate(prepared, LONG, "given")]
+    assert (outputs[-1].request_id, outputs[-1].prompt) == ("own", "def f(")
+    with pytest.raises(TimeoutError):
+        await engine.collective_rpc("kv_cache_bytes", timeout=1e-9)
+    assert len(await engine.collective_rpc("kv_cache_bytes", timeout=60)) == 1
+
+    await engine.pause_generation("keep", clear_cache=False)
+    waiting = [asyncio.create_task(collect(engine, f"w{i}", max_tokens=2)) for i in range(3)]
+    await value_of(engine, "num_requests_waiting", 3)
+    await value_of(engine, "num_requests_waiting_by_reason", 3, reason="capacity")
+    await value_of(engine, "num_requests_waiting_by_reason", 0, reason="deferred")
+    await engine.abort("w0")
+    await value_of(engine, "num_requests_waiting", 2)
+    await engine.resume_generation()
+    await asyncio.gather(*waiting)
+
+    streams = [asyncio.create_task(collect(engine, f"s{i}", max_tokens=100)) for i in range(3)]
+    await value_of(engine, "num_requests_running", 3)
+    engine.shutdown(60)
+    for outputs in await asyncio.gather(*streams):
+        assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason in ("stop", "length")
+    with pytest.raises(EngineDeadError):
+        await collect(engine, "late")
+
+
+@looped
+async def test_requests_that_do_not_finish_in_time_end_by_an_error():
+    engine = make_async(lambda request: [10])  # stands still after a token
+    stream = asyncio.create_task(collect(engine, "r", max_tokens=9))
+    await asyncio.sleep(0.05)
+    engine.shutdown(0.05)
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await stream
+
+
+@looped
+async def test_a_drain_says_how_many_are_left():
+    engine = make_async(lambda request: [10])
+    streams = [asyncio.create_task(collect(engine, f"r{i}", max_tokens=9)) for i in range(2)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(TimeoutError, match=r"2 requests were not finished after 0\.05 s"):
+        await engine.wait_for_requests_to_drain(0.05)
+    await engine.abort(["r0", "r1"])
+    await asyncio.gather(*streams)
+    await engine.wait_for_requests_to_drain(0.05)
+
+
+@looped
+async def test_ends_are_logged_where_requests_are(caplog):
+    engine = make_async(lambda request: [10])
+    engine._log_requests = True
+    with caplog.at_level(logging.INFO, "quire.engine.async_llm"):
+        stream = asyncio.create_task(collect(engine, "one", max_tokens=9))
+        await asyncio.sleep(0.05)
+        await engine.abort("one")
+        await stream
+        left = engine.generate([4], SamplingParams(max_tokens=9), "two")
+        await anext(left)
+        await left.aclose()
+        with pytest.raises(ValueError, match="prompt"):
+            await collect(engine, "three", prompt=())
+        await collect(engine, "four", max_tokens=1)
+    found = [line for line in caplog.messages if not line.startswith("Added")]
+    assert found[0] == "Aborted request(s) one."
+    assert found[1].startswith("Request two was aborted")
+    assert found[2].startswith("Request three failed: ") and "prompt" in found[2]
+    assert len(found) == 3
+
+
+def test_an_engine_that_nothing_refers_to_is_shut_down():
+    async def leave():
+        engine = make_async()
+        await collect(engine, "r", max_tokens=2)
+        return weakref.ref(engine), engine.front_end.client.inner
+
+    engine, core = asyncio.run(leave())
+    gc.collect()
+    assert engine() is None and core.is_shut_down
+
+
+@pytest.mark.parametrize("given", [(["ipc://x"], 1, 0), (None, 2, 0), (None, 1, 1)], ids=str)
+def test_an_engine_has_one_client(given):
+    with pytest.raises(NotBuiltYet, match=r"client_.*api-server-count"):
+        check_clients(*given)
+    check_clients(None, 1, 0)
+    with pytest.raises(NotBuiltYet, match="client_"):
+        AsyncLLM(None, None, True, None, None, False, True, True, None, False, *given)
