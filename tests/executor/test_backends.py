@@ -39,7 +39,7 @@ def test_the_plan_says_which_executor_runs_it(folder, given):
 )
 def test_what_no_executor_does_is_refused_by_name(folder, wish):
     [name] = wish
-    with pytest.raises(NotBuiltYet, match=f"{name}.*one device in one process"):
+    with pytest.raises(NotBuiltYet, match=f"{name}.*A model runs on one device"):
         plan_of(folder, **wish)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.executor.abstract import BuiltExecutor, Executor
 from quire.executor.platform import Platform
@@ -33,6 +32,13 @@ class OpenExecutor(Protocol):
 EXECUTORS: Mapping[str, OpenExecutor] = MappingProxyType({"uni": open_uniproc})
 
 
-def executor_class_of(vllm_config: EnginePlan) -> type[Executor]:
-    """The class of the executor that a plan names."""
+class NamesExecutor(Protocol):
+    """What an engine was made from, as far as it names its executor."""
+
+    @property
+    def distributed_executor_backend(self) -> str: ...
+
+
+def executor_class_of(vllm_config: NamesExecutor) -> type[Executor]:
+    """The class of the executor that an engine was made with."""
     return {"uni": UniprocExecutor}[vllm_config.distributed_executor_backend]
