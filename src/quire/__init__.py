@@ -23,6 +23,7 @@ _HOMES = {
     "EngineArgs": "quire.config.args.engine_args",
     "LLM": "quire.llm",
     "LLMEngine": "quire.engine.llm_engine",
+    "LoRARequest": "quire.lora.request",
     "LogitsProcessor": "quire.runner.sampling",
     "MoveDirectionality": "quire.runner.sampling",
     "PoolingOutput": "quire.pooling_outputs",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from quire.engine.async_llm import AsyncLLM
     from quire.engine.llm_engine import LLMEngine
     from quire.llm import LLM
+    from quire.lora.request import LoRARequest
     from quire.outputs import CompletionOutput, RequestOutput
     from quire.params import (
         BeamSearchParams,
@@ -85,6 +87,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
+    "LoRARequest",
     "LogitsProcessor",
     "MoveDirectionality",
     "PoolingOutput",

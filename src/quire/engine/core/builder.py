@@ -103,6 +103,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         seed=plan.seed,
         max_model_len=plan.max_model_len,
         offload=plan.offload,
+        adapters=plan.adapters,
         device=plan.device,
         num_threads=plan.num_threads,
         use_graphs=plan.use_graphs,
