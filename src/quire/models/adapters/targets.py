@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from quire.errors import InvalidParameter
@@ -18,8 +19,15 @@ Found = TypeVar("Found")
 
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 """What names may begin with besides the family's own prefix, by the class that was trained."""
-_OTHER_NAMES = (".block_sparse_moe.", ".mlp.")
-"""What checkpoints call a part of a layer, and what transformers does."""
+_IN_TRANSFORMERS = (
+    (".block_sparse_moe.gate.", ".mlp.router."),
+    (".block_sparse_moe.", ".mlp."),
+    (".router.layer.", ".router."),
+    (".router.gate.", ".gate."),
+    (".shared_mlp.", ".shared_experts."),
+    ("embed_out.", "lm_head."),
+)
+"""What checkpoints call parts of a model, and what transformers may call them."""
 _EXPERT = re.compile(r"(?P<at>(?:\w+\.)*experts)\.(?P<expert>\d+)\.(?P<part>\w+)")
 _LAYER = re.compile(r"layers\.\d+\.")
 _PARTS_OF_EXPERTS = {
@@ -89,18 +97,24 @@ class AdapterTargets:
             if stored.leaves[0].name.startswith("pooler."):
                 self._heads[name] = stored
             elif _is_stack(stored):
-                module = name.removesuffix(".weight") if name.endswith(".weight") else _parent(name)
-                self._stacks.setdefault(module, []).append(stored)
+                self._list_stack(name, stored)
             elif _is_matrix(stored):
                 self._modules[name.removesuffix(".weight")] = stored
+
+    def _list_stack(self, name: str, stored: StoredTensor) -> None:
+        self._stacks.setdefault(_parent(name), []).append(stored)
+        if name.endswith(".weight"):  # a module of its own, which transformers has together
+            parts = [leaf_of(leaf).rpartition(".")[2] for leaf in stored.leaves[:: stored.shape[0]]]
+            module = _parent(_parent(name)) + ".experts"
+            parameter = replace(stored, name=f"{module}.{'_'.join(parts)}_proj")
+            self._stacks.setdefault(module, []).append(parameter)
 
     def _bare_names(self, name: str) -> Iterator[str]:
         """The names of a tensor without what comes before the layers."""
         prefix = next((p for p in self._prefixes if p and name.startswith(p)), "")
         bare = name.removeprefix(prefix)
         yield bare
-        if (other := bare.replace(*_OTHER_NAMES)) != bare:
-            yield other
+        yield from {bare.replace(*pair) for pair in _IN_TRANSFORMERS} - {bare}
 
     def _list_experts_as_one(self) -> None:
         """List experts with a tensor each as transformers has them: stacked, the gates above."""
@@ -164,8 +178,10 @@ def _is_matrix(stored: StoredTensor) -> bool:
     """Whether it is the weight of one linear module, or the table of one embedding."""
     if {"row", "scalar", "joined"} & set(stored.steps) or not stored.name.endswith(".weight"):
         return False
-    is_linear = all(leaf.kind == "matrix" and len(leaf.shape) == 2 for leaf in stored.leaves)
-    return is_linear or stored.leaves[0].name in _TABLES
+    return stored.leaves[0].name in _TABLES or all(
+        leaf.kind == "matrix" and len(leaf.shape) == 2 and not leaf.name.startswith("shared.")
+        for leaf in stored.leaves
+    )  # a transformer that several layers share is one module in each of them for transformers
 
 
 def _is_stack(stored: StoredTensor) -> bool:
