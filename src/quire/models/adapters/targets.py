@@ -34,6 +34,8 @@ _PARTS_OF_EXPERTS = {
     "gate_proj": "gate", "up_proj": "up", "down_proj": "down",
     "w1": "gate", "w3": "up", "w2": "down",
 }  # fmt: skip
+_FUSED = ("qkv_proj", "gate_up_proj")
+"""Names that stand for all parts, also where a family has them one by one."""
 _TABLES = ("embed.weight", "head.weight")
 
 
@@ -170,7 +172,8 @@ class AdapterTargets:
             for stored in tensors:
                 own = leaf_of(stored.leaves[0])
                 is_named = name in bare or name.endswith("." + wanted)
-                if is_named or (_LAYER.match(own) and names_product(wanted, product_of(own))):
+                is_part = wanted.endswith(_FUSED) and _LAYER.match(own)
+                if is_named or (is_part and names_product(wanted, product_of(own))):
                     yield stored
 
 
