@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
@@ -15,6 +17,7 @@ from quire.executor.profiler import Profiler
 from quire.executor.worker import SaveWeights, Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
+from quire.models.adapters.banks import AdapterRoom
 from quire.models.decoder import DecoderModel
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.load import load_foreign_model
@@ -26,6 +29,7 @@ from quire.models.spec import Decoder
 from quire.ops import Ops
 from quire.params import PoolingParams, SamplingParams
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
+from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
@@ -91,12 +95,19 @@ def build_worker(
         capacity=config.max_num_batched_tokens,
         sizes=platform.sizes,
         types=types,
+        has_adapters=config.adapters is not None,
     )
     forward = record_steps(platform, model, batches)
     if exchange is not None:
         forward = LockStepForward(forward, exchange)
     runner = ModelRunner(
-        model=model, rows=rows, batches=batches, kv_cache=kv_cache, device=device, forward=forward
+        model=model,
+        rows=rows,
+        batches=batches,
+        kv_cache=kv_cache,
+        device=device,
+        forward=forward,
+        adapters=_adapters(config, model),
     )
     if config.pooler is None:
         runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
@@ -129,6 +140,21 @@ def build_worker(
         profiler=None if config.profiler is None else Profiler(config.profiler),
         save=_saver(config, platform, group),
     )
+
+
+def _adapters(config: WorkerConfig, model: RunnableModel) -> AdapterSlots | None:
+    if config.adapters is None:
+        return None
+    assert isinstance(model, DecoderModel), "adapters of Quire's own decoder"
+    return AdapterSlots(model)
+
+
+def _room(config: WorkerConfig) -> AdapterRoom | None:
+    """Return what the model's banks have room for; None: there are no adapters."""
+    plan = config.adapters
+    if plan is None:
+        return None
+    return AdapterRoom(plan.max_loras, plan.max_lora_rank, getattr(torch, plan.lora_dtype))
 
 
 def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
@@ -186,6 +212,7 @@ def _loader(
         group=group,
         keeps_experts=config.keeps_experts,
         make_placement=_placement_maker(config, platform),
+        adapter_room=_room(config),
     )
 
 
