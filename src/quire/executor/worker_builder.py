@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
+from quire.executor.adapter_support import adapter_support
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
@@ -72,7 +71,9 @@ def build_worker(
             "disk in every step.",
             config.weights_folder,
         )
-    load = _loader(config, platform, exchange, group)
+    support = adapter_support(config)
+    room = None if support is None else support.room
+    load = _loader(config, platform, exchange, group, room)
     model = load()
     kv_cache = _kv_cache(config, [model.spec], platform.ops)
     pool = kv_cache.pool
@@ -95,7 +96,7 @@ def build_worker(
         capacity=config.max_num_batched_tokens,
         sizes=platform.sizes,
         types=types,
-        has_adapters=config.adapters is not None,
+        has_adapters=room is not None,
     )
     forward = record_steps(platform, model, batches)
     if exchange is not None:
@@ -107,7 +108,7 @@ def build_worker(
         kv_cache=kv_cache,
         device=device,
         forward=forward,
-        adapters=_adapters(config, model),
+        adapters=None if room is None else AdapterSlots(model),
     )
     if config.pooler is None:
         runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
@@ -139,22 +140,8 @@ def build_worker(
         rank=0 if group is None else group.rank,
         profiler=None if config.profiler is None else Profiler(config.profiler),
         save=_saver(config, platform, group),
+        read_adapter=None if support is None else support.read,
     )
-
-
-def _adapters(config: WorkerConfig, model: RunnableModel) -> AdapterSlots | None:
-    if config.adapters is None:
-        return None
-    assert isinstance(model, DecoderModel), "adapters of Quire's own decoder"
-    return AdapterSlots(model)
-
-
-def _room(config: WorkerConfig) -> AdapterRoom | None:
-    """Return what the model's banks have room for; None: there are no adapters."""
-    plan = config.adapters
-    if plan is None:
-        return None
-    return AdapterRoom(plan.max_loras, plan.max_lora_rank, getattr(torch, plan.lora_dtype))
 
 
 def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
@@ -179,6 +166,7 @@ def _loader(
     platform: Platform,
     exchange: ExpertExchange | None,
     group: WorkerGroup | None,
+    room: AdapterRoom | None,
 ) -> Callable[[], RunnableModel]:
     """Return the function that loads the weights, at the start and after sleep."""
     if config.model_impl == "transformers":
@@ -212,7 +200,7 @@ def _loader(
         group=group,
         keeps_experts=config.keeps_experts,
         make_placement=_placement_maker(config, platform),
-        adapter_room=_room(config),
+        adapter_room=room,
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quire.errors import BadAdapter
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.adapters.weights import AdapterWeights
 from quire.models.decoder import DecoderModel
+from quire.runner.model import RunnableModel
 
 
 class AdapterSlots:
@@ -15,15 +17,23 @@ class AdapterSlots:
     `keep` and `drop` may be called by another thread than steps.
     """
 
-    def __init__(self, model: DecoderModel) -> None:
-        assert model.adapters is not None, "a model without room for adapters"
+    def __init__(self, model: RunnableModel) -> None:
+        assert isinstance(model, DecoderModel) and model.adapters is not None, (
+            "a model without room for adapters"
+        )
         self._model = model
         self._banks = model.adapters
+        self._targets = model.adapters.targets
         self._kept: dict[int, AdapterWeights] = {}
         self._loaded: dict[int, AdapterWeights] = {}
 
     def keep(self, adapter: AdapterWeights) -> int:
-        """Keep an adapter, one copy of equal contents; returns its number."""
+        """Keep an adapter, one copy of equal contents; returns its number. Raises BadAdapter for
+        one that changes what the model has no bank for.
+        """
+        unknown = sorted(adapter.products.keys() - self._targets)
+        if unknown:
+            raise BadAdapter(f"The adapter changes {unknown[0]}, which cannot be adapted here.")
         self._kept.setdefault(adapter.number, adapter)
         return adapter.number
 
