@@ -331,3 +331,16 @@ def test_the_order_of_axes_is_found_or_refused(tmp_path):
     assert changes(stored("square", "0.20.0", 64), square).shape == (4, 64, 64)
     assert "is square" in refusal(stored("unknown", "0.19.1", 64), square)
     assert "and rank 4 of" in refusal(tmp_path / "new", square)
+
+
+def test_a_head_is_replaced_whole(tmp_path):
+    config = config_of(HOSTILE["llama"]) | {"architectures": ["LlamaForTokenClassification"]}
+    labels = {"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}
+    family = find_family(config | labels)
+    model = AdapterTargets(family, read_spec(config | labels))
+    weight, bias = (PREFIX + "score." + part for part in ("weight", "bias"))
+    whole = HandMade({weight: torch.ones(2, 64), bias: torch.ones(2)})
+    found = read(whole.save(tmp_path / "whole"), model).head
+    assert set(found) == {"pooler.classifier.weight", "pooler.classifier.bias"}
+    half = HandMade({weight: torch.ones(2, 64)})
+    assert "without score.bias" in refusal(half.save(tmp_path / "half"), model)
