@@ -27,6 +27,7 @@ from quire.ops import (
 )
 from quire.ops.segments import Addend
 from tests.support.op_cases.case import Arguments
+from tests.support.op_oracle_lora import OracleAddend, embed_bounds
 from tests.support.op_oracle_paged import (
     IN_BYTES,
     OracleHeads,
@@ -277,9 +278,11 @@ def _linear_total(
     return {"0": stored(_with(sums[0] if w.bias is None else sums[0] + exact(w.bias), addend))}
 
 
-def _with(y: Approx, addend: Addend | None) -> Approx:
+def _with(y: Approx, addend: Addend | OracleAddend | None) -> Approx:
     if addend is None:
         return y
+    if isinstance(addend, OracleAddend):
+        return y + addend.approx()
     values = np.zeros(y.value.shape)
     for t, row in enumerate(addend.rows.tolist()):
         values[t] = to_array(addend.values)[row] if row >= 0 else 0
@@ -639,6 +642,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "logits": _logits,
     "route": _route,
     "moe": _moe,
+    "lora_embed": embed_bounds,
     "import_kv": _import_kv,
     "rope_store": _rope_store,
     "rope_queries": _rope_queries,

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from quire.ops.activation import ACTIVATIONS, bounded_gated, gated, gated_with_limit
 from quire.ops.formats.coded import CodedWeight
-from quire.ops.linear import Plain, pack_linear
+from quire.ops.formats.lora import Bank, lora
+from quire.ops.linear import pack_linear
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import op
 
@@ -57,6 +58,25 @@ class SeparateExperts:
     down: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertAdapters:
+    """The adapters of a layer's experts: for each one a bank of its gate/up product and one of its
+    down product (None: it has no adapters), and the slots [T] int32 of the tokens.
+    """
+
+    up: Sequence[Bank | None]
+    down: Sequence[Bank | None]
+    slots: Tensor
+
+    def first(self, num_tokens: int) -> ExpertAdapters:
+        """Those of the first tokens."""
+        return ExpertAdapters(self.up, self.down, self.slots[:num_tokens])
+
+
+Expert = Callable[[int, Tensor, "Tensor | None"], Tensor]
+"""An expert's number, rows [n, C], and their slots [n] where they have adapters -> [n, C]."""
+
+
 @op(format="linear")
 def pack_experts(
     up: Tensor | Sequence[CodedWeight],
@@ -95,16 +115,31 @@ def pack_each(
 
 @op(format="linear")
 def moe(
-    x: Tensor, chosen: Tensor, weights: Tensor, experts: SeparateExperts, args: MoeArgs
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    experts: SeparateExperts,
+    args: MoeArgs,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """The chosen experts' results on each token, weighed and summed in fp32 in the order of the
-    choice: x [T, C], chosen [T, k] int32, weights [T, k] fp32 -> [T, C].
+    choice: x [T, C], chosen [T, k] int32, weights [T, k] fp32 -> [T, C]. `adapters` add to the
+    products of experts.
     """
 
-    def expert(index: int, rows: Tensor) -> Tensor:
-        return _expert(rows, experts.up[index], experts.down[index], args)
+    def expert(index: int, rows: Tensor, slots: Tensor | None) -> Tensor:
+        up, down = experts.up[index], experts.down[index]
+        if adapters is None or slots is None:
+            return down.multiply(_activated(up.multiply(rows), args))
+        banks = adapters.up[index], adapters.down[index]
+        added = None if banks[0] is None else lora(rows, banks[0], slots)
+        hidden = _activated(up.multiply(rows, added), args)
+        added = None if banks[1] is None else lora(hidden, banks[1], slots)
+        result: Tensor = down.multiply(hidden, added)
+        return result
 
-    return mixture(x, chosen, weights, experts.experts, args, expert)
+    slots = None if adapters is None else adapters.slots
+    return mixture(x, chosen, weights, experts.experts, args, expert, slots)
 
 
 def mixture(
@@ -113,13 +148,17 @@ def mixture(
     weights: Tensor,
     num_experts: int,
     args: MoeArgs,
-    expert: Callable[[int, Tensor], Tensor],
+    expert: Expert,
+    slots: Tensor | None = None,
 ) -> Tensor:
-    """`moe` for `expert(index, rows [n, C]) -> [n, C]`."""
+    """`moe` for an expert; `slots` [T]: those of the tokens, where these have adapters."""
 
     def run(rows: Tensor, counts: list[int]) -> Tensor:
-        parts = rows.split(counts)
-        found = [expert(index, part) for index, part in enumerate(parts) if len(part)]
+        own: Sequence[Tensor | None] = [None] * num_experts
+        if slots is not None:
+            own = slots[by_expert(chosen) // chosen.shape[1]].split(counts)
+        parts = zip(rows.split(counts), own, strict=True)
+        found = [expert(i, part, its) for i, (part, its) in enumerate(parts) if len(part)]
         return torch.cat(found) if found else rows
 
     return grouped_mixture(x, chosen, weights, num_experts, args, run)
@@ -137,7 +176,7 @@ def grouped_mixture(
     first counts[0] rows for expert 0 and so on.
     """
     (num_tokens, width), top_k = x.shape, chosen.shape[1]
-    order = chosen.flatten().argsort(stable=True)  # (token, choice) pairs grouped by expert
+    order = by_expert(chosen)
     counts = torch.bincount(chosen.flatten(), minlength=num_experts).tolist()
     rows = x[order // top_k]
     if args.weighs_input:
@@ -148,15 +187,17 @@ def grouped_mixture(
     return _weighted_sum(results.view(num_tokens, top_k, width), weights).to(x.dtype)
 
 
-def _expert(x: Tensor, up: Plain, down: Plain, args: MoeArgs) -> Tensor:
-    h = up.multiply(x)
+def by_expert(chosen: Tensor) -> Tensor:
+    """The pairs of a token and a choice [T*k], grouped by expert."""
+    return chosen.flatten().argsort(stable=True)
+
+
+def _activated(h: Tensor, args: MoeArgs) -> Tensor:
     if args.clamp is not None:
-        h = gated_with_limit(h, args.clamp)
-    elif args.bound is not None:
-        h = bounded_gated(h, args.act, args.bound)
-    else:
-        h = gated(h, args.act) if args.gated else ACTIVATIONS[args.act](h)
-    return down.multiply(h)
+        return gated_with_limit(h, args.clamp)
+    if args.bound is not None:
+        return bounded_gated(h, args.act, args.bound)
+    return gated(h, args.act) if args.gated else ACTIVATIONS[args.act](h)
 
 
 def _weighted_sum(y: Tensor, weights: Tensor) -> Tensor:

@@ -22,6 +22,14 @@ from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
 from quire.ops.collective import linear_partial, linear_total
 from quire.ops.embed import embed, embed_packed
 from quire.ops.formats.coded import CodedWeight
+from quire.ops.formats.lora import (
+    allocate_lora,
+    load_lora,
+    lora,
+    lora_embed,
+    lora_partial,
+    lora_total,
+)
 from quire.ops.kv import copy_kv, zero_kv
 from quire.ops.linear import linear, logits
 from quire.ops.quantized import WeightFormat
@@ -90,6 +98,12 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "logits": logits.definition,
         "linear_partial": linear_partial.definition,
         "linear_total": linear_total.definition,
+        "allocate_lora": allocate_lora.definition,
+        "load_lora": load_lora.definition,
+        "lora": lora.definition,
+        "lora_partial": lora_partial.definition,
+        "lora_total": lora_total.definition,
+        "lora_embed": lora_embed.definition,
         "pack_experts": pack_experts,
         "route": routing.route,
         "moe": experts.moe,
