@@ -12,7 +12,7 @@ import torch
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.inproc_group import InprocExchange
-from quire.errors import EngineDeadError, InvalidParameter, LoadError, NotBuiltYet
+from quire.errors import EngineDeadError, InvalidParameter, LoadError
 from quire.executor.abstract import LaunchedStep
 from quire.executor.platform import Platform, open_platform
 from quire.executor.worker import Worker
@@ -96,12 +96,6 @@ class UniprocExecutor:
                 "A function that takes the worker can be passed instead.",
             )  # fmt: skip
         return [found(worker, *args, **kwargs) for worker in self.workers]
-
-    def read_adapter(self, folder: str) -> int:
-        raise NotBuiltYet("lora_request", folder, "Merge the adapter into the model's weights.")
-
-    def drop_adapter(self, number: int) -> None:
-        """There are none."""
 
     def shutdown(self) -> None:
         workers, self._workers = self._workers, []

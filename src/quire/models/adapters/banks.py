@@ -66,7 +66,7 @@ class AdapterBanks:
         self.ops = ops
         self.room = room
         self.slots: Tensor | None = None
-        self._device = device
+        self.device = device
         self._products: list[_Product] = []
 
     @property
@@ -105,7 +105,7 @@ class AdapterBanks:
             self.room.num_slots,
             self.room.max_rank,
             self.room.dtype,
-            self._device,
+            self.device,
             is_table,
         )
         bank: Bank = self.ops.allocate_lora(shape)

@@ -78,7 +78,20 @@ def sort_tensors(shapes: Mapping[str, tuple[int, ...]], model: AdapterTargets) -
         raise BadAdapter(_refusal(unknown, model))
     if not halves and not contents.head:
         raise BadAdapter("The adapter has no tensors.")
+    _check_heads_are_whole(contents.head, model)
     return contents
+
+
+def _check_heads_are_whole(head: Mapping[str, StoredTensor], model: AdapterTargets) -> None:
+    """Raise BadAdapter for a module of the pooling head of which only a part is replaced."""
+    given = {stored.name for stored in head.values()}
+    for name, stored in head.items():
+        module = stored.name.rpartition(".")[0]
+        missing = [n for n in model.head_names if n.rpartition(".")[0] == module and n not in given]
+        if missing:
+            raise BadAdapter(
+                f"The adapter has {name} without {missing[0]}, which this model needs."
+            )
 
 
 def _pair(module: str, is_table: bool, names: Mapping[str, str]) -> Pair:
