@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Protocol
@@ -32,6 +32,9 @@ _CHANGED = "its files have changed since the request began"
 _GONE = "its weights have left the memory, and it is not known where they came from"
 
 
+_READ_AT_ONCE = 2
+
+
 class AdapterWorkers(Protocol):
     """What the workers do for adapters (`Executor` has it)."""
 
@@ -47,12 +50,15 @@ class AdapterWorkers(Protocol):
 
 
 class AdapterLoading:
-    """A folder that is being read, and what waits for it: the prerequisite of requests."""
+    """A folder that is to be read, and what waits for it: the prerequisite of requests."""
 
-    def __init__(self, folder: str, future: Future[ReadAdapter]) -> None:
+    def __init__(self, folder: str, wait: Callable[[float], None]) -> None:
         self.folder = folder
-        self.future = future
+        self.future: Future[ReadAdapter] | None = None
+        """None: its turn has not come."""
         self.is_ready = False
+        self.wait = wait
+        """Blocks until some folder is read, at most for the given seconds."""
         self.requests: list[tuple[Request, AdapterRef]] = []
         self.calls: list[tuple[Future[bool], AdapterRef]] = []
         self.pins: set[int] = set()
@@ -62,16 +68,12 @@ class AdapterLoading:
         self.dropped: set[int] = set()
         """Adapters that left host memory while it was read."""
 
-    def wait(self, timeout_s: float) -> None:
-        """Block until the folder is read, at most for `timeout_s`."""
-        wait_for([self.future], timeout_s)
-
 
 class AdapterStore:
     """Resolves the adapters of requests and keeps the most recently used in host memory.
 
-    Invariants: at most `most_kept` adapters are kept, besides what the scheduler needs for its next
-    step and one that has just been read; `scheduler.adapters.kept` are exactly these. Only the
+    Invariants: at most `most_kept` adapters are kept, besides those that have just been read;
+    `scheduler.adapters.kept` are exactly these. Only the
     core's thread changes anything but the workers' memory.
     """
 
@@ -109,9 +111,10 @@ class AdapterStore:
     def poll(self) -> list[tuple[int, str]]:
         """Take in what has been read; returns the requests that end by it, with the reason."""
         for folder, loading in list(self._loadings.items()):
-            if loading.future.done():
+            if loading.future is not None and loading.future.done():
                 del self._loadings[folder]
-                self._finish(loading)
+                self._finish(loading, loading.future)
+        self._read_next()
         failed, self._failed = self._failed, []
         return failed
 
@@ -126,6 +129,7 @@ class AdapterStore:
             else:
                 for request in self._waiting_for(number):
                     self._end(request, f"{ADAPTER_FAILED}: {_GONE}")
+        self._read_next()
 
     @property
     def is_busy(self) -> bool:
@@ -134,7 +138,8 @@ class AdapterStore:
 
     def wait(self, timeout_s: float) -> None:
         """Block until some folder is read, at most for `timeout_s`; not at all if none is."""
-        futures = [loading.future for loading in self._loadings.values()]
+        self._read_next()
+        futures = [each.future for each in self._loadings.values() if each.future is not None]
         if futures:
             wait_for(futures, timeout_s, return_when="FIRST_COMPLETED")
 
@@ -197,7 +202,8 @@ class AdapterStore:
     def names_in_use(self) -> tuple[list[str], list[str]]:
         """The names of running requests' adapters, and of those that wait for a slot."""
         waiting = dict.fromkeys(r.adapter for r in self._scheduler.waiting if r.adapter)
-        return self._names_of(self._slots.in_use), self._names_of(waiting)
+        unread = [ref.name for each in self._loadings.values() for _, ref in each.requests]
+        return self._names_of(self._slots.in_use), [*self._names_of(waiting), *unread]
 
     def forget_slots(self) -> None:
         """The memory of the slots is released: fill them again where they are used. No request may
@@ -240,24 +246,42 @@ class AdapterStore:
             self._kept.move_to_end(number)
 
     def _load(self, folder: str) -> AdapterLoading:
-        """Begin to read a folder, or join the reading that has begun."""
+        """Have a folder read, or join those that wait for it. What has been read already may be
+        outdated and is for them alone.
+        """
         loading = self._loadings.get(folder)
+        if loading is not None and loading.future is not None and loading.future.done():
+            del self._loadings[folder]
+            self._finish(loading, loading.future)
+            loading = None
         if loading is None:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
-            future = self._thread.submit(read_unchanged, self._workers.read_adapter, folder)
-            loading = self._loadings[folder] = AdapterLoading(folder, future)
+            loading = self._loadings[folder] = AdapterLoading(folder, self.wait)
         return loading
 
-    def _finish(self, loading: AdapterLoading) -> None:
+    def _read_next(self) -> None:
+        """Begin to read folders, those first that a slot waits for. Few at once, since they stay in
+        memory until they are taken in.
+        """
+        waiting = [each for each in self._loadings.values() if each.future is None]
+        room = _READ_AT_ONCE - (len(self._loadings) - len(waiting))
+        if room <= 0 or not waiting:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        for loading in sorted(waiting, key=lambda each: not each.wanted)[:room]:
+            loading.future = self._thread.submit(
+                read_unchanged, self._workers.read_adapter, loading.folder
+            )
+
+    def _finish(self, loading: AdapterLoading, future: Future[ReadAdapter]) -> None:
         loading.is_ready = True
-        error = loading.future.exception()
+        error = future.exception()
         if error is not None:
             self._fail(loading, error)
             return
-        read = loading.future.result()
+        read = future.result()
         self._known.note(loading.folder, read)
-        for number in {*read.others, *loading.dropped} - {read.number}:
+        for number in set(read.others) - {read.number}:
             self._discard(number)
         if read.number in loading.dropped:  # before or after it was read: nobody knows
             self._discard(read.number)
@@ -272,7 +296,13 @@ class AdapterStore:
             self._register(ref, read.number)
             if ref.id in loading.pins and not self._slots.is_hopeless(read.number):
                 self._pin(read.number)
-            _settle(answer, None)
+            _settle(answer, self._no_memory(read.number))
+
+    def _no_memory(self, number: int) -> RequestError | None:
+        """Why an adapter that was read could not stay in memory."""
+        if self._is_there(number) or len(self._slots.pinned) < self._most_kept:
+            return None
+        return RequestError(f"all {self._most_kept} adapters in memory (max_cpu_loras) are pinned")
 
     def _name(self, request: Request, ref: AdapterRef, number: int) -> None:
         try:
@@ -334,7 +364,8 @@ class AdapterStore:
         if number in self._kept:
             return
         for loading in self._loadings.values():
-            loading.dropped.add(number)
+            if loading.future is not None:
+                loading.dropped.add(number)
         self._workers.drop_adapter(number)
 
 
