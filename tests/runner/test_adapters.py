@@ -5,6 +5,7 @@ into, and its bits are its own. Without a scheduler; the files of adapters are t
 import pytest
 import torch
 
+from quire.models.parameters import adapter_size
 from quire.testing.checkpoints import make_checkpoint
 from tests.support.adapters import Asked, Steps, merged, random_adapter
 
@@ -167,3 +168,9 @@ def test_slots_are_filled_again_after_sleep(folder, engine):
     worker.wake_up(["weights", "kv_cache"])
     after = steps.run([Asked(prompt_of(3, 9), 2)], NUM_TOKENS)
     assert outcome(before[0]) == outcome(after[0])
+
+
+def test_the_plan_counts_the_memory_of_adapters(folder):
+    steps = Steps(folder, slots=3, rank=16, dtype="bfloat16")
+    one = adapter_size(steps.runner.model.spec) * 16 * 2
+    assert steps.banks.nbytes == 3 * one

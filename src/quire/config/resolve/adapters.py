@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.config.adapter_plan import AdapterPlan
 from quire.config.args.engine_options import LORA_RANKS, EngineOptions
 from quire.config.resolve.decisions import Decisions
+from quire.config.resolve.dtype import ITEMSIZE
 from quire.errors import InvalidParameter, NotBuiltYet
 
 _ITS_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_target_modules")
@@ -34,6 +35,18 @@ def decide_adapters(d: Decisions) -> None:
     )
     kept = f"{plan.max_cpu_loras} in host memory"
     d.decide("adapters", plan, f"max_loras={plan.max_loras} in the model's memory, {kept}")
+
+
+def adapter_bytes(d: Decisions) -> int:
+    """The memory of the largest adapters that may be in the model's slots and, where that is the
+    same memory, kept by the host; all matrices count, whatever the targets are.
+    """
+    plan: AdapterPlan | None = d.value("adapters")
+    if plan is None:
+        return 0
+    each = d.model.adapter_size * plan.max_lora_rank * ITEMSIZE[plan.lora_dtype]
+    on_host = plan.max_cpu_loras if d.machine.device == "cpu" else 0
+    return each * (plan.max_loras + on_host)
 
 
 def _num_kept(args: EngineOptions) -> int:
