@@ -38,15 +38,16 @@ class HandMade:
 SAFETENSORS = "adapter_model.safetensors"
 
 
-def adapted(model, seed=0, whole=()):
-    """Adapt every linear module, table and stack of experts of a model of transformers, and replace
-    the modules named `whole`: its weights change in place. Returns the adapter.
+def adapted(model, seed=0, whole=(), can_be=lambda name: True):
+    """Adapt every linear module, table and stack of experts of a model of transformers that can be,
+    by its name, and replace the modules named `whole`: its weights change in place. Returns the
+    adapter.
     """
     made, generator = HandMade(), torch.Generator().manual_seed(seed)
     tables = [model.get_input_embeddings(), model.get_output_embeddings()]
     tied = tables[1] is not None and tables[0].weight is tables[1].weight
     for name, module in list(model.named_modules()):
-        if "shared_transformer" in name:  # one for several layers, which cannot be adapted
+        if "shared_transformer" in name or not can_be(name):
             continue
         if name in whole:
             _replace(made, name, module, generator)
