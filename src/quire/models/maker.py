@@ -172,12 +172,12 @@ class Maker:
         adapters = self._adapters
         if adapters is None:
             return weights
-        (dim, width), up, down = down_shape, [], []
-        for at in experts:
-            leaves = [at + part for part in inputs]
-            up.append(adapters.add(leaves, [width] * len(leaves), dim))
-            down.append(adapters.add([at + "down"], [dim], width, segments=segments))
-        return AdaptedExperts(weights.experts, weights, tuple(up), tuple(down))
+        dim, width = down_shape
+        into = [[at + part for part in inputs] for at in experts]
+        up = adapters.add_stack(into, [width] * len(inputs), dim)
+        back = [[at + "down"] for at in experts]
+        down = adapters.add_stack(back, [dim], width, segments=segments)
+        return AdaptedExperts(weights.experts, weights, up, down)
 
     def row_linear(
         self, name: str, units: int, change: Callable[[Tensor], Tensor] | None = None

@@ -7,7 +7,7 @@ is sent to is the op `route` (routing.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.ops.activation import ACTIVATIONS, bounded_gated, gated, gated_with_limit
 from quire.ops.formats.coded import CodedWeight
-from quire.ops.formats.lora import Bank, lora
+from quire.ops.formats.lora import NO_ADAPTER, Bank, lora
 from quire.ops.linear import pack_linear
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import op
@@ -60,21 +60,29 @@ class SeparateExperts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertAdapters:
-    """The adapters of a layer's experts: for each one a bank of its gate/up product and one of its
-    down product (None: it has no adapters), and the slots [T] int32 of the tokens.
+    """The adapters of a layer's experts: a bank of the gate/up products and one of the down
+    products (None: they have no adapters), and the slots [T] int32 of the tokens. In a bank, the
+    adapter in slot s has that of expert e, of E, in slot s * E + e.
     """
 
-    up: Sequence[Bank | None]
-    down: Sequence[Bank | None]
+    up: Bank | None
+    down: Bank | None
+    experts: int
     slots: Tensor
 
     def first(self, num_tokens: int) -> ExpertAdapters:
         """Those of the first tokens."""
-        return ExpertAdapters(self.up, self.down, self.slots[:num_tokens])
+        return replace(self, slots=self.slots[:num_tokens])
+
+    def of_choices(self, chosen: Tensor) -> Tensor:
+        """The slots in the banks [T, k] int32 of the tokens' choices [T, k]."""
+        slots = self.slots[:, None]
+        return torch.where(slots < 0, NO_ADAPTER, slots * self.experts + chosen.int())
 
 
 Expert = Callable[[int, Tensor, "Tensor | None"], Tensor]
-"""An expert's number, rows [n, C], and their slots [n] where they have adapters -> [n, C]."""
+"""An expert's number, rows [n, C], and their slots in banks of experts [n], where they may have
+adapters -> [n, C]."""
 
 
 @op(format="linear")
@@ -131,15 +139,13 @@ def moe(
         up, down = experts.up[index], experts.down[index]
         if adapters is None or slots is None:
             return down.multiply(_activated(up.multiply(rows), args))
-        banks = adapters.up[index], adapters.down[index]
-        added = None if banks[0] is None else lora(rows, banks[0], slots)
+        added = None if adapters.up is None else lora(rows, adapters.up, slots)
         hidden = _activated(up.multiply(rows, added), args)
-        added = None if banks[1] is None else lora(hidden, banks[1], slots)
+        added = None if adapters.down is None else lora(hidden, adapters.down, slots)
         result: Tensor = down.multiply(hidden, added)
         return result
 
-    slots = None if adapters is None else adapters.slots
-    return mixture(x, chosen, weights, experts.experts, args, expert, slots)
+    return mixture(x, chosen, weights, experts.experts, args, expert, adapters)
 
 
 def mixture(
@@ -149,14 +155,14 @@ def mixture(
     num_experts: int,
     args: MoeArgs,
     expert: Expert,
-    slots: Tensor | None = None,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
-    """`moe` for an expert; `slots` [T]: those of the tokens, where these have adapters."""
+    """`moe` for an expert."""
 
     def run(rows: Tensor, counts: list[int]) -> Tensor:
         own: Sequence[Tensor | None] = [None] * num_experts
-        if slots is not None:
-            own = slots[by_expert(chosen) // chosen.shape[1]].split(counts)
+        if adapters is not None:
+            own = adapters.of_choices(chosen).flatten()[by_expert(chosen)].split(counts)
         parts = zip(rows.split(counts), own, strict=True)
         found = [expert(i, part, its) for i, (part, its) in enumerate(parts) if len(part)]
         return torch.cat(found) if found else rows

@@ -346,13 +346,14 @@ class LinearOps:
     ) -> Tensor:
         finish = "plain" if not args.gated else "gated" if args.clamp is None else "limited"
 
+        up_bank, down_bank = (None, None) if adapters is None else (adapters.up, adapters.down)
+
         def addend(rows: Tensor, bank: Any, slots: Tensor | None) -> CpuLora | None:
             return None if slots is None or bank is None else self._lora(rows, bank, slots)
 
         def expert(index: int, rows: Tensor, slots: Tensor | None) -> Tensor:
             up, down = experts.up[index], experts.down[index]
-            banks = (None, None) if adapters is None else (adapters.up[index], adapters.down[index])
-            added = addend(rows, banks[0], slots)
+            added = addend(rows, up_bank, slots)
             if args.bound is not None:
                 product = self._product(rows, up, up.out_features, addend=added)
                 hidden = bounded_gated(product, args.act, args.bound)
@@ -361,11 +362,10 @@ class LinearOps:
                 hidden = self._product(
                     rows, up, down.in_features, finish, args.act, limit, addend=added
                 )
-            added = addend(hidden, banks[1], slots)
+            added = addend(hidden, down_bank, slots)
             return self._product(hidden, down, down.out_features, addend=added)
 
-        slots = None if adapters is None else adapters.slots
-        return mixture(x, chosen, weights, experts.experts, args, expert, slots)
+        return mixture(x, chosen, weights, experts.experts, args, expert, adapters)
 
     def _product(
         self,

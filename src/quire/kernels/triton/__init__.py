@@ -15,21 +15,13 @@ from quire.kernels.triton import gates, norms, state
 from quire.kernels.triton.attention import attend, paged_kv, rope_store
 from quire.kernels.triton.attention.triton_plan import Means, TritonPlan, plan_rows
 from quire.kernels.triton.launch import is_interpreted
-from quire.kernels.triton.linear import triton_linear
+from quire.kernels.triton.linear import lora, triton_linear
 from quire.kernels.triton.linear.codes import TritonProduct, pack_codes, pack_codes_of_experts
 from quire.kernels.triton.moe import experts, routing
 from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
 from quire.ops.collective import linear_partial, linear_total
 from quire.ops.embed import embed, embed_packed
 from quire.ops.formats.coded import CodedWeight
-from quire.ops.formats.lora import (
-    allocate_lora,
-    load_lora,
-    lora,
-    lora_embed,
-    lora_partial,
-    lora_total,
-)
 from quire.ops.kv import copy_kv, zero_kv
 from quire.ops.linear import linear, logits
 from quire.ops.quantized import WeightFormat
@@ -98,12 +90,12 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "logits": logits.definition,
         "linear_partial": linear_partial.definition,
         "linear_total": linear_total.definition,
-        "allocate_lora": allocate_lora.definition,
-        "load_lora": load_lora.definition,
-        "lora": lora.definition,
-        "lora_partial": lora_partial.definition,
-        "lora_total": lora_total.definition,
-        "lora_embed": lora_embed.definition,
+        "allocate_lora": lora.allocate,
+        "load_lora": lora.load,
+        "lora": lora.addend,
+        "lora_partial": lora.partial,
+        "lora_total": lora.total,
+        "lora_embed": lora.embed,
         "pack_experts": pack_experts,
         "route": routing.route,
         "moe": experts.moe,

@@ -35,12 +35,12 @@ class AdaptedLinear:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedExperts:
-    """The packed experts of a layer with the banks of each one's two products."""
+    """The packed experts of a layer with the banks of their two products (`ExpertAdapters`)."""
 
     experts: int
     weights: ExpertWeights
-    up: tuple[Bank | None, ...]
-    down: tuple[Bank | None, ...]
+    up: Bank | None
+    down: Bank | None
 
 
 class _Products:
@@ -90,7 +90,7 @@ class _Products:
         adapters, slots = None, self._banks.slots
         if isinstance(experts, AdaptedExperts):
             if slots is not None:
-                adapters = ExpertAdapters(experts.up, experts.down, slots)
+                adapters = ExpertAdapters(experts.up, experts.down, experts.experts, slots)
             experts = experts.weights
         y: Tensor = self._ops.moe(x, chosen, weights, experts, args, adapters)
         return y

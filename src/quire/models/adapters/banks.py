@@ -30,14 +30,21 @@ class AdapterRoom:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A bank and the leaves that it belongs to. `rows`: for each piece of the outputs, the rows of
+    """A product in a bank: of `count` products that share it, slot by slot, the one of this
+    `number`; and the leaves that it consists of. `rows`: for each piece of the outputs, the rows of
     its leaf, -1 where an output has none; `change` makes the product's columns of a leaf's.
     """
 
     bank: Bank
+    count: int
+    number: int
     leaves: tuple[str, ...]
     rows: tuple[Tensor, ...]
     change: Change | None
+
+    def place(self, slot: int) -> int:
+        """Where a slot, counted from 1, is in the bank."""
+        return (slot - 1) * self.count + self.number
 
     def parts(self, products: Mapping[str, LowRank]) -> list[LoraPart | None]:
         """What an adapter adds, by leaf."""
@@ -78,7 +85,7 @@ class AdapterBanks:
     @property
     def nbytes(self) -> int:
         """The memory of the banks in bytes."""
-        return sum(bank_bytes(product.bank.shape) for product in self._products)
+        return sum(bank_bytes(p.bank.shape) for p in self._products if p.number == 0)
 
     def add(
         self,
@@ -95,21 +102,44 @@ class AdapterBanks:
         `in_features` are the product's, after `change_columns`. None: adapters may change none of
         the leaves.
         """
-        if self.room.leaves is not None and self.room.leaves.isdisjoint(leaves):
-            return None
         pieces, rows = _pieces(sizes, change_rows)
-        shape = LoraShape(
-            in_features,
-            pieces,
-            segments,
-            self.room.num_slots,
-            self.room.max_rank,
-            self.room.dtype,
-            self.device,
-            is_table,
+        return self._add(
+            [leaves], (in_features, pieces, segments), rows, change_columns, is_table=is_table
         )
-        bank: Bank = self.ops.allocate_lora(shape)
-        self._products.append(_Product(bank, tuple(leaves), rows, change_columns))
+
+    def add_stack(
+        self,
+        products: Sequence[Sequence[str]],
+        sizes: Sequence[int],
+        in_features: int,
+        *,
+        segments: int = 1,
+    ) -> Bank | None:
+        """Allocate one bank for several products of one shape, each of leaves as in `add`."""
+        pieces, rows = _pieces(sizes, None)
+        return self._add(products, (in_features, pieces, segments), rows, None)
+
+    def _add(
+        self,
+        products: Sequence[Sequence[str]],
+        shape: tuple[int, tuple[LoraPiece, ...], int],
+        rows: tuple[Tensor, ...],
+        change: Change | None,
+        *,
+        is_table: bool = False,
+    ) -> Bank | None:
+        wanted, room = self.room.leaves, self.room
+        if wanted is not None and all(wanted.isdisjoint(leaves) for leaves in products):
+            return None
+        count = len(products)
+        slots = room.num_slots * count
+        bank: Bank = self.ops.allocate_lora(
+            LoraShape(*shape, slots, room.max_rank, room.dtype, self.device, is_table)
+        )
+        self._products += [
+            _Product(bank, count, number, tuple(leaves), rows, change)
+            for number, leaves in enumerate(products)
+        ]
         return bank
 
     def load(self, slot: int, adapter: AdapterWeights) -> None:
@@ -117,12 +147,12 @@ class AdapterBanks:
         within the room's, and its products are among `targets`.
         """
         for product in self._products:
-            self.ops.load_lora(product.bank, slot - 1, product.parts(adapter.products))
+            self.ops.load_lora(product.bank, product.place(slot), product.parts(adapter.products))
 
     def clear(self, slot: int) -> None:
         """Have the slot add nothing."""
         for product in self._products:
-            self.ops.load_lora(product.bank, slot - 1, [None] * len(product.leaves))
+            self.ops.load_lora(product.bank, product.place(slot), [None] * len(product.leaves))
 
 
 def bank_bytes(shape: LoraShape) -> int:
