@@ -18,7 +18,7 @@ from tests.models.adapters.test_reading import OF_TRANSFORMERS
 from tests.models.hostile.models import HOSTILE, Library, theirs
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS, write
-from tests.support.adapters import Asked, Steps
+from tests.support.lora.adapters import Asked, Steps
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 ADAPTERS = Path(__file__).parent / "adapters"

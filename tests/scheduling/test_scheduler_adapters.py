@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from quire.scheduling.adapter_slots import AdapterSlots
+from quire.scheduling.adapter_slots import SlotAllocator
 from tests.scheduling.scene import Scene
 
 
@@ -129,7 +129,7 @@ def test_a_rare_adapter_waits_for_a_bounded_time(num_slots):
 
 
 def test_without_the_bound_it_starves(monkeypatch):
-    monkeypatch.setattr(AdapterSlots, "_drain", lambda self: None)
+    monkeypatch.setattr(SlotAllocator, "_drain", lambda self: None)
     scene = scene_of(2, passes=PASSES, max_num_seqs=64, max_num_batched_tokens=512)
     assert steps_until_it_runs(scene, cold=99, hot=(1, 2)) is None
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from quire.scheduling import block_pool, block_tables, scheduler, stop, streaming_input
-from quire.scheduling.adapter_slots import AdapterSlots
+from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from quire.scheduling.block_pool import BlockPool
 from quire.scheduling.block_tables import BlockTables
@@ -339,15 +339,15 @@ def take_no_adapter_slot(monkeypatch):
 
 
 def take_the_slot_of_a_step_in_flight(monkeypatch):
-    monkeypatch.setattr(AdapterSlots, "_is_unused", lambda self, number: not self._users[number])
+    monkeypatch.setattr(SlotAllocator, "_is_unused", lambda self, number: not self._users[number])
 
 
 def take_a_slot_that_is_used(monkeypatch):
-    monkeypatch.setattr(AdapterSlots, "_evictable", lambda self: next(iter(self._slots), None))
+    monkeypatch.setattr(SlotAllocator, "_evictable", lambda self: next(iter(self._slots), None))
 
 
 def load_weights_that_are_not_there(monkeypatch):
-    real = AdapterSlots._may_take_slot
+    real = SlotAllocator._may_take_slot
 
     def may_take_slot(self, number, is_overdue):
         self.kept, kept = {number}, self.kept
@@ -356,11 +356,11 @@ def load_weights_that_are_not_there(monkeypatch):
         finally:
             self.kept = kept
 
-    monkeypatch.setattr(AdapterSlots, "_may_take_slot", may_take_slot)
+    monkeypatch.setattr(SlotAllocator, "_may_take_slot", may_take_slot)
 
 
 def leave_the_adapter_before_in_a_slot(monkeypatch):
-    real = AdapterSlots._fill
+    real = SlotAllocator._fill
 
     def fill(self, number):
         real(self, number)
@@ -368,11 +368,11 @@ def leave_the_adapter_before_in_a_slot(monkeypatch):
             self._loads.setdefault(1, number)
             del self._loads[1]
 
-    monkeypatch.setattr(AdapterSlots, "_fill", fill)
+    monkeypatch.setattr(SlotAllocator, "_fill", fill)
 
 
 def want_more_than_fits(monkeypatch):
-    real = AdapterSlots._may_take_slot
+    real = SlotAllocator._may_take_slot
 
     def may_take_slot(self, number, is_overdue):
         may = real(self, number, is_overdue)
@@ -380,7 +380,7 @@ def want_more_than_fits(monkeypatch):
             self.wanted[number] = None
         return may
 
-    monkeypatch.setattr(AdapterSlots, "_may_take_slot", may_take_slot)
+    monkeypatch.setattr(SlotAllocator, "_may_take_slot", may_take_slot)
 
 
 BUGS = [

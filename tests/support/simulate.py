@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.params import PoolingParams, RepetitionDetectionParams, SamplingParams
-from quire.scheduling.adapter_slots import AdapterSlots
+from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_groups import block_group
 from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
@@ -61,7 +61,7 @@ class HostMemory:
     that the scheduler needs. Reading one takes a few steps of the trace.
     """
 
-    def __init__(self, slots: AdapterSlots, capacity: int, pick: random.Random) -> None:
+    def __init__(self, slots: SlotAllocator, capacity: int, pick: random.Random) -> None:
         self._slots = slots
         self._capacity = capacity
         self._random = pick

@@ -15,7 +15,7 @@ from quire.scheduling.request import Request
 from quire.scheduling.scheduler_output import InFlightStep
 
 
-class AdapterSlots:
+class SlotAllocator:
     """Which adapter each slot has, and for how many running requests. Slots count from 1.
 
     `kept` are the adapters whose weights the workers have, which the engine core maintains; a slot

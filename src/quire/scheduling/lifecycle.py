@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quire.scheduling import streaming_input
-from quire.scheduling.adapter_slots import AdapterSlots
+from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.request import Request, State, Stop
@@ -94,9 +94,9 @@ class Lifecycle:
         self.memory = BlockTables(config)
         self.tokens = TokenBudget(config, self.lane, self.requests)
         blocks = BlockBudget(self.memory, self.chunked)
-        self.adapters: AdapterSlots | None = None
+        self.adapters: SlotAllocator | None = None
         if config.num_adapter_slots:
-            self.adapters = AdapterSlots(
+            self.adapters = SlotAllocator(
                 config.num_adapter_slots, config.max_adapter_passes, self.in_flight
             )
             resources = [self.adapters, *resources]
