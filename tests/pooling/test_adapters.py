@@ -7,11 +7,13 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
 
-from quire import LLM, LoRARequest
+from quire import LLM, LoRARequest, PoolingParams
+from quire.models import find_family, read_spec
+from quire.models.adapters.targets import AdapterTargets
+from quire.models.config_reader import read_config
 from tests.models.adapters.made import PREFIX, adapted
-from tests.models.hostile.encoders import ENCODERS, make_encoder
+from tests.models.hostile.encoders import ENCODERS, ask, make_encoder, random_encoder
 from tests.pooling import models
 
 ASKED = models.prompts(seed=21, lengths=(1, 20, 90))
@@ -65,21 +67,45 @@ def test_vectors(tmp_path):
         assert not np.allclose(output.outputs.embedding, other.outputs.embedding, atol=1e-2)
 
 
-@pytest.fixture(scope="module")
-def roberta(tmp_path_factory):
-    return make_encoder(ENCODERS["RobertaForSequenceClassification"], tmp_path_factory.mktemp("r"))
+CLASSIFIERS = [n for n, h in ENCODERS.items() if "Classification" in h.model]
+BODIES = [n for n, h in ENCODERS.items() if h.model.endswith("Model")]
+BY_DEFAULT = ("RobertaForSequenceClassification", "ModernBertForTokenClassification", "BertModel")
 
 
-def test_a_head_of_several_layers(roberta, tmp_path):
-    model = AutoModelForSequenceClassification.from_pretrained(roberta.folder).eval()
-    whole = ["classifier.dense", "classifier.out_proj"]
-    requests, merged = make_adapters(model, tmp_path, whole)
-    prompts = roberta.prompts
-    with open_llm(roberta.folder, skip_tokenizer_init=True, max_num_batched_tokens=100) as llm:
-        outputs = llm.classify(prompts, lora_request=requests[1], use_tqdm=False)
-    for ids, output in zip(prompts, outputs, strict=True):
-        with torch.inference_mode():
-            close(output.outputs.probs, merged[1](torch.tensor([ids])).logits[0].softmax(-1))
+@pytest.mark.parametrize("name", CLASSIFIERS + BODIES)
+@pytest.mark.sharp(when=lambda name: name in BY_DEFAULT)
+def test_encoders(tmp_path, name):
+    """Every module of the body is adapted, and of classifiers the whole head is replaced."""
+    made, model = make_encoder(ENCODERS[name], tmp_path / "base"), random_encoder(ENCODERS[name])
+    config = read_config(made.folder)
+    targets = AdapterTargets(find_family(config), read_spec(config))
+    whole = {n for n, _ in model.named_modules() if targets.head(n + ".weight") is not None}
+    adapter = adapted(model, whole=whole, can_be=lambda n: n in whole or targets.module(n))
+    request = LoRARequest("a", 1, str(adapter.save(tmp_path / "a")))
+    task = (
+        "embed"
+        if name in BODIES
+        else "classify"
+        if "Sequence" in ENCODERS[name].model
+        else "token_classify"
+    )
+    options = {"runner": "pooling", "pooler_config": {"seq_pooling_type": "CLS"}}
+    params = [
+        PoolingParams(
+            task=task,
+            use_activation=False,
+            extra_kwargs=None if second is None else {"compressed_token_type_ids": second},
+        )
+        for second in made.seconds
+    ]
+    options = (options if task == "embed" else {}) | {"skip_tokenizer_init": True}
+    with open_llm(made.folder, **options, max_num_batched_tokens=100) as llm:
+        outputs = llm.encode(
+            made.prompts, params, pooling_task=task, lora_request=request, use_tqdm=False
+        )
+    for ids, second, output in zip(made.prompts, made.seconds, outputs, strict=True):
+        states, logits = ask(model, ids, second)
+        close(output.outputs.data, states[0] if task == "embed" else logits)
 
 
 def test_heads_that_do_not_fit(tmp_path):

@@ -282,6 +282,16 @@ def test_pickles_are_read_and_not_run(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
+def test_names_and_pickles_have_a_limit(tmp_path):
+    made = plain()
+    made.tensors = {".lora_A" * 10_000 + ".x.y": torch.ones(1)}
+    assert "a name of 70004 characters" in refusal(made.save(tmp_path))
+    (tmp_path / SAFETENSORS).unlink()
+    with (tmp_path / "adapter_model.bin").open("wb") as stream:
+        stream.truncate(5 << 30)
+    assert "save safetensors" in refusal(tmp_path)
+
+
 def test_targets_may_be_restricted(tmp_path):
     folder = plain().save(tmp_path)
     for allowed in ("q_proj", "self_attn.q_proj", "model.layers.0.self_attn.q_proj", "qkv_proj"):
