@@ -158,8 +158,7 @@ def test_a_bad_adapter_costs_its_request_a_sentence(library):
 
 
 def test_a_reader_s_own_failure_is_its_request_s_too(library, monkeypatch):
-    monkeypatch.setattr(library.workers, "read_adapter", lambda folder: 1 // 0)
-    library.core.adapters._workers.read_adapter = library.workers.read_adapter
+    monkeypatch.setattr(library.core.adapters._reader, "_read", lambda folder: 1 // 0)
     library.add(0, "7")
     library.add(1, None)
     tokens, ends = drain(library.core)
