@@ -81,8 +81,7 @@ def test_defaults_come_from_the_model():
         ),
         (
             {"lora_request": "x"},
-            "lora_request='x' is not allowed: this release does not implement it. Adapters "
-            "are not served yet; leave it out.",
+            "LoRA is not enabled: start the engine with enable_lora (--enable-lora).",
         ),
         ({"sampling_params": 5}, "params=5 is not allowed: it must be a SamplingParams."),
     ],

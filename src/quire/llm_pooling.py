@@ -18,6 +18,7 @@ from quire.engine.frontend.score_prompts import (
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests, one_at_a_time
 from quire.errors import InvalidParameter, InvalidType, RequestError
+from quire.lora.request import GivenAdapters
 from quire.models.pooling.spec import PoolingTask
 from quire.params import PoolingParams
 from quire.pooling_outputs import (
@@ -56,7 +57,7 @@ class PoolingMethods:
         pooling_params: GivenParams = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         pooling_task: str | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
@@ -83,7 +84,7 @@ class PoolingMethods:
         *,
         use_tqdm: UseTqdm = True,
         pooling_params: GivenParams = None,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Make a vector of each prompt; arguments as in `encode`."""
@@ -99,7 +100,7 @@ class PoolingMethods:
         *,
         use_tqdm: UseTqdm = True,
         pooling_params: GivenParams = None,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Give the labels of each prompt their numbers; arguments as in `encode`."""
@@ -117,7 +118,7 @@ class PoolingMethods:
         *,
         use_tqdm: UseTqdm = True,
         pooling_params: PoolingParams | None = None,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
@@ -180,7 +181,7 @@ class PoolingMethods:
         params: GivenParams,
         task: str | None,
         use_tqdm: UseTqdm,
-        lora_request: Any,
+        lora_request: GivenAdapters,
         tokenization_kwargs: Mapping[str, Any] | None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         self._check_task(task)

@@ -7,7 +7,7 @@ import torch
 
 from quire.models.parameters import adapter_size
 from quire.testing.checkpoints import make_checkpoint
-from tests.support.adapters import Asked, Steps, merged, random_adapter
+from tests.support.lora.adapters import Asked, Steps, merged, random_adapter
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = {

@@ -26,8 +26,8 @@ from quire.ops import (
     RouteArgs,
 )
 from quire.ops.segments import Addend
+from tests.support.lora.op_oracle_lora import OracleAddend, OracleBank, embed_bounds
 from tests.support.op_cases.case import Arguments
-from tests.support.op_oracle_lora import OracleAddend, OracleBank, embed_bounds
 from tests.support.op_oracle_paged import (
     IN_BYTES,
     OracleHeads,

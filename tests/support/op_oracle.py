@@ -12,11 +12,11 @@ from quire.ops import Implementation
 from tests.support import (
     op_oracle_edits,
     op_oracle_logits,
-    op_oracle_lora,
     op_oracle_masks,
     op_oracle_paged,
     op_oracle_rows,
 )
+from tests.support.lora import op_oracle_lora
 from tests.support.recurrent import oracle as state_oracle
 from tests.support.streams import oracle as streams_oracle
 

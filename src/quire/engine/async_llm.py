@@ -43,6 +43,7 @@ from quire.errors import (
     NotBuiltYet,
     RequestError,
 )
+from quire.lora.request import LoRARequest
 from quire.observability.metrics import Metric
 from quire.observability.prometheus import MetricsCollector
 from quire.observability.watchdog import LoopWatch, Watchdog
@@ -188,7 +189,7 @@ class AsyncLLM(AwaitedControl):
         request_id: str,
         *,
         prompt_text: str | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -236,7 +237,7 @@ class AsyncLLM(AwaitedControl):
         prompt: Any,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -259,7 +260,7 @@ class AsyncLLM(AwaitedControl):
             trace_headers=trace_headers,
             has_mailbox=True,
         )
-        inputs = {
+        inputs: dict[str, Any] = {
             "priority": priority,
             "lora_request": lora_request,
             "tokenization_kwargs": tokenization_kwargs,
@@ -287,7 +288,7 @@ class AsyncLLM(AwaitedControl):
         prompt: Any,
         pooling_params: PoolingParams,
         request_id: str,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,

@@ -20,6 +20,7 @@ from quire.engine.launcher import launch_front_end
 from quire.engine.stats.loggers import StatLoggerFactory, with_stat_loggers
 from quire.engine.wire.control_calls import Utility
 from quire.errors import EngineError, InvalidType, NotBuiltYet
+from quire.lora.request import LoRARequest
 from quire.observability.metrics import Metric
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -110,7 +111,7 @@ class LLMEngine(BlockingControl):
         prompt: Any,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,

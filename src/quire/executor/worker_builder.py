@@ -288,7 +288,7 @@ def _pooling_head(config: WorkerConfig, runner: ModelRunner) -> RowHead:
     """Make the head of rows that pool."""
     model = runner.model
     assert isinstance(model, DecoderModel) and model.pooler is not None, "a model that pools"
-    return PoolingHead(model, runner.rows, runner.device)
+    return PoolingHead(model, runner.rows, runner.device, runner.adapters)
 
 
 def record_steps(platform: Platform, model: RunnableModel, batches: BatchBuilder) -> Forward:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from quire.errors import InvalidParameter, InvalidType
+
+ADAPTER_FAILED = "the LoRA adapter"
+"""The beginning of every error of a request that its adapter caused."""
+
+ADAPTERS_ARE_OFF = "LoRA is not enabled: start the engine with enable_lora (--enable-lora)."
 
 
 class LoRARequest(msgspec.Struct, omit_defaults=True):
@@ -66,6 +73,17 @@ class LoRARequest(msgspec.Struct, omit_defaults=True):
 
     def __hash__(self) -> int:
         return hash(self.lora_name)
+
+
+GivenAdapters: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
+"""One adapter for all prompts of a call, or one or None for each."""
+
+
+def check_lora_request(given: object) -> LoRARequest:
+    """`given`, if it is one. Raises InvalidType."""
+    if not isinstance(given, LoRARequest):
+        raise InvalidType("lora_request", given, "it is a LoRARequest")
+    return given
 
 
 def _check(name: str, value: object, kind: type, allowed: str) -> None:

@@ -8,6 +8,7 @@ from quire.errors import BadAdapter
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.adapters.weights import AdapterWeights
 from quire.models.decoder import DecoderModel
+from quire.models.pooling.pooler import Pooler, with_other_leaves
 from quire.runner.model import RunnableModel
 
 
@@ -26,6 +27,7 @@ class AdapterSlots:
         self._targets = model.adapters.targets
         self._kept: dict[int, AdapterWeights] = {}
         self._loaded: dict[int, AdapterWeights] = {}
+        self._poolers: dict[int, Pooler] = {}
 
     def keep(self, adapter: AdapterWeights) -> int:
         """Keep an adapter, one copy of equal contents; returns its number. Raises BadAdapter for
@@ -53,10 +55,22 @@ class AdapterSlots:
             adapter = self._kept[number]
             if self._loaded.get(slot) is not adapter:
                 self._loaded.pop(slot, None)
-                banks.load(slot, adapter)
+                self._fill(banks, slot, adapter)
                 self._loaded[slot] = adapter
+
+    def pooler(self, slot: int) -> Pooler | None:
+        """The pooling head that the adapter in a slot brings; None: it leaves the model's."""
+        return self._poolers.get(slot)
 
     def _refill(self, banks: AdapterBanks) -> None:
         for slot, adapter in self._loaded.items():
-            banks.load(slot, adapter)
+            self._fill(banks, slot, adapter)
         self._banks = banks
+
+    def _fill(self, banks: AdapterBanks, slot: int, adapter: AdapterWeights) -> None:
+        banks.load(slot, adapter)
+        self._poolers.pop(slot, None)
+        if adapter.head:
+            own = self._model.pooler
+            assert own is not None, "heads of adapters are those of models that pool"
+            self._poolers[slot] = with_other_leaves(own, adapter.head, banks.device)

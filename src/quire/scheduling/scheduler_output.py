@@ -108,6 +108,7 @@ class StartedRequest:
     handle: int
     num_cached_tokens: int
     scheduled_time: float
+    adapter: int = 0
 
 
 @dataclass(slots=True)

@@ -38,19 +38,22 @@ class HandMade:
 SAFETENSORS = "adapter_model.safetensors"
 
 
-def adapted(model, seed=0):
-    """Adapt every linear module, table and stack of experts of a model of transformers: its weights
-    change in place. Returns the adapter.
+def adapted(model, seed=0, whole=(), can_be=lambda name: True):
+    """Adapt every linear module, table and stack of experts of a model of transformers that can be,
+    by its name, and replace the modules named `whole`: its weights change in place. Returns the
+    adapter.
     """
     made, generator = HandMade(), torch.Generator().manual_seed(seed)
     tables = [model.get_input_embeddings(), model.get_output_embeddings()]
-    tied = tables[1] is None or tables[0].weight is tables[1].weight
+    tied = tables[1] is not None and tables[0].weight is tables[1].weight
     for name, module in list(model.named_modules()):
-        if "shared_transformer" in name:  # one for several layers, which cannot be adapted
+        if "shared_transformer" in name or not can_be(name):
             continue
-        if tied and any(module is table for table in tables):
+        if name in whole:
+            _replace(made, name, module, generator)
+        elif tied and any(module is table for table in tables):
             continue
-        if isinstance(module, torch.nn.Linear | Conv1D):
+        elif isinstance(module, torch.nn.Linear | Conv1D):
             _adapt_linear(made, name, module, generator)
         elif module is model.get_input_embeddings():
             _adapt_table(made, name, module, generator)
@@ -65,6 +68,13 @@ def pair(generator, rows, columns, rank=RANK, size=0.1):
     """A [rank, columns] and B [rows, rank], with a product that shows."""
     a = torch.randn(rank, columns, generator=generator) * size
     return a, torch.randn(rows, rank, generator=generator) * size
+
+
+def _replace(made, name, module, generator):
+    for part, weight in module.named_parameters(recurse=False):
+        new = torch.randn(weight.shape, generator=generator) * weight.std()
+        made.tensors[f"{PREFIX}{name}.{part}"] = new
+        weight.data.copy_(new)
 
 
 def _adapt_linear(made, name, module, generator):

@@ -282,6 +282,16 @@ def test_pickles_are_read_and_not_run(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
+def test_names_and_pickles_have_a_limit(tmp_path):
+    made = plain()
+    made.tensors = {".lora_A" * 10_000 + ".x.y": torch.ones(1)}
+    assert "a name of 70004 characters" in refusal(made.save(tmp_path))
+    (tmp_path / SAFETENSORS).unlink()
+    with (tmp_path / "adapter_model.bin").open("wb") as stream:
+        stream.truncate(5 << 30)
+    assert "save safetensors" in refusal(tmp_path)
+
+
 def test_targets_may_be_restricted(tmp_path):
     folder = plain().save(tmp_path)
     for allowed in ("q_proj", "self_attn.q_proj", "model.layers.0.self_attn.q_proj", "qkv_proj"):
@@ -331,3 +341,16 @@ def test_the_order_of_axes_is_found_or_refused(tmp_path):
     assert changes(stored("square", "0.20.0", 64), square).shape == (4, 64, 64)
     assert "is square" in refusal(stored("unknown", "0.19.1", 64), square)
     assert "and rank 4 of" in refusal(tmp_path / "new", square)
+
+
+def test_a_head_is_replaced_whole(tmp_path):
+    config = config_of(HOSTILE["llama"]) | {"architectures": ["LlamaForTokenClassification"]}
+    labels = {"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}
+    family = find_family(config | labels)
+    model = AdapterTargets(family, read_spec(config | labels))
+    weight, bias = (PREFIX + "score." + part for part in ("weight", "bias"))
+    whole = HandMade({weight: torch.ones(2, 64), bias: torch.ones(2)})
+    found = read(whole.save(tmp_path / "whole"), model).head
+    assert set(found) == {"pooler.classifier.weight", "pooler.classifier.bias"}
+    half = HandMade({weight: torch.ones(2, 64)})
+    assert "without score.bias" in refusal(half.save(tmp_path / "half"), model)

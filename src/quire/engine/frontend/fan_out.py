@@ -28,6 +28,7 @@ def fan_out(request: EngineCoreRequest, params: SamplingParams) -> list[EngineCo
             cache_salt=request.cache_salt,
             client_index=request.client_index,
             thinking=request.thinking,
+            adapter=request.adapter,
         )
         for index in range(params.n)
     ]

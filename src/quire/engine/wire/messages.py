@@ -20,7 +20,7 @@ import numpy as np
 from quire.params import PoolingParams, RequestParams, SamplingParams
 from quire.params.thinking import Thinking
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Front end and core must have the same; HELLO and READY carry it."""
 
 CLIENT_SHIFT = 40
@@ -78,6 +78,18 @@ class EngineCoreRequestType(enum.Enum):
     """A number: the seconds that requests may still run."""
 
 
+class AdapterRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """The LoRA adapter of a request: the caller's name and id for it, and its folder (absolute).
+
+    `number` is that of the contents that earlier output was computed with; 0: there is none.
+    """
+
+    name: str
+    id: int
+    folder: str
+    number: int = 0
+
+
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One request, checked and completed by the input processor: a generation, or a pooling of its
     prompt, as the type of `params` says.
@@ -105,6 +117,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     continues: bool = False
     """More input for a request that was sent as resumable; passed over when that has ended."""
     thinking: Thinking | None = None
+    adapter: AdapterRef | None = None
 
     @property
     def sampling_params(self) -> SamplingParams | None:
@@ -173,13 +186,14 @@ class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class Started(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """A request's first output: when it was scheduled first (seconds, monotonic) and what the
-    prefix cache gave.
+    """A request's first output: when it was scheduled first (seconds, monotonic), what the prefix
+    cache gave, and the number of its adapter.
     """
 
     handle: int
     num_cached_tokens: int
     scheduled_time: float
+    adapter: int = 0
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -192,6 +206,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     prefix_cache_requests: int = 0
+    running_adapters: list[str] = []
+    waiting_adapters: list[str] = []
+    """Names of the LoRA adapters of these requests."""
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:

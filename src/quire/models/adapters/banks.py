@@ -73,7 +73,7 @@ class AdapterBanks:
         self.ops = ops
         self.room = room
         self.slots: Tensor | None = None
-        self._device = device
+        self.device = device
         self._products: list[_Product] = []
 
     @property
@@ -134,7 +134,7 @@ class AdapterBanks:
         count = len(products)
         slots = room.num_slots * count
         bank: Bank = self.ops.allocate_lora(
-            LoraShape(*shape, slots, room.max_rank, room.dtype, self._device, is_table)
+            LoraShape(*shape, slots, room.max_rank, room.dtype, self.device, is_table)
         )
         self._products += [
             _Product(bank, count, number, tuple(leaves), rows, change)

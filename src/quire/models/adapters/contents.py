@@ -16,6 +16,7 @@ _PAIR = re.compile(
     r"(?P<module>.+)\.(?:lora_(?P<linear>[AB])\.weight|lora_embedding_(?P<table>[AB]))"
 )
 _WRAPPED = ".base_layer"
+_LONGEST_NAME = 512
 _NOT_SUPPORTED = (
     (r".+\.lora_magnitude_vector(\..+)?", "DoRA is not supported"),
     (r".+\.lora_[AB]\.bias", "an adapter with biases is not supported"),
@@ -54,6 +55,8 @@ def sort_tensors(shapes: Mapping[str, tuple[int, ...]], model: AdapterTargets) -
     """
     contents, halves, unknown = Contents(), dict[tuple[str, bool], dict[str, str]](), list[str]()
     for name, shape in shapes.items():
+        if len(name) > _LONGEST_NAME:
+            raise BadAdapter(f"The adapter has a tensor with a name of {len(name)} characters.")
         bare = name.removeprefix(_PREFIX)
         if found := _PAIR.fullmatch(bare):
             half, is_table = found["linear"] or found["table"], found["table"] is not None
@@ -78,7 +81,20 @@ def sort_tensors(shapes: Mapping[str, tuple[int, ...]], model: AdapterTargets) -
         raise BadAdapter(_refusal(unknown, model))
     if not halves and not contents.head:
         raise BadAdapter("The adapter has no tensors.")
+    _check_heads_are_whole(contents.head, model)
     return contents
+
+
+def _check_heads_are_whole(head: Mapping[str, StoredTensor], model: AdapterTargets) -> None:
+    """Raise BadAdapter for a module of the pooling head of which only a part is replaced."""
+    given = {stored.name for stored in head.values()}
+    for name, stored in head.items():
+        module = stored.name.rpartition(".")[0]
+        missing = [n for n in model.head_names if n.rpartition(".")[0] == module and n not in given]
+        if missing:
+            raise BadAdapter(
+                f"The adapter has {name} without {missing[0]}, which this model needs."
+            )
 
 
 def _pair(module: str, is_table: bool, names: Mapping[str, str]) -> Pair:

@@ -72,6 +72,11 @@ class AdapterTargets:
         """The leaves that adapters may change: canonical names without `.weight`."""
         return self._leaves
 
+    @property
+    def head_names(self) -> frozenset[str]:
+        """The tensors of the pooling head, as checkpoints have them."""
+        return frozenset(stored.name for stored in self._heads.values())
+
     def module(self, name: str) -> StoredTensor | None:
         """The weight [out, in] of a linear module, the table [V, C] of the embedding."""
         return self._find(name, self._modules.get) or self._find(name, self._expert)

@@ -25,6 +25,8 @@ SAFETENSORS = "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_MOST_PICKLED_BYTES = 4 << 30
+"""All of it is in memory while it is read."""
 _HEADER_START = 8
 """Bytes that have the header's length."""
 
@@ -136,6 +138,10 @@ class _Pickled:
     """A file of torch.save, read without running what is in it."""
 
     def __init__(self, path: Path) -> None:
+        if path.stat().st_size > _MOST_PICKLED_BYTES:
+            raise BadAdapter(
+                f"{path} is larger than {_MOST_PICKLED_BYTES} bytes: save safetensors."
+            )
         self._path, self._tensors = path, read_pickle(path, is_mapped=False)
         self.shapes: Mapping[str, tuple[int, ...]] = {
             name: tuple(tensor.shape) for name, tensor in self._tensors.items()
