@@ -88,7 +88,7 @@ def test_defaults_come_from_the_model():
 )
 def test_refusals(options, text):
     llm = make_llm()
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(RequestError) as caught:
         llm.generate(["a", "b"], use_tqdm=False, **options)
     assert str(caught.value) == text
     assert_untouched(llm)

@@ -100,6 +100,17 @@ def test_forgetting_frees_the_slots_that_nobody_uses():
     assert set(scene.scheduler.adapters.in_slots) == {71}
 
 
+def test_an_idle_request_leaves_its_slot_to_others():
+    scene = scene_of(1)
+    scene.add(0, 3, max_tokens=2, adapter=70, resumable=True)
+    scene.add(1, 3, max_tokens=1, adapter=71)
+    scene.steps(3)
+    assert scene.ends == {1: "LENGTH"} and scene.scheduler.requests[0].row < 0
+    scene.scheduler.extend(0, [5], resumable=False)
+    plan = scene.step()
+    assert plan.adapter_loads == [(1, 70)]
+
+
 PASSES, LENGTH = 5, 7
 
 

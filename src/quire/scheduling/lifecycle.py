@@ -154,8 +154,9 @@ class Lifecycle:
         """Make a resumable request that stopped idle until it has input. Returns its final state if
         the next input ends it now.
         """
-        if self.memory.states is not None:
-            self._leave_row(request)  # its recurrent state may be that of a later token
+        if self.memory.states is not None or request.adapter:
+            # its recurrent state may be that of a later token; others may need its adapter's slot
+            self._leave_row(request)
         self._leave_steps(request)
         streaming_input.pause(request, stop)
         return self.take_input(request)

@@ -113,7 +113,7 @@ def _is_made_from(folder: Path, models: Collection[str]) -> bool:
         return False
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         return False
-    return config.get("base_model_name_or_path") in set(models)
+    return config.get("base_model_name_or_path") in tuple(models)
 
 
 def parse_modules(given: Sequence[str]) -> list[LoRARequest]:

@@ -10,6 +10,7 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.config.adapter_plan import AdapterPlan
 from quire.config.args.engine_args import EngineArgs
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_state import RequestGroup
@@ -246,7 +247,7 @@ def test_all_labels_exist_before_the_first_request():
 
 
 def test_adapters_are_one_series_with_the_names_of_the_moment():
-    plan = make_plan(enable_lora=True, max_loras=3)
+    plan = msgspec.structs.replace(make_plan(), adapters=AdapterPlan(3, 16, 3, "float32"))
     stats = EngineStats("m", 100, plan=plan, options=StatsOptions((), False), engine_indexes=(0, 1))
     for core, names in ((0, ["a", "b"]), (1, ["b", "c"]), (0, ["b"])):
         told = SchedulerStats(running_adapters=names, waiting_adapters=["d"])
