@@ -25,6 +25,25 @@ class OracleBank:
     shape: LoraShape
     slots: dict[int, list[tuple[Array, Array] | None]] = field(default_factory=dict)
 
+    def pairs(self, slot: int) -> list[tuple[Array, Array]]:
+        """The matrices of a slot."""
+        return [pair for pair in self.slots.get(slot, []) if pair is not None]
+
+    def added(self, slot: int, x: Array) -> Array:
+        """What a slot adds to a product of x [in]."""
+        total = np.zeros(self.shape.out_features)
+        for a, b in self.pairs(slot):
+            total += b @ np.array([sum(x * row) for row in a])
+        return total
+
+    def approx(self, slot: int, x: Approx) -> Approx:
+        """The same of x [1, in], with the error of sums."""
+        total = exact(np.zeros((1, self.shape.out_features)))
+        for a, b in self.pairs(slot):
+            factors = contract("ti,ri->tr", x, exact(a), a.shape[1])
+            total = total + contract("tr,or->to", factors, exact(b), a.shape[0])
+        return total
+
 
 @dataclass
 class OracleAddend:
@@ -36,25 +55,14 @@ class OracleAddend:
 
     def of(self, token: int) -> Array:
         """What is added to a row."""
-        total = np.zeros(self.bank.shape.out_features)
-        for pair in self.bank.slots.get(self.slots[token], []):
-            if pair is not None:
-                total += pair[1] @ np.array([sum(self.x[token] * row) for row in pair[0]])
-        return total
+        return self.bank.added(self.slots[token], self.x[token])
 
     def approx(self) -> Approx:
         """The same for all rows, with the error of sums."""
         total = exact(np.zeros((len(self.x), self.bank.shape.out_features)))
         for token, slot in enumerate(self.slots):
-            for pair in self.bank.slots.get(slot, []):
-                if pair is None:
-                    continue
-                a, b = (exact(matrix) for matrix in pair)
-                x = exact(self.x[token : token + 1])
-                factors = contract("ti,ri->tr", x, a, pair[0].shape[1])
-                added = contract("tr,or->to", factors, b, pair[0].shape[0])
-                total.value[token] += added.value[0]
-                total.error[token] += added.error[0]
+            added = self.bank.approx(slot, exact(self.x[token : token + 1]))
+            total.value[token], total.error[token] = added.value[0], added.error[0]
         return total
 
 
@@ -100,9 +108,8 @@ def lora_embed(
     """A row of x at a time."""
     y = to_array(x).copy()
     for token, (id_, slot) in enumerate(zip(ids.tolist(), slots.tolist(), strict=True)):
-        for pair in bank.slots.get(slot, []):
-            if pair is not None:
-                y[token] += scale * (pair[1] @ pair[0][:, id_])
+        for a, b in bank.pairs(slot):
+            y[token] += scale * (b @ a[:, id_])
     return to_tensor(y)
 
 

@@ -180,7 +180,9 @@ def route(
     return Cost(nbytes(logits, select_bias, expert_scales) + chosen, 4 * logits.numel())
 
 
-def moe(x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, args: MoeArgs) -> Cost:
+def moe(
+    x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, args: MoeArgs, **_: Any
+) -> Cost:
     used = min(experts.experts, chosen.numel())
     per_expert = nbytes(experts) // x.element_size() // experts.experts
     return Cost(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.formats.lora import NO_ADAPTER, LoraPart, LoraPiece, LoraShape
+from quire.ops.moe import ExpertAdapters, MoeArgs
 from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
 
@@ -27,14 +29,17 @@ def pieces_of(sizes: Sequence[int], parts: Sequence[int]) -> tuple[LoraPiece, ..
 def filled(
     ops: Ops, draw: Draw, width: int, pieces: tuple[LoraPiece, ...], *, rank: int, **traits: Any
 ) -> Any:
-    """A bank whose slots have adapters of ranks up to `rank`, some without some parts."""
+    """A bank whose slots have adapters of ranks up to `rank`, some without some parts. traits: of
+    the shape.
+    """
+    num_slots = traits.get("num_slots", _SLOTS)
     shape = LoraShape(
-        *(width, pieces, traits.get("segments", 1), _SLOTS, rank, draw.dtype),
+        *(width, pieces, traits.get("segments", 1), num_slots, rank, draw.dtype),
         torch.device(draw.device),
         traits.get("is_table", False),
     )
     bank = ops.allocate_lora(shape)
-    for slot in range(_SLOTS):
+    for slot in range(num_slots):
         ops.load_lora(bank, slot, [_part(draw, shape, slot, n) for n in range(shape.num_parts)])
     for slot in (1, _EMPTY):  # over what was there
         first = None if slot == _EMPTY else _part(draw, shape, 0, 0)
@@ -116,7 +121,50 @@ def _embed(rows: int, vocab: int, width: int, scale: float) -> Case:
     return Case("lora_embed", f"{rows}x{vocab}x{width}-scale{scale:g}", prepare)
 
 
+def _moe(name: str, rows: int, top_k: int, experts: int, args: MoeArgs) -> Case:
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        width, ffn = experts + 5, 7
+        inner = ffn * (2 if args.gated else 1)
+        chosen = [draw.rng.permutation(experts)[:top_k] for _ in range(rows)]
+        into = pieces_of([ffn] * (inner // ffn), range(inner // ffn))
+        many = {"rank": 3, "num_slots": _SLOTS * experts}
+        up = filled(ops, draw, width, into, **many)
+        adapters = ExpertAdapters(
+            up,
+            filled(ops, draw, ffn, pieces_of([width], [0]), **many),
+            experts,
+            slots_of(draw, rows),
+        )
+        arguments: Arguments = {
+            "x": draw.normal(rows, width),
+            "chosen": draw.exact(np.reshape(chosen, (rows, top_k)).astype(np.int32)),
+            "weights": draw.wide(draw.rng.random((rows, top_k)) * 1.7),
+            "experts": ops.pack_experts(
+                draw.normal(experts, inner, width, scale=width**-0.5),
+                draw.normal(experts, width, ffn, scale=ffn**-0.5),
+                draw.normal(experts, inner),
+                draw.normal(experts, width),
+            ),
+            "args": args,
+        }
+        singles = by_row(arguments, {"x": 0, "chosen": 0, "weights": 0}).singles
+        alone = tuple(
+            {**one, "adapters": replace(adapters, slots=adapters.slots[t : t + 1])}
+            if adapters.slots[t] >= 0
+            else one
+            for t, one in enumerate(singles)
+        )
+        return Prepared({**arguments, "adapters": adapters}, alone)
+
+    return Case("moe", f"lora-{name}", prepare)
+
+
 CASES = (
+    _moe("silu", 9, 2, 4, MoeArgs()),
+    _moe("relu2", 3, 1, 3, MoeArgs("relu2", gated=False)),
+    _moe("weighs_input", 5, 2, 4, MoeArgs(weighs_input=True)),
+    _moe("clamp", 5, 2, 3, MoeArgs(clamp=0.6)),
+    _moe("bound", 5, 2, 3, MoeArgs(bound=0.4)),
     *(_product("linear", rows, 24, [40]) for rows in (0, 1, 5)),
     _product("linear", 9, 37, [17, 5, 20], rank=3),
     _product("linear", 9, 32, [32, 16, 16], rank=16),
