@@ -261,6 +261,15 @@ def test_values_have_to_fit_the_dtype(tmp_path):
     assert "what is not in torch.float16" in refusal(big, dtype=torch.float16)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_one_bad_value_is_found(tmp_path, dtype, bad):
+    for place in (0, 1, 77, 255):
+        made = plain()
+        made.tensors[Q + "lora_A.weight"].view(-1)[place] = bad
+        assert "holds NaN or infinity" in refusal(made.save(tmp_path), dtype=dtype)
+
+
 def test_copies_of_the_table_are_passed_over(tmp_path):
     made = replaced(PREFIX + "lm_head.base_layer.weight", torch.full((VOCAB, WIDTH), torch.nan))
     assert read(made.save(tmp_path), LLAMA)

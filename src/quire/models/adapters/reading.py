@@ -139,8 +139,8 @@ class _Reader:
     def _finite(self, name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
         """A contiguous copy in a dtype, of which every value is a number."""
         found = values.to(dtype).contiguous()
-        if not found.isfinite().all():
-            what = "NaN or infinity" if not values.isfinite().all() else f"what is not in {dtype}"
+        if not _are_finite(found):
+            what = f"what is not in {dtype}" if _are_finite(values) else "NaN or infinity"
             raise BadAdapter(f"{name} holds {what}.")
         return found
 
@@ -159,6 +159,11 @@ def _of_rows(stored: StoredTensor) -> StoredTensor:
     is stored.
     """
     return replace(stored, steps=tuple(step for step in stored.steps if step != "transpose"))
+
+
+def _are_finite(values: Tensor) -> bool:
+    """Whether no value is NaN, which the smallest and the largest would be, or infinite."""
+    return all(bound.isfinite().item() for bound in torch.aminmax(values))
 
 
 def _digest(products: Mapping[str, LowRank], head: Mapping[str, Tensor]) -> bytes:
