@@ -40,14 +40,15 @@ class AdapterLoading:
 
 
 class FolderReader:
-    """Reads folders in a thread, those first that a slot waits for. `read` gives the number of a
-    folder's contents. Iterating gives what has not been taken.
+    """Reads folders in a thread: by turns one that a slot waits for, and the one that has waited
+    longest. `read` gives the number of a folder's contents. Iterating gives what was not taken.
     """
 
     def __init__(self, read: Callable[[str], int]) -> None:
         self._read = read
         self._loadings: dict[str, AdapterLoading] = {}
         self._thread: ThreadPoolExecutor | None = None
+        self._num_begun = 0
 
     def __iter__(self) -> Iterator[AdapterLoading]:
         return iter(self._loadings.values())
@@ -71,11 +72,14 @@ class FolderReader:
         """Begin to read what may be read now."""
         waiting = [each for each in self._loadings.values() if each.future is None]
         room = _READ_AT_ONCE - (len(self._loadings) - len(waiting))
-        if room <= 0 or not waiting:
-            return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
-        for loading in sorted(waiting, key=lambda each: not each.wanted)[:room]:
+        for _ in range(min(room, len(waiting))):
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+            self._num_begun += 1
+            loading = waiting[0]
+            if self._num_begun % 2:
+                loading = next((each for each in waiting if each.wanted), loading)
+            waiting.remove(loading)
             loading.future = self._thread.submit(read_unchanged, self._read, loading.folder)
 
     def wait(self, timeout_s: float) -> None:

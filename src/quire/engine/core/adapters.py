@@ -45,8 +45,8 @@ class AdapterStore:
     """Resolves the adapters of requests and keeps the most recently used in host memory.
 
     Invariants: at most `most_kept` adapters are kept, besides those that have just been read;
-    `scheduler.adapters.kept` are exactly these. Only the
-    core's thread changes anything but the workers' memory.
+    `scheduler.adapters.kept` are exactly these. Only the core's thread changes anything but the
+    workers' memory.
     """
 
     def __init__(self, scheduler: Scheduler, workers: AdapterWorkers, most_kept: int) -> None:
