@@ -128,7 +128,9 @@ def test_a_crowd_of_adapters_through_few_slots(tmp_path, count, slots, each, num
     assert len(texts) > count, "adapters can be told apart"
 
     async def serve():
-        args = AsyncEngineArgs(**WISHES, max_loras=slots, max_cpu_loras=slots + 2)
+        args = AsyncEngineArgs(
+            **WISHES, max_loras=slots, max_cpu_loras=slots + 2, max_num_queued_reqs=1024
+        )
         engine = AsyncLLM.from_engine_args(args)
         try:
             return await asyncio.wait_for(crowd(engine, adapters, asked, num_kills), 500)

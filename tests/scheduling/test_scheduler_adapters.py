@@ -91,6 +91,13 @@ def test_a_pinned_adapter_keeps_its_slot():
     assert adapters.is_hopeless(99) and not adapters.is_hopeless(73)
 
 
+def test_a_pinned_adapter_without_a_slot_is_wanted():
+    scene = scene_of(1, kept=[])
+    scene.scheduler.adapters.pinned.add(70)
+    scene.add(0, 3, adapter=70)
+    assert scene.plan() is None and list(scene.scheduler.adapters.wanted) == [70]
+
+
 def test_forgetting_frees_the_slots_that_nobody_uses():
     scene = scene_of(2)
     scene.add(0, 3, max_tokens=1, adapter=70)

@@ -149,7 +149,7 @@ class SlotAllocator:
             self._drain()
         else:
             return False
-        if len(self.wanted) < self.num_slots - len(self.pinned):
+        if number in self.pinned or len(self.wanted) < self.num_slots - len(self.pinned):
             self.wanted[number] = None
         return False
 
