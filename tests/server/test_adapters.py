@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.server.serve_process import SMALL, serving
+from tests.server.serve_process import SMALL, command_of, serving
 
 ADAPTERS = Path(__file__).parents[1] / "lora" / "adapters"
 PROMPT = "def add(a, b):"
@@ -247,3 +248,32 @@ def test_without_leave_nothing_is_loaded(library):
             assert reply.status_code == 404
             assert "QUIRE_ALLOW_RUNTIME_LORA_UPDATING=1" in reply.text
         assert complete(plain, "shout").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--lora-modules", f"a={ADAPTERS / 'shout'}"], "LoRA is not enabled"),
+        (["--enable-lora", "--lora-modules", "a=/no/such/folder"], "There is no LoRA adapter in"),
+        (["--enable-lora", "--lora-modules", "a"], "it is NAME=PATH, or JSON"),
+        (
+            ["--enable-lora", "--lora-modules", f"quire-embedded={ADAPTERS / 'shout'}"],
+            "the model has this name itself",
+        ),
+    ],
+    ids=["not enabled", "not there", "no form", "the model's name"],
+)
+def test_modules_that_cannot_be_served_stop_the_start(flags, text):
+    done = subprocess.run(
+        command_of(*flags), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode not in (0, -9) and text in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_api_server_has_the_modules():
+    modules = ("--lora-modules", f"fixed={ADAPTERS / 'shout'}")
+    with serving("--enable-lora", "--api-server-count", "2", *modules) as servers:
+        for _ in range(6):  # connections of their own, so that both answer
+            assert "fixed" in servers.get("/v1/models").text
+            assert complete(servers, "fixed").status_code == 200

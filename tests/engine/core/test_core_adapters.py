@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from quire.engine.core.adapter_loading import FolderReader
 from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.core import EngineCore
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest, FinishReason
@@ -158,8 +159,7 @@ def test_a_bad_adapter_costs_its_request_a_sentence(library):
 
 
 def test_a_reader_s_own_failure_is_its_request_s_too(library, monkeypatch):
-    monkeypatch.setattr(library.workers, "read_adapter", lambda folder: 1 // 0)
-    library.core.adapters._workers.read_adapter = library.workers.read_adapter
+    monkeypatch.setattr(library.core.adapters._reader, "_read", lambda folder: 1 // 0)
     library.add(0, "7")
     library.add(1, None)
     tokens, ends = drain(library.core)
@@ -378,6 +378,20 @@ def test_names_are_reported(library):
         stats = library.core.step().stats
         seen.append((sorted(stats.running_adapters), sorted(stats.waiting_adapters)))
     assert (["7", "8"], ["9"]) in seen and seen[-1] == ([], [])
+
+
+def test_adapters_that_slots_wait_for_are_read_first_and_starve_nobody():
+    reader, order = FolderReader(lambda folder: 1), []
+    for number in range(5):
+        reader.load(f"new {number}")
+    for number in range(20):
+        reader.load(f"evicted {number}").wanted.add(number)
+        reader.wait(30)
+        while (loading := reader.take()) is not None:
+            order.append(loading.folder)
+    reader.close()
+    assert order[0] == "evicted 0"
+    assert [name for name in order if name.startswith("new")] == [f"new {n}" for n in range(5)]
 
 
 # everything at once

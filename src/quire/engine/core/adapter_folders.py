@@ -27,7 +27,8 @@ _TICK_NS = 100_000_000
 """Files that changed as recently as this may change again without a new time of change."""
 
 Signature = tuple[tuple[int, ...] | None, ...]
-"""Of each file its inode, size and times of change; None: it does not exist."""
+"""Of each file its inode, size, and when its contents and last anything of it changed; None: there
+is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def read_unchanged(read: Callable[[str], int], folder: str) -> ReadAdapter:
 def _trusted(signature: Signature | None, now_ns: int) -> Signature | None:
     if signature is None:
         return None
-    newest = max(time for each in signature if each is not None for time in each[2:])
+    newest = max(each[-1] for each in signature if each is not None)
     return signature if now_ns - newest > _TICK_NS else None
 
 

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Protocol
 
-from quire.engine.core.adapter_folders import (
-    KnownFolders,
-    ReadAdapter,
-    read_unchanged,
-    remember,
-)
+from quire.engine.core.adapter_folders import KnownFolders, remember
+from quire.engine.core.adapter_loading import AdapterLoading, FolderReader
 from quire.engine.wire.messages import AdapterRef
 from quire.errors import InvalidParameter, RequestError
 from quire.lora.request import ADAPTER_FAILED
@@ -30,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 _CHANGED = "its files have changed since the request began"
 _GONE = "its weights have left the memory, and it is not known where they came from"
-
-
-_READ_AT_ONCE = 2
 
 
 class AdapterWorkers(Protocol):
@@ -49,32 +41,12 @@ class AdapterWorkers(Protocol):
         ...
 
 
-class AdapterLoading:
-    """A folder that is to be read, and what waits for it: the prerequisite of requests."""
-
-    def __init__(self, folder: str, wait: Callable[[float], None]) -> None:
-        self.folder = folder
-        self.future: Future[ReadAdapter] | None = None
-        """None: its turn has not come."""
-        self.is_ready = False
-        self.wait = wait
-        """Blocks until some folder is read, at most for the given seconds."""
-        self.requests: list[tuple[Request, AdapterRef]] = []
-        self.calls: list[tuple[Future[bool], AdapterRef]] = []
-        self.pins: set[int] = set()
-        """Ids among those of `calls` that are to be pinned."""
-        self.wanted: set[int] = set()
-        """Adapters that were here, for which the scheduler has a slot."""
-        self.dropped: set[int] = set()
-        """Adapters that left host memory while it was read."""
-
-
 class AdapterStore:
     """Resolves the adapters of requests and keeps the most recently used in host memory.
 
     Invariants: at most `most_kept` adapters are kept, besides those that have just been read;
-    `scheduler.adapters.kept` are exactly these. Only the
-    core's thread changes anything but the workers' memory.
+    `scheduler.adapters.kept` are exactly these. Only the core's thread changes anything but the
+    workers' memory.
     """
 
     def __init__(self, scheduler: Scheduler, workers: AdapterWorkers, most_kept: int) -> None:
@@ -88,8 +60,7 @@ class AdapterStore:
         self._ids: OrderedDict[int, AdapterRef] = OrderedDict()
         self._names: OrderedDict[int, str] = OrderedDict()
         """By number, what the latest request called it."""
-        self._loadings: dict[str, AdapterLoading] = {}
-        self._thread: ThreadPoolExecutor | None = None
+        self._reader = FolderReader(workers.read_adapter)
         self._failed: list[tuple[int, str]] = []
 
     # requests
@@ -110,11 +81,9 @@ class AdapterStore:
 
     def poll(self) -> list[tuple[int, str]]:
         """Take in what has been read; returns the requests that end by it, with the reason."""
-        for folder, loading in list(self._loadings.items()):
-            if loading.future is not None and loading.future.done():
-                del self._loadings[folder]
-                self._finish(loading, loading.future)
-        self._read_next()
+        while (loading := self._reader.take()) is not None:
+            self._finish(loading)
+        self._reader.begin()
         failed, self._failed = self._failed, []
         return failed
 
@@ -129,19 +98,16 @@ class AdapterStore:
             else:
                 for request in self._waiting_for(number):
                     self._end(request, f"{ADAPTER_FAILED}: {_GONE}")
-        self._read_next()
+        self._reader.begin()
 
     @property
     def is_busy(self) -> bool:
         """Whether `poll` has, or will have, something to report apart from requests that wait."""
-        return bool(self._failed) or any(loading.calls for loading in self._loadings.values())
+        return bool(self._failed) or any(loading.calls for loading in self._reader)
 
     def wait(self, timeout_s: float) -> None:
         """Block until some folder is read, at most for `timeout_s`; not at all if none is."""
-        self._read_next()
-        futures = [each.future for each in self._loadings.values() if each.future is not None]
-        if futures:
-            wait_for(futures, timeout_s, return_when="FIRST_COMPLETED")
+        self._reader.wait(timeout_s)
 
     # calls
 
@@ -176,7 +142,7 @@ class AdapterStore:
         """Keep an adapter in memory, and in a slot once it has one. Requests that can never run by
         it end. Raises RequestError.
         """
-        for loading in self._loadings.values():
+        for loading in self._reader:
             if any(ref.id == adapter_id for _, ref in loading.calls):
                 loading.pins.add(adapter_id)
                 return
@@ -202,7 +168,7 @@ class AdapterStore:
     def names_in_use(self) -> tuple[list[str], list[str]]:
         """The names of running requests' adapters, and of those that wait for a slot."""
         waiting = dict.fromkeys(r.adapter for r in self._scheduler.waiting if r.adapter)
-        unread = [ref.name for each in self._loadings.values() for _, ref in each.requests]
+        unread = [ref.name for each in self._reader for _, ref in each.requests]
         return self._names_of(self._slots.in_use), [*self._names_of(waiting), *unread]
 
     def forget_slots(self) -> None:
@@ -213,9 +179,7 @@ class AdapterStore:
 
     def close(self) -> None:
         """End the thread after what it reads now."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
-            self._thread = None
+        self._reader.close()
 
     # details
 
@@ -249,37 +213,19 @@ class AdapterStore:
         """Have a folder read, or join those that wait for it. What has been read already may be
         outdated and is for them alone.
         """
-        loading = self._loadings.get(folder)
-        if loading is not None and loading.future is not None and loading.future.done():
-            del self._loadings[folder]
-            self._finish(loading, loading.future)
-            loading = None
-        if loading is None:
-            loading = self._loadings[folder] = AdapterLoading(folder, self.wait)
-        return loading
+        if (loading := self._reader.take(folder)) is not None:
+            self._finish(loading)
+        return self._reader.load(folder)
 
-    def _read_next(self) -> None:
-        """Begin to read folders, those first that a slot waits for. Few at once, since they stay in
-        memory until they are taken in.
-        """
-        waiting = [each for each in self._loadings.values() if each.future is None]
-        room = _READ_AT_ONCE - (len(self._loadings) - len(waiting))
-        if room <= 0 or not waiting:
-            return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
-        for loading in sorted(waiting, key=lambda each: not each.wanted)[:room]:
-            loading.future = self._thread.submit(
-                read_unchanged, self._workers.read_adapter, loading.folder
-            )
-
-    def _finish(self, loading: AdapterLoading, future: Future[ReadAdapter]) -> None:
+    def _finish(self, loading: AdapterLoading) -> None:
+        """Take in what was read, for everything that waits for it."""
+        assert loading.future is not None, "it has been read"
         loading.is_ready = True
-        error = future.exception()
+        error = loading.future.exception()
         if error is not None:
             self._fail(loading, error)
             return
-        read = future.result()
+        read = loading.future.result()
         self._known.note(loading.folder, read)
         for number in set(read.others) - {read.number}:
             self._discard(number)
@@ -363,7 +309,7 @@ class AdapterStore:
         """Have the workers forget weights that are not kept, if they have them."""
         if number in self._kept:
             return
-        for loading in self._loadings.values():
+        for loading in self._reader:
             if loading.future is not None:
                 loading.dropped.add(number)
         self._workers.drop_adapter(number)
