@@ -250,6 +250,15 @@ def test_two_names_of_one_module(tmp_path):
     assert "changes layers.0.attn.q twice" in refusal(made.save(tmp_path))
 
 
+def test_what_is_tied_has_both_adapters(tmp_path):
+    a, b = pair(torch.Generator().manual_seed(0), VOCAB, WIDTH)
+    names = halves("lm_head")
+    half = HandMade(dict(zip(names, (a, b), strict=True)), {"ensure_weight_tying": True})
+    assert read(half.save(tmp_path), LLAMA).products, "this model is not tied"
+    text = refusal(tmp_path, targets(tie_word_embeddings=True))
+    assert "only one of them" in text
+
+
 def test_ranks_have_a_limit(tmp_path):
     text = refusal(plain().save(tmp_path), max_rank=3)
     assert text.startswith("LoRA rank 4 is greater than max_lora_rank 3")

@@ -5,6 +5,7 @@ import torch
 
 from quire.models import read_spec
 from quire.models.config_reader import read_config
+from tests.lora.test_merged import distances, run
 from tests.models.adapters.test_reading import merge, read, targets_of
 from tests.models.hostile.models import HOSTILE, theirs
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
@@ -70,3 +71,27 @@ def test_logits_are_those_of_peft(checkpoints, monkeypatch, tmp_path, case):
     found = run_full(ours, made.prompts)
     assert relative_error(found, expected) < TOLERANCE
     assert relative_error(found, made.logits) > 1e-3, "the adapter changes nothing"
+
+
+@pytest.mark.parametrize("targets", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+@pytest.mark.parametrize("keeps_tied", [True, False])
+def test_embeddings_that_are_heads(checkpoints, tmp_path, targets, keeps_tied):
+    """In an engine: an adapter of one leaves the other as it is, unless both are kept the same."""
+    made = checkpoints["gemma3"]
+    config = peft.LoraConfig(
+        r=3,
+        lora_alpha=9,
+        task_type="CAUSAL_LM",
+        target_modules=targets,
+        ensure_weight_tying=keeps_tied,
+    )
+    model = peft.get_peft_model(theirs(HOSTILE["gemma3"], made.folder), config).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for part, weight in model.named_parameters():
+            if "lora_" in part:
+                weight.copy_(torch.randn_like(weight) * 0.1)
+    model.save_pretrained(tmp_path)
+    plain, own = run(made.folder, made.prompts[1].tolist(), tmp_path, max_len=48)
+    assert distances(own, model).max() < 1e-4
+    assert distances(plain, model).max() > 1e-2, "the adapter changes nothing"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quire.errors import BadAdapter
 
-_NAME = re.compile(r"\^?(?:\\?[\w.-])+")
+_NAME = re.compile(r"\^?(?:\\[.\-]|[\w.-])+")
 """A pattern that is a name, with or without escapes."""
 _MOST_OTHERS = 64
 _LONGEST = 256

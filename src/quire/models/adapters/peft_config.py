@@ -21,6 +21,7 @@ CONFIG = "adapter_config.json"
 _UNDERSTOOD = (
     *("peft_type", "peft_version", "bias", "r", "lora_alpha", "use_rslora", "rank_pattern"),
     *("alpha_pattern", "target_parameters", "init_lora_weights", "modules_to_save"),
+    "ensure_weight_tying",
 )
 _OF_TRAINING = (
     *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "task_type"),
@@ -38,7 +39,6 @@ _REASONS = {
     "train with embed_tokens among target_modules",
     "layer_replication": "the model would have other layers",
     "alora_invocation_tokens": "an adapter that begins within a prompt is not supported",
-    "ensure_weight_tying": "one adapter for embedding and head is not supported; target both",
 }
 _MOST_RANK = 1 << 16
 
@@ -48,13 +48,15 @@ class PeftConfig:
     """What the config of a LoRA adapter says of its tensors.
 
     `target_parameters`: parameters, by the ends of their names, that were adapted without being
-    modules' weights. `version` of PEFT, () where the file has none. Modules have the names that
+    modules' weights. `keeps_tied`: of a tied model, embedding and head have the same adapter, and
+    both are in the file. `version` of PEFT, () where the file has none. Modules have the names that
     they had in the model that was trained.
     """
 
     rank: int
     alpha: float
     is_rank_stabilised: bool
+    keeps_tied: bool
     ranks: NamePatterns
     alphas: NamePatterns
     target_parameters: tuple[str, ...]
@@ -87,6 +89,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
         rank=config["r"],
         alpha=float(config["lora_alpha"]),
         is_rank_stabilised=bool(config.get("use_rslora")),
+        keeps_tied=bool(config.get("ensure_weight_tying")),
         ranks=name_patterns("rank_pattern", config.get("rank_pattern") or {}),
         alphas=name_patterns("alpha_pattern", config.get("alpha_pattern") or {}),
         target_parameters=tuple(config.get("target_parameters") or ()),
@@ -118,8 +121,9 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
         names = config.get(key) or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             found.append(f"{key} must be a list of names")
-    if not _is_one_of(config.get("use_rslora"), (True, False, None)):
-        found.append(f"use_rslora must be true or false, not {_shown(config['use_rslora'])}")
+    for key in ("use_rslora", "ensure_weight_tying"):
+        if not _is_one_of(config.get(key), (True, False, None)):
+            found.append(f"{key} must be true or false, not {_shown(config[key])}")
     known = {*_UNDERSTOOD, *_OF_TRAINING}
     for key, value in config.items():
         if key not in known and not _is_one_of(value, (None, False, {}, [], "")):

@@ -43,6 +43,11 @@ def read_adapter(
         reader = _Reader(file, config, model, max_rank, dtype)
         products = _once(reader.products(contents))
         head = _once(reader.head(contents.head))
+    if config.keeps_tied and model.is_tied and ("embed" in products) != ("head" in products):
+        raise BadAdapter(
+            "The adapter keeps embedding and head tied (ensure_weight_tying), but has the tensors "
+            "of only one of them; load and save it with a newer version of PEFT."
+        )
     return AdapterWeights(products, head, _digest(products, head))
 
 

@@ -56,6 +56,7 @@ class AdapterTargets:
         them: names, ends of names, or products that have the module as a part (`qkv_proj`); None:
         all. Raises InvalidParameter for one that names nothing.
         """
+        self.is_tied = decoder.tie
         self._prefixes = (family.prefix, *_PREFIXES)
         self._modules: dict[str, StoredTensor] = {}
         self._stacks: dict[str, list[StoredTensor]] = {}
