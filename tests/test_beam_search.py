@@ -7,7 +7,7 @@ import random
 import pytest
 
 from quire.beam_search import BeamSearch
-from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.llm import LLM
 from quire.outputs import Logprob
 from quire.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
@@ -127,8 +127,8 @@ def test_the_model_bounds_the_length():
         (
             BeamSearchParams(1, 1),
             {"lora_request": "x"},
-            NotBuiltYet,
-            "lora_request='x' is not allowed: this release does not implement it. Leave it out.",
+            RequestError,
+            "LoRA is not enabled: start the engine with enable_lora (--enable-lora).",
         ),
         (
             BeamSearchParams(1, 1, structured_outputs=StructuredOutputsParams(regex="a")),

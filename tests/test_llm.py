@@ -81,15 +81,14 @@ def test_defaults_come_from_the_model():
         ),
         (
             {"lora_request": "x"},
-            "lora_request='x' is not allowed: this release does not implement it. Adapters "
-            "are not served yet; leave it out.",
+            "LoRA is not enabled: start the engine with enable_lora (--enable-lora).",
         ),
         ({"sampling_params": 5}, "params=5 is not allowed: it must be a SamplingParams."),
     ],
 )
 def test_refusals(options, text):
     llm = make_llm()
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(RequestError) as caught:
         llm.generate(["a", "b"], use_tqdm=False, **options)
     assert str(caught.value) == text
     assert_untouched(llm)

@@ -10,18 +10,23 @@
 namespace quire {
 
 // y [tokens, width of the finish], or for partial sums [tokens, segments, out], from x, its rows
-// x_token apart; values: those of the addend, [*, out], or 0; peaks: or 0.
+// x_token apart; values: those of the addend, [*, out], or 0; peaks: or 0; bank: with factors and
+// slots of adapters, or None.
 template <class Context>
 void linear(Context& c, const PackedWeight& weight, int64_t tokens, uintptr_t x, int64_t x_token,
             uintptr_t y, int64_t y_token, FinishKind kind, Act act, float scale, float softcap,
-            uintptr_t values, uintptr_t rows, uintptr_t peaks) {
-    const LinearArgs args{
+            uintptr_t values, uintptr_t rows, uintptr_t peaks, const LoraBank* bank,
+            uintptr_t factors, uintptr_t slots) {
+    LinearArgs args{
         weight,
         {reinterpret_cast<void*>(x), x_token, 0},
         {reinterpret_cast<void*>(y), y_token, weight.out},
         {kind, act, scale, softcap},
         {reinterpret_cast<const float*>(values), weight.out, reinterpret_cast<int32_t*>(rows)},
         reinterpret_cast<const float*>(peaks)};
+    if (bank != nullptr)
+        args.lora = {*bank, reinterpret_cast<const float*>(factors),
+                     reinterpret_cast<const int32_t*>(slots)};
     c.submit(product_with(weight, c.kernels), args, tokens);
 }
 
@@ -122,7 +127,11 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
                  return weight;
              });
     m.attr("panel_width") = kPanelWidth;
-    context.def("linear", &linear<Context>)
+    using namespace nb::literals;
+    context
+        .def("linear", &linear<Context>, "weight"_a, "tokens"_a, "x"_a, "x_token"_a, "y"_a,
+             "y_token"_a, "kind"_a, "act"_a, "scale"_a, "softcap"_a, "values"_a, "rows"_a,
+             "peaks"_a, "bank"_a.none() = nb::none(), "factors"_a = 0, "slots"_a = 0)
         .def("heads_linear", &heads_linear<Context>)
         .def("pack", &pack<Context>)
         .def("pack_coded", &pack_coded<Context>);

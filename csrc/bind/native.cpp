@@ -20,6 +20,7 @@
 #include "bind/latent.hpp"
 #include "bind/limits.hpp"
 #include "bind/linear.hpp"
+#include "bind/lora.hpp"
 #include "bind/mask.hpp"
 #include "bind/sample.hpp"
 #include "bind/state.hpp"
@@ -260,6 +261,7 @@ void bind_context(nb::module_& m) {
     bind_latent(m, context);
     bind_limits(m, context);
     bind_linear(m, context);
+    bind_lora(m, context);
     bind_mask(context);
     bind_sample(context);
     bind_state(context);

@@ -1,6 +1,7 @@
 #include "kernels/finish.hpp"
 
 #include "kernels/activation.hpp"
+#include "kernels/lora.hpp"
 
 namespace quire::QUIRE_LEVEL {
 namespace {
@@ -13,15 +14,25 @@ inline void replace(float* sums, int64_t rows, int64_t stride, const Value& valu
         for (int64_t i = 0; i < kPanelWidth; i += kLanes) store(sums + i, value(sums + i, i));
 }
 
-// sums += bias, then the rows' addends; kPanelWidth lanes from `lane` on.
+void add_adapters(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane, int64_t count,
+                  float* sums, int64_t stride) {
+    const LoraBank& bank = a.lora.bank;
+    const int64_t factors = bank.parts * bank.max_rank;
+    for (int64_t r = token; r < token + rows; ++r, sums += stride)
+        if (a.lora.slots[r] >= 0)
+            add_lora(bank, a.lora.slots[r], a.lora.factors + r * factors, lane, count, sums);
+}
+
+// sums += bias, then what adapters add, then the rows' addends; kPanelWidth lanes from `lane` on.
 void add_to(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane, float* sums,
             int64_t stride) {
     if (a.weight.bias != nullptr)
         replace(sums, rows, stride, [&](const float* at, int64_t i) {
             return add(load(at), load(a.weight.bias + lane + i));
         });
-    if (a.addend.values == nullptr) return;
     const int64_t left = a.weight.out - lane, count = left < kPanelWidth ? left : kPanelWidth;
+    if (a.lora.factors != nullptr) add_adapters(a, token, rows, lane, count, sums, stride);
+    if (a.addend.values == nullptr) return;
     for (int64_t r = 0; r < rows; ++r, sums += stride) {
         if (a.addend.rows[token + r] < 0) continue;
         const float* values = a.addend.values + a.addend.rows[token + r] * a.addend.stride + lane;

@@ -175,6 +175,47 @@ struct Addend {
     const int32_t* rows;
 };
 
+// Outputs [start, start + size) of a product, to which part `part` of an adapter adds. Their rows
+// of B begin with block `block` of a slot.
+struct LoraPiece {
+    int64_t start;
+    int64_t size;
+    int64_t part;
+    int64_t block;
+};
+
+// Outputs in a block of B.
+constexpr int64_t kLoraBlock = 16;
+
+// The low-rank adapters of a product, by slot: what slot s adds is b @ (a @ x), a part at a time.
+// Part p has rank ranks[s * parts + p], at most max_rank. Its rows of A, `in` inputs each, begin
+// with row (s * parts + p) * max_rank. B is cut into blocks of 16 outputs, in which the 16 values
+// of one rank follow those of another; a slot has room for max_rank in each of its `blocks`, and
+// the blocks of a piece follow one another without gaps. The inputs form segments as those of a
+// weight do. Instead, the A of a table has for each id max_rank values, of which the first `rank`
+// count.
+struct LoraBank {
+    Type type = Type::f32;
+    int64_t in = 0;
+    int64_t segments = 1;
+    int64_t parts = 0;
+    int64_t max_rank = 0;
+    int64_t blocks = 0;
+    const void* a = nullptr;
+    const void* b = nullptr;
+    const int32_t* ranks = nullptr;
+    const LoraPiece* pieces = nullptr;
+    int64_t num_pieces = 0;
+};
+
+// What adapters add to some rows of a product's sums: row t has that of slot slots[t], nothing
+// where that is negative. factors [T, parts * max_rank] are a @ x; they may be null.
+struct LoraAddend {
+    LoraBank bank;
+    const float* factors = nullptr;
+    const int32_t* slots = nullptr;
+};
+
 // y = finish(x @ weight + bias + addend); x and y are of the weight's type (logits are fp32).
 // A partial product has sums [tokens][segments][out] instead, of int32 where rows and weights are
 // int8, else fp32, without the scales of rounded rows. peaks: the largest magnitude in each row of
@@ -186,6 +227,39 @@ struct LinearArgs {
     Finish finish;
     Addend addend = {};
     const float* peaks = nullptr;
+    LoraAddend lora = {};
+};
+
+// factors = a @ x for the rows with an adapter: [T, parts * max_rank], or with is_partial for each
+// segment of the inputs, [T, segments, parts * max_rank]; what is beyond a rank stays as it is.
+// used [T]: the slots of those rows whose adapters add to the product, -1 for the others.
+struct LoraShrinkArgs {
+    LoraBank bank;
+    Type type;  // of x
+    Rows x;
+    const int32_t* slots;
+    float* factors;
+    int32_t* used;
+    bool is_partial;
+};
+
+// values [T, width]: what adapters add to the rows that have one, zeros for the others.
+struct LoraExpandArgs {
+    LoraAddend lora;
+    int64_t width;
+    float* values;
+};
+
+// out = x + scale * what the adapters of the rows add to an embedding of ids.
+struct LoraEmbedArgs {
+    LoraBank bank;
+    Type type;
+    int64_t width;
+    float scale;
+    Rows x;
+    const int64_t* ids;
+    const int32_t* slots;
+    Rows out;
 };
 
 // y[h] = x[h] @ weight of head h, where x and y have a row per head. `first` is the product of head
@@ -305,8 +379,8 @@ struct AttendArgs {
     PerHead alibi;
 };
 
-// out [T, H*D] = attention of q within prompts that the step has whole; see ops/mixers/prompts.py. Of the
-// step it reads the rows' tokens. No window is 0.
+// out [T, H*D] = attention of q within prompts that the step has whole; see ops/mixers/prompts.py.
+// Of the step it reads the rows' tokens. No window is 0.
 struct AttendPromptsArgs {
     Type type;
     int64_t heads;
@@ -550,6 +624,9 @@ struct Kernels {
     Kernel<LinearArgs> linear_digits4;
     Kernel<LinearArgs> linear_digits8;
     int64_t digit_group;
+    Kernel<LoraShrinkArgs> lora_shrink;
+    Kernel<LoraExpandArgs> lora_expand;
+    Kernel<LoraEmbedArgs> lora_embed;
     Kernel<PackArgs> pack;
     Kernel<PackQuantizedArgs> pack_quantized;
     Kernel<PackCodedArgs> pack_coded;

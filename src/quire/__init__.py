@@ -24,6 +24,7 @@ _HOMES = {
     "EngineArgs": "quire.config.args.engine_args",
     "LLM": "quire.llm",
     "LLMEngine": "quire.engine.llm_engine",
+    "LoRARequest": "quire.lora.request",
     "LogitsProcessor": "quire.runner.sampling",
     "ModelRegistry": "quire.model_registry",
     "MoveDirectionality": "quire.runner.sampling",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from quire.engine.async_llm import AsyncLLM, AsyncLLMEngine
     from quire.engine.llm_engine import LLMEngine
     from quire.llm import LLM
+    from quire.lora.request import LoRARequest
     from quire.model_registry import ModelRegistry
     from quire.outputs import CompletionOutput, RequestOutput
     from quire.params import (
@@ -89,6 +91,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
+    "LoRARequest",
     "LogitsProcessor",
     "ModelRegistry",
     "MoveDirectionality",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from quire.lora.request import LoRARequest
 from quire.outputs import CompletionOutput, Logprob
 from quire.params import BeamSearchParams, SamplingParams
 
@@ -35,7 +36,7 @@ class BeamSearchSequence:
     orig_prompt: object
     tokens: list[int]
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
     cum_logprob: float = 0.0
     text: str | None = None
     finish_reason: str | None = None
@@ -61,8 +62,9 @@ class BeamSearch:
         params: BeamSearchParams,
         eos_token_id: int | None,
         max_tokens: int,
+        lora_request: LoRARequest | None = None,
     ) -> None:
-        self.beams = [BeamSearchSequence(prompt, list(token_ids))]
+        self.beams = [BeamSearchSequence(prompt, list(token_ids), lora_request=lora_request)]
         self.done: list[BeamSearchSequence] = []
         self._params = params
         self._eos_token_id = None if params.ignore_eos else eos_token_id
@@ -120,5 +122,6 @@ def _grown(
         beam.orig_prompt,
         [*beam.tokens, token_id],
         [*beam.logprobs, position],
+        beam.lora_request,
         cum_logprob=beam.cum_logprob + logprob,
     )

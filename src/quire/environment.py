@@ -50,6 +50,16 @@ VARIABLES = (
         "Keys that `quire serve` accepts, in addition to those of --api-key.",
     ),
     Variable(
+        "QUIRE_ALLOW_RUNTIME_LORA_UPDATING",
+        "0 or 1",
+        "Let clients of `quire serve --enable-lora` load adapters from folders of the server.",
+    ),
+    Variable(
+        "QUIRE_LORA_RESOLVER_CACHE_DIR",
+        "a folder",
+        "With that, folders of adapters in it are loaded when a request names them.",
+    ),
+    Variable(
         "QUIRE_CLUSTER_SECRET",
         "16 characters or more",
         "What a front end and headless cores on other machines know; all others are refused.",
@@ -74,6 +84,8 @@ class Environment(msgspec.Struct, frozen=True):
     log_stats_interval_s: float
     api_keys: tuple[str, ...]
     """As they were written: one may be empty."""
+    may_load_adapters: bool
+    adapter_folder: Path | None
     cluster_secret: str | None
     openai_api_key: str | None
     openai_base_url: str | None
@@ -94,6 +106,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         cpu_isa=given.get("QUIRE_CPU_ISA") or None,
         log_stats_interval_s=_seconds(given, "QUIRE_LOG_STATS_INTERVAL", 10.0),
         api_keys=tuple(given["QUIRE_API_KEY"].split(",") if "QUIRE_API_KEY" in given else ()),
+        may_load_adapters=_flag(given, "QUIRE_ALLOW_RUNTIME_LORA_UPDATING"),
+        adapter_folder=_folder(given, "QUIRE_LORA_RESOLVER_CACHE_DIR"),
         cluster_secret=given.get("QUIRE_CLUSTER_SECRET") or None,
         openai_api_key=given.get("OPENAI_API_KEY") or None,
         openai_base_url=given.get("OPENAI_BASE_URL") or None,
@@ -106,6 +120,11 @@ def _flag(given: Mapping[str, str], name: str) -> bool:
     if text not in ("", "0", "1"):
         raise InvalidParameter(name, text, "0 or 1")
     return text == "1"
+
+
+def _folder(given: Mapping[str, str], name: str) -> Path | None:
+    text = given.get(name)
+    return Path(text).expanduser().absolute() if text else None
 
 
 def _count(given: Mapping[str, str], name: str) -> int | None:

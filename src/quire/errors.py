@@ -126,6 +126,21 @@ class OutputTooLong(ContextLengthExceeded):
         )
 
 
+class BadAdapter(RequestError):
+    """A LoRA adapter that cannot be used with this model; the text says why. Long texts, which show
+    what files hold, are cut.
+    """
+
+    def __init__(self, message: str) -> None:
+        if len(message) > _MAX_LOAD_TEXT:
+            message = message[: _MAX_LOAD_TEXT - 3] + "..."
+        super().__init__(message, parameter="lora_request")
+
+
+class AdapterNotFound(BadAdapter):
+    """The folder that a request names has no adapter."""
+
+
 class GenerationError(EngineError):
     """One request failed inside the engine; the others go on (HTTP 500)."""
 

@@ -21,6 +21,7 @@ from quire.engine.unbuilt import UnbuiltTransferMethods
 from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidType, NotBuiltYet
 from quire.llm_pooling import PoolingMethods, UseTqdm
+from quire.lora.request import GivenAdapters, LoRARequest
 from quire.models.foreign.implementation import describe_model
 from quire.models.show import describe
 from quire.observability.metrics import Metric
@@ -93,7 +94,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
@@ -101,7 +102,8 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         """Continue each prompt; the outputs are in the order of the prompts.
 
         Prompts: a str, a list of token ids, a TextPrompt, a TokensPrompt, or a list of these.
-        Parameters and priorities: one for all, or one each. None: `get_default_sampling_params()`.
+        Parameters, priorities and adapters: one for all, or one each. Parameters None:
+        `get_default_sampling_params()`; an adapter None: the model itself.
         An error in the k-th prompt aborts those before it and is raised.
         """
         ids = self.enqueue(
@@ -155,7 +157,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         priority: int | Sequence[int] | None = None,
         use_tqdm: UseTqdm = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -180,7 +182,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
@@ -240,7 +242,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         self,
         prompts: Any,
         params: BeamSearchParams,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -249,9 +251,9 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
 
         The texts are decoded from prompt and output together.
         """
-        if lora_request:
-            raise NotBuiltYet("lora_request", lora_request, "Leave it out.")
-        runner = BeamRunner(self.llm_engine, self._requests, params, concurrency_limit)
+        runner = BeamRunner(
+            self.llm_engine, self._requests, params, concurrency_limit, lora_request
+        )
         return runner.run(as_prompts(prompts), use_tqdm)
 
     # the engine

@@ -13,6 +13,7 @@ from quire.engine.frontend.score_prompts import CrossPrompts, paired
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests, one_at_a_time
 from quire.errors import InvalidParameter, InvalidType, RequestError
+from quire.lora.request import GivenAdapters
 from quire.models.pooling.spec import PoolingTask
 from quire.params import PoolingParams
 from quire.params.pooling import QueryVectors
@@ -52,7 +53,7 @@ class PoolingMethods:
         pooling_params: GivenParams = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         pooling_task: str | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
@@ -79,7 +80,7 @@ class PoolingMethods:
         *,
         use_tqdm: UseTqdm = True,
         pooling_params: GivenParams = None,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Make a vector of each prompt; arguments as in `encode`."""
@@ -95,7 +96,7 @@ class PoolingMethods:
         *,
         use_tqdm: UseTqdm = True,
         pooling_params: GivenParams = None,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Give the labels of each prompt their numbers; arguments as in `encode`."""
@@ -113,7 +114,7 @@ class PoolingMethods:
         *,
         use_tqdm: UseTqdm = True,
         pooling_params: PoolingParams | None = None,
-        lora_request: Any = None,
+        lora_request: GivenAdapters = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
@@ -175,7 +176,7 @@ class PoolingMethods:
         params: GivenParams,
         task: str | None,
         use_tqdm: UseTqdm,
-        lora_request: Any,
+        lora_request: GivenAdapters,
         tokenization_kwargs: Mapping[str, Any] | None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         self._check_task(task)

@@ -7,6 +7,8 @@ from typing import Any, NoReturn, TypeAlias, overload
 
 import msgspec
 
+from quire.lora.request import LoRARequest
+
 Tokens: TypeAlias = dict[int, "Logprob"]
 """The reported tokens of one position: the chosen (or prompt) token first, then others."""
 
@@ -150,7 +152,7 @@ class CompletionOutput(msgspec.Struct, gc=False):
     """`SampleLogprobs`, or None when none were asked for."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    lora_request: Any = None
+    lora_request: LoRARequest | None = None
     error: str | None = None
     routed_experts: Any = None
     """With `enable_return_routed_experts`, when the completion has ended: an array [n, L, k] int16
@@ -234,7 +236,7 @@ class RequestOutput(msgspec.Struct, gc=False):
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestStateStats | None = None
-    lora_request: Any = None
+    lora_request: LoRARequest | None = None
     encoder_prompt: str | None = None
     encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None

@@ -1,7 +1,6 @@
 """Documented names of `quire` that this release does not have, and what to do instead."""
 
 UNBUILT_NAMES = {
-    "LoRARequest": "Merge the adapter into the checkpoint before loading it.",
     "EmbedsPrompt": "Give prompts as text or token ids.",
     "ExplicitEncoderDecoderPrompt": "Encoder-decoder models are not served.",
     "DataPrompt": "There are no IO processors: give prompts as text or token ids.",

@@ -143,3 +143,23 @@ def test_wrong_usage_is_one_line(flags, part, capsys, tmp_path, monkeypatch):
     assert main(["run-batch", *flags]) == 2
     assert part in capsys.readouterr().err
     assert Path(__file__).read_bytes() == before and not list(tmp_path.iterdir())
+
+
+def test_lines_choose_adapters_by_their_model(tmp_path):
+    adapters = Path(__file__).parents[1] / "lora" / "adapters"
+    models = ["quire-embedded", "shout", "comment", "none"]
+    lines = []
+    for model in models:
+        body = {"model": model, "prompt": "def add(a, b):", "max_tokens": 12, "temperature": 0}
+        fields = {"custom_id": model, "method": "POST", "url": "/v1/completions", "body": body}
+        lines.append(json.dumps(fields))
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(lines))
+    modules = [f"{name}={adapters / name}" for name in ("shout", "comment")]
+    flags = ("--enable-lora", "--max-loras", "2", "--lora-modules", *modules, "--disable-tqdm")
+    assert batch(source, target, *flags) == 1
+    results = {r["custom_id"]: r for r in map(json.loads, target.read_text().splitlines())}
+    bodies = [results[model]["response"]["body"] for model in models[:3]]
+    assert len({body["choices"][0]["text"] for body in bodies}) == 3
+    assert [body["model"] for body in bodies] == models[:3]
+    assert results["none"]["response"]["status_code"] == 404

@@ -98,7 +98,7 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
     [
         {"tensor_parallel_size": 2},
         {"tensor_parallel_size": True},
-        {"enable_lora": True},
+        {"fully_sharded_loras": True},
         {"kv_offloading_size": 4},
         {"compilation_config": {"mode": 3, "cudagraph_mode": "FULL"}},
         {"speculative_config": {"method": "ngram"}},

@@ -13,10 +13,10 @@ from quire.errors import (
     InvalidParameter,
     InvalidType,
     MaxQueuedTokensError,
-    NotBuiltYet,
     QueueOverflowError,
     RequestError,
 )
+from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, RequestOutputKind, SamplingParams
 from tests.engine.frontend.async_engines import collect, core_of, looped, make_async
 from tests.engine.frontend.scripted_engines import make_engine, run, whole
@@ -364,9 +364,9 @@ async def test_questions_and_resets():
     await engine.do_log_stats()
     [metric] = [m for m in engine.get_metrics() if m.name == "vllm:generation_tokens"]
     assert (metric.labels, metric.value) == ({"model_name": "scripted", "engine": "0"}, 4)
-    for method, argument in ((engine.add_lora, "x"), (engine.remove_lora, 1), (engine.pin_lora, 1)):
-        with pytest.raises(NotBuiltYet):
-            await method(argument)
+    assert await engine.add_lora(LoRARequest("a", 3, "/a")) and await engine.pin_lora(3)
+    assert await engine.list_loras() == {3}
+    assert await engine.remove_lora(3) and not await engine.remove_lora(3)
     assert await engine.list_loras() == set()
 
 

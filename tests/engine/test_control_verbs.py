@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from quire import LLM, LLMEngine
+from quire import LLM, LLMEngine, LoRARequest
 from quire.engine import AsyncLLM, EngineCore
 from quire.engine.client.control_state import REPEATABLE
 from quire.engine.control_verbs import UTILITIES, AwaitedControl, BlockingControl, combined
@@ -18,7 +18,13 @@ VERBS = [
     for name, entry in vars(kind).items()
     if isinstance(entry, Verb)
 ]
-ARGUMENTS = {"collective_rpc": ("check_health",), "save_sharded_state": ("folder",)}
+ARGUMENTS = {
+    "collective_rpc": ("check_health",),
+    "save_sharded_state": ("folder",),
+    "add_lora": (LoRARequest("a", 1, "/a"),),
+    "remove_lora": (1,),
+    "pin_lora": (1,),
+}
 
 
 class Blocking(BlockingControl):

@@ -93,21 +93,8 @@ def test_pausing_keeps_or_ends_what_there_is():
     [
         (
             lambda e: e.add_lora("x"),
-            NotBuiltYet,
-            "method='add_lora' is not allowed: this release does not implement it. Merge the "
-            "adapter into the model's weights.",
-        ),
-        (
-            lambda e: e.remove_lora(1),
-            NotBuiltYet,
-            "method='remove_lora' is not allowed: this release does not implement it. There "
-            "are no adapters to remove.",
-        ),
-        (
-            lambda e: e.pin_lora(1),
-            NotBuiltYet,
-            "method='pin_lora' is not allowed: this release does not implement it. There are "
-            "no adapters to pin.",
+            InvalidType,
+            "lora_request='x' is not allowed: it is a LoRARequest.",
         ),
         (
             lambda e: e.get_metrics(),
@@ -126,7 +113,7 @@ def test_pausing_keeps_or_ends_what_there_is():
             "vllm_config=None is not allowed: it must be an EnginePlan.",
         ),
     ],
-    ids=["add_lora", "remove_lora", "pin_lora", "get_metrics", "executor_class", "vllm_config"],
+    ids=["add_lora", "get_metrics", "executor_class", "vllm_config"],
 )
 def test_refusals(call, error, text):
     with pytest.raises(error) as caught:

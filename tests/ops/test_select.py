@@ -43,6 +43,7 @@ def test_every_op_is_an_attribute():
 def test_every_op_has_cases_or_serves_one_that_has():
     packing = {"pack_linear", "pack_experts", "allocate_kv", "allocate_shared_kv", "plan_attention"}
     packing |= {"pack_heads", "plan_latent", "plan_prompts"}
+    packing |= {"allocate_lora", "load_lora", "lora", "lora_partial", "lora_total"}
     assert {case.op for case in CASES} == set(CATALOG) - packing
 
 

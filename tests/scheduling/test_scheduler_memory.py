@@ -87,12 +87,6 @@ def test_salt_and_adapter_keep_prefixes_apart(difference):
     assert scene.scheduler.counters.prefix_hits == 8
 
 
-def test_a_row_s_adapter_is_in_the_plan():
-    scene = Scene()
-    scene.add(0, PROMPT, adapter=3)
-    assert scene.step().added[0].adapter == 3
-
-
 def test_blocks_of_a_step_that_failed_are_not_found():
     scene = Scene()
     scene.add(0, PROMPT)

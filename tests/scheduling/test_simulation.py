@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from quire.scheduling import block_pool, block_tables, scheduler, stop, streaming_input
+from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from quire.scheduling.block_pool import BlockPool
 from quire.scheduling.block_tables import BlockTables
@@ -27,7 +28,7 @@ def test_every_request_gets_its_text(first):
 
 def test_the_traces_meet_what_they_are_for():
     met = Counter()
-    for seed in range(300):
+    for seed in range(500):
         trace = Trace(seed)
         trace.run()
         config, expected = trace.config, trace.expected.values()
@@ -43,6 +44,7 @@ def test_the_traces_meet_what_they_are_for():
         met["groups without memory"] += NOTHING in config.groups
         met["groups of two block sizes"] += any(group.block_size for group in config.groups)
         met["adapters"] += sum(e.adapter > 0 for e in expected)
+        met["adapters that were read again"] += trace.host.num_read_again
         met["waits"] += trace.num_waits
         met["indivisible prompts"] += trace.num_indivisible
         met["whole prompts that pool"] += trace.num_whole_pools
@@ -51,7 +53,7 @@ def test_the_traces_meet_what_they_are_for():
         for expectation in expected:
             met[expectation.reason] += 1
     assert all(count >= 5 for count in met.values()), met
-    assert len(met) >= 17 + 5
+    assert len(met) >= 18 + 5
 
 
 def test_equal_seeds_give_equal_lives():
@@ -325,12 +327,60 @@ def admit_what_still_waits(monkeypatch):
     monkeypatch.setattr(Request, "is_ready", True)
 
 
+# Adapters
+
+
 def take_no_adapter_slot(monkeypatch):
     def enter(self, request):
         for resource in self._held[:2]:
             resource.take(request)
 
     monkeypatch.setattr(Resources, "enter", enter)
+
+
+def take_the_slot_of_a_step_in_flight(monkeypatch):
+    monkeypatch.setattr(SlotAllocator, "_is_unused", lambda self, number: not self._users[number])
+
+
+def take_a_slot_that_is_used(monkeypatch):
+    monkeypatch.setattr(SlotAllocator, "_evictable", lambda self: next(iter(self._slots), None))
+
+
+def load_weights_that_are_not_there(monkeypatch):
+    real = SlotAllocator._may_take_slot
+
+    def may_take_slot(self, number, is_overdue):
+        self.kept, kept = {number}, self.kept
+        try:
+            return real(self, number, is_overdue)
+        finally:
+            self.kept = kept
+
+    monkeypatch.setattr(SlotAllocator, "_may_take_slot", may_take_slot)
+
+
+def leave_the_adapter_before_in_a_slot(monkeypatch):
+    real = SlotAllocator._fill
+
+    def fill(self, number):
+        real(self, number)
+        if self._slots[number] == 1:
+            self._loads.setdefault(1, number)
+            del self._loads[1]
+
+    monkeypatch.setattr(SlotAllocator, "_fill", fill)
+
+
+def want_more_than_fits(monkeypatch):
+    real = SlotAllocator._may_take_slot
+
+    def may_take_slot(self, number, is_overdue):
+        may = real(self, number, is_overdue)
+        if not may:
+            self.wanted[number] = None
+        return may
+
+    monkeypatch.setattr(SlotAllocator, "_may_take_slot", may_take_slot)
 
 
 BUGS = [
@@ -365,6 +415,11 @@ BUGS = [
     split_an_indivisible_prompt,
     admit_what_still_waits,
     take_no_adapter_slot,
+    take_the_slot_of_a_step_in_flight,
+    take_a_slot_that_is_used,
+    load_weights_that_are_not_there,
+    leave_the_adapter_before_in_a_slot,
+    want_more_than_fits,
 ]
 
 

@@ -3,13 +3,14 @@ wrong block is a wrong text.
 
 The K/V of a token is a hash chained over the K/V before it, read through the block table; a
 recurrent state is a hash chained over the tokens; the next token is a hash of all slots that a
-query at the last position sees, and of the state. A row's adapter is the beginning of every chain.
+query at the last position sees, and of the state. The adapter in a row's slot of adapters is the
+beginning of every chain, and a part of every token's hash.
 `oracle` computes the same from a plain list of ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from quire.params import PoolingParams
 from quire.scheduling.settings import KVGroupSpec
@@ -33,8 +34,9 @@ def _next_state(state: int, token: int, adapter: int) -> int:
     return hash((state, token, _STATE, adapter))
 
 
-def _next_token(seen: Sequence[Sequence[int]], seed: int, vocab_size: int) -> int:
-    return hash((*map(tuple, seen), seed)) % vocab_size
+def _next_token(seen: Sequence[Sequence[int]], seed: int, vocab_size: int, adapter: int = 0) -> int:
+    head = (seed, adapter) if adapter else (seed,)
+    return hash((*map(tuple, seen), *head)) % vocab_size
 
 
 def oracle(
@@ -55,7 +57,7 @@ def oracle(
             slots.append(_slot_value(previous, tokens[position], position))
             state = _next_state(state, tokens[position], adapter)
         seen = [_visible(group, slots, state) for group in groups]
-        output.append(_next_token(seen, seed, vocab_size))
+        output.append(_next_token(seen, seed, vocab_size, adapter))
         tokens.append(output[-1])
         if output[-1] == EOS:
             break
@@ -73,15 +75,22 @@ class HashRow:
     its recurrent state is in the ring, and the drafts of its next tokens.
     """
 
-    def __init__(self, new: NewRow) -> None:
+    def __init__(self, new: NewRow, adapters: Mapping[int, int]) -> None:
+        """adapters: what the slots of adapters have."""
         self.tokens = list(new.token_ids)
         self.num_computed = new.num_computed_tokens
         self.tables = [list(table) for table in new.block_ids]
         self.seed = new.seed
-        self.adapter = new.adapter
+        self._slot = new.adapter
+        self._adapters = adapters
         self.pools = isinstance(new.params, PoolingParams)
         self.state_index = 0
         self.drafts: list[int] = []
+
+    @property
+    def adapter(self) -> int:
+        """The number of the adapter that its slot has now; 0 without a slot."""
+        return self._adapters[self._slot] if self._slot else 0
 
 
 Drafter = Callable[[HashRow], list[int]]
@@ -113,6 +122,7 @@ class HashRunner:
         # All groups share the pool: a block id belongs to one group at a time.
         self._slots = [[self.UNWRITTEN] * max(self._sizes) for _ in range(num_blocks)]
         self._rows: dict[int, HashRow] = {}
+        self._adapters: dict[int, int] = {}
         self._step_id = -1
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -147,7 +157,7 @@ class HashRunner:
             self._rows.pop(number, None)
         for new in plan.added:
             assert new.row not in self._rows, f"row {new.row} is taken"
-            self._rows[new.row] = HashRow(new)
+            self._rows[new.row] = HashRow(new, self._adapters)
         for grown in plan.new_blocks:
             table = self._rows[grown.row].tables[grown.group]
             assert len(table) == grown.first, "blocks go to a table's end"
@@ -156,6 +166,7 @@ class HashRunner:
             self._slots[target] = list(self._slots[source])
         for block in plan.zero_blocks:
             self._slots[block] = [0] * len(self._slots[block])
+        self._adapters.update(plan.adapter_loads)
 
     # K/V and state
 
@@ -239,4 +250,4 @@ class HashRunner:
             start = 0 if group.window is None else max(0, length - group.window)
             slots = [self._slots[table[p // size]][p % size] for p in range(start, length)]
             seen.append(slots)
-        return _next_token(seen, row.seed, self.vocab_size)
+        return _next_token(seen, row.seed, self.vocab_size, row.adapter)

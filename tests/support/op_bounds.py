@@ -26,6 +26,7 @@ from quire.ops import (
     RouteArgs,
 )
 from quire.ops.segments import Addend
+from tests.support.lora.op_oracle_lora import OracleAddend, OracleBank, embed_bounds
 from tests.support.op_cases.case import Arguments
 from tests.support.op_oracle_paged import (
     IN_BYTES,
@@ -40,6 +41,7 @@ from tests.support.op_oracle_rows import (
     OracleExperts,
     OracleLinear,
     choose,
+    expert_slot,
     near,
     to_array,
 )
@@ -277,9 +279,11 @@ def _linear_total(
     return {"0": stored(_with(sums[0] if w.bias is None else sums[0] + exact(w.bias), addend))}
 
 
-def _with(y: Approx, addend: Addend | None) -> Approx:
+def _with(y: Approx, addend: Addend | OracleAddend | None) -> Approx:
     if addend is None:
         return y
+    if isinstance(addend, OracleAddend):
+        return y + addend.approx()
     values = np.zeros(y.value.shape)
     for t, row in enumerate(addend.rows.tolist()):
         values[t] = to_array(addend.values)[row] if row >= 0 else 0
@@ -326,15 +330,18 @@ def _moe(
     weights: Tensor,
     experts: OracleExperts,
     args: MoeArgs,
+    adapters: Any = None,
 ) -> dict[str, Approx]:
     rows, shares = exact(x), exact(weights)
 
     def part(token: int, choice: int) -> Approx:
         row, share = rows[token : token + 1], shares[token, choice : choice + 1]
-        pair = experts.pairs[int(chosen[token, choice])]
+        index = int(chosen[token, choice])
+        slot, pair = expert_slot(adapters, token, index), experts.pairs[index]
+        banks = (adapters.up, adapters.down, slot) if slot >= 0 else None
         if args.weighs_input:
-            return _expert(stored, stored(row * share), *pair, args)
-        return _expert(stored, row, *pair, args) * share
+            return _expert(stored, stored(row * share), *pair, args, banks)
+        return _expert(stored, row, *pair, args, banks) * share
 
     def one(token: int) -> Approx:
         total = part(token, 0)
@@ -346,15 +353,24 @@ def _moe(
 
 
 def _expert(
-    stored: Stored, x: Approx, up: OracleLinear, down: OracleLinear, args: MoeArgs
+    stored: Stored,
+    x: Approx,
+    up: OracleLinear,
+    down: OracleLinear,
+    args: MoeArgs,
+    banks: tuple[OracleBank, OracleBank, int] | None = None,
 ) -> Approx:
     h = _product(stored, x, up)
+    if banks is not None:
+        h = stored(h + banks[0].approx(banks[2], x))
     if args.clamp is not None:
-        return _product(stored, _gated_with_limit(stored, h, args.clamp), down)
-    if args.bound is not None:
-        return _product(stored, _bounded(stored, h, args.act, args.bound), down)
-    h = _gated(stored, h, args.act) if args.gated else stored(_activation(h, args.act))
-    return _product(stored, h, down)
+        h = _gated_with_limit(stored, h, args.clamp)
+    elif args.bound is not None:
+        h = _bounded(stored, h, args.act, args.bound)
+    else:
+        h = _gated(stored, h, args.act) if args.gated else stored(_activation(h, args.act))
+    y = _product(stored, h, down)
+    return y if banks is None else stored(y + banks[1].approx(banks[2], h))
 
 
 # KV memory and attention
@@ -639,6 +655,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "logits": _logits,
     "route": _route,
     "moe": _moe,
+    "lora_embed": embed_bounds,
     "import_kv": _import_kv,
     "rope_store": _rope_store,
     "rope_queries": _rope_queries,

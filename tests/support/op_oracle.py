@@ -16,6 +16,7 @@ from tests.support import (
     op_oracle_paged,
     op_oracle_rows,
 )
+from tests.support.lora import op_oracle_lora
 from tests.support.recurrent import oracle as state_oracle
 from tests.support.streams import oracle as streams_oracle
 
@@ -40,6 +41,12 @@ IMPLEMENTATIONS = tuple(
         op_oracle_rows.row_peaks,
         op_oracle_rows.linear_partial,
         op_oracle_rows.linear_total,
+        op_oracle_lora.allocate_lora,
+        op_oracle_lora.load_lora,
+        op_oracle_lora.lora,
+        op_oracle_lora.lora_partial,
+        op_oracle_lora.lora_total,
+        op_oracle_lora.lora_embed,
         op_oracle_rows.pack_experts,
         op_oracle_rows.route,
         op_oracle_rows.moe,

@@ -265,8 +265,11 @@ def linear_total(
     return to_tensor(_added(total if w.bias is None else total + w.bias, addend))
 
 
-def _added(y: Array, addend: Addend | None) -> Array:
+def _added(y: Array, addend: Any) -> Array:
+    """`addend`: an `Addend` or what the oracle has of adapters."""
     y = y.copy()
+    if addend is not None and not isinstance(addend, Addend):
+        return y + np.array([addend.of(t) for t in range(len(y))]).reshape(y.shape)
     for t, row in enumerate([] if addend is None else addend.rows.tolist()):
         if row >= 0:
             y[t] += to_array(addend.values)[row]
@@ -400,8 +403,19 @@ def route(
     return torch.from_numpy(chosen), to_tensor(weights)
 
 
+def expert_slot(adapters: Any, token: int, expert: int) -> int:
+    """Where the banks of experts have that of a token's expert, or -1."""
+    slot = -1 if adapters is None else int(adapters.slots[token])
+    return slot * adapters.experts + expert if slot >= 0 else -1
+
+
 def moe(
-    x: Tensor, chosen: Tensor, weights: Tensor, experts: OracleExperts, args: MoeArgs
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    experts: OracleExperts,
+    args: MoeArgs,
+    adapters: Any = None,
 ) -> Tensor:
     """The chosen experts' results, weighed, token by token."""
 
@@ -409,14 +423,16 @@ def moe(
         total = np.zeros(len(row))
         for e, w in zip(chosen[token].tolist(), to_array(weights[token]), strict=True):
             up, down = experts.pairs[e]
-            h = up(row * w if args.weighs_input else row)
+            slot, own = expert_slot(adapters, token, e), row * w if args.weighs_input else row
+            h = up(own) + (adapters.up.added(slot, own) if slot >= 0 else 0)
             if args.clamp is not None:
                 h = _limited(h, args.clamp)
             elif args.bound is not None:
                 h = bounded(h, args.act, args.bound)
             else:
                 h = _hidden(h, args.act, args.gated)
-            total = total + (1 if args.weighs_input else w) * down(h)
+            y = down(h) + (adapters.down.added(slot, h) if slot >= 0 else 0)
+            total = total + (1 if args.weighs_input else w) * y
         return total
 
     rows = [one(row, token) for token, row in enumerate(to_array(x))]

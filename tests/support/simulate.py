@@ -11,11 +11,14 @@ names the seed.
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.params import PoolingParams, RepetitionDetectionParams, SamplingParams
+from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_groups import block_group
 from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
@@ -53,28 +56,40 @@ GROUPS: list[tuple[KVGroupSpec, ...]] = [
 ]
 
 
-class AdapterSlots:
-    """A resource: at most `num_slots` distinct adapters among the requests with a row."""
+class HostMemory:
+    """Adapters whose weights are in host memory: the one that came first goes first, except those
+    that the scheduler needs. Reading one takes a few steps of the trace.
+    """
 
-    holds_back_others = False
-    is_exhausted = False
+    def __init__(self, slots: SlotAllocator, capacity: int, pick: random.Random) -> None:
+        self._slots = slots
+        self._capacity = capacity
+        self._random = pick
+        self._reading: dict[int, int] = {}
+        """Adapter -> steps until it is read."""
+        self._read: set[int] = set()
+        self.num_read_again = 0
 
-    def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
-        self.held: Counter[int] = Counter()
+    def step(self) -> None:
+        """A step was planned: begin to read what it lacked, and finish what was read."""
+        for number in self._slots.wanted:
+            if number not in self._slots.kept:
+                self._reading.setdefault(number, self._random.randrange(4))
+        for number in list(self._reading):
+            self._reading[number] -= 1
+            if self._reading[number] < 0:
+                del self._reading[number]
+                self._keep(number)
 
-    def offer(self, request: Request, want: int) -> int:
-        is_loaded = request.adapter == 0 or request.adapter in self.held
-        return want if is_loaded or len(self.held) < self.num_slots else 0
-
-    def take(self, request: Request) -> None:
-        if request.adapter:
-            self.held[request.adapter] += 1
-
-    def give_back(self, request: Request) -> None:
-        if request.adapter:
-            self.held[request.adapter] -= 1
-            self.held += Counter()  # drops what is at 0
+    def _keep(self, number: int) -> None:
+        self.num_read_again += number in self._read
+        self._read.add(number)
+        kept = self._slots.kept
+        kept.add(number)
+        spare = sorted(kept - self._slots.needed)
+        while len(kept) > self._capacity and spare:
+            kept.remove(spare.pop(self._random.randrange(len(spare))))
+        assert len(kept) <= self._capacity, "more is needed than fits"
 
 
 class Outside:
@@ -163,8 +178,15 @@ class Trace:
         self.random = random.Random(seed)
         self.config = self._draw_config()
         self.depth = self.random.choice((1, 2))
-        self.slots = AdapterSlots(self.random.choice((1, 2)))
-        self.scheduler = Scheduler(self.config, [self.slots])
+        self.config = msgspec.structs.replace(
+            self.config, num_adapter_slots=self.random.choice((1, 2))
+        )
+        self.scheduler = Scheduler(self.config)
+        assert self.scheduler.adapters is not None
+        self.slots = self.scheduler.adapters
+        self.host = HostMemory(
+            self.slots, self.slots.num_slots + seed % 2, random.Random(f"{seed} host")
+        )
         self.right_drafts = self.random.choice((0.0, 0.5, 0.9, 1.0))
         """How likely a draft is right."""
         self.runner = HashRunner(
@@ -175,6 +197,8 @@ class Trace:
             drafter=self._draft if self.config.num_drafts else None,
         )
         self.results: deque[StepResult] = deque()
+        self.slots_in_flight: deque[set[int]] = deque()
+        """Of each step in flight, the slots of adapters that it uses."""
         self.expected: dict[int, Expectation] = {}
         self.open: set[int] = set()
         self.to_feed: dict[int, int] = {}
@@ -201,14 +225,14 @@ class Trace:
         while self.num_added < self.to_add or self.open:
             self._disturb()
             self._step()
+            self.host.step()
             invariants.check(self.scheduler)
-            adapters = {request.adapter for request in self.scheduler.running.values()} - {0}
-            assert len(adapters) <= self.slots.num_slots, "too many adapters"
             assert self.num_steps < 5000, "no progress"
         while self.results:
             self._update()
         invariants.check_idle(self.scheduler)
-        assert not self.slots.held, "adapter slots leaked"
+        self.slots.forget(self.slots.in_slots)
+        assert not self.slots.in_slots, "adapter slots leaked"
         for handle, expectation in self.expected.items():
             self._compare(handle, expectation)
 
@@ -243,6 +267,7 @@ class Trace:
             num_drafts=num_drafts,
             snapshot_interval=pick.choice((1, 2 * size, 3 * size, 1000)),
             num_snapshot_blocks=pick.choice((None, None, None, 0, 1, 4)),
+            max_adapter_passes=(0, 1, 3, 100)[self.seed % 4],
         )
 
     def _draft(self, row: HashRow) -> list[int]:
@@ -299,7 +324,7 @@ class Trace:
             prompt,
             seed=pick.randrange(3),
             max_tokens=1 if NOTHING in self.config.groups else pick.choice((1, 2, 5, 30)),
-            adapter=pick.choice((0, 0, 0, 0, 0, 1) if has_state else (0, 0, 1, 2)),
+            adapter=pick.choice((0, 0, 0, 0, 0, 1) if has_state else (0, 0, 1, 2 + handle % 2)),
             stops_on_repetition=pick.random() < 0.1,
             has_grammar=pick.random() < 0.1,
             pools=self._pools(handle),
@@ -386,6 +411,7 @@ class Trace:
 
     def _check_plan(self, plan: StepPlan) -> None:
         invariants.check_plan(self.scheduler, plan)
+        self._check_loads(plan)
         for new in plan.added:
             prerequisites = self.scheduler.running[new.row].prerequisites
             assert all(p.is_ready for p in prerequisites), "a request did not wait"
@@ -403,6 +429,15 @@ class Trace:
             if self.config.groups == (NOTHING,):
                 assert not any(request.block_ids), "blocks for layers that keep nothing"
 
+    def _check_loads(self, plan: StepPlan) -> None:
+        """No step in flight uses a slot that the plan fills, and the weights are there."""
+        loaded = dict(plan.adapter_loads)
+        assert len(loaded) == len(plan.adapter_loads), "a slot is filled twice"
+        assert self.slots.kept.issuperset(loaded.values()), "weights are not in host memory"
+        assert not loaded.keys() & {slot for used in self.slots_in_flight for slot in used}
+        rows = {*plan.decode_rows, *(chunk.row for chunk in plan.chunks)}
+        self.slots_in_flight.append({self.scheduler.running[row].adapter_slot for row in rows})
+
     def _execute(self, plan: StepPlan) -> StepResult:
         result = self.runner.execute(plan)
         self.num_accepted += len(result.token_ids) - len(plan.sampled_rows)
@@ -412,6 +447,7 @@ class Trace:
         return result
 
     def _update(self) -> None:
+        self.slots_in_flight.popleft()
         out = self.scheduler.update(self.results.popleft(), float(self.num_steps))
         self._collect(out)
 

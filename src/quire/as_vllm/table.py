@@ -179,7 +179,6 @@ _REASONS = {
     "vllm.distributed": "A model runs on one device.",
     "vllm.entrypoints": "The server is one program: quire serve.",
     "vllm.envs": "The table of variables is in docs/compatibility.md; set them in os.environ.",
-    "vllm.lora": "This release has no adapters.",
     "vllm.model_executor": "Models are described, not programmed: see docs/models.md.",
     "vllm.multimodal": "Pictures, sounds and films are not served.",
     "vllm.sampling_params.GuidedDecodingParams": "It is StructuredOutputsParams.",

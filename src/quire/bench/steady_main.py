@@ -53,6 +53,13 @@ class SteadyExecutor:
         """Nothing is scheduled ahead."""
         return False
 
+    def read_adapter(self, folder: str) -> int:
+        """There is no model to adapt."""
+        raise NotImplementedError
+
+    def drop_adapter(self, number: int) -> None:
+        """There is none."""
+
     def collective_rpc(
         self, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:

@@ -41,6 +41,7 @@ _SERVER_FLAGS = (
     *("default_chat_template_kwargs", "response_role", "tool_call_parser", "reasoning_parser"),
     *("exclude_tools_when_tool_choice_none", "fingerprint_mode", "fingerprint_value"),
     *("return_tokens_as_token_ids", "enable_prompt_tokens_details"),
+    "lora_modules",
     *("host", "port", "metrics_prefix", "uvicorn_log_level", "enable_log_requests"),
 )
 """Those of the server's options that mean something without clients."""
@@ -155,7 +156,7 @@ async def _batch(
     """The whole app without a socket, and the batch through it."""
     from quire.engine.async_llm import AsyncLLM
     from quire.server.app import Access, build_app
-    from quire.server.assemble import build_server
+    from quire.server.assemble import build_server, load_modules
     from quire.server.batch.lines import LineChecker, read_lines
     from quire.server.batch.run import BatchRun
     from quire.server.routes import ROUTES
@@ -166,6 +167,7 @@ async def _batch(
     assert plan is not None, "engines for serving are made from plans"
     try:
         server = build_server(engine, engine.tokenizer, plan, options, ())
+        await load_modules(server.adapters, options)
         app = build_app(server, Access(), ROUTES)
         checker = LineChecker(options.max_body_bytes)
         lines = read_lines(args.input_file, options.max_body_bytes)

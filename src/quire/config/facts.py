@@ -24,8 +24,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     `num_experts` of a layer, 0 in a dense model; `num_expert_parameters` of those of all layers
     together. `widest`: elements of the widest activation of one token, for the workspace.
     `stored_as`: how the checkpoint is quantised, None where it is not; `num_coded_parameters` of
-    its weights are then codes of `coded_bytes`. `layer_products`: of each layer, how many values
-    the matrices of each of its products have; empty for a model of transformers.
+    its weights are then codes of `coded_bytes`. `adapter_size`: values of one rank of a LoRA
+    adapter of all matrices. `layer_products`: of each layer, how many values the matrices of each
+    of its products have; empty for a model of transformers.
     `pooler`: of a model that pools; its input is made
     small letters where it `lowers_input`, and `prompts` are what callers may put before texts.
     """
@@ -42,6 +43,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: str
     hf_config: dict[str, Any]
     num_parameters: int
+    adapter_size: int = 0
     num_layers: int
     hidden_size: int
     widest: int

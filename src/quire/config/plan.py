@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from quire.config.adapter_plan import AdapterPlan
 from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
@@ -90,6 +91,8 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str
     max_steps_in_flight: int
     enable_return_routed_experts: bool
+    # adapters
+    adapters: AdapterPlan | None
     # sampling and output
     max_logprobs: int
     logprobs_mode: str
@@ -143,6 +146,8 @@ def _short(value: object) -> str:
         text = f"{value.tasks[0]} by {value.pooling}"
     elif isinstance(value, ProfilerConfig):
         text = value.torch_profiler_dir
+    elif isinstance(value, AdapterPlan):
+        text = f"{value.max_loras} of rank {value.max_lora_rank} in {value.lora_dtype}"
     elif isinstance(value, Offload):
         text = f"{len(value.layers)} layers"
     elif isinstance(value, StructuredOutputsConfig):

@@ -36,7 +36,7 @@ from quire.models.loading.folder_files import (
 from quire.models.loading.products import layer_products
 from quire.models.loading.source import What, locate
 from quire.models.max_length import LengthFacts, bounded, length_facts
-from quire.models.parameters import num_expert_parameters, num_parameters
+from quire.models.parameters import adapter_size, num_expert_parameters, num_parameters
 from quire.models.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 from quire.models.spec import Block, Decoder
 from quire.text.json_files import read_json
@@ -329,6 +329,7 @@ def _sizes(decoder: AnyDecoder) -> dict[str, Any]:
     mixtures = [block.experts for block in decoder.blocks]
     return {
         "num_parameters": num_parameters(decoder),
+        "adapter_size": adapter_size(decoder),
         "num_layers": len(decoder.blocks),
         "widest": _widest(decoder),
         "num_experts": max(0 if mixture is None else mixture.experts for mixture in mixtures),

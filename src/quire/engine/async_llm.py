@@ -47,6 +47,7 @@ from quire.errors import (
     InputStreamError,
     RequestError,
 )
+from quire.lora.request import LoRARequest
 from quire.observability.metrics import Metric
 from quire.observability.prometheus import MetricsCollector
 from quire.observability.watchdog import LoopWatch, Watchdog
@@ -203,7 +204,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         request_id: str,
         *,
         prompt_text: str | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -254,7 +255,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         prompt: Any,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -280,7 +281,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
             trace_headers=trace_headers,
             has_mailbox=True,
         )
-        inputs = {
+        inputs: dict[str, Any] = {
             "priority": priority,
             "lora_request": lora_request,
             "tokenization_kwargs": tokenization_kwargs,
@@ -308,7 +309,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         prompt: Any,
         pooling_params: PoolingParams,
         request_id: str,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,

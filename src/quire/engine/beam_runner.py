@@ -11,6 +11,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests
 from quire.engine.progress import Progress
 from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
+from quire.lora.request import LoRARequest
 from quire.params import BeamSearchParams, checks
 from quire.prompts import parse_prompt
 
@@ -28,6 +29,7 @@ class BeamRunner:
         requests: OfflineRequests,
         params: BeamSearchParams,
         concurrency_limit: int | None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         if not isinstance(params, BeamSearchParams):
             raise InvalidType("params", params, "it must be a BeamSearchParams")
@@ -42,6 +44,7 @@ class BeamRunner:
         self._requests = requests
         self._params = params
         self._at_once = concurrency_limit
+        self._lora_request = lora_request
         limit = self._inputs.limits.max_logprobs
         if limit != -1 and 2 * params.beam_width > limit:
             allowed = f"a step asks for 2 * beam_width logprobs, and max_logprobs is {limit}"
@@ -73,13 +76,14 @@ class BeamRunner:
         room = self._inputs.limits.max_model_len - len(token_ids)
         tokenizer = self._engine.tokenizer
         eos = None if tokenizer is None else tokenizer.eos_token_id
-        return BeamSearch(prompt, token_ids, self._params, eos, min(room, self._params.max_tokens))
+        most = min(room, self._params.max_tokens)
+        return BeamSearch(prompt, token_ids, self._params, eos, most, self._lora_request)
 
     def _step(self, searches: list[BeamSearch]) -> None:
         """One token more for every live text of `searches`, all in one batch."""
         params = step_params(self._params)
         prompts = [beam.tokens for search in searches for beam in search.beams]
-        ids = self._requests.enqueue(prompts, len(prompts), params)
+        ids = self._requests.enqueue(prompts, len(prompts), params, lora_request=self._lora_request)
         completions = iter([out.outputs[0] for out in self._requests.outputs(ids, False)])
         for search in searches:
             own = [next(completions) for _ in search.beams]

@@ -25,9 +25,11 @@ from quire.engine.wire.control_calls import (
     Verb,
     first,
     joined,
+    united,
     verb,
 )
 from quire.errors import InvalidParameter
+from quire.lora.request import LoRARequest, check_lora_request
 
 
 class ControlVerbs(UnbuiltEngineMethods):
@@ -142,9 +144,37 @@ class ControlVerbs(UnbuiltEngineMethods):
         """The version of the weights that the engine was started with; there are no others."""
         return Utility("get_weight_version")
 
-    @verb(convert=set)
+    @verb(
+        combine=all,
+        keeps=lambda name, lora_id, *_: ("loaded", lora_id),
+        replay=lambda name, lora_id, folder, *_: (name, lora_id, folder, False),
+    )
+    def add_lora(self, lora_request: LoRARequest) -> Utility[bool]:
+        """Read an adapter into the engine's memory, so that its first request need not wait; with
+        `load_inplace` also where its files look the same. Raises RequestError for an adapter that
+        cannot be used, and for an engine without adapters.
+        """
+        asked = check_lora_request(lora_request)
+        folder = str(asked.folder)
+        return Utility("add_lora", (asked.lora_name, asked.lora_int_id, folder, asked.load_inplace))
+
+    @verb(combine=any, drops=lambda lora_id: (("loaded", lora_id), ("pinned", lora_id)))
+    def remove_lora(self, lora_id: int) -> Utility[bool]:
+        """Forget an adapter; False if none with this id is in memory. Requests that have it end as
+        usual, and one that names it again reads it again.
+        """
+        return Utility("remove_lora", (lora_id,))
+
+    @verb(combine=all, keeps=lambda lora_id: ("pinned", lora_id))
+    def pin_lora(self, lora_id: int) -> Utility[bool]:
+        """Keep an adapter in memory, and in its slot as soon as it has one, until it is removed.
+        Raises RequestError for an id that is not in memory, and if all slots are pinned.
+        """
+        return Utility("pin_lora", (lora_id,))
+
+    @verb(convert=set, combine=united)
     def list_loras(self) -> Utility[set[int]]:
-        """The adapters that are loaded; there are never any."""
+        """The ids of the adapters that are in memory."""
         return Utility("list_loras")
 
 

@@ -28,6 +28,7 @@ from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats, with_s
 from quire.engine.wire.control_calls import Utility
 from quire.environment import read_environment
 from quire.errors import EngineError
+from quire.lora.request import LoRARequest
 from quire.observability.metrics import Metric
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -119,7 +120,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
         prompt: Any,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,

@@ -17,6 +17,7 @@ from quire.engine.frontend.output_processor import AnyOutput
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.progress import Progress
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
+from quire.lora.request import GivenAdapters
 from quire.params import RequestOutputKind, RequestParams, SamplingParams
 
 P = ParamSpec("P")
@@ -79,7 +80,7 @@ class OfflineRequests:
         params: RequestParams | Sequence[RequestParams],
         *,
         priority: int | Sequence[int] | None = None,
-        lora_request: object = None,
+        lora_request: GivenAdapters = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[str]:
@@ -88,6 +89,7 @@ class OfflineRequests:
         """
         each_params = [_final_only(one) for one in _one_each("sampling_params", params, total)]
         priorities = _one_each("priority", 0 if priority is None else priority, total)
+        adapters = _one_each("lora_request", lora_request, total)
         ids: list[str] = []
         with self._working() as interrupt:
             try:
@@ -96,14 +98,15 @@ class OfflineRequests:
                     if use_tqdm and total
                     else nullcontext() as bar
                 ):
-                    for prompt, own, rank in zip(prompts, each_params, priorities, strict=True):
+                    each = zip(prompts, each_params, priorities, adapters, strict=True)
+                    for prompt, own, rank, adapter in each:
                         request_id = str(self._next_id)
                         self._next_id += 1
                         self._engine.add_request(
                             request_id,
                             prompt,
                             own,
-                            lora_request=lora_request,
+                            lora_request=adapter,
                             tokenization_kwargs=tokenization_kwargs,
                             priority=rank,
                         )

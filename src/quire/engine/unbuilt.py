@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 from quire.errors import NotBuiltYet
 
-_ADAPTERS = "Merge the adapter into the model's weights."
 _TRANSFER = "Write a checkpoint and call collective_rpc('reload_weights'), or start a new engine."
 _ONE_VERSION = "Weights are those that the engine was started with, whose version is 'default'."
 _SNAPSHOT = "Use sleep() and wake_up(), or shut the engine down and start a new one."
@@ -35,9 +34,6 @@ class Refused:
 class UnbuiltEngineMethods:
     """Of every face of an engine, and of `EngineCore`."""
 
-    add_lora = Refused(_ADAPTERS)
-    remove_lora = Refused("There are no adapters to remove.")
-    pin_lora = Refused("There are no adapters to pin.")
     set_weight_version = Refused(_ONE_VERSION)
 
 

@@ -40,6 +40,17 @@ class Executor(Protocol):
         """Whether a request with these parameters must not be scheduled ahead of its last id."""
         ...
 
+    def read_adapter(self, folder: str) -> int:
+        """Have the workers read, check and keep the adapter in a folder, while steps may run.
+        Returns its number, which follows from its contents, and which plans load it into slots by.
+        Raises RequestError subclasses that say what is wrong with it.
+        """
+        ...
+
+    def drop_adapter(self, number: int) -> None:
+        """Have the workers forget a kept adapter; slots that have it still do."""
+        ...
+
     def collective_rpc(
         self, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
@@ -59,4 +70,14 @@ class BuiltExecutor(Executor, Protocol):
     @property
     def facts(self) -> WorkerFacts:
         """The facts about every worker that the scheduler and the core need."""
+        ...
+
+    def read_adapter(self, folder: str) -> int:
+        """Read a LoRA adapter into the workers' host memory and return its number, which follows
+        from its contents. May be called in a thread while steps run. Raises RequestError.
+        """
+        ...
+
+    def drop_adapter(self, number: int) -> None:
+        """Forget an adapter in host memory, if it is there; slots that have it keep it."""
         ...

@@ -81,6 +81,13 @@ class UniprocExecutor:
     def needs_host_ids(self, params: RequestParams) -> bool:
         return self.worker.needs_host_ids(params)
 
+    def read_adapter(self, folder: str) -> int:
+        return [worker.read_adapter(folder) for worker in self.workers][0]
+
+    def drop_adapter(self, number: int) -> None:
+        for worker in self.workers:
+            worker.drop_adapter(number)
+
     def collective_rpc(
         self, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:

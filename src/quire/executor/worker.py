@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.executor.profiler import Profiler
 from quire.executor.worker_config import WorkerFacts
+from quire.models.adapters.weights import AdapterWeights
 from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
@@ -35,9 +36,11 @@ class Worker:
         *,
         save: SaveWeights | None,
         profiler: Profiler | None = None,
+        read_adapter: Callable[[Path], AdapterWeights] | None = None,
     ) -> None:
         """`save` writes the worker's weights; None: the model is one of transformers. `profiler`
-        None: profiling is not possible.
+        None: profiling is not possible. `read_adapter` reads and checks one in a folder; None: the
+        engine has no adapters.
         """
         self.model_runner = runner
         self.facts = facts
@@ -45,6 +48,7 @@ class Worker:
         self._residence = residence
         self._save = save
         self._profiler = profiler
+        self._read_adapter = read_adapter
         self.launch = runner.launch if profiler is None else self._launch_profiled
         """launch(plan) starts a step on this device."""
         self.needs_host_ids = runner.needs_host_ids
@@ -120,6 +124,25 @@ class Worker:
             return None
         path = self._profiler.stop()
         return None if path is None else str(path)
+
+    def read_adapter(self, folder: str) -> int:
+        """Read and keep the adapter in a folder; returns its number, which follows from its
+        contents. Steps may run meanwhile. Raises RequestError subclasses that say what is wrong
+        with it.
+        """
+        adapters = self.model_runner.adapters
+        assert self._read_adapter is not None and adapters is not None, "adapters are not enabled"
+        return adapters.keep(self._read_adapter(Path(folder)))
+
+    def keep_adapter(self, adapter: AdapterWeights) -> int:
+        """Keep an adapter that fits the model; returns its number."""
+        assert self.model_runner.adapters is not None, "adapters are not enabled"
+        return self.model_runner.adapters.keep(adapter)
+
+    def drop_adapter(self, number: int) -> None:
+        """Forget a kept adapter; a slot that has it still does."""
+        assert self.model_runner.adapters is not None, "adapters are not enabled"
+        self.model_runner.adapters.drop(number)
 
     def check_health(self) -> None:
         """Do nothing: a worker that answers is healthy."""

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
+from quire.executor.adapter_support import adapter_support
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
 from quire.executor.worker import SaveWeights, Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
+from quire.models.adapters.banks import AdapterRoom
 from quire.models.decoder import DecoderModel
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.load import load_foreign_model
@@ -26,6 +28,7 @@ from quire.models.spec import Decoder
 from quire.ops import Ops
 from quire.params import PoolingParams, SamplingParams
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
+from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
@@ -68,7 +71,9 @@ def build_worker(
             "disk in every step.",
             config.weights_folder,
         )
-    load = _loader(config, platform, exchange, group)
+    support = adapter_support(config)
+    room = None if support is None else support.room
+    load = _loader(config, platform, exchange, group, room)
     model = load()
     kv_cache = _kv_cache(config, [model.spec], platform.ops)
     pool = kv_cache.pool
@@ -91,12 +96,19 @@ def build_worker(
         capacity=config.max_num_batched_tokens,
         sizes=platform.sizes,
         types=types,
+        has_adapters=room is not None,
     )
     forward = record_steps(platform, model, batches)
     if exchange is not None:
         forward = LockStepForward(forward, exchange)
     runner = ModelRunner(
-        model=model, rows=rows, batches=batches, kv_cache=kv_cache, device=device, forward=forward
+        model=model,
+        rows=rows,
+        batches=batches,
+        kv_cache=kv_cache,
+        device=device,
+        forward=forward,
+        adapters=None if room is None else AdapterSlots(model),
     )
     if config.pooler is None:
         runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
@@ -128,6 +140,7 @@ def build_worker(
         rank=0 if group is None else group.rank,
         profiler=None if config.profiler is None else Profiler(config.profiler),
         save=_saver(config, platform, group),
+        read_adapter=None if support is None else support.read,
     )
 
 
@@ -153,6 +166,7 @@ def _loader(
     platform: Platform,
     exchange: ExpertExchange | None,
     group: WorkerGroup | None,
+    room: AdapterRoom | None,
 ) -> Callable[[], RunnableModel]:
     """Return the function that loads the weights, at the start and after sleep."""
     if config.model_impl == "transformers":
@@ -186,6 +200,7 @@ def _loader(
         group=group,
         keeps_experts=config.keeps_experts,
         make_placement=_placement_maker(config, platform),
+        adapter_room=room,
     )
 
 
@@ -273,7 +288,7 @@ def _pooling_head(config: WorkerConfig, runner: ModelRunner) -> RowHead:
     """Make the head of rows that pool."""
     model = runner.model
     assert isinstance(model, DecoderModel) and model.pooler is not None, "a model that pools"
-    return PoolingHead(model, runner.rows, runner.device)
+    return PoolingHead(model, runner.rows, runner.device, runner.adapters)
 
 
 def record_steps(platform: Platform, model: RunnableModel, batches: BatchBuilder) -> Forward:

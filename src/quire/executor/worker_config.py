@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from quire.config.adapter_plan import AdapterPlan
 from quire.config.offload import Offload
 from quire.config.profiler_config import ProfilerConfig
 from quire.models.foreign.implementation import ModelImpl
@@ -40,6 +41,7 @@ class WorkerConfig:
     seed: int
     max_model_len: int
     offload: Offload | None
+    adapters: AdapterPlan | None
     # the device
     device: str
     num_threads: int

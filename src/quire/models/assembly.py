@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
+from quire.models.adapters.banks import AdapterBanks
 from quire.models.feed_forward.dense import make_dense
 from quire.models.feed_forward.layer_inputs import (
     make_input_gate,
@@ -122,13 +123,14 @@ class Assembly:
         choices: list[Tensor] | None,
         first_place: int,
         placement: WeightPlacement,
+        adapters: AdapterBanks | None = None,
     ) -> None:
         """`choices`: where routers append the experts that they choose; None: nowhere. first_place:
         where the memory of the first layer is among those of the pool. `placement` keeps the
-        weights of layers.
+        weights of layers. `adapters` gets the banks of adapters; None: there are none.
         """
-        self._spec, self._ops = spec, ops
-        self._make = Maker(weights, ops, max_model_len, recipe, group)
+        self._make = Maker(weights, ops, max_model_len, recipe, group, adapters)
+        self._spec, self._ops = spec, self._make.ops
         self._mixtures = MixtureMaker(self._make, spread, choices)
         self._place = first_place
         self._placement = placement
@@ -154,6 +156,7 @@ class Assembly:
         # Gemma's scale is a tensor of the model's dtype, so it is rounded; those that are numbers
         # in a config (Granite) are exact in every dtype in use
         scale = torch.tensor(self._spec.embed_scale, dtype=self._make.dtype).item()
+        table = self._make.adaptable("embed", table, is_table=True)
         look_up, inputs = make_look_up(self._ops, table, scale), self._spec.layer_inputs
         stage: Callable[[Tensor, Tensor], Tensor] | None = None
         if inputs is not None:
@@ -224,6 +227,8 @@ class Assembly:
             return make_pooler(self._make, spec.pooler, self._token_rows)
         if weight is None:
             weight = self._make.linear("head", "head", role="head")
+        else:
+            weight = self._make.adaptable("head", weight, is_table=False)
         return LanguageModelHead(self._ops, weight, spec.logit_scale, spec.logit_softcap)
 
     def _layer(self, layer: int, b: Block) -> Iterator[_Piece]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
+from quire.models.adapters.banks import AdapterBanks, AdapterRoom
 from quire.models.assembly import Assembly
 from quire.models.heads import LanguageModelHead
 from quire.models.loading.weight_builder import WeightBuilder
@@ -67,12 +68,14 @@ class DecoderModel:
         group: WorkerGroup | None = None,
         keeps_experts: bool = False,
         placement: WeightPlacement | None = None,
+        adapter_room: AdapterRoom | None = None,
     ) -> None:
         """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
         says how weights are stored. With `spread` the experts are distributed over several cores,
         and only this core's are loaded; the model may run only inside a round. With `group` the
         spec is one worker's share of a decoder (sharding.py), and all workers run at the same time.
-        `placement` keeps the weights of layers; None: where they are made.
+        `placement` keeps the weights of layers; None: where they are made. `adapter_room`: the
+        adapters that the model has room for; None: it has none.
         Raises ValueError for `aux_layers` that are not ascending numbers from 0 to L, or of a model
         with several residual streams.
         """
@@ -89,9 +92,13 @@ class DecoderModel:
         self.aux_layers = tuple(aux_layers)
         self._choices: list[Tensor] = []
         choices = self._choices if keeps_experts else None
+        self.adapters: AdapterBanks | None = None
+        if adapter_room is not None:
+            self.adapters = AdapterBanks(ops, adapter_room, weights.device)
         assembly = Assembly(
             *(spec, weights, ops, max_model_len, recipe, spread, group, choices, first_layer),
             placement=WhereMade() if placement is None else placement,
+            adapters=self.adapters,
         )
         self._embedding = assembly.embedding()
         self._layers: Sequence[RunnableLayer] = assembly.layers()
@@ -102,6 +109,7 @@ class DecoderModel:
         """Release every weight; until `take_weights` the model cannot run."""
         self._parts = []
         self._layers = []
+        self.adapters = None
         del self._embedding, self.head
 
     def take_weights(self, other: DecoderModel) -> None:
@@ -109,7 +117,7 @@ class DecoderModel:
         assert self.spec == other.spec, "weights of another model"
         self._embedding, self._layers = other._embedding, other._layers
         self.head, self._parts = other.head, other._parts
-        self._choices = other._choices
+        self._choices, self.adapters = other._choices, other.adapters
 
     @property
     def num_layers(self) -> int:
@@ -120,6 +128,7 @@ class DecoderModel:
         """The first hidden states [T, C]: of `batch.ids`, or of `batch.embeds` taken as they are
         plus learned positions.
         """
+        self._use_slots(batch.adapter_slots)
         return self._embedding(batch)
 
     def forward(
@@ -131,6 +140,7 @@ class DecoderModel:
         the result includes the final norm and is ready for `logits`; before it, it is the residual
         stream. The auxiliary states are those of the layers that are run.
         """
+        self._use_slots(batch.adapter_slots)
         start, stop, _ = (layers or slice(None)).indices(len(self._layers))
         x = self.embed(batch) if hidden is None else hidden
         if start >= stop:
@@ -152,10 +162,15 @@ class DecoderModel:
 
     __call__ = forward
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def _use_slots(self, slots: Tensor | None) -> None:
+        if self.adapters is not None:
+            self.adapters.slots = slots
+
+    def logits(self, hidden: Tensor, adapter_slots: Tensor | None = None) -> Tensor:
         """Scores over the vocabulary for hidden [R, C] as a whole `forward` gives it -> fp32 [R,
-        V].
+        V]; `adapter_slots` [R]: see `Batch`.
         """
+        self._use_slots(adapter_slots)
         assert isinstance(self.head, LanguageModelHead), "a pooling model has no such head"
         return self.head.logits(hidden)
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire.distributed.worker_group import WorkerGroup
+from quire.models.adapters.adapted_ops import AdaptedExperts, AdaptedLinear, adapted
+from quire.models.adapters.banks import AdapterBanks
 from quire.models.layers import Projection, SharedProjection
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.positions import Rope
@@ -48,9 +51,16 @@ class Maker:
         max_model_len: int,
         recipe: Recipe,
         group: WorkerGroup | None,
+        adapters: AdapterBanks | None = None,
     ) -> None:
+        """`adapters` gets a bank for each product that adapters may change; None: there are no
+        adapters.
+        """
+        assert adapters is None or group is None, "adapters of several workers are not cut"
         self.parts: list[tuple[str, Part]] = []
-        self.weights, self.ops = weights, ops
+        self.weights = weights
+        self.ops = ops if adapters is None else adapted(ops, adapters)
+        self._adapters = adapters
         self.max_model_len = max_model_len
         self.group = group
         self._recipe = recipe
@@ -116,15 +126,58 @@ class Maker:
         *leaves: str,
         role: Role = "projection",
         change: Callable[[Tensor], Tensor] | None = None,
+        is_adaptable: bool = True,
     ) -> LinearWeight:
-        """A projection of several leaves, one above the other; weight and bias after `change`."""
+        """A projection of several leaves, one above the other; weight and bias after `change`. Its
+        product is one of `linear`, `hidden` or `logits`, or else not adaptable.
+        """
+        sizes = self.weights.rows(*leaves)
         weight, bias = self.weights.linear(*leaves)
         if change is not None:
             weight = change(self._widened(weight))
             bias = None if bias is None else change(bias)
-        packed = self.ops.pack_linear(weight, bias, self.format_for(role, weight))
+        packed: LinearWeight = self.ops.pack_linear(weight, bias, self.format_for(role, weight))
         self.keep(name, packed)
-        return packed
+        if self._adapters is None or not is_adaptable:
+            return packed
+        bank = self._adapters.add(leaves, sizes, packed.in_features, change_rows=change)
+        return packed if bank is None else AdaptedLinear(packed, bank)
+
+    def adaptable(self, leaf: str, weight: Any, is_table: bool) -> Any:
+        """A table of embeddings [V, C], or a head's packed weight [V, C], that was made elsewhere,
+        with a bank where there are adapters.
+        """
+        if self._adapters is None:
+            return weight
+        if isinstance(weight, Tensor):
+            rows, width = weight.shape
+        else:
+            rows, width = weight.out_features, weight.in_features
+        sizes = ([width], rows) if is_table else ([rows], width)
+        bank = self._adapters.add([leaf], *sizes, is_table=is_table)
+        return weight if bank is None else AdaptedLinear(weight, bank)
+
+    def adaptable_experts(
+        self,
+        weights: ExpertWeights,
+        experts: Sequence[str],
+        inputs: Sequence[str],
+        down_shape: Sequence[int],
+        segments: int,
+    ) -> Any:
+        """The packed experts whose leaves' names begin with `experts`, with banks where there are
+        adapters: of the products `inputs`, and of "down", whose weight is [C, F] and whose inputs
+        have so many segments.
+        """
+        adapters = self._adapters
+        if adapters is None:
+            return weights
+        dim, width = down_shape
+        into = [[at + part for part in inputs] for at in experts]
+        up = adapters.add_stack(into, [width] * len(inputs), dim)
+        back = [[at + "down"] for at in experts]
+        down = adapters.add_stack(back, [dim], width, segments=segments)
+        return AdaptedExperts(weights.experts, weights, up, down)
 
     def row_linear(
         self, name: str, units: int, change: Callable[[Tensor], Tensor] | None = None
@@ -134,6 +187,7 @@ class Maker:
         """
         weight, bias = self.weights.linear(name)
         weight = weight if change is None else change(self._widened(weight))
+        outputs, inputs = weight.shape
         stored_as, group = self.format_for("projection", weight), self.group
         scaled, needs_peaks = 0, stored_as is not None and stored_as.rounds_rows
         if isinstance(weight, CodedWeight):
@@ -143,6 +197,13 @@ class Maker:
             peaks = group.all_gather(self.ops.row_peaks(weight)).amax(0)
         packed = self.ops.pack_linear(weight, bias, stored_as, segments, peaks)
         self.keep(name, packed)
+        if self._adapters is not None:
+            bank = self._adapters.add(
+                *([name], [outputs], inputs), segments=segments, change_columns=change
+            )
+            return partial(
+                self.ops.linear, w=packed if bank is None else AdaptedLinear(packed, bank)
+            )
         if group is None:
             return partial(self.ops.linear, w=packed)
         return SharedProjection(self.ops, group, packed, needs_peaks)

@@ -102,6 +102,23 @@ def num_repeated_parameters(decoder: Decoder) -> int:
     return sum((count - 1) * sizes[number] for number, count in uses.items())
 
 
+def adapter_size(decoder: Decoder) -> int:
+    """How many values of one rank a low-rank adapter of all matrices has, of the embedding and of a
+    head that shares its table.
+    """
+    counts = Counter(decoder.blocks)
+    layers = sum(
+        count * sum(leaf.shape)
+        for block, count in counts.items()
+        for leaf in _block("", block, decoder)
+        if leaf.kind == "matrix"
+    )
+    outer = outer_parameters(decoder).values()
+    matrices = [leaf for leaf in outer if leaf.kind in ("matrix", "embedding")]
+    tied = decoder.vocab + decoder.dim if decoder.tie else 0
+    return layers + sum(sum(leaf.shape) for leaf in matrices) + tied
+
+
 def _num_in_layers(d: Decoder, part: str) -> int:
     """How many values those leaves of layers have whose names contain `part`. Equal layers are
     looked at once: mixtures have tens of thousands of leaves.

@@ -35,7 +35,7 @@ class StreamRouter:
 
 
 @dataclass(frozen=True, slots=True)
-class LowRank:
+class LowRankProjection:
     """h + norm(right(left(h)))."""
 
     ops: Ops
@@ -82,7 +82,7 @@ class StreamsLayer:
     scale: Tensor
     mixer_norm: NormWeight
     mix: NormedPart
-    low_rank: LowRank
+    low_rank: LowRankProjection
     feed: NormedPart
     inputs: NormedPart
     leave: Callable[[Tensor], Tensor]
@@ -180,7 +180,7 @@ def make_streams_layer(
     )
 
 
-def _low_rank(make: Maker, at: str, norm: Norm) -> LowRank:
+def _low_rank(make: Maker, at: str, norm: Norm) -> LowRankProjection:
     """Build the low-rank part of a layer whose leaves' names begin with `at`."""
     left, right = (make.linear(at + side, at + side) for side in ("left", "right"))
-    return LowRank(make.ops, left, right, make.norm(at + "norm", norm))
+    return LowRankProjection(make.ops, left, right, make.norm(at + "norm", norm))

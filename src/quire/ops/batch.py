@@ -79,6 +79,9 @@ class Batch:
 
     layer_inputs [T, L * P]: what the embedding stage makes for each layer, in models whose layers
     have inputs of their own; [T, C]: the embeddings, in those whose layers read them again.
+
+    adapter_slots [T] int32: the slots of the tokens' adapters (ops/formats/lora.py); None: no token
+    has an adapter.
     """
 
     ids: Tensor | None
@@ -90,3 +93,4 @@ class Batch:
     num_tokens: int
     layer_inputs: Tensor | None = None
     token_types: Tensor | None = None
+    adapter_slots: Tensor | None = None

@@ -15,6 +15,14 @@ from quire.ops.activation import (
 from quire.ops.attention import attend, plan_attention
 from quire.ops.collective import linear_partial, linear_total, row_peaks
 from quire.ops.embed import embed, embed_packed
+from quire.ops.formats.lora import (
+    allocate_lora,
+    load_lora,
+    lora,
+    lora_embed,
+    lora_partial,
+    lora_total,
+)
 from quire.ops.kv import allocate_kv, allocate_shared_kv, copy_kv, export_kv, import_kv, zero_kv
 from quire.ops.linear import hidden, linear, logits, pack_linear
 from quire.ops.mixers.latent import (
@@ -66,6 +74,12 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             row_peaks,
             linear_partial,
             linear_total,
+            allocate_lora,
+            load_lora,
+            lora,
+            lora_partial,
+            lora_total,
+            lora_embed,
             allocate_kv,
             allocate_shared_kv,
             export_kv,

@@ -7,7 +7,7 @@ is sent to is the op `route` (routing.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from quire.ops.activation import ACTIVATIONS, bounded_gated, gated, gated_with_limit
 from quire.ops.formats.coded import CodedWeight
-from quire.ops.linear import Plain, pack_linear
+from quire.ops.formats.lora import NO_ADAPTER, Bank, lora
+from quire.ops.linear import pack_linear
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import op
 
@@ -57,6 +58,33 @@ class SeparateExperts:
     down: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertAdapters:
+    """The adapters of a layer's experts: a bank of the gate/up products and one of the down
+    products (None: they have no adapters), and the slots [T] int32 of the tokens. In a bank, the
+    adapter in slot s has that of expert e, of E, in slot s * E + e.
+    """
+
+    up: Bank | None
+    down: Bank | None
+    experts: int
+    slots: Tensor
+
+    def first(self, num_tokens: int) -> ExpertAdapters:
+        """Those of the first tokens."""
+        return replace(self, slots=self.slots[:num_tokens])
+
+    def of_choices(self, chosen: Tensor) -> Tensor:
+        """The slots in the banks [T, k] int32 of the tokens' choices [T, k]."""
+        slots = self.slots[:, None]
+        return torch.where(slots < 0, NO_ADAPTER, slots * self.experts + chosen.int())
+
+
+Expert = Callable[[int, Tensor, "Tensor | None"], Tensor]
+"""An expert's number, rows [n, C], and their slots in banks of experts [n], where they may have
+adapters -> [n, C]."""
+
+
 @op(format="linear")
 def pack_experts(
     up: Tensor | Sequence[CodedWeight],
@@ -95,16 +123,29 @@ def pack_each(
 
 @op(format="linear")
 def moe(
-    x: Tensor, chosen: Tensor, weights: Tensor, experts: SeparateExperts, args: MoeArgs
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    experts: SeparateExperts,
+    args: MoeArgs,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """The chosen experts' results on each token, weighed and summed in fp32 in the order of the
-    choice: x [T, C], chosen [T, k] int32, weights [T, k] fp32 -> [T, C].
+    choice: x [T, C], chosen [T, k] int32, weights [T, k] fp32 -> [T, C]. `adapters` add to the
+    products of experts.
     """
 
-    def expert(index: int, rows: Tensor) -> Tensor:
-        return _expert(rows, experts.up[index], experts.down[index], args)
+    def expert(index: int, rows: Tensor, slots: Tensor | None) -> Tensor:
+        up, down = experts.up[index], experts.down[index]
+        if adapters is None or slots is None:
+            return down.multiply(_activated(up.multiply(rows), args))
+        added = None if adapters.up is None else lora(rows, adapters.up, slots)
+        hidden = _activated(up.multiply(rows, added), args)
+        added = None if adapters.down is None else lora(hidden, adapters.down, slots)
+        result: Tensor = down.multiply(hidden, added)
+        return result
 
-    return mixture(x, chosen, weights, experts.experts, args, expert)
+    return mixture(x, chosen, weights, experts.experts, args, expert, adapters)
 
 
 def mixture(
@@ -113,13 +154,17 @@ def mixture(
     weights: Tensor,
     num_experts: int,
     args: MoeArgs,
-    expert: Callable[[int, Tensor], Tensor],
+    expert: Expert,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
-    """`moe` for `expert(index, rows [n, C]) -> [n, C]`."""
+    """`moe` for an expert."""
 
     def run(rows: Tensor, counts: list[int]) -> Tensor:
-        parts = rows.split(counts)
-        found = [expert(index, part) for index, part in enumerate(parts) if len(part)]
+        own: Sequence[Tensor | None] = [None] * num_experts
+        if adapters is not None:
+            own = adapters.of_choices(chosen).flatten()[by_expert(chosen)].split(counts)
+        parts = zip(rows.split(counts), own, strict=True)
+        found = [expert(i, part, its) for i, (part, its) in enumerate(parts) if len(part)]
         return torch.cat(found) if found else rows
 
     return grouped_mixture(x, chosen, weights, num_experts, args, run)
@@ -137,7 +182,7 @@ def grouped_mixture(
     first counts[0] rows for expert 0 and so on.
     """
     (num_tokens, width), top_k = x.shape, chosen.shape[1]
-    order = chosen.flatten().argsort(stable=True)  # (token, choice) pairs grouped by expert
+    order = by_expert(chosen)
     counts = torch.bincount(chosen.flatten(), minlength=num_experts).tolist()
     rows = x[order // top_k]
     if args.weighs_input:
@@ -148,15 +193,17 @@ def grouped_mixture(
     return _weighted_sum(results.view(num_tokens, top_k, width), weights).to(x.dtype)
 
 
-def _expert(x: Tensor, up: Plain, down: Plain, args: MoeArgs) -> Tensor:
-    h = up.multiply(x)
+def by_expert(chosen: Tensor) -> Tensor:
+    """The pairs of a token and a choice [T*k], grouped by expert."""
+    return chosen.flatten().argsort(stable=True)
+
+
+def _activated(h: Tensor, args: MoeArgs) -> Tensor:
     if args.clamp is not None:
-        h = gated_with_limit(h, args.clamp)
-    elif args.bound is not None:
-        h = bounded_gated(h, args.act, args.bound)
-    else:
-        h = gated(h, args.act) if args.gated else ACTIVATIONS[args.act](h)
-    return down.multiply(h)
+        return gated_with_limit(h, args.clamp)
+    if args.bound is not None:
+        return bounded_gated(h, args.act, args.bound)
+    return gated(h, args.act) if args.gated else ACTIVATIONS[args.act](h)
 
 
 def _weighted_sum(y: Tensor, weights: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ program finds them at the same addresses, and a steady decode allocates nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -73,7 +73,8 @@ class _Layout:
     before it (None: always 0). Attention reads `query_start`, `seq_lens` and
     `table_rows`, the rows' places in the block tables. `state_places`: for each token after which
     the recurrent state is kept, how many places further in the ring (0: it is not kept). `arrays`
-    begin every such step.
+    begin every such step. `adapter_slots`: where the slots of adapters are on the device; None:
+    rows have none.
     """
 
     inputs: StepInputs
@@ -85,6 +86,7 @@ class _Layout:
     table_rows: Array
     state_places: Array
     arrays: list[Array]
+    adapter_slots: Tensor | None
 
 
 class BatchBuilder:
@@ -101,9 +103,11 @@ class BatchBuilder:
         capacity: int,
         sizes: Sequence[int] = (),
         types: TokenTypes | None = None,
+        has_adapters: bool = False,
     ) -> None:
         """capacity: the most tokens of a step. sizes, ascending: the row counts to which a step of
         only decodes is padded; (): no padding. types: of tokens, where the model has some.
+        has_adapters: rows may have adapters.
         """
         self._rows = rows
         self._device = device
@@ -114,6 +118,7 @@ class BatchBuilder:
         self._positions = np.zeros(width, dtype=np.int64)
         self._arrays = [_group_arrays(group, width) for group in pool.groups]
         self._type_arrays = [] if types is None else [np.zeros(width, dtype=np.int64)]
+        self._slot_arrays = [np.zeros(width, dtype=np.int32)] if has_adapters else []
         most_rows = max([len(rows.num_tokens), *sizes])
         self._seq_lens = np.zeros(most_rows, dtype=np.int32)
         self._sampled_at = np.zeros(max(most_rows, width), dtype=np.int64)
@@ -135,6 +140,7 @@ class BatchBuilder:
             layer_groups=pool.layer_groups,
             num_tokens=capacity,
             token_types=places[1] if of_types else None,
+            adapter_slots=places[-1] if has_adapters else None,
         )
         """The whole tensors, whose first entries a step uses; attention plans that are changed in
         place are the steps' own.
@@ -145,8 +151,11 @@ class BatchBuilder:
 
     @property
     def _per_token(self) -> list[Array]:
-        """The arrays with an entry per token: positions, types, those of each group."""
-        return [self._positions, *self._type_arrays, *(a for own in self._arrays for a in own)]
+        """The arrays with an entry per token: positions, types, those of each group, and the slots
+        of adapters.
+        """
+        of_groups = [array for own in self._arrays for array in own]
+        return [self._positions, *self._type_arrays, *of_groups, *self._slot_arrays]
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Build the tensors of the plan's tokens; the rows must be up to date. Begins a step of the
@@ -161,12 +170,14 @@ class BatchBuilder:
         return layout.inputs
 
     def padding(self, size: int) -> Batch:
-        """A step of only padding, at the addresses of decode steps that are padded to this size."""
+        """A step of only padding, at the addresses of decode steps that are padded to this size,
+        with the slots of adapters if rows may have some.
+        """
         no_rows = np.zeros(0, dtype=np.int64)
         layout = self._layout_of(no_rows, no_rows, np.zeros(1, dtype=np.int64), no_rows, None, size)
         self._fill(layout)
         self.gather(layout.inputs)
-        return layout.inputs.batch
+        return replace(layout.inputs.batch, adapter_slots=layout.adapter_slots)
 
     def gather(self, inputs: StepInputs) -> None:
         """Send what is staged, and gather the tokens' ids on the device, since the newest may exist
@@ -261,6 +272,7 @@ class BatchBuilder:
             table_rows=table_rows.astype(np.int32),
             state_places=_state_places(counts, row_drafts, num_tokens),
             arrays=arrays,
+            adapter_slots=inputs.batch.adapter_slots,
         )
 
     def _padded(self, rows: Array, least: int) -> Array:
@@ -287,6 +299,7 @@ class BatchBuilder:
             layer_groups=whole.layer_groups,
             num_tokens=num_tokens,
             token_types=places[1] if of_types else None,
+            adapter_slots=places[-1] if self._slot_arrays else None,
         )
 
     def _fill(self, layout: _Layout) -> None:
@@ -307,6 +320,8 @@ class BatchBuilder:
         else:
             layout.seq_lens[:num_rows] = ends
             layout.seq_lens[num_rows:] = 1  # padding sees one token of the null block
+        if layout.adapter_slots is not None:
+            self._fill_slots(layout, layout.adapter_slots)
         if self._types is not None:
             self._types.fill(layout.arrays[1], layout.row_of_token, positions)
         self._fill_places(layout, positions)
@@ -321,6 +336,12 @@ class BatchBuilder:
                 group.plan = group.plan.refill(*step, on_device)
             else:
                 group.plan = group.plan.refill(*_cut(kind, *step))
+
+    def _fill_slots(self, layout: _Layout, on_device: Tensor) -> None:
+        """Write the slots of the tokens' adapters, where there are any."""
+        slots = self._slot_arrays[0][: len(layout.row_of_token)]
+        slots[:] = self._rows.adapter_slots[layout.row_of_token]
+        layout.inputs.batch.adapter_slots = on_device if slots.max(initial=-1) >= 0 else None
 
     def _fill_places(self, layout: _Layout, positions: Array) -> None:
         """Write, for each group, where its memory of the tokens is."""

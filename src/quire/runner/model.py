@@ -22,8 +22,10 @@ class RunnableModel(Protocol):
         """Run all layers and write their part of the memory into the blocks of the batch."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary for hidden [R, C] as `forward` gives it -> fp32 [R, V]."""
+    def logits(self, hidden: Tensor, adapter_slots: Tensor | None = None) -> Tensor:
+        """Scores over the vocabulary for hidden [R, C] as `forward` gives it -> fp32 [R, V].
+        `adapter_slots` [R]: those of the rows, see `Batch`.
+        """
         ...
 
     def weight_tensors(self) -> Iterator[Tensor]:

@@ -86,18 +86,29 @@ class PromptLogprobsPart:
         last = int(rows.num_prompt[row]) - 1
         tokens = rows.token_ids[row]
         described = min(count, last - first)
-        self._describe(pending, hidden[int(inputs.starts[index]) :], tokens, first, described)
+        start, slots = int(inputs.starts[index]), inputs.batch.adapter_slots
+        own = None if slots is None else slots[start:]
+        self._describe(pending, hidden[start:], own, tokens, first, described)
         if first + count <= last:
             return None
         return self._joined(pending, int(rows.handles[row]), hidden)
 
     def _describe(
-        self, pending: _Pending, hidden: Tensor, ids: Tensor, first: int, count: int
+        self,
+        pending: _Pending,
+        hidden: Tensor,
+        slots: Tensor | None,
+        ids: Tensor,
+        first: int,
+        count: int,
     ) -> None:
-        """Compute positions first .. first+count-1, whose hidden states come first in `hidden`."""
+        """Compute positions first .. first+count-1, whose hidden states come first in `hidden`,
+        and the slots of their adapter in `slots`.
+        """
         for start in range(0, count, self._step):
             end = min(count, start + self._step)
-            logits = self._model.logits(hidden[start:end])
+            own = None if slots is None else slots[start:end]
+            logits = self._model.logits(hidden[start:end], own)
             targets = ids[first + start + 1 : first + end + 1].long()
             piece = self._sampler.prompt_logprobs(logits, targets, pending.num_top)
             pending.pieces[first + start] = piece

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from quire.ops.formats.lora import NO_ADAPTER
 from quire.runner.devices.device import Device
 from quire.runner.faults import RowFailures
 from quire.scheduling.step import NewBlocks, NewRow, StepPlan
@@ -44,6 +45,8 @@ class Rows:
       size is None, the ring of the row's recurrent states (`NewRow.block_ids`), whose present
       state is entry `state_index` of the row, modulo the ring's length.
 
+    - `adapter_slots` [num_rows + 1] int32 on the host: as `quire.ops.formats.lora` has them.
+
     The last row, `pad_row`, belongs to no request: it has no tokens, and no block but NULL_BLOCK.
     Padding reads it.
     """
@@ -68,6 +71,7 @@ class Rows:
         self.num_computed = np.zeros(num_rows + 1, dtype=np.int64)
         self.num_prompt = np.zeros(num_rows + 1, dtype=np.int64)
         self.state_index = np.zeros(num_rows + 1, dtype=np.int64)
+        self.adapter_slots = np.full(num_rows + 1, NO_ADAPTER, dtype=np.int32)
         self.handles = np.full(num_rows, -1, dtype=np.int64)
         self.tables = [
             np.zeros((num_rows + 1, ring_size if size is None else -(-max_len // size)), np.int32)
@@ -144,6 +148,7 @@ class Rows:
         self.num_computed[row] = new.num_computed_tokens
         self.num_prompt[row] = new.num_prompt_tokens
         self.state_index[row] = 0
+        self.adapter_slots[row] = new.adapter - 1
         for group, blocks in enumerate(new.block_ids):
             self._write_blocks(group, row, 0, blocks)
         added: list[RowPart] = []

@@ -17,6 +17,7 @@ import torch
 from quire.errors import NotBuiltYet
 from quire.models.decoder import HiddenStates
 from quire.params import RequestParams
+from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.devices.device import Device, Fetched
 from quire.runner.forward.forward import Forward
@@ -166,13 +167,17 @@ class ModelRunner:
         kv_cache: KVCache,
         device: Device,
         forward: Forward,
+        adapters: AdapterSlots | None = None,
     ) -> None:
-        """`forward` runs the model, or replays what was recorded of it."""
+        """`forward` runs the model, or replays what was recorded of it. `adapters` of a model with
+        room for some.
+        """
         self.model = model
         self.rows = rows
         self.kv_cache = kv_cache
         self.device = device
         self.heads = Heads()
+        self.adapters = adapters
         self._batches = batches
         self._forward = forward
         self._prepared = -1
@@ -200,10 +205,10 @@ class ModelRunner:
             self._awaited.result()
             self._awaited = None
         self.rows.apply(plan)
-        if not plan.num_tokens:
-            return NoTokens(plan.step_id)
         if plan.step_id != self._prepared:
             self._prepare(plan)
+        if not plan.num_tokens:
+            return NoTokens(plan.step_id)
         inputs = self._batches.build(plan)
         parts = self.heads.begin(inputs)
         self._batches.gather(inputs)
@@ -211,11 +216,15 @@ class ModelRunner:
         return Step(self, plan, inputs, states, parts)
 
     def _prepare(self, plan: StepPlan) -> None:
-        """Copy and zero blocks before a step computes: once, however often it is launched."""
+        """Copy and zero blocks and fill slots of adapters before a step computes: once, however
+        often it is launched.
+        """
         if plan.copies:
             self.kv_cache.copy(plan.copies)
         if plan.zero_blocks:
             self.kv_cache.zero(plan.zero_blocks)
+        if self.adapters is not None:
+            self.adapters.load(plan.adapter_loads)
         self._prepared = plan.step_id
 
     @torch.inference_mode()

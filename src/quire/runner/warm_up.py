@@ -70,8 +70,8 @@ def warm_up(
     runner: ModelRunner, *, num_tokens: int, num_rows: int, max_len: int, max_logprobs: int
 ) -> None:
     """Run prompts of `num_tokens` in all and decodes of up to `num_rows` rows: greedy; with all
-    features; with the memory that penalties and log-probabilities of all rows take; and prompts
-    together with decodes.
+    features; with the memory that penalties and log-probabilities of all rows take; prompts
+    together with decodes; and prompts with an adapter, whose decodes have been recorded.
     """
     plans = _Plans(runner)
     drawn, edited = _drawn(min(max_logprobs, _MOST_COLUMNS)), _edited()
@@ -89,6 +89,10 @@ def warm_up(
     for power in range(num_rows.bit_length(), num_tokens.bit_length()):  # tiles go by tokens, too
         if 1 << power < num_tokens:
             plans.run(list(_prompts(1 << power, num_rows, max_len)), (_GREEDY,), decodes=0)
+    if runner.adapters is not None:
+        for power in range(num_tokens.bit_length()):
+            lengths = list(_prompts(1 << power, num_rows, max_len))
+            plans.run(lengths, (_GREEDY,), decodes=0, adapter=1)
 
 
 def warm_up_pooling(
@@ -115,14 +119,21 @@ class _Plans:
         self._runner = runner
         self._step_id = -2
 
-    def run(self, lengths: list[int], kinds: tuple[RequestParams, ...], *, decodes: int) -> None:
+    def run(
+        self,
+        lengths: list[int],
+        kinds: tuple[RequestParams, ...],
+        *,
+        decodes: int,
+        adapter: int = 0,
+    ) -> None:
         """Run one step of new rows with these numbers of tokens: of the first `decodes` rows only
-        the last token is computed, of the others all.
+        the last token is computed, of the others all. `adapter`: their slot.
         """
         rows = range(len(lengths))
         decodes = decodes if min(lengths) > 1 else 0
         added = [
-            self._new_row(row, n, n - 1 if row < decodes else 0, kinds[row % len(kinds)])
+            self._new_row(row, n, n - 1 if row < decodes else 0, kinds[row % len(kinds)], adapter)
             for row, n in zip(rows, lengths, strict=True)
         ]
         decode_rows = list(rows[:decodes])
@@ -150,7 +161,9 @@ class _Plans:
         width = -(-self._runner.model.spec.vocab // 32)
         return GrammarMask([0], np.full((1, width), -1, dtype=np.int32))
 
-    def _new_row(self, row: int, length: int, computed: int, params: RequestParams) -> NewRow:
+    def _new_row(
+        self, row: int, length: int, computed: int, params: RequestParams, adapter: int
+    ) -> NewRow:
         return NewRow(
             row=row,
             handle=row,
@@ -160,6 +173,7 @@ class _Plans:
             block_ids=tuple([SCRATCH_BLOCK] * t.shape[1] for t in self._runner.rows.tables),
             params=params,
             seed=0,
+            adapter=adapter,
         )
 
     def _next(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quire.scheduling import streaming_input
+from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.request import Request, State, Stop
@@ -90,7 +91,7 @@ class Lifecycle:
     """
 
     def __init__(self, config: SchedulerConfig, resources: Sequence[Resource]) -> None:
-        """resources: those in addition to tokens, rows and blocks."""
+        """resources: those in addition to tokens, rows, blocks and slots of adapters."""
         self.max_model_len = config.max_model_len
         self.policy = POLICIES[config.policy]
         self.requests: dict[int, Request] = {}
@@ -103,11 +104,29 @@ class Lifecycle:
         self.memory = BlockTables(config)
         self.tokens = TokenBudget(config, self.lane, self.requests)
         blocks = BlockBudget(self.memory, self.chunked)
+        self.adapters: SlotAllocator | None = None
+        if config.num_adapter_slots:
+            self.adapters = SlotAllocator(
+                config.num_adapter_slots, config.max_adapter_passes, self.in_flight
+            )
+            resources = [self.adapters, *resources]
         self.resources = Resources(self.tokens, [self.rows, blocks, *resources])
         self.counters = Counters()
         self.now = 0.0
         """The time of the last plan."""
         self._num_arrived = 0
+
+    def begin_step(self) -> None:
+        """Start the planning of a step."""
+        self.tokens.begin()
+        if self.adapters is not None:
+            self.adapters.begin()
+
+    def may_enter(self, request: Request) -> bool:
+        """Whether a waiting request lacks nothing but tokens, a row and blocks."""
+        if not request.is_ready:
+            return False
+        return self.adapters is None or self.adapters.admits(request)
 
     def queue(self, request: Request) -> None:
         """Add a new request to the waiting queue."""
@@ -148,8 +167,9 @@ class Lifecycle:
         """Make a resumable request that stopped idle until it has input. Returns its final state if
         the next input ends it now.
         """
-        if self.memory.states is not None:
-            self._leave_row(request)  # its recurrent state may be that of a later token
+        if self.memory.states is not None or request.adapter:
+            # its recurrent state may be that of a later token; others may need its adapter's slot
+            self._leave_row(request)
         self._leave_steps(request)
         streaming_input.pause(request, stop)
         return self.take_input(request)

@@ -109,6 +109,10 @@ class Request:
     """When it was added, by the clock of `Scheduler.schedule`."""
     adapter: int = 0
     """Number of its LoRA adapter; 0: no adapter. Equal numbers mean equal weights."""
+    adapter_slot: int = 0
+    """Where its adapter is while it has a row; 0: nowhere."""
+    num_passes: int = 0
+    """How often it was passed over for lack of a slot since it last had a row."""
     is_indivisible: bool = False
     """Its prompt is computed in one step, and it is not preempted while that step is in flight."""
     takes_drafts: bool = True
@@ -228,7 +232,7 @@ class Request:
             params=self.params,
             seed=self.seed,
             prompt_logprobs_done=self.prompt_logprobs_done,
-            adapter=self.adapter,
+            adapter=self.adapter_slot,
         )
 
     def limit_length(self, max_model_len: int) -> None:

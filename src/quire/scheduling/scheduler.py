@@ -56,6 +56,7 @@ class Scheduler:
         self.policy, self.memory, self.rows = life.policy, life.memory, life.rows
         self.requests, self.waiting, self.running = life.requests, life.waiting, life.rows.requests
         self.lane, self.chunked, self.in_flight = life.lane, life.chunked, life.in_flight
+        self.adapters = life.adapters
 
     # ---- requests come and go
 
@@ -80,6 +81,13 @@ class Scheduler:
         request.stop_ids = stop_ids(request)
         self.memory.compute_keys(request)
         self._life.queue(request)
+
+    def name_adapter(self, request: Request, number: int) -> None:
+        """Set the adapter of a waiting request that has no row and no output of another one."""
+        assert request.row < 0, "a running request keeps its adapter"
+        request.adapter = number
+        request.keys.clear()
+        self.memory.compute_keys(request)
 
     def abort(self, handle: int) -> bool:
         """End a request in any state, without an output. Returns False if it has already ended."""
@@ -151,7 +159,7 @@ class Scheduler:
         if self.pause is Pause.ALL:
             return None
         step = InFlightStep(self._next_step)
-        self._life.tokens.begin()
+        self._life.begin_step()
         self._run_due(step)
         self._continue_chunked(step)
         if not step.has_preempted:
@@ -220,7 +228,7 @@ class Scheduler:
                 break
             if self.pause is Pause.NEW and request.state is not State.PREEMPTED:
                 continue
-            if not request.is_ready:
+            if not self._life.may_enter(request):
                 continue
             self.memory.find_hit(request)
             if self.memory.is_being_written(request):
@@ -284,6 +292,7 @@ class Scheduler:
         removed, added = self.rows.take_changes()
         step.cohort_drafts = self.lane.plan_drafts(self._life.tokens.left)
         copies, zero_blocks = self.memory.take_state_changes()
+        loads = [] if self.adapters is None else self.adapters.take_loads()
         plan = StepPlan(
             step_id=step.step_id,
             removed=removed,
@@ -294,6 +303,7 @@ class Scheduler:
             copies=copies,
             zero_blocks=zero_blocks,
             decode_drafts=step.cohort_drafts,
+            adapter_loads=loads,
         )
         self._next_step += 1
         self.in_flight.append(step)
@@ -335,7 +345,7 @@ class Scheduler:
             request.has_started = True
             cached = request.num_cached_tokens or 0
             times = request.scheduled_time, request.queued_time
-            out.started.append(StartedRequest(request.handle, cached, *times))
+            out.started.append(StartedRequest(request.handle, cached, *times, request.adapter))
 
     def _end_stopped(self, step: InFlightStep, out: SchedulerOutput, gone: Collection[int]) -> None:
         """End the requests that their new tokens stop, checking only those that may."""

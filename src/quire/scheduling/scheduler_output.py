@@ -110,6 +110,7 @@ class StartedRequest:
     num_cached_tokens: int
     scheduled_time: float
     queued_time: float = 0.0
+    adapter: int = 0
 
 
 @dataclass(slots=True)

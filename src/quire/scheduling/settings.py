@@ -33,7 +33,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     """Counts are in tokens unless stated otherwise. `groups` are the KV groups of the model;
     `num_drafts` is the most drafts that a request verifies in a step. Snapshots of recurrent states
     are made of prompts about every `snapshot_interval` tokens and at their last block border; all
-    of them together have at most `num_snapshot_blocks` blocks (None: any).
+    of them together have at most `num_snapshot_blocks` blocks (None: any). A request whose LoRA
+    adapter has none of the slots is passed over at most `max_adapter_passes` times before a slot is
+    drained for it.
     """
 
     max_num_seqs: int
@@ -49,6 +51,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     num_drafts: int = 0
     snapshot_interval: int = 1024
     num_snapshot_blocks: int | None = None
+    num_adapter_slots: int = 0
+    max_adapter_passes: int = 64
 
 
 class Pause(enum.IntEnum):

@@ -28,7 +28,8 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
     """A new or resumed request in a row; the runner builds the row's state from this alone.
 
     `token_ids` are prompt and output so far, the first `num_computed_tokens` of which have their
-    K/V in the cache; there are no drafts. `adapter` is the number of its LoRA adapter (0: none).
+    K/V in the cache; there are no drafts. `adapter` is the slot of its LoRA adapter,
+    which `StepPlan.adapter_loads` has filled, or 0.
     The type of `params` determines which head computes the row's results.
 
     `block_ids[g]` is the row's table of KV group g. Its entry i is the block of tokens
@@ -74,7 +75,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 class StepPlan(msgspec.Struct, gc=False):
     """One step's work. Order of application: `removed`, `added`, `new_blocks`, `copies`,
-    `zero_blocks`, then the tokens.
+    `zero_blocks`, `adapter_loads`, then the tokens.
 
     The step's tokens are ordered: those of each of `decode_rows`, then those of each chunk. A
     decode row has one token, the one sampled last in that row, which only the runner may know
@@ -96,6 +97,10 @@ class StepPlan(msgspec.Struct, gc=False):
     zero_blocks: list[int] = []
     """Blocks of recurrent state that start from zero."""
     decode_drafts: Sequence[int] | None = None
+    adapter_loads: list[tuple[int, int]] = []
+    """(slot, number): LoRA adapters whose weights are copied into a slot, 1 or above, before the
+    step computes. No row of a step that is in flight has an adapter in that slot.
+    """
 
     @property
     def num_tokens(self) -> int:

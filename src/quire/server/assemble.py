@@ -12,7 +12,10 @@ from quire.config.pooler_config import PoolerConfig
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.frontend.input_processor import ReasoningMarks
 from quire.engine.shared_cores.load_board import Neighbours
+from quire.environment import read_environment
+from quire.errors import InvalidParameter
 from quire.release import __version__
+from quire.server.adapters import ServedAdapters, parse_modules
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, Server
 from quire.server.http.browser_guard import is_loopback
@@ -101,11 +104,33 @@ def build_server(
         in_flight=InFlightRequests(siblings.neighbours),
         abort_elsewhere=siblings.abort_elsewhere,
         texts=None if tokenizer is None else LongTexts(tokenizer, plan.max_model_len),
+        adapters=_served_adapters(engine, plan),
         plan={
             name: {"value": _plain(value), "reason": plan.reasons[name]}
             for name, value in plan.decided()
         },
     )
+
+
+def _served_adapters(engine: AsyncLLM, plan: EnginePlan) -> ServedAdapters:
+    """The adapters by name: none yet."""
+    environment = read_environment()
+    return ServedAdapters(
+        load=None if plan.adapters is None else engine.add_lora,
+        may_change=environment.may_load_adapters,
+        folder=environment.adapter_folder,
+        models=(*plan.served_model_names, plan.model),
+    )
+
+
+async def load_modules(adapters: ServedAdapters, args: ServerArgs) -> None:
+    """Load the adapters of --lora-modules. Raises RequestError for one that cannot be used."""
+    given = args.lora_modules or ()
+    for asked in parse_modules([given] if isinstance(given, str) else given):
+        if asked.lora_name in adapters.models:
+            allowed = "the model has this name itself"
+            raise InvalidParameter("lora_modules", asked.lora_name, allowed)
+        await adapters.add(asked)
 
 
 def _pooling_settings(plan: EnginePlan) -> PoolingSettings:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +18,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
 from quire.params import RequestParams, SamplingParams
 from quire.server.abilities import Abilities, Ability
+from quire.server.adapters import ServedAdapters
 from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.event_stream import EventStream
@@ -33,6 +35,11 @@ from quire.server.responses.stored_response import StoredResponse
 from quire.server.settings import ChatSettings, PoolingSettings, ReplySettings
 from quire.text.tokenizer import Tokenizer
 
+ADAPTER_SLOT = "quire.adapter"
+"""In the state of a request's scope: the LoRARequest of the adapter that it names."""
+
+_MOST_LISTED = 20
+"""Names of adapters that a reply lists."""
 _LARGE_BODIES = 4
 """How many of the largest bodies may be held at once."""
 AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
@@ -81,6 +88,7 @@ class Server:
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
     texts: LongTexts | None = None
+    adapters: ServedAdapters = field(default_factory=ServedAdapters)
 
     @cached_property
     def abilities(self) -> Abilities:
@@ -119,18 +127,27 @@ class Server:
         request.scope["state"][BODY_SLOT] = body
         return body
 
-    def check_model(self, name: str | None) -> None:
-        """Raise Refusal (404) for a model that is not served here; None is the served one."""
-        if name:
-            self.check_name(name)
+    async def check_model(self, request: Request, name: str | None) -> None:
+        """Find the model, or its adapter, that a request asks for; None is the served model. Raises
+        Refusal (404) for another name, RequestError for an adapter that cannot be loaded.
+        """
+        if name and name not in self.names:
+            adapter = await self.adapters.find(name)
+            if adapter is None:
+                raise self.unknown_model(name)
+            request.scope["state"][ADAPTER_SLOT] = adapter
 
-    def check_name(self, name: str) -> None:
-        """Raise Refusal (404) unless the model has exactly this name."""
-        if name not in self.names:
-            text = (
-                f"The model `{name[:200]}` does not exist. Valid aliases: {', '.join(self.names)}"
-            )
-            raise Refusal(404, text, param="model")
+    def unknown_model(self, name: str) -> Refusal:
+        """The reply (404) to a name that is neither the model's nor that of an adapter."""
+        listed = [*self.names, *islice(self.adapters.named, _MOST_LISTED)]
+        text = f"The model `{name[:200]}` does not exist. Valid aliases: {', '.join(listed)}"
+        return Refusal(404, text, param="model")
+
+    def name_of(self, asked: str | None) -> str:
+        """What replies call the model: the name of the adapter that was asked for, else the first
+        of the model's.
+        """
+        return asked if asked and asked in self.adapters.named else self.names[0]
 
     def need_tokenizer(self) -> Tokenizer:
         """The tokenizer, or Refusal (501) of an engine without one."""
@@ -190,6 +207,7 @@ class Server:
             priority=_priority(request, body.priority),
             data_parallel_rank=_rank(request, body.data_parallel_rank),
             trace_headers={n: request.headers[n] for n in HEADERS if n in request.headers},
+            lora_request=request.scope["state"].get(ADAPTER_SLOT),
         )
         if mailbox.traceparent is not None:
             request.scope["state"].setdefault(TRACE_SLOT, mailbox.traceparent)

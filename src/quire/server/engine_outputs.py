@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.errors import EngineGenerateError, RequestError
+from quire.lora.request import ADAPTER_FAILED
 from quire.outputs import RequestOutput
 from quire.params.structured import GRAMMAR_FAILED, NO_TOKEN_LEFT
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
@@ -124,8 +125,8 @@ async def last_output(stream: Outputs) -> RequestOutput:
 
 
 def raise_error(output: RequestOutput) -> None:
-    """Raise for a completion that ended with an error: RequestError if that is due to its grammar
-    or to parameters that contradict each other, else EngineGenerateError.
+    """Raise for a completion that ended with an error: RequestError if that is due to its grammar,
+    its adapter or parameters that contradict each other, else EngineGenerateError.
     """
     for completion in output.outputs:
         if completion.finish_reason == "error":
@@ -134,7 +135,14 @@ def raise_error(output: RequestOutput) -> None:
                 raise RequestError(text, parameter="structured_outputs")
             if text == NO_TOKEN_LEFT:
                 raise RequestError(text)
-            raise EngineGenerateError(text)
+            raise failure_of(text)
+
+
+def failure_of(text: str) -> RequestError | EngineGenerateError:
+    """What a request failed by that ended with this error in the engine."""
+    if text.startswith(ADAPTER_FAILED):
+        return RequestError(text, parameter="model")
+    return EngineGenerateError(text)
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

@@ -55,5 +55,5 @@ async def metrics(server: Server, request: Request) -> Response:
 
 
 async def unserved(server: Server, request: Request) -> Response:
-    """Refused: there are no models for audio, and no adapters."""
+    """Refused: there are no models for audio."""
     return error_response(server.abilities.refusal("API at this path"))

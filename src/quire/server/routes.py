@@ -15,7 +15,7 @@ from quire.server.anthropic.replies import Count, MessageReply
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.context import RouteEntry
 from quire.server.http import documents
-from quire.server.openai import models, rendering
+from quire.server.openai import adapters, models, rendering
 from quire.server.openai.chat import chat_completions
 from quire.server.openai.completions import completions
 from quire.server.openai.replies import ChatReply, CompletionReply
@@ -51,10 +51,7 @@ HEALTH_ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/docs", documents.docs),
 )
 
-UNSERVED = (
-    *("/v1/audio/transcriptions", "/v1/audio/translations"),
-    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
-)
+UNSERVED = (*("/v1/audio/transcriptions", "/v1/audio/translations"),)
 """Paths of this field's servers that need another kind of model: answered with 501."""
 
 _POOLING = (
@@ -129,6 +126,10 @@ _ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/", page),
     *HEALTH_ROUTES,
     *(RouteEntry("POST", path, health.unserved) for path in UNSERVED),
+    RouteEntry("POST", "/v1/load_lora_adapter", adapters.load_adapter,
+               adapters.LoadAdapterRequest),
+    RouteEntry("POST", "/v1/unload_lora_adapter", adapters.unload_adapter,
+               adapters.UnloadAdapterRequest),
     RouteEntry("GET", "/v1/models", models.models, gives=models.ModelList),
     RouteEntry("GET", "/v1/models/{name:path}", models.model, gives=models.ModelCard),
     *(replace(entry, needs="generate") for entry in (*_GENERATION, *_MESSAGES)),

@@ -11,7 +11,13 @@ from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.server.admin import ADMIN_ROUTES
 from quire.server.app import build_app
-from quire.server.assemble import Siblings, access_of, build_server, listening_of
+from quire.server.assemble import (
+    Siblings,
+    access_of,
+    build_server,
+    listening_of,
+    load_modules,
+)
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
 from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO
 
@@ -39,6 +45,7 @@ async def serve(
     plan = engine.vllm_config
     assert plan is not None, "engines for serving are made from plans"
     server = build_server(engine, engine.tokenizer, plan, args, keys, siblings)
+    await load_modules(server.adapters, args)
     how, access = listening_of(args), access_of(args, keys)
     routes = list(ROUTES)
     if args.enable_tokenizer_info_endpoint:

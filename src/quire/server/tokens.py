@@ -73,7 +73,7 @@ class DetokenizeReply(msgspec.Struct):
 async def tokenize(server: Server, request: Request) -> Response:
     """The ids of a text or a conversation, and if asked for their own texts."""
     body = await server.read(request, TokenizeRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     tokenizer = server.need_tokenizer()
     ids = await _ids_of(server, body)
     texts = None
@@ -113,7 +113,7 @@ async def tokenizer_info(server: Server, request: Request) -> Response:
 async def detokenize(server: Server, request: Request) -> Response:
     """The text of ids."""
     body = await server.read(request, DetokenizeRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     tokenizer = server.need_tokenizer()
     largest = max(body.tokens, default=0)
     if largest >= tokenizer.vocab_size:

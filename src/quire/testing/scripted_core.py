@@ -59,6 +59,7 @@ class ScriptedCore:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._is_paused = False
+        self._lora_ids: set[int] = set()
         self._ended: list[Finished] = []
         self._given: dict[int, int] = {}
         self.requests: dict[int, EngineCoreRequest] = {}
@@ -170,9 +171,24 @@ class ScriptedCore:
         """What a core says."""
         return "default"
 
-    def list_loras(self) -> set[int]:
-        """Return an empty set: there are no adapters."""
-        return set()
+    def add_lora(self, name: str, lora_id: int, folder: str, again: bool = False) -> bool:
+        """Note its id."""
+        self._lora_ids.add(lora_id)
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget its id."""
+        is_known = lora_id in self._lora_ids
+        self._lora_ids.discard(lora_id)
+        return is_known
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Whether the id is known."""
+        return lora_id in self._lora_ids
+
+    def list_loras(self) -> list[int]:
+        """The ids that were added."""
+        return sorted(self._lora_ids)
 
     def save_sharded_state(self, path: str, pattern: str | None, max_size: int | None) -> list[str]:
         """There are no weights, so no file is written."""

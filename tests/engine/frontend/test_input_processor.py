@@ -140,9 +140,8 @@ BAD = [
     (
         "a",
         {"lora_request": "x"},
-        NotBuiltYet,
-        "lora_request='x' is not allowed: this release does not implement it. Adapters are "
-        "not served yet; leave it out.",
+        RequestError,
+        "LoRA is not enabled: start the engine with enable_lora (--enable-lora).",
     ),
     (
         "a",

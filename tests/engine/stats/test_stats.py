@@ -10,6 +10,7 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.config.adapter_plan import AdapterPlan
 from quire.config.args.engine_args import EngineArgs
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_state import RequestGroup
@@ -228,7 +229,8 @@ def test_a_scrape_shows_every_core_by_the_names_of_dashboards():
     assert kinds["vllm:num_requests_running"] == "gauge"
     assert kinds["vllm:time_to_first_token_seconds"] == "histogram"
     assert {name.removeprefix("vllm:") for name in kinds} == set(DESCRIPTIONS) - {
-        "cache_config_info"
+        "cache_config_info",
+        "lora_requests_info",
     }
     assert {name for name, *_ in scrape(stats, "quire:")[1]} >= {"quire:num_requests_running"}
 
@@ -242,6 +244,21 @@ def test_all_labels_exist_before_the_first_request():
     assert reasons == {"stop", "length", "abort", "error", "repetition"}
     info = next(dict(key[1:]) for key in values if key[0] == "vllm:cache_config_info")
     assert int(info["block_size"]) > 0 and int(info["num_gpu_blocks"]) > 0
+
+
+def test_adapters_are_one_series_with_the_names_of_the_moment():
+    plan = msgspec.structs.replace(make_plan(), adapters=AdapterPlan(3, 16, 3, "float32"))
+    stats = EngineStats("m", 100, plan=plan, options=StatsOptions((), False), engine_indexes=(0, 1))
+    for core, names in ((0, ["a", "b"]), (1, ["b", "c"]), (0, ["b"])):
+        told = SchedulerStats(running_adapters=names, waiting_adapters=["d"])
+        stats.record(told, IterationStats(1000.0 + core), core)
+    [(key, value)] = [
+        item for item in scrape(stats)[1].items() if item[0][0] == "vllm:lora_requests_info"
+    ]
+    assert value == 1001.0
+    assert dict(key[1:]) == {
+        "max_lora": "3", "running_lora_adapters": "b,c", "waiting_lora_adapters": "d"
+    }  # fmt: skip
 
 
 def test_the_state_of_sleep():

@@ -8,6 +8,7 @@ from tests.support.op_cases import (
     edits,
     latent,
     logits,
+    lora,
     masks,
     paged,
     products,
@@ -20,7 +21,7 @@ from tests.support.op_cases.case import Case, Draw, Prepared
 
 CASES: tuple[Case, ...] = (
     *(*rows.CASES, *products.CASES, *paged.CASES, *prompts.CASES, *latent.CASES, *state.CASES),
-    *streams.CASES,
+    *(*streams.CASES, *lora.CASES),
     *(*masks.CASES, *edits.CASES, *logits.CASES, *collective.CASES),
 )
 

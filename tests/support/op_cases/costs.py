@@ -120,9 +120,20 @@ def embed_packed(ids: Tensor, w: LinearWeight, scale: float = 1.0) -> Cost:
 
 def linear(x: Tensor, w: LinearWeight, addend: Addend | None = None) -> Cost:
     rows = x.numel() // w.in_features
-    added = 0 if addend is None else nbytes(addend.rows) + nbytes(addend.values)
+    added = 0 if addend is None else _of_addend(addend)
     num_bytes = nbytes(x, w) + rows * w.out_features * x.element_size() + added
     return Cost(num_bytes, 2 * x.numel() * w.out_features)
+
+
+def _of_addend(addend: Any) -> int:
+    """Of one in the provider's own form: its factors, without the matrices of its slots."""
+    if isinstance(addend, Addend):
+        return nbytes(addend.rows) + nbytes(addend.values)
+    return nbytes(addend.factors) + nbytes(addend.slots)
+
+
+def lora_embed(x: Tensor, ids: Tensor, **_: Any) -> Cost:
+    return Cost(2 * nbytes(x) + nbytes(ids), 2 * x.numel())
 
 
 def hidden(
@@ -169,7 +180,9 @@ def route(
     return Cost(nbytes(logits, select_bias, expert_scales) + chosen, 4 * logits.numel())
 
 
-def moe(x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, args: MoeArgs) -> Cost:
+def moe(
+    x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, args: MoeArgs, **_: Any
+) -> Cost:
     used = min(experts.experts, chosen.numel())
     per_expert = nbytes(experts) // x.element_size() // experts.experts
     return Cost(
@@ -356,7 +369,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     **{f"{name}_streams": streams for name in ("enter", "predict", "correct")},
     "add_to_streams": streams,
     **{f.__name__: f for f in (embed_packed, linear, hidden, logits, route, moe)},
-    **{f.__name__: f for f in (linear_partial, linear_total)},
+    **{f.__name__: f for f in (linear_partial, linear_total, lora_embed)},
     **{f.__name__: f for f in (zero_kv, rope_store, rope_queries, scale_queries, attend)},
     attend_prompts.__name__: attend_prompts,
     **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},

@@ -23,7 +23,11 @@ _LOAD = OptionGroup("Loading")
 _MEMORY = OptionGroup("Memory")
 _SCHEDULE = OptionGroup("Scheduling")
 _TOKENS = OptionGroup("Tokenizer and prompts")
+_ADAPTERS = OptionGroup("Adapters")
 SAMPLING_AND_OUTPUT = OptionGroup("Sampling and output")
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What `max_lora_rank` may be."""
 
 
 @dataclass
@@ -349,6 +353,39 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         None,
         "Plan the next step while one is running; None: on a GPU, and not on a CPU, which would do "
         "both.",
+    )
+    enable_lora: bool = _ADAPTERS.flag(
+        False, "Serve LoRA adapters next to the model: see docs/lora.md."
+    )
+    max_loras: int = _ADAPTERS.integer(
+        1,
+        "Most different adapters in one step: as many slots for their weights.",
+        unit="adapters",
+        minimum=1,
+        maximum=4096,
+    )
+    max_lora_rank: int = _ADAPTERS.integer(
+        16,
+        "Largest rank of an adapter: 1, 8, 16, 32, 64, 128, 256, 320 or 512. Slots have room for "
+        "it.",
+        minimum=1,
+        maximum=512,
+    )
+    max_cpu_loras: int | None = _ADAPTERS.integer(
+        None,
+        "Most adapters in host memory, those in slots among them; the one whose last use is "
+        "longest ago makes room. None, 0: max_loras.",
+        unit="adapters",
+    )
+    lora_dtype: str = _ADAPTERS.text(
+        "auto",
+        "Type of an adapter's weights in memory; auto is `dtype`.",
+        choices=("auto", "float16", "bfloat16"),
+    )
+    lora_target_modules: str | list[str] | None = _ADAPTERS.names(
+        None,
+        "The only modules that adapters may change, by the end of their names as o_proj; None: all "
+        "that can be. An adapter with another one is refused.",
     )
     max_logprobs: int = SAMPLING_AND_OUTPUT.integer(
         20, "Most logprobs that a request may ask for; -1: no limit.", minimum=-1

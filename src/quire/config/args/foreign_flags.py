@@ -61,9 +61,7 @@ _INSTEAD: dict[str, str] = {
     "Leave it out: dead cores are restarted; see --max-core-restarts.": """
         enable-fault-tolerance fault-tolerance-config""",
     "Merge the adapter into the checkpoint before loading it.": """
-        lora-dtype fully-sharded-loras lora-target-modules default-mm-loras
-        enable-tower-connector-lora specialize-active-lora enable-mixed-moe-lora-format
-        enable-moe-shared-loras max-lora-cls-labels lora-extra-vocab-size long-lora-scaling-factors
+        lora-extra-vocab-size long-lora-scaling-factors
         enable-prompt-adapter max-prompt-adapters max-prompt-adapter-token""",
     "This release serves text only; leave it out.": """
         mm-processor-cache-type enable-mm-embeds interleave-mm-strings skip-mm-profiling

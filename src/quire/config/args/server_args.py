@@ -197,8 +197,10 @@ class ServerArgs(CommandLineOptions):
         choices=("vllm:", "quire:"),
     )
     middleware: list[str] = unbuilt([], "further middleware", _NO_MIDDLEWARE)
-    lora_modules: list[str] | None = unbuilt(
-        None, "adapters by name", "Merge the adapter into the checkpoint before loading it."
+    lora_modules: str | list[str] | None = _ACCESS.names(
+        None,
+        "Adapters that requests name as their model: NAME=FOLDER, or JSON with name, path and "
+        "base_model_name. They are loaded before the server starts; needs --enable-lora.",
     )
     tool_server: str | None = unbuilt(
         None, "servers of tools", "Tools are the caller's to run; leave it out."

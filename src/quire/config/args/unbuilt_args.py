@@ -15,7 +15,6 @@ from quire.config.args.option import unbuilt
 
 _ONE_DEVICE = "A model runs on one device; data_parallel_size starts copies of it."
 _TEXT_ONLY = "This release serves text only; leave it out."
-_NO_LORA = "Merge the adapter into the checkpoint before loading it."
 _NO_SECOND_TIER = "K/V stay on the device; give it more memory, or a smaller max_num_seqs."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
@@ -93,10 +92,21 @@ class UnbuiltArgs:
         "", "class mixed into the worker", "Use collective_rpc with a callable."
     )
     # LoRA
-    enable_lora: bool = unbuilt(False, "LoRA adapters", _NO_LORA)
-    max_loras: int = unbuilt(1, "adapters in a step", _NO_LORA)
-    max_lora_rank: int = unbuilt(16, "largest rank", _NO_LORA)
-    max_cpu_loras: int | None = unbuilt(None, "adapters kept ready", _NO_LORA)
+    fully_sharded_loras: bool = unbuilt(False, "split adapters between devices", _ONE_DEVICE)
+    default_mm_loras: dict[str, str] | None = unbuilt(None, "adapters by media", _TEXT_ONLY, {})
+    enable_tower_connector_lora: bool = unbuilt(False, "adapters of encoders", _TEXT_ONLY)
+    specialize_active_lora: bool = unbuilt(
+        False, "graphs by the number of adapters", "Steps without adapters have their own already."
+    )
+    enable_mixed_moe_lora_format: bool = unbuilt(
+        False, "several stored forms of experts", "Each model has the form that docs/lora.md names."
+    )
+    enable_moe_shared_loras: bool = unbuilt(
+        False, "one adapter for all experts", "Give each expert its own."
+    )
+    max_lora_cls_labels: int | None = unbuilt(
+        None, "most labels of an adapter's head", "It has as many as the model's own."
+    )
     # Media
     limit_mm_per_prompt: dict[str, Any] | None = unbuilt({}, "media items", _TEXT_ONLY, None)
     mm_processor_kwargs: dict[str, Any] | None = unbuilt(None, "media options", _TEXT_ONLY, {})

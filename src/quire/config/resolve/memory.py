@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.config.kv_pool_size import gib
+from quire.config.resolve.adapters import adapter_bytes
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import number_bytes, weight_bytes
 from quire.config.resolve.mapping import decide_weights_folder, free_bytes
@@ -141,6 +142,9 @@ def _room(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
     share = d.args.gpu_memory_utilization
     if share is None:
         share = d.value("memory_share")
+    adapters = adapter_bytes(d)
+    weights += adapters
+    weights_text += f", adapters {gib(adapters)}" if adapters else ""
     taken = f"{weights_text}, workspace {gib(workspace)}"
     if share is None:
         room, source = _room_on_a_shared_machine(

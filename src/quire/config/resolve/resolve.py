@@ -14,6 +14,7 @@ from quire.config.facts import ModelFacts
 from quire.config.generation_defaults import eos_token_ids, sampling_defaults
 from quire.config.plan import EnginePlan
 from quire.config.profiler_config import profiler_config
+from quire.config.resolve.adapters import decide_adapters
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.device import choose_device
 from quire.config.resolve.dtype import decide_dtype, decide_quantization
@@ -52,6 +53,7 @@ def resolve(
     _decide_model(decisions)
     decide_dtype(decisions)
     decide_quantization(decisions)
+    decide_adapters(decisions)
     _decide_machine(decisions, is_headless)
     decide_offload(decisions)
     decide_memory(decisions, decide_schedule(decisions))

@@ -7,9 +7,10 @@ is an AttributeError that says so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.config.adapter_plan import AdapterPlan
     from quire.config.views.engine import (
         CacheView,
         DeviceView,
@@ -76,8 +77,11 @@ class PlanViews:
         return ObservabilityView(self)
 
     @property
-    def lora_config(self) -> None:
-        """None: adapters are not served."""
+    def lora_config(self) -> AdapterPlan | None:
+        """How LoRA adapters are served; None: they are not."""
+        plan: Any = self
+        adapters: AdapterPlan | None = plan.adapters
+        return adapters
 
     @property
     def speculative_config(self) -> None:

@@ -1,7 +1,10 @@
-"""Whether an engine is paused or asleep, so that a restarted core can be put into that state."""
+"""Whether an engine is paused or asleep, and what it was told to keep, so that a restarted core can
+be put into that state.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +16,25 @@ REPEATABLE = frozenset(name for name, method in UTILITIES.items() if method.is_r
 
 
 class ControlState:
-    """Whether the engine is paused and asleep, by the calls that have succeeded."""
+    """Whether the engine is paused and asleep, and which adapters it has, by the calls that have
+    succeeded.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[str, list[Utility[Any]]] = {"paused": [], "asleep": []}
         """The calls that put a core into each state; `wake_up` may have undone a part of them."""
+        self._kept: dict[Hashable, Utility[Any]] = {}
+        """The last call of each name that has not been dropped."""
 
     def note(self, call: Utility[Any], answer: object) -> None:
         """Record a call that succeeded; the answer False means that it has ended only a part of the
         state.
         """
         method = UTILITIES[call.method]
+        for name in method.drops(*call.args):
+            self._kept.pop(name, None)
+        if method.keeps is not None:
+            self._kept[method.keeps(*call.args)] = replace(call, args=method.replay(*call.args))
         if method.ends is not None and answer is not False:
             self._calls[method.ends].clear()
         elif state := method.begins or method.ends:
@@ -33,4 +44,4 @@ class ControlState:
 
     def replay(self) -> list[Utility[Any]]:
         """The calls that bring a fresh core, which has no requests yet, to the same state."""
-        return [*self._calls["paused"], *self._calls["asleep"]]
+        return [*self._kept.values(), *self._calls["paused"], *self._calls["asleep"]]

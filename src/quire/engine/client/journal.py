@@ -36,6 +36,8 @@ class JournalEntry:
     request: EngineCoreRequest
     output: list[int] = field(default_factory=list)
     has_started: bool = False
+    adapter: int = 0
+    """Number of the adapter that its output was computed with."""
     has_prompt_logprobs: bool = False
     inputs: list[EngineCoreRequest] = field(default_factory=list)
     """Further input of a resumable request that is not sent yet."""
@@ -46,8 +48,12 @@ class JournalEntry:
         Emitted tokens are sent as output, not as prompt, so that limits, penalties and counts stay
         right.
         """
+        adapter = self.request.adapter
+        if adapter is not None and self.adapter:
+            adapter = msgspec.structs.replace(adapter, number=self.adapter)
         yield msgspec.structs.replace(
             self.request,
+            adapter=adapter,
             output_token_ids=[*self.request.output_token_ids, *self.output],
             prompt_logprobs_done=self.request.prompt_logprobs_done or self.has_prompt_logprobs,
             data_parallel_rank=engine_index,
@@ -219,7 +225,7 @@ class CoreJournal:
         entry = self.entries.get(start.handle)
         if entry is None or entry.has_started:
             return False
-        entry.has_started = True
+        entry.has_started, entry.adapter = True, start.adapter
         return True
 
     def _is_sent(self, handle: int) -> bool:

@@ -102,6 +102,8 @@ _ERRORS: dict[str, type[EngineError] | type[TimeoutError]] = {
     "InvalidType": errors.RequestError,
     "NotBuiltYet": errors.RequestError,
     "RequestError": errors.RequestError,
+    "BadAdapter": errors.BadAdapter,
+    "AdapterNotFound": errors.AdapterNotFound,
     "ProfilerAlreadyActive": errors.ProfilerAlreadyActive,
 }
 """Errors that keep their class on the way from a core, where one text is enough to make one."""

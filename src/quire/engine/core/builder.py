@@ -12,6 +12,7 @@ from quire.config.plan import EnginePlan
 from quire.config.resolve.dtype import number_bytes
 from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.client.inproc import InprocClient
+from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.core import EngineCore
 from quire.engine.core.structured_outputs import vocabulary_source
 from quire.errors import InvalidParameter
@@ -73,8 +74,12 @@ def core_over(
             long_prefill_token_threshold=plan.long_prefill_token_threshold,
             snapshot_interval=plan.snapshot_interval or plan.max_model_len,
             num_snapshot_blocks=int(SNAPSHOT_SHARE * facts.num_blocks),
+            num_adapter_slots=0 if plan.adapters is None else plan.adapters.max_loras,
         )
     )
+    adapters = None
+    if plan.adapters is not None:
+        adapters = AdapterStore(scheduler, executor, plan.adapters.max_cpu_loras)
     return EngineCore(
         scheduler,
         executor,
@@ -85,6 +90,7 @@ def core_over(
             vocabulary_source(plan), plan.structured_outputs, plan.num_threads
         ),
         lock_step=exchange,
+        adapters=adapters,
     )
 
 
@@ -103,6 +109,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         seed=plan.seed,
         max_model_len=plan.max_model_len,
         offload=plan.offload,
+        adapters=plan.adapters,
         device=plan.device,
         num_threads=plan.num_threads,
         use_graphs=plan.use_graphs,

@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from quire.engine.core.adapters import AdapterStore
 from quire.engine.unbuilt import UnbuiltCoreMethods
-from quire.errors import EngineError, InvalidParameter
+from quire.engine.wire.messages import AdapterRef
+from quire.errors import EngineError, InvalidParameter, RequestError
 from quire.executor.abstract import Executor
+from quire.lora.request import ADAPTERS_ARE_OFF
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import Pause
 
@@ -38,11 +41,14 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         *,
         keeps_weights: bool = False,
         has_own_memory: bool = False,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._keeps_weights = keeps_weights
         self._has_own_memory = has_own_memory
+        self.adapters = adapters
+        """None: no adapters are served."""
         self._is_paused = False
         self._waiting: list[tuple[Future[None], Callable[[], None]]] = []
         self._asleep: set[str] = set()
@@ -150,6 +156,8 @@ class CoreControl(UnbuiltCoreMethods, ABC):
     def _release(self, tags: tuple[str, ...], *, keep_weights: bool = False) -> None:
         if tags:
             self._forget_cached()
+            if self.adapters is not None and "weights" in tags:
+                self.adapters.forget_slots()
             self.executor.collective_rpc("sleep", (list(tags), keep_weights), {})
         self._asleep.update(tags, ("scheduling",))
 
@@ -216,9 +224,31 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         written = self.executor.collective_rpc("save_sharded_state", (path, pattern, max_size), {})
         return [file for files in written for file in files]
 
-    def list_loras(self) -> set[int]:
-        """Return an empty set: adapters are not supported."""
-        return set()
+    # adapters
+
+    def add_lora(self, name: str, lora_id: int, folder: str, again: bool = False) -> Future[bool]:
+        """Read an adapter into host memory; `again`: even if its files look the same."""
+        return self._require_adapters().add(AdapterRef(name, lora_id, folder), again=again)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter; False if the id is unknown."""
+        return self._require_adapters().remove(lora_id)
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory and in its slot. Raises InvalidParameter for an unknown id, and
+        where all slots are pinned.
+        """
+        self._require_adapters().pin(lora_id)
+        return True
+
+    def list_loras(self) -> list[int]:
+        """Return the ids of the adapters that are in memory, in ascending order."""
+        return [] if self.adapters is None else sorted(self.adapters.ids())
+
+    def _require_adapters(self) -> AdapterStore:
+        if self.adapters is None:
+            raise RequestError(ADAPTERS_ARE_OFF, parameter="lora_request")
+        return self.adapters
 
 
 def _complete(future: Future[None], then: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.control import CoreControl
 from quire.engine.core.fault_isolation import FaultBoundary, GuardedStep
 from quire.engine.core.lockstep import LockStep
@@ -68,6 +69,7 @@ class EngineCore(CoreControl):
         grammars: GrammarCompiler | None = None,
         lock_step: LockStep | None = None,
         has_own_memory: bool = False,
+        adapters: AdapterStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
@@ -75,6 +77,7 @@ class EngineCore(CoreControl):
             executor,
             keeps_weights=lock_step is not None,
             has_own_memory=has_own_memory,
+            adapters=adapters,
         )
         self._depth = depth
         self._log_stats = log_stats
@@ -98,24 +101,25 @@ class EngineCore(CoreControl):
         params = request.params
         try:
             grammar = self._grammar(params, request.thinking)
-            self.scheduler.add(
-                Request(
-                    handle=request.handle,
-                    prompt_token_ids=request.prompt_token_ids,
-                    params=params,
-                    seed=request.seed,
-                    priority=request.priority,
-                    arrival_time=request.arrival_time,
-                    queued_time=self._clock(),
-                    cache_salt=request.cache_salt,
-                    output_token_ids=list(request.output_token_ids),
-                    needs_host_ids=self._needs_host_ids(params, request.thinking),
-                    prompt_logprobs_done=request.prompt_logprobs_done,
-                    resumable=request.resumable,
-                    grammar=grammar,
-                    takes_drafts=grammar is None,  # a mask covers one token of a row
-                )
+            own = Request(
+                handle=request.handle,
+                prompt_token_ids=request.prompt_token_ids,
+                params=params,
+                seed=request.seed,
+                priority=request.priority,
+                arrival_time=request.arrival_time,
+                queued_time=self._clock(),
+                cache_salt=request.cache_salt,
+                output_token_ids=list(request.output_token_ids),
+                needs_host_ids=self._needs_host_ids(params, request.thinking),
+                prompt_logprobs_done=request.prompt_logprobs_done,
+                resumable=request.resumable,
+                grammar=grammar,
+                takes_drafts=grammar is None,  # a mask covers one token of a row
             )
+            if request.adapter is not None:
+                self._require_adapters().attach(own, request.adapter)
+            self.scheduler.add(own)
         except RequestError as error:
             self._refuse(request.handle, str(error))
         except EngineDeadError:
@@ -170,7 +174,9 @@ class EngineCore(CoreControl):
     @property
     def has_work(self) -> bool:
         """Whether `step` would make progress."""
-        return bool(self._steps or self._refused or self.scheduler.has_work)
+        if self._steps or self._refused or self.scheduler.has_work:
+            return True
+        return self.adapters is not None and self.adapters.is_busy
 
     @property
     def max_handles_in_flight(self) -> int:
@@ -179,8 +185,12 @@ class EngineCore(CoreControl):
 
     def step(self) -> EngineCoreOutputs:
         """Launch what can be launched, read the oldest step in flight, and return its outputs."""
+        if self.adapters is not None:
+            self._refused += [_refusal(*failed) for failed in self.adapters.poll()]
         while len(self._steps) < self._depth:
             plan = self.scheduler.schedule(self._clock())
+            if self.adapters is not None:
+                self.adapters.load_wanted()
             if plan is None:
                 break
             if self.on_launch is not None:
@@ -220,6 +230,8 @@ class EngineCore(CoreControl):
         self.abort_requests(list(self.scheduler.requests))
         self._steps.clear()
         self._grammars.close()
+        if self.adapters is not None:
+            self.adapters.close()
         self.executor.shutdown()
 
     def _wait_for_prerequisite(self) -> None:
@@ -229,6 +241,8 @@ class EngineCore(CoreControl):
                 if not prerequisite.is_ready:
                     prerequisite.wait(_PREREQUISITE_NAP_S)
                     return
+        if self.adapters is not None:
+            self.adapters.wait(_PREREQUISITE_NAP_S)
 
     def _abort_all(self) -> None:
         """Abort every request and report it."""
@@ -237,7 +251,7 @@ class EngineCore(CoreControl):
             self._refused.append(Finished(handle, FinishReason.ABORT))
 
     def _refuse(self, handle: int, text: str) -> None:
-        self._refused.append(Finished(handle, FinishReason.ERROR, message=text))
+        self._refused.append(_refusal(handle, text))
 
     def _outputs(
         self, scheduler_output: SchedulerOutput, runner_output: RunnerOutput | None
@@ -253,7 +267,11 @@ class EngineCore(CoreControl):
             finished=refused + [_finished(ending) for ending in scheduler_output.finished],
             started=[
                 Started(
-                    start.handle, start.num_cached_tokens, start.scheduled_time, start.queued_time
+                    start.handle,
+                    start.num_cached_tokens,
+                    start.scheduled_time,
+                    start.queued_time,
+                    start.adapter,
                 )
                 for start in scheduler_output.started
             ],
@@ -282,9 +300,16 @@ class EngineCore(CoreControl):
         since = [now - then for now, then in zip(counted, self._counted, strict=True)]
         self._counted = counted
         queue = len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage
-        stats = SchedulerStats(*queue, *since)
+        queries, hits, preemptions, requests = since
+        stats = SchedulerStats(*queue, queries, hits, preemptions, requests)
         stats.num_deferred_reqs = scheduler.waiting.num_deferred
+        if self.adapters is not None:
+            stats.running_adapters, stats.waiting_adapters = self.adapters.names_in_use()
         return stats
+
+
+def _refusal(handle: int, text: str) -> Finished:
+    return Finished(handle, FinishReason.ERROR, message=text)
 
 
 def _finished(ending: FinishedRequest) -> Finished:

@@ -29,6 +29,7 @@ def fan_out(request: EngineCoreRequest, params: SamplingParams) -> list[EngineCo
             thinking=request.thinking,
             request_id=f"{index}_{request.request_id}",
             external_req_id=request.external_req_id,
+            adapter=request.adapter,
         )
         for index in range(params.n)
     ]

@@ -31,6 +31,7 @@ from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineError, InvalidParameter, InvalidType
+from quire.lora.request import LoRARequest
 from quire.observability.tracing import RequestTracer, exporter_to
 from quire.params import PoolingParams, RequestParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -114,6 +115,7 @@ class FrontEnd(Generic[Client]):
         has_mailbox: bool = False,
         timeout_s: float | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        lora_request: LoRARequest | None = None,
         **inputs: Any,
     ) -> RequestGroup:
         """Check a request, register it for its outputs and send it; `inputs` go to the input
@@ -141,6 +143,7 @@ class FrontEnd(Generic[Client]):
             handle=self._next_handle,
             arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=priority,
+            lora_request=lora_request,
             **inputs,
         )
         timeout_s = _timeout_s(timeout_s, request.params)
@@ -159,6 +162,7 @@ class FrontEnd(Generic[Client]):
             output_kind=request.params.output_kind,
             handles=range(request.handle, request.handle + len(requests)),
             num_open=len(requests),
+            lora_request=lora_request,
         )
         if has_mailbox:
             group.mailbox = RequestOutputCollector(group.output_kind, request_id, group.internal_id)
@@ -312,6 +316,7 @@ def build_front_end(
         eos_token_ids=plan.generation_eos_token_ids,
         reports_experts=plan.enable_return_routed_experts,
         pooling=_pooling_facts(plan),
+        serves_adapters=plan.adapters is not None,
     )
     tracer = None
     if plan.otlp_traces_endpoint is not None:

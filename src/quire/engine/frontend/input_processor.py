@@ -25,10 +25,17 @@ from quire.engine.frontend.pooling_input import (
     take_truncation,
     with_truncation,
 )
-from quire.engine.wire.messages import EngineCoreRequest
-from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong
+from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
+from quire.errors import (
+    InvalidParameter,
+    InvalidType,
+    NotBuiltYet,
+    PromptTooLong,
+    RequestError,
+)
 from quire.grammar.thinking import num_thinking
 from quire.grammar.trial import GrammarTrials
+from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.params.thinking import Thinking
 from quire.prompts import ParsedPrompt, parse_prompt
@@ -51,7 +58,8 @@ class ModelLimits:
 
     `vocab_size` is the number of ids that the model embeds. `eos_token_ids` are those of the
     generation config. `max_logprobs` -1 means no limit. `reports_experts`: with
-    `enable_return_routed_experts`. `pooling`: of an engine that pools.
+    `enable_return_routed_experts`. `pooling`: of an engine that pools. `serves_adapters`: with
+    `enable_lora`.
     """
 
     vocab_size: int
@@ -60,6 +68,7 @@ class ModelLimits:
     eos_token_ids: tuple[int, ...] = ()
     reports_experts: bool = False
     pooling: PoolingFacts | None = None
+    serves_adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +115,13 @@ class InputProcessor:
         arrival_time: float,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
     ) -> tuple[EngineCoreRequest, str | None]:
         """Return the message for the core, and the prompt's text if it is known. The caller's
         `params` are not modified. Raises subclasses of RequestError, and changes nothing if it
         does.
         """
-        _refuse_unbuilt("lora_request", lora_request, "Adapters are not served yet; leave it out.")
+        adapter = self._adapter(lora_request)
         if self.limits.pooling is not None:
             return self._process_pooling(
                 self.limits.pooling,
@@ -122,6 +131,7 @@ class InputProcessor:
                 handle=handle,
                 arrival_time=arrival_time,
                 priority=_priority(priority),
+                adapter=adapter,
             )
         own = self._own_params(params)
         parsed = parse_prompt(prompt)
@@ -138,6 +148,7 @@ class InputProcessor:
             arrival_time=arrival_time,
             priority=_priority(priority),
             cache_salt=parsed.cache_salt,
+            adapter=adapter,
         )
         request.seed = self._seed_of(own)
         request.thinking = self._thinking(own, token_ids)
@@ -149,7 +160,7 @@ class InputProcessor:
         prompt: object,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -236,6 +247,14 @@ class InputProcessor:
         """Release what `process` needs; no request is processed afterwards."""
         if self._forms is not None:
             self._forms.close()
+
+    def _adapter(self, asked: LoRARequest | None) -> AdapterRef | None:
+        if asked is None:
+            return None
+        if not self.limits.serves_adapters:
+            raise RequestError(ADAPTERS_ARE_OFF, parameter="lora_request")
+        checked = check_lora_request(asked)
+        return AdapterRef(checked.lora_name, checked.lora_int_id, str(checked.folder))
 
     def _check_experts_start(self, start: int, prompt_len: int) -> None:
         name = "routed_experts_prompt_start"
@@ -340,11 +359,6 @@ def _priority(given: object) -> int:
 
 def _has(ids: list[int], mark: list[int]) -> bool:
     return any(ids[place : place + len(mark)] == mark for place in range(len(ids)))
-
-
-def _refuse_unbuilt(name: str, value: object, hint: str) -> None:
-    if value:
-        raise NotBuiltYet(name, value, hint)
 
 
 def _check_allowed_ids(own: SamplingParams) -> None:

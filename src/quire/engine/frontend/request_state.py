@@ -17,6 +17,7 @@ from quire.engine.frontend.output_logprobs import (
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.output_text import OutputText
 from quire.engine.wire.messages import Finished, FinishReason
+from quire.lora.request import LoRARequest
 from quire.observability.tracing import RequestSpan
 from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats
 from quire.params import RequestOutputKind
@@ -40,6 +41,7 @@ class RequestGroup:
     output_kind: RequestOutputKind
     handles: range
     num_open: int
+    lora_request: LoRARequest | None = None
     num_cached_tokens: int | None = None
     is_queued: bool = True
     """No output has come yet."""
@@ -80,6 +82,7 @@ class RequestGroup:
             outputs,
             self.num_open == 0,
             metrics,
+            lora_request=self.lora_request,
             num_cached_tokens=self.num_cached_tokens,
         )
 
@@ -157,7 +160,7 @@ class RequestState:
 
     def news(self) -> RequestOutput | None:
         """The output with everything new, whether it is due or not."""
-        completion = self._delta() if self._kind is _DELTA else self._whole()
+        completion = self._completion()
         if self.prompt_logprobs is not None:
             return self._output(completion)
         return self.group.output(completion, self.times)
@@ -189,7 +192,9 @@ class RequestState:
         return self.group.output(completion, self.times)
 
     def _completion(self) -> CompletionOutput:
-        return self._delta() if self._kind is _DELTA else self._whole()
+        completion = self._delta() if self._kind is _DELTA else self._whole()
+        completion.lora_request = self.group.lora_request
+        return completion
 
     def _delta(self) -> CompletionOutput:
         start, ids = self._num_given, self.text.token_ids

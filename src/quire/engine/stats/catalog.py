@@ -10,6 +10,7 @@ DESCRIPTIONS = {
     "num_requests_waiting_by_reason": "Number of waiting requests by reason.",
     "kv_cache_usage_perc": "KV cache usage as a fraction of all blocks; 1 is full.",
     "engine_sleep_state": "Sleep state of the engine: 1 for the current state, 0 for the others.",
+    "lora_requests_info": "Running and waiting LoRA adapters; the value is the time of this.",
     "cache_config_info": "Configuration of the KV cache.",
     "prefix_cache_queries": "Prefix cache queries, in tokens.",
     "prefix_cache_hits": "Prefix cache hits, in tokens.",

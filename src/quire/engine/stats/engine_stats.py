@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol, Self
@@ -176,13 +176,28 @@ class EngineStats:
                 yield Gauge("engine_sleep_state", labels, float(name == state))
             if self._plan is not None:
                 yield Gauge("cache_config_info", {**_cache_labels(self._plan), "engine": engine}, 1)
+        if self._plan is not None and self._plan.adapters is not None:
+            yield self._adapters_info(self._plan.adapters.max_loras)
+
+    def _adapters_info(self, max_loras: int) -> Gauge:
+        """One series with the names of the moment, and when they were reported."""
+        latest = [core.latest for core in self._cores.values()]
+        labels = {
+            "max_lora": str(max_loras),
+            "waiting_lora_adapters": _listed(each.waiting_adapters for each in latest),
+            "running_lora_adapters": _listed(each.running_adapters for each in latest),
+        }
+        times = [core.latest_at for core in self._cores.values()]
+        return Gauge("lora_requests_info", labels, max(times) or self.since)
 
 
 class CoreTotals:
     """The totals of one core."""
 
     def __init__(self, max_model_len: int) -> None:
-        self._latest = SchedulerStats()
+        self.latest = SchedulerStats()
+        self.latest_at = 0.0
+        """When the core reported it, by the wall clock."""
         self._counts: Counts[str] = Counts()
         self._num_ended = dict.fromkeys(FinishReason, 0)
         sizes = sizes_up_to(max_model_len)
@@ -192,7 +207,7 @@ class CoreTotals:
         """Count one step."""
         counts, histograms = self._counts, self._histograms
         if scheduler is not None:
-            self._latest = scheduler
+            self.latest, self.latest_at = scheduler, step.iteration_timestamp
             counts["num_preemptions"] += scheduler.num_preemptions
             counts["prefix_cache_queries"] += scheduler.prefix_cache_queries
             counts["prefix_cache_hits"] += scheduler.prefix_cache_hits
@@ -243,7 +258,7 @@ class CoreTotals:
             yield buckets.histogram(name, labels)
 
     def _gauges(self, labels: dict[str, str]) -> Iterator[Gauge]:
-        latest = self._latest
+        latest = self.latest
         yield Gauge("num_requests_running", labels, latest.num_running_reqs)
         yield Gauge("num_requests_waiting", labels, latest.num_waiting_reqs)
         deferred = latest.num_deferred_reqs
@@ -301,6 +316,10 @@ def sizes_up_to(most: int) -> list[int]:
         bounds += [digit * power for digit in (1, 2, 5) if digit * power <= most]
         power *= 10
     return bounds
+
+
+def _listed(names: Iterable[Sequence[str]]) -> str:
+    return ",".join(sorted({name for each in names for name in each}))
 
 
 def _cache_labels(plan: EnginePlan) -> dict[str, str]:

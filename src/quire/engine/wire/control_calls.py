@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from types import NoneType
@@ -41,6 +41,11 @@ def joined(answers: Sequence[Sequence[Any]]) -> list[Any]:
     return [result for each in answers for result in each]
 
 
+def united(answers: Sequence[Iterable[Any]]) -> list[Any]:
+    """What any of the cores gave, once and in order."""
+    return sorted({result for each in answers for result in each})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreMethod:
     """The method of a core that serves a verb.
@@ -48,7 +53,8 @@ class CoreMethod:
     `combine` makes one answer of several, in the order of the cores' indices. `is_repeatable`: the
     call may be sent again when a core died before it answered. `begins` and `ends` name the state
     that the call puts a core in or takes it out of ("paused", "asleep"). A call that begins a state
-    is replayed in a restarted core, with the arguments that `replay` makes of the first ones.
+    is replayed in a restarted core, with the arguments that `replay` makes of the first ones; so is
+    the last call of each name that `keeps` makes of them, until one that `drops` it.
     """
 
     name: str
@@ -57,6 +63,8 @@ class CoreMethod:
     begins: str | None = None
     ends: str | None = None
     replay: Callable[..., tuple[Any, ...]] = lambda *args: args
+    keeps: Callable[..., Hashable] | None = None
+    drops: Callable[..., Sequence[Hashable]] = lambda *args: ()
 
 
 class BlockingFace(ABC):

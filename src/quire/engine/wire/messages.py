@@ -87,6 +87,18 @@ class EngineCoreRequestType(enum.Enum):
     """A number: the seconds that requests may still run."""
 
 
+class AdapterRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """The LoRA adapter of a request: the caller's name and id for it, and its folder (absolute).
+
+    `number` is that of the contents that earlier output was computed with; 0: there is none.
+    """
+
+    name: str
+    id: int
+    folder: str
+    number: int = 0
+
+
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One request, checked and completed by the input processor: a generation, or a pooling of its
     prompt, as the type of `params` says.
@@ -120,6 +132,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     external_req_id: str | None = None
     trace_headers: dict[str, str] | None = None
     prompt_text: str | None = None
+    adapter: AdapterRef | None = None
 
     @property
     def sampling_params(self) -> SamplingParams | None:
@@ -201,13 +214,14 @@ class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 class Started(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """A request's first output: when the core got it and scheduled it first (seconds, monotonic),
-    and what the prefix cache gave.
+    what the prefix cache gave, and the number of its adapter.
     """
 
     handle: int
     num_cached_tokens: int
     scheduled_time: float
     queued_time: float = 0.0
+    adapter: int = 0
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -223,6 +237,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_preemptions: int = 0
     prefix_cache_requests: int = 0
     num_deferred_reqs: int = 0
+    running_adapters: list[str] = []
+    waiting_adapters: list[str] = []
+    """Names of the LoRA adapters of these requests."""
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:

@@ -8,6 +8,7 @@ from quire.kernels.cpu.attention_ops import AttentionOps
 from quire.kernels.cpu.kv_ops import KVOps
 from quire.kernels.cpu.latent_ops import LatentOps
 from quire.kernels.cpu.linear_ops import LinearOps
+from quire.kernels.cpu.lora_ops import LoraOps
 from quire.kernels.cpu.mask_ops import MaskOps
 from quire.kernels.cpu.prompt_ops import PromptOps
 from quire.kernels.cpu.row_ops import RowOps
@@ -29,12 +30,16 @@ LINEAR_OPS = (
     *("embed_packed", "pack_linear", "linear", "hidden", "logits"),
     *("linear_partial", "linear_total", "pack_experts", "moe"),
 )
+LORA_OPS = (
+    *("allocate_lora", "load_lora", "lora"),
+    *("lora_partial", "lora_total", "lora_embed"),
+)
 LATENT_OPS = ("pack_heads", "heads_linear", "latent_store", "plan_latent", "latent_attend")
 MASK_OPS = ("mask_logits",)
 STATE_OPS = ("short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm")
 SAMPLE_OPS = ("greedy", "draw", "truncate", "rank")
 NATIVE_OPS = (
-    *(*ROW_OPS, *LINEAR_OPS, *KV_OPS, *ATTENTION_OPS),
+    *(*ROW_OPS, *LINEAR_OPS, *LORA_OPS, *KV_OPS, *ATTENTION_OPS),
     *PROMPT_OPS,
     *(*LATENT_OPS, *STATE_OPS, *MASK_OPS, *SAMPLE_OPS),
 )
@@ -52,6 +57,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
     families = (
         (RowOps(runtime), ROW_OPS),
         (LinearOps(runtime, facts.dtype), LINEAR_OPS),
+        (LoraOps(runtime), LORA_OPS),
         (KVOps(runtime), KV_OPS),
         (AttentionOps(runtime), ATTENTION_OPS),
         (PromptOps(runtime), PROMPT_OPS),

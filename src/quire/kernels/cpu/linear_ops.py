@@ -17,17 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
+from quire.kernels.cpu.lora_ops import CpuLora, LoraOps
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.activation import bounded_gated
 from quire.ops.collective import linear_total
 from quire.ops.formats.coded import CodedWeight
-from quire.ops.moe import MoeArgs, SeparateExperts, mixture, pack_each
+from quire.ops.moe import ExpertAdapters, MoeArgs, SeparateExperts, mixture, pack_each
 from quire.ops.quantized import MOST, WeightFormat
 from quire.ops.rounding import scales_of
 from quire.ops.segments import Addend
 
 _CODED_GROUP = 128
 """Inputs of a group of codes that share a scale in a panel, at most."""
+
+
+AnyAddend = Addend | CpuLora
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class LinearOps:
         self._row_types = native.RowType.__members__
         self._acts = native.Act.__members__
         self._finishes = native.FinishKind.__members__
+        self._lora = LoraOps(runtime).lora
 
     def pack_linear(
         self,
@@ -246,12 +251,17 @@ class LinearOps:
         )
         return out
 
-    def linear(self, x: Tensor, w: CpuLinear, addend: Addend | None = None) -> Tensor:
+    def linear(self, x: Tensor, w: CpuLinear, addend: AnyAddend | None = None) -> Tensor:
         """x [T, in] -> [T, out]."""
         return self._product(x, w, w.out_features, addend=addend)
 
     def hidden(
-        self, x: Tensor, up: CpuLinear, act: str, gated: bool, addend: Addend | None = None
+        self,
+        x: Tensor,
+        up: CpuLinear,
+        act: str,
+        gated: bool,
+        addend: AnyAddend | None = None,
     ) -> Tensor:
         """x [T, C] -> [T, F], rounded once, after activation and gate."""
         width = up.out_features // 2 if gated else up.out_features
@@ -263,7 +273,7 @@ class LinearOps:
         head: CpuLinear,
         scale: float = 1.0,
         softcap: float | None = None,
-        addend: Addend | None = None,
+        addend: AnyAddend | None = None,
     ) -> Tensor:
         """x [R, C] -> fp32 [R, V]."""
         cap = softcap or 0.0
@@ -305,20 +315,22 @@ class LinearOps:
         weights: Tensor,
         experts: SeparateExperts,
         args: MoeArgs,
+        adapters: ExpertAdapters | None = None,
     ) -> Tensor:
         """x [T, C] -> [T, C]. Who computes what is decided while it runs, so that a program records
         it as a Python entry.
         """
         program = self._runtime.program
         if program is None:
-            return self._moe(x, chosen, weights, experts, args)
+            return self._moe(x, chosen, weights, experts, args, adapters)
         out = self._runtime.output(x.shape, x.dtype)
         rows, choice, shares = (program.borrow(source) for source in (x, chosen, weights))
         target = program.borrow(out)
 
         def run(num_tokens: int) -> None:
             now = rows[:num_tokens], choice[:num_tokens], shares[:num_tokens]
-            target[:num_tokens].copy_(self._moe(*now, experts, args))
+            own = None if adapters is None else adapters.first(num_tokens)
+            target[:num_tokens].copy_(self._moe(*now, experts, args, own))
 
         program.call(run)
         return out
@@ -330,19 +342,30 @@ class LinearOps:
         weights: Tensor,
         experts: SeparateExperts,
         args: MoeArgs,
+        adapters: ExpertAdapters | None,
     ) -> Tensor:
         finish = "plain" if not args.gated else "gated" if args.clamp is None else "limited"
 
-        def expert(index: int, rows: Tensor) -> Tensor:
-            up, down = experts.up[index], experts.down[index]
-            if args.bound is not None:
-                product = self._product(rows, up, up.out_features)
-                hidden = bounded_gated(product, args.act, args.bound)
-                return self._product(hidden, down, down.out_features)
-            hidden = self._product(rows, up, down.in_features, finish, args.act, args.clamp or 1.0)
-            return self._product(hidden, down, down.out_features)
+        up_bank, down_bank = (None, None) if adapters is None else (adapters.up, adapters.down)
 
-        return mixture(x, chosen, weights, experts.experts, args, expert)
+        def addend(rows: Tensor, bank: Any, slots: Tensor | None) -> CpuLora | None:
+            return None if slots is None or bank is None else self._lora(rows, bank, slots)
+
+        def expert(index: int, rows: Tensor, slots: Tensor | None) -> Tensor:
+            up, down = experts.up[index], experts.down[index]
+            added = addend(rows, up_bank, slots)
+            if args.bound is not None:
+                product = self._product(rows, up, up.out_features, addend=added)
+                hidden = bounded_gated(product, args.act, args.bound)
+            else:
+                limit = args.clamp or 1.0
+                hidden = self._product(
+                    rows, up, down.in_features, finish, args.act, limit, addend=added
+                )
+            added = addend(hidden, down_bank, slots)
+            return self._product(hidden, down, down.out_features, addend=added)
+
+        return mixture(x, chosen, weights, experts.experts, args, expert, adapters)
 
     def _product(
         self,
@@ -354,7 +377,7 @@ class LinearOps:
         scale: float = 1.0,
         softcap: float = 0.0,
         *,
-        addend: Addend | None = None,
+        addend: AnyAddend | None = None,
         peaks: Tensor | None = None,
     ) -> Tensor:
         """[T, width] of what becomes of x times the weight (csrc/kernels/kernels.hpp, Finish)."""
@@ -362,9 +385,13 @@ class LinearOps:
         assert x.shape[1] == w.in_features and x.dtype is w.dtype
         x = runtime.dense(x)
         num_tokens = x.shape[0]
-        values, rows = (None, None) if addend is None else (addend.values, addend.rows)
+        values, rows = (addend.values, addend.rows) if isinstance(addend, Addend) else (None, None)
         if values is not None:
             assert values.shape[1] == w.out_features and values.is_contiguous()
+        lora: tuple[Any, ...] = ()
+        if isinstance(addend, CpuLora):
+            assert addend.bank.shape.out_features == w.out_features
+            lora = addend.bank.native, addend.factors.data_ptr(), addend.slots.data_ptr()
         runtime.keep(num_tokens, x, w.panels, w.scales, w.bias, w.order, values, rows, peaks)
         dtype = torch.float32 if finish in ("logits", "partial") else x.dtype
         y = runtime.output((num_tokens, width), dtype)
@@ -380,6 +407,7 @@ class LinearOps:
             scale,
             softcap,
             *map(_address, (values, rows, peaks)),
+            *lora,
         )
         return y
 

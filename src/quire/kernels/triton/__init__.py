@@ -15,7 +15,7 @@ from quire.kernels.triton import gates, norms, state
 from quire.kernels.triton.attention import attend, attend_prompts, paged_kv, rope_store
 from quire.kernels.triton.attention.triton_plan import Means, TritonPlan, plan_rows
 from quire.kernels.triton.launch import is_interpreted
-from quire.kernels.triton.linear import triton_linear
+from quire.kernels.triton.linear import lora, triton_linear
 from quire.kernels.triton.linear.codes import TritonProduct, pack_codes, pack_codes_of_experts
 from quire.kernels.triton.moe import experts, routing
 from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
@@ -90,6 +90,12 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "logits": logits.definition,
         "linear_partial": linear_partial.definition,
         "linear_total": linear_total.definition,
+        "allocate_lora": lora.allocate,
+        "load_lora": lora.load,
+        "lora": lora.addend,
+        "lora_partial": lora.partial,
+        "lora_total": lora.total,
+        "lora_embed": lora.embed,
         "pack_experts": pack_experts,
         "route": routing.route,
         "moe": experts.moe,

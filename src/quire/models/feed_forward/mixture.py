@@ -200,7 +200,7 @@ class MixtureMaker:
         if self._spread is not None:
             return self._spread_experts(at, m, args, self._spread)
         every = [f"{at}experts.{e}." for e in range(m.experts)]
-        packed = _experts(self._make, at + "experts", m, every)
+        packed = _experts(self._make, at + "experts", m, every, is_adaptable=True)
         return partial(self._make.ops.moe, experts=packed, args=args)
 
     def _spread_experts(
@@ -213,7 +213,8 @@ class MixtureMaker:
                 parts = ("gate", "up", "down")
                 make.weights.skip([f"{at}experts.{e}.{part}" for part in parts])
         here = tuple(
-            _experts(make, f"{at}experts.{e}", m, [f"{at}experts.{e}."]) for e in spread.experts
+            _experts(make, f"{at}experts.{e}", m, [f"{at}experts.{e}."], is_adaptable=False)
+            for e in spread.experts
         )
         spread.add_layer(LocalExperts(make.ops, here, replace(args, weighs_input=False)))
         return DistributedExperts(m.experts, spread, args)
@@ -221,7 +222,9 @@ class MixtureMaker:
 
 def _router(make: Maker, at: str, m: Moe) -> Router:
     assert not (m.wide_router and m.router_bias), "sums without a bias"
-    weight = make.linear(at + "router", at + "router", role="router")
+    weight = make.linear(
+        at + "router", at + "router", role="router", is_adaptable=not m.wide_router
+    )
     logits: Projection = partial(make.ops.linear, w=weight)
     if m.wide_router:
         logits = _wide_logits(make.ops, weight)
@@ -250,20 +253,27 @@ def _wide_logits(ops: Ops, router: LinearWeight) -> Projection:
     return lambda h: ops.linear_partial(h, router)[:, 0]
 
 
-def _experts(make: Maker, name: str, m: Moe, experts: list[str]) -> ExpertWeights:
+def _experts(
+    make: Maker, name: str, m: Moe, experts: list[str], *, is_adaptable: bool
+) -> ExpertWeights:
+    """The packed experts whose leaves' names begin with `experts`."""
+
     def stacked(projections: tuple[str, ...], leaf: str) -> Tensor | list[CodedWeight]:
         return make.weights.stacked([[at + p + leaf for p in projections] for at in experts])
 
     up, down = stacked(inputs_of(m), ".weight"), stacked(("down",), ".weight")
     stored_as = make.format_for("projection", down[0])
     scaled = down[0].group if isinstance(down[0], CodedWeight) else 0
+    segments = make.segments(m.width, m.width, stored_as, scaled)
     packed = make.ops.pack_experts(
         up,
         down,
         stacked(inputs_of(m), ".bias") if m.bias else None,
         stacked(("down",), ".bias") if m.bias else None,
         stored_as,
-        make.segments(m.width, m.width, stored_as, scaled),
+        segments,
     )
     make.keep(name, packed)
-    return packed
+    if not is_adaptable:
+        return packed
+    return make.adaptable_experts(packed, experts, inputs_of(m), down[0].shape, segments)

@@ -71,8 +71,9 @@ class ForeignModel:
 
     __call__ = forward
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapter_slots: Tensor | None = None) -> Tensor:
         """Scores over the vocabulary for hidden [R, C] -> fp32 [R, V]."""
+        assert adapter_slots is None, "there are no adapters of such models"
         with self._threads():
             scores: Tensor = self._head(inputs_embeds=hidden[None]).logits[0]
             return scores.float()

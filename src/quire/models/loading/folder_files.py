@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from quire.errors import CorruptCheckpoint, ModelNotFound
 from quire.models.config_reader import read_config
@@ -61,13 +61,18 @@ def read_header(file: Path) -> bytes:
     as much memory. Raises CorruptCheckpoint for one that is too long.
     """
     with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        if size > _MOST_HEADER_BYTES:
-            raise CorruptCheckpoint(
-                f"{file} is no valid safetensors file: its header would have {size} bytes, and "
-                f"such a header may have at most {_MOST_HEADER_BYTES}."
-            )
-        return stream.read(size)
+        return next_header(file, stream)
+
+
+def next_header(file: Path, stream: BinaryIO) -> bytes:
+    """The header of a safetensors file that is open at its beginning: see `read_header`."""
+    size = int.from_bytes(stream.read(8), "little")
+    if size > _MOST_HEADER_BYTES:
+        raise CorruptCheckpoint(
+            f"{file} is no valid safetensors file: its header would have {size} bytes, and "
+            f"such a header may have at most {_MOST_HEADER_BYTES}."
+        )
+    return stream.read(size)
 
 
 def pickles(folder: Path) -> list[Path]:

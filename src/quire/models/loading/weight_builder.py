@@ -99,6 +99,10 @@ class WeightBuilder:
         """The scales of keys and values of the layer whose leaves' names begin with `at`."""
         return self._cache_scales.get(".".join(at.split(".")[:2]))
 
+    def rows(self, *names: str) -> list[int]:
+        """How many outputs each of these projections has, which are still to be taken."""
+        return [self._left[name + ".weight"].shape[0] for name in names]
+
     def skip(self, names: Sequence[str]) -> None:
         """These leaves, and their biases, are somebody else's."""
         for name in names:

@@ -19,6 +19,7 @@ import torch
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError, NotBuiltYet
+from quire.models.adapters.banks import AdapterRoom
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
 from quire.models.formats import Storage, read_storage
@@ -62,6 +63,7 @@ def load_model(
     keeps_experts: bool = False,
     weights_folder: Path | None = None,
     make_placement: Callable[[], WeightPlacement] | None = None,
+    adapter_room: AdapterRoom | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`; keys and values
     will be in `kv_dtype` (default: the same).
@@ -73,9 +75,9 @@ def load_model(
     config.json. `recipe` says how other weights are kept. `progress` is called with leaf values
     done and in all. `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel.
     `weights_folder`: where large weights are kept in files instead of memory. `make_placement`
-    makes what keeps the weights of layers elsewhere. With `group` it is
-    the model of one worker, which takes its own part of each leaf. Raises LoadError subclasses that
-    name file and tensor.
+    makes what keeps the weights of layers elsewhere; `adapter_room`: see DecoderModel. With `group`
+    it is the model of one worker, which takes its own part of each leaf. Raises LoadError
+    subclasses that name file and tensor.
     """
     if family is None and load_format != "dummy":
         config = read_folder_config(folder, load_format)
@@ -113,6 +115,7 @@ def load_model(
             group=group,
             keeps_experts=keeps_experts,
             placement=None if make_placement is None else make_placement(),
+            adapter_room=adapter_room,
         )
         weights.finish()
         return model

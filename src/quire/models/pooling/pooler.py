@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -85,6 +85,43 @@ def make_pooler(make: Maker, spec: PoolerSpec, token_rows: Callable[[], Tensor])
     else:
         weight = _linear(make, name, dtype)
     return Pooler(make.ops, spec, dtype, dense, layers, weight)
+
+
+def with_other_leaves(pooler: Pooler, leaves: Mapping[str, Tensor], device: torch.device) -> Pooler:
+    """The head with these leaves in place of its own, by canonical name. A projection or norm that
+    is replaced is replaced whole.
+    """
+
+    def leaf(name: str) -> Tensor | None:
+        return leaves[name].to(device, pooler.dtype) if name in leaves else None
+
+    def weight(at: str, own: LinearWeight) -> LinearWeight:
+        if f"{at}.weight" not in leaves:
+            return own
+        return pooler.ops.pack_linear(leaf(f"{at}.weight"), leaf(f"{at}.bias"))
+
+    def norm(at: str, own: NormWeight | None) -> NormWeight | None:
+        if own is None or f"{at}.weight" not in leaves:
+            return own
+        return replace(own, weight=leaf(f"{at}.weight"), bias=leaf(f"{at}.bias"))
+
+    def layers(at: str, own: Sequence[_Layer]) -> tuple[_Layer, ...]:
+        return tuple(
+            replace(
+                layer,
+                weight=weight(f"{at}{i}", layer.weight),
+                norm=norm(f"{at}{i}.norm", layer.norm),
+            )
+            for i, layer in enumerate(own)
+        )
+
+    classifier = pooler.classifier
+    return replace(
+        pooler,
+        dense=layers("pooler.dense.", pooler.dense),
+        layers=layers("pooler.layers.", pooler.layers),
+        classifier=None if classifier is None else weight("pooler.classifier", classifier),
+    )
 
 
 def _rows_of(c: Classifier, head: Tensor) -> Tensor:

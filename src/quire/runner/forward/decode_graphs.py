@@ -10,7 +10,7 @@ kernels used for a request must not depend on what was captured while it ran.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quire.models.decoder import HiddenStates
 from quire.ops import Batch
+from quire.runner.forward.forward import rows_of_step
 from quire.runner.model import RunnableModel
 
 _LARGEST_POWER = 64
@@ -73,13 +74,14 @@ class GraphForward:
         sizes: Sequence[int],
     ) -> None:
         """open_graphs: called for each recording. padding: size -> a batch of `size` padding rows,
-        at the addresses of steps of this size.
+        at the addresses of steps of this size, with the slots of adapters if rows may have some.
         """
         self._model = model
         self._open_graphs = open_graphs
         self._padding = padding
         self._sizes = sizes
-        self._decodes: dict[int, _Decode] = {}
+        self._decodes: dict[tuple[int, bool], _Decode] = {}
+        self._slots: Tensor | None = None
         self.record()
 
     def release(self) -> None:
@@ -88,15 +90,21 @@ class GraphForward:
 
     @torch.inference_mode()
     def record(self) -> None:
-        """Capture every size, the largest first."""
+        """Capture every size, the largest first; with adapters and without where rows may have
+        some.
+        """
         graphs = self._open_graphs()
         for size in sorted(self._sizes, reverse=True):
             batch = self._padding(size)
-            work = partial(self._model.forward, batch)
-            self._decodes[size] = _Decode(batch, graphs.capture(work))
+            for slots in [None] if batch.adapter_slots is None else [batch.adapter_slots, None]:
+                step = replace(batch, adapter_slots=slots)
+                captured = graphs.capture(partial(self._model.forward, step))
+                self._decodes[size, slots is not None] = _Decode(step, captured)
 
     def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
-        decode = self._decodes.get(batch.num_tokens) if samples_all else None
+        self._slots = batch.adapter_slots
+        place = batch.num_tokens, batch.adapter_slots is not None
+        decode = self._decodes.get(place) if samples_all else None
         if decode is None or batch.ids is None:
             return self._model.forward(batch)
         assert _addresses(batch) == _addresses(decode.batch), (
@@ -106,11 +114,13 @@ class GraphForward:
         return decode.captured.result
 
     def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
-        return self._model.logits(hidden if last is None else hidden.index_select(0, last))
+        return self._model.logits(*rows_of_step(hidden, self._slots, last))
 
 
 def _addresses(batch: Batch) -> list[int]:
     """The addresses of a step's inputs; attention plans are staged after these."""
     assert batch.ids is not None
     tensors = [batch.ids, batch.positions, *(t for group in batch.groups for t in group.tensors)]
+    if batch.adapter_slots is not None:
+        tensors.append(batch.adapter_slots)
     return [tensor.data_ptr() for tensor in tensors]

@@ -18,6 +18,7 @@ from quire.kernels.cpu.program import CpuPlan, Program
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.models.decoder import HiddenStates
 from quire.ops import Batch, GroupBatch, LayerBatch, PromptBatch, StateBatch
+from quire.ops.formats.lora import NO_ADAPTER
 from quire.runner.model import RunnableModel
 
 
@@ -50,6 +51,7 @@ class EagerForward:
 
     def __init__(self, model: RunnableModel) -> None:
         self._model = model
+        self._slots: Tensor | None = None
 
     def release(self) -> None:
         """Do nothing: nothing is recorded."""
@@ -58,15 +60,27 @@ class EagerForward:
         """Do nothing: nothing has to be recorded."""
 
     def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
+        self._slots = batch.adapter_slots
         return self._model.forward(batch)
 
     def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
-        return self._model.logits(hidden if last is None else hidden.index_select(0, last))
+        return self._model.logits(*rows_of_step(hidden, self._slots, last))
+
+
+def rows_of_step(
+    hidden: Tensor, slots: Tensor | None, last: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The hidden states [M, C] of a step that `last` names, and the slots of their adapters."""
+    if last is None:
+        return hidden, None if slots is None else slots[: len(hidden)]
+    return hidden.index_select(0, last), None if slots is None else slots.index_select(0, last)
 
 
 class RecordedForward:
     """A model's steps as programs: hidden states of up to T tokens, logits of up to R rows, and
-    both in one for the steps that sample all of their tokens. A model that pools has the first.
+    both in one for the steps that sample all of their tokens. A model that pools has the first. A
+    model with adapters has each twice: steps in which no token has an adapter run the programs of
+    a model without.
 
     One replay instead of two saves a tenth of a small model's decode step, because threads go to
     sleep between two replays. The programs own the memory of the logits, since allocating it in
@@ -84,39 +98,50 @@ class RecordedForward:
         self._num_rows = num_rows
         self._plans = [_stand_in(group) for group in inputs.groups]
         self._inputs = inputs
-        self._programs: _Programs | None = None
+        self._plain: _Programs | None = None
+        self._adapted: _Programs | None = None
+        self._now: _Programs | None = None
+        self._slots: Tensor | None = None
         self.record()
 
     def release(self) -> None:
         """Forget the programs, which hold the addresses of weights and KV memory, and their
         activations.
         """
-        self._programs = None
+        self._plain = self._adapted = self._now = None
 
     def record(self) -> None:
         """Record over the weights and the KV memory that there are now."""
+        self._plain = self._record(has_adapters=False)
+        if self._inputs.adapter_slots is not None:
+            self._adapted = self._record(has_adapters=True)
+
+    def _record(self, *, has_adapters: bool) -> _Programs:
         body = Program(self._runtime, self._inputs.num_tokens)
         with body.recording():
-            hidden = self._model.forward(self._first_inputs(body.capacity))
-        sampling = self._record_sampling(hidden) if self._num_rows else None
-        self._programs = _Programs(body, _FirstStates(hidden), sampling)
+            hidden = self._model.forward(self._first_inputs(body.capacity, has_adapters))
+        sampling = self._record_sampling(hidden, has_adapters) if self._num_rows else None
+        return _Programs(body, _FirstStates(hidden), sampling)
 
-    def _record_sampling(self, hidden: HiddenStates) -> _SamplingPrograms:
+    def _record_sampling(self, hidden: HiddenStates, has_adapters: bool) -> _SamplingPrograms:
         head = Program(self._runtime, self._num_rows)
         both = Program(self._runtime, min(self._inputs.num_tokens, self._num_rows))
         last = hidden.last.new_zeros((self._num_rows, hidden.last.shape[1]))
+        slots = torch.full((self._num_rows,), NO_ADAPTER, dtype=torch.int32)
         with head.recording():
-            logits = self._model.logits(last)
+            logits = self._model.logits(last, slots if has_adapters else None)
         with both.recording():
-            decoded = self._model.forward(self._first_inputs(both.capacity))
-            scores = self._model.logits(decoded.last)
+            batch = self._first_inputs(both.capacity, has_adapters)
+            decoded = self._model.forward(batch)
+            scores = self._model.logits(decoded.last, batch.adapter_slots)
         return _SamplingPrograms(
-            head, both, _FirstStates(decoded), *map(_First, (last, logits, scores))
+            head, both, _FirstStates(decoded), *map(_First, (last, slots, logits, scores))
         )
 
-    def _first_inputs(self, count: int) -> Batch:
-        """The inputs of up to `count` tokens."""
+    def _first_inputs(self, count: int, has_adapters: bool) -> Batch:
+        """The inputs of up to `count` tokens, with slots of adapters or without."""
         whole = self._inputs
+        slots = whole.adapter_slots if has_adapters else None
         assert whole.ids is not None
         groups: list[LayerBatch] = []
         for group, plan in zip(whole.groups, self._plans, strict=True):
@@ -135,12 +160,15 @@ class RecordedForward:
             layer_groups=whole.layer_groups,
             num_tokens=count,
             token_types=None if whole.token_types is None else whole.token_types[:count],
+            adapter_slots=None if slots is None else slots[:count],
         )
 
     def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
+        self._slots = batch.adapter_slots
+        self._now = self._plain if batch.adapter_slots is None else self._adapted
         if batch.ids is None:
             return self._model.forward(batch)  # embeddings instead of ids are not recorded
-        programs, count = self._programs, batch.num_tokens
+        programs, count = self._now, batch.num_tokens
         assert programs is not None, "the memory is released"
         for plan, group in zip(self._plans, batch.groups, strict=True):
             if plan is not None and not isinstance(group, StateBatch):
@@ -153,14 +181,16 @@ class RecordedForward:
         return programs.hidden.of(count)
 
     def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
-        assert self._programs is not None, "the memory is released"
-        programs = self._programs.sampling
+        assert self._now is not None, "no step has run since the memory was released"
+        programs = self._now.sampling
         assert programs is not None, "a model without logits"
         if last is None:
             if programs.decoded.last.is_part(hidden):
                 return programs.scores.of(len(hidden))
-            return self._model.logits(hidden)
+            return self._model.logits(*rows_of_step(hidden, self._slots, None))
         torch.index_select(hidden, 0, last, out=programs.last.of(len(last)))
+        if self._slots is not None:
+            torch.index_select(self._slots, 0, last, out=programs.slots.of(len(last)))
         programs.head.replay(len(last))
         return programs.logits.of(len(last))
 
@@ -208,6 +238,7 @@ class _SamplingPrograms:
     both: Program
     decoded: _FirstStates
     last: _First
+    slots: _First
     logits: _First
     scores: _First
 

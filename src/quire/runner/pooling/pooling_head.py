@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from quire.models.decoder import DecoderModel, HiddenStates
+from quire.models.pooling.pooler import Pooler
 from quire.models.pooling.spec import PoolerSpec
 from quire.params import PoolingParams, RequestParams
+from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Device
 from quire.runner.grammar_mask import GrammarMask
@@ -30,13 +32,15 @@ _OF_TOKENS = ("token_embed", "token_classify")
 class _Prompt:
     """What is kept of a prompt between its chunks.
 
-    `ids` are its tokens, where their places count. `first` [1, C] is the first token's hidden
+    `slot` is that of its adapter, or 0. `ids` are its tokens, where their
+    places count. `first` [1, C] is the first token's hidden
     state, `sum` that of all so far, `pieces` [n, D] the results of tokens so far.
     """
 
     handle: int
     params: PoolingParams
     length: int
+    slot: int
     ids: np.ndarray | None
     first: Tensor | None = None
     sum: PartialSum | None = None
@@ -61,14 +65,23 @@ class _Part:
 
 
 class PoolingHead:
-    """Pools the prompts of rows with `PoolingParams`, whose tasks have been checked."""
+    """Pools the prompts of rows with `PoolingParams`, whose tasks have been checked; through the
+    heads that `adapters` bring, where these do.
+    """
 
-    def __init__(self, model: DecoderModel, rows: Rows, device: Device) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        rows: Rows,
+        device: Device,
+        adapters: AdapterSlots | None = None,
+    ) -> None:
         assert model.pooler is not None, "a model that pools"
         self.model = model
         self.spec: PoolerSpec = model.pooler.spec
         self.rows = rows
         self.device = device
+        self.adapters = adapters
         self.prompts: dict[int, _Prompt] = {}
 
     @property
@@ -83,7 +96,14 @@ class PoolingHead:
         assert isinstance(params, PoolingParams), "the head of rows that pool"
         by_place = params.task in _OF_TOKENS and self.spec.token_pooling == "step"
         ids = np.array(new.token_ids, dtype=np.int64) if by_place else None
-        self.prompts[new.row] = _Prompt(new.handle, params, new.num_prompt_tokens, ids)
+        self.prompts[new.row] = _Prompt(new.handle, params, new.num_prompt_tokens, new.adapter, ids)
+
+    def pooler(self, slot: int) -> Pooler:
+        """The head of prompts whose adapter is in a slot (0: of those without)."""
+        own = None if self.adapters is None else self.adapters.pooler(slot)
+        pooler = self.model.pooler if own is None else own
+        assert pooler is not None, "the model pools"
+        return pooler
 
     def remove_row(self, row: int) -> None:
         del self.prompts[row]
@@ -114,21 +134,20 @@ class PoolingStep:
 
     def compute(self, states: HiddenStates, mask: GrammarMask | None) -> Sequence[Tensor]:
         """Queue the head's layers on what the step completes; returns one matrix for each task
-        that has results.
+        and head that has results.
         """
         vectors = [part for part in self._parts if part.prompt.params.task not in _OF_TOKENS]
         tokens = [part for part in self._parts if part.prompt.params.task in _OF_TOKENS]
-        pooler = self._head.model.pooler
-        assert pooler is not None, "the model pools"
         found: list[Tensor] = []
         if vectors:
             pooled, ended = self._pool(states.last, vectors), [p for p in vectors if p.is_last]
-            for task, layers in (("embed", pooler.embed), ("classify", pooler.classify)):
-                mine = [i for i, part in enumerate(ended) if part.prompt.params.task == task]
-                if mine:
-                    chosen = pooled if len(mine) == len(ended) else pooled[mine]
-                    found.append(layers(chosen))
-                    self._results += [(ended[i].prompt, at) for at, i in enumerate(mine)]
+            kinds = [(part.prompt.params.task, part.prompt.slot) for part in ended]
+            for task, slot in sorted(set(kinds)):
+                mine = [i for i, kind in enumerate(kinds) if kind == (task, slot)]
+                pooler = self._head.pooler(slot)
+                layers = pooler.embed if task == "embed" else pooler.classify
+                found.append(layers(pooled if len(mine) == len(ended) else pooled[mine]))
+                self._results += [(ended[i].prompt, at) for at, i in enumerate(mine)]
         return [*found, *self._pool_tokens(states.last, tokens)]
 
     def _pool(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
@@ -174,8 +193,8 @@ class PoolingStep:
 
     def _tokens(self, hidden: Tensor, part: _Part) -> Tensor:
         """The results of a chunk's tokens, or of those that are asked for."""
-        pooler, prompt = self._head.model.pooler, part.prompt
-        assert pooler is not None, "the model pools"
+        prompt = part.prompt
+        pooler = self._head.pooler(prompt.slot)
         x = hidden[part.start : part.start + part.count]
         if prompt.ids is not None:
             ids = prompt.ids[part.first : part.first + part.count]

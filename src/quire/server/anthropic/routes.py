@@ -23,13 +23,13 @@ from quire.server.openai.parsed_chat import open_answers
 async def messages(server: Server, request: Request) -> Response:
     """Answer a conversation."""
     body = await server.read(request, MessagesRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     chat = body.generation(has_reasoning=server.chat.parser_plan.reasoning is not None)
     prompt = await chat_prompt(server, chat)
     name = RequestName.random("msg_")
     [answer] = open_answers(server, chat, prompt, "assistant")
     message = MessageReply(
-        id=name.shown, model=server.names[0], usage=MessageUsage(len(prompt.ids), 0)
+        id=name.shown, model=server.name_of(body.model), usage=MessageUsage(len(prompt.ids), 0)
     )
     writer = MessageWriter(message, answer, shows_cached=server.replies.prompt_details)
     streams = await server.start(request, chat, name, [prompt])
@@ -45,7 +45,7 @@ async def messages(server: Server, request: Request) -> Response:
 async def count_tokens(server: Server, request: Request) -> Response:
     """How many tokens the prompt of a conversation has."""
     body = await server.read(request, CountRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     prompt = await chat_prompt(server, body.as_chat(max_tokens=1))
     num_tokens = len(prompt.ids)
     return json_response(Count(num_tokens, {"original_input_tokens": num_tokens}))

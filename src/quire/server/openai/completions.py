@@ -32,7 +32,7 @@ DEFAULT_MAX_TOKENS = 16
 async def completions(server: Server, request: Request) -> Response:
     """Continue one prompt or several."""
     body = await server.read(request, CompletionRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     prompts = await completion_prompts(server, body)
     name = RequestName.of(request, "cmpl-", body.request_id)
     reply = _CompletionWriter(server, body, name, prompts)

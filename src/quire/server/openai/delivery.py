@@ -121,7 +121,7 @@ class ReplyWriter(ABC):
         self.head: dict[str, Any] = {
             "id": name.shown,
             "created": name.created,
-            "model": server.names[0],
+            "model": server.name_of(body.model),
         }
         self.usage = UsageCounter(
             [len(prompt.ids) for prompt in prompts], shows_cached=server.replies.prompt_details

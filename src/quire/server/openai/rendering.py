@@ -34,7 +34,7 @@ class Rendered(msgspec.Struct, kw_only=True):
 async def render_completions(server: Server, request: Request) -> Response:
     """The prompts of a completion request, as a list."""
     body = await server.read(request, CompletionRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     prompts = await completion_prompts(server, body)
     name = RequestName.of(request, "cmpl-", body.request_id)
     return json_response([_rendered(server, body, name, prompt) for prompt in prompts])
@@ -43,7 +43,7 @@ async def render_completions(server: Server, request: Request) -> Response:
 async def render_chat_completions(server: Server, request: Request) -> Response:
     """The prompt of a conversation."""
     body = await server.read(request, ChatRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     prompt = await chat_prompt(server, body)
     name = RequestName.of(request, "chatcmpl-", body.request_id)
     return json_response(_rendered(server, body, name, prompt))
@@ -57,7 +57,7 @@ def _rendered(
         prompt=prompt.text,
         token_ids=prompt.ids,
         sampling_params=_shown(prompt.params),
-        model=server.names[0],
+        model=server.name_of(body.model),
         stream=bool(body.stream),
         cache_salt=body.cache_salt,
         priority=body.priority or 0,

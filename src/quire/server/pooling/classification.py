@@ -29,7 +29,7 @@ class LabelItem(msgspec.Struct):
 async def classify(server: Server, request: Request) -> Response:
     """Give the labels of each input their numbers."""
     body = await server.read(request, ClassificationRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     items = body.items()
     labels = _labels(server)
     check_size(len(items) * len(labels))
@@ -45,7 +45,9 @@ async def classify(server: Server, request: Request) -> Response:
 
     sizes = [result.numbers.size + _OF_ITEM for result in results]
     return await sent(
-        server, ItemWriter(results, sizes, item), json_frame(reply_of(server, name, results))
+        server,
+        ItemWriter(results, sizes, item),
+        json_frame(reply_of(server, body.model, name, results)),
     )
 
 

@@ -101,7 +101,7 @@ class CohereReply(msgspec.Struct, kw_only=True):
 async def embed(server: Server, request: Request) -> Response:
     """Make a vector of each text."""
     body = await server.read(request, CohereRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     texts = body.given_texts()
     before = _prompt(server, body.input_type)
     asked: Sequence[EmbeddingType] = body.embedding_types or ["float"]

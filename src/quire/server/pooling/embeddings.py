@@ -31,7 +31,7 @@ _OF_ITEM = 8
 async def embeddings(server: Server, request: Request) -> Response:
     """Make a vector of each input."""
     body = await server.read(request, EmbeddingRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     items = _items(body)
     check_size(len(items) * (body.dimensions or server.abilities.facts.width))
     name = RequestName.of(request, "embd-", body.request_id)
@@ -63,7 +63,7 @@ async def _in_pieces(
 async def pooling(server: Server, request: Request) -> Response:
     """Pool each input by the task that is served."""
     body = await server.read(request, PoolingRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     items = _items(body)
     name = RequestName.of(request, "pooling-", body.request_id)
     prompts = prompts_of(
@@ -125,7 +125,9 @@ async def _reply(
         return msgspec.json.encode({"index": index, "object": kind, field: value})
 
     return await sent(
-        server, ItemWriter(results, sizes, item), json_frame(reply_of(server, name, results))
+        server,
+        ItemWriter(results, sizes, item),
+        json_frame(reply_of(server, body.model, name, results)),
     )
 
 
@@ -148,6 +150,6 @@ def _metadata(
             }
         )
         start = end
-    reply = msgspec.structs.asdict(reply_of(server, name, results))
+    reply = msgspec.structs.asdict(reply_of(server, body.model, name, results))
     usage = msgspec.structs.asdict(reply["usage"])
     return json.dumps({**reply, "usage": usage, "data": data})

@@ -94,13 +94,15 @@ def json_frame(reply: msgspec.Struct, name: str = "data") -> tuple[bytes, bytes,
     return head + f'"{name}":['.encode(), b",", b"]" + tail
 
 
-def reply_of(server: Server, name: RequestName, results: Sequence[Pooled]) -> PoolingReply:
-    """A reply without its items."""
+def reply_of(
+    server: Server, asked: str | None, name: RequestName, results: Sequence[Pooled]
+) -> PoolingReply:
+    """A reply without its items; `asked`: the model by the name that the request has."""
     num_tokens = sum(result.num_tokens for result in results)
     return PoolingReply(
         id=name.shown,
         created=name.created,
-        model=server.names[0],
+        model=server.name_of(asked),
         data=[],
         usage=Usage(num_tokens, num_tokens, 0),
     )

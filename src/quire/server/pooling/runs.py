@@ -16,7 +16,7 @@ from starlette.requests import Request
 from quire.errors import CapacityError, EngineGenerateError
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.server.context import RequestName, Server
-from quire.server.engine_outputs import Outputs, close_all, while_connected
+from quire.server.engine_outputs import Outputs, close_all, failure_of, while_connected
 from quire.server.http.failures import Refusal
 from quire.server.pooling.inputs import PoolingPrompt, naming
 from quire.server.pooling.requests import PooledBody
@@ -90,7 +90,7 @@ async def _first(running: deque[Outputs]) -> Pooled:
 
 def _checked(output: PoolingRequestOutput[PoolingOutput]) -> Pooled:
     if output.error is not None:
-        raise EngineGenerateError(output.error)
+        raise failure_of(output.error)
     numbers: Numbers = output.outputs.data
     if not np.isfinite(numbers).all():
         raise EngineGenerateError("The model's result is not finite.")

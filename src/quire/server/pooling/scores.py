@@ -89,7 +89,7 @@ class RerankReply(msgspec.Struct):
 async def score(server: Server, request: Request) -> Response:
     """Score each text of one list with the text of another, or with that in its place."""
     body = await server.read(request, ScoreRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     first, second = body.sides()
     name = RequestName.of(request, "score-", body.request_id)
     pairs = await _scores(server, request, body, name, first, second)
@@ -97,7 +97,7 @@ async def score(server: Server, request: Request) -> Response:
     reply = ScoreReply(
         id=name.shown,
         created=name.created,
-        model=server.names[0],
+        model=server.name_of(body.model),
         data=[],
         usage=Usage(num_tokens, num_tokens, 0),
     )
@@ -112,7 +112,7 @@ async def score(server: Server, request: Request) -> Response:
 async def rerank(server: Server, request: Request) -> Response:
     """Put documents in the order of how well they answer a query."""
     body = await server.read(request, RerankRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     first, documents = body.sides()
     name = RequestName.of(request, "rerank-", body.request_id)
     pairs = await _scores(server, request, body, name, first, documents)
@@ -126,7 +126,7 @@ async def rerank(server: Server, request: Request) -> Response:
 
     usage = RerankUsage(num_tokens, num_tokens)
     sizes = [_OF_ITEM + len(documents[index]) // _CHARS_OF_NUMBER for index in order]
-    reply = RerankReply(name.shown, server.names[0], usage, [])
+    reply = RerankReply(name.shown, server.name_of(body.model), usage, [])
     return await sent(server, ItemWriter(order, sizes, item), json_frame(reply, "results"))
 
 

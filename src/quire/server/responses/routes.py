@@ -57,7 +57,7 @@ class Deleted(msgspec.Struct):
 async def create(server: Server, request: Request) -> Response:
     """Make a response to an input."""
     body = await server.read(request, ResponsesRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     body.check()
     talk, before = _history(server, request, body)
     chat = body.as_chat(before)
@@ -115,7 +115,7 @@ async def retrieve(server: Server, request: Request) -> Response:
 async def input_tokens(server: Server, request: Request) -> Response:
     """How many tokens the prompt of an input has."""
     body = await server.read(request, ResponsesRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     body.check()
     _, before = _history(server, request, body)
     chat = body.as_chat(before)
@@ -127,7 +127,7 @@ async def input_tokens(server: Server, request: Request) -> Response:
 async def compact(server: Server, request: Request) -> Response:
     """Make a conversation short: see compaction.py."""
     body = await server.read(request, ResponsesRequest)
-    server.check_model(body.model)
+    await server.check_model(request, body.model)
     body.check()
     _, before = _history(server, request, body)
     chat = body.as_chat(before)
@@ -252,7 +252,7 @@ def _writer(
         conversation={"id": body.conversation_id} if body.conversation_id else None,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
-        model=server.names[0],
+        model=server.name_of(body.model),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         max_tool_calls=body.max_tool_calls,
         previous_response_id=body.previous_response_id,

@@ -72,9 +72,13 @@ class TritonCoded:
         y = self._product(x.reshape(-1, self.in_features), None, 1, addend)
         return y.view(*x.shape[:-1], self.out_features)
 
-    def multiply_pairs(self, x: Tensor, pairs: Pairs, shared: int) -> Tensor:
-        """Row p // shared of x [*, in] times the weight of p's expert, for each pair p."""
-        return self._product(x, pairs, shared, None)
+    def multiply_pairs(
+        self, x: Tensor, pairs: Pairs, shared: int, addend: Addend | None = None
+    ) -> Tensor:
+        """Row p // shared of x [*, in] times the weight of p's expert, for each pair p, plus an
+        addend of pairs.
+        """
+        return self._product(x, pairs, shared, addend)
 
     def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
         """Raise NotBuiltYet: no GPUs share such a weight."""

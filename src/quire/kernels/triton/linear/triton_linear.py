@@ -108,9 +108,13 @@ class TritonLinear:
         is_fixed = self.is_fixed or self._operands(dtype) is tl.float32
         return row_class(num_rows, 2 * self.group, is_fixed=is_fixed)
 
-    def multiply_pairs(self, x: Tensor, pairs: Pairs, shared: int) -> Tensor:
-        """Row p // shared of x [*, in] times the weight of p's expert, for each pair p."""
-        return self._product(x, pairs, shared, None)
+    def multiply_pairs(
+        self, x: Tensor, pairs: Pairs, shared: int, addend: Addend | None = None
+    ) -> Tensor:
+        """Row p // shared of x [*, in] times the weight of p's expert, for each pair p, plus an
+        addend of pairs.
+        """
+        return self._product(x, pairs, shared, addend)
 
     def _is_for_torch(self, dtype: torch.dtype) -> bool:
         """Whether torch's product of 8-bit floats takes this weight."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from quire.kernels.triton.gates import activate
 from quire.kernels.triton.launch import dense, kernel
+from quire.kernels.triton.linear import lora
 from quire.kernels.triton.linear.triton_coded import TritonCoded
 from quire.kernels.triton.linear.triton_linear import TritonLinear
 from quire.kernels.triton.moe.routing import grouped
 from quire.ops.activation import bounded_gated
-from quire.ops.moe import MoeArgs
+from quire.ops.moe import ExpertAdapters, MoeArgs
+from quire.ops.segments import Addend
 
 _BLOCK = 1024
 
@@ -55,7 +58,12 @@ def _weighted_sum_kernel(
 
 
 def moe(
-    x: Tensor, chosen: Tensor, weights: Tensor, experts: TritonExperts, args: MoeArgs
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    experts: TritonExperts,
+    args: MoeArgs,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """See `quire.ops.moe.moe`."""
     x, chosen, weights = dense(x), dense(chosen), dense(weights)
@@ -68,13 +76,22 @@ def moe(
         weights, shared = torch.ones_like(weights), 1
     rows = experts.up.tile_rows(-(-chosen.numel() // experts.experts), x.dtype)
     pairs = grouped(chosen.flatten(), experts.experts, rows)
-    h = experts.up.multiply_pairs(x, pairs, shared)
+    slots = None if adapters is None else adapters.of_choices(chosen).flatten()
+    up, down = (None, None) if adapters is None else (adapters.up, adapters.down)
+    h = experts.up.multiply_pairs(x, pairs, shared, _added(x, shared, up, slots))
     if args.bound is not None:
         h = bounded_gated(h, args.act, args.bound)
     else:
         h = activate(h, args.act, gated=args.gated, limit=args.clamp or 0.0)
-    y = experts.down.multiply_pairs(h, pairs, 1)
+    y = experts.down.multiply_pairs(h, pairs, 1, _added(h, 1, down, slots))
     _weighted_sum_kernel[(-(-out.numel() // _BLOCK),)](
         y, weights, out, out.numel(), C=out.shape[1], TOP_K=top_k, BLOCK=_BLOCK
     )
     return out
+
+
+def _added(x: Tensor, shared: int, bank: Any, slots: Tensor | None) -> Addend | None:
+    """What adapters add to a product of pairs, of which pair p reads row p // shared of x."""
+    if bank is None or slots is None:
+        return None
+    return lora.addend(x.repeat_interleave(shared, 0) if shared > 1 else x, bank, slots)

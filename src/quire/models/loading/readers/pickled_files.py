@@ -72,7 +72,7 @@ class PickledFiles:
     def _tensors(self, file: Path) -> dict[str, Tensor]:
         if self._open is None or self._open[0] != file:
             self._open = None
-            self._open = file, _read_file(file)
+            self._open = file, read_pickle(file)
         return self._open[1]
 
 
@@ -90,14 +90,17 @@ def _weight_files(folder: Path, index: dict[str, str] | None) -> list[Path]:
     return found
 
 
-def _read_file(file: Path) -> dict[str, Tensor]:
+def read_pickle(file: Path, *, is_mapped: bool = True) -> dict[str, Tensor]:
+    """The tensors of a file by name, mapped where its form allows that; raises CorruptCheckpoint or
+    LoadError.
+    """
     if not has_file(file, None):
         raise CorruptCheckpoint(f"{file} is missing, though {_INDEX} names it.")
     try:
-        is_zip = _check_zip(file)
+        is_mapped = _check_zip(file) and is_mapped
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of storages by type, which old files name
-            found = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+            found = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
     except LoadError:
         raise
     except Exception as error:  # whatever a lying pickle provokes in torch

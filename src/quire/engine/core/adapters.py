@@ -1,0 +1,328 @@
+"""The LoRA adapters of a core: which contents a request's folder has, and which are in memory.
+
+Folders are read in a thread, while steps go on. An adapter's number follows from its contents, so a
+folder with other contents is another adapter, whatever name or id the request gives it. The slots
+that the model computes with are the scheduler's (scheduling/adapter_slots.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Protocol
+
+from quire.engine.core.adapter_folders import KnownFolders, remember
+from quire.engine.core.adapter_loading import AdapterLoading, FolderReader
+from quire.engine.wire.messages import AdapterRef
+from quire.errors import InvalidParameter, RequestError
+from quire.lora.request import ADAPTER_FAILED
+from quire.scheduling.request import Request
+from quire.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+_CHANGED = "its files have changed since the request began"
+_GONE = "its weights have left the memory, and it is not known where they came from"
+
+
+class AdapterWorkers(Protocol):
+    """What the workers do for adapters (`Executor` has it)."""
+
+    def read_adapter(self, folder: str) -> int:
+        """Read a folder's adapter, keep its weights in host memory, and give its number. Called in
+        a thread. Raises RequestError.
+        """
+        ...
+
+    def drop_adapter(self, number: int) -> None:
+        """Forget the weights in host memory, if they are there; slots keep theirs."""
+        ...
+
+
+class AdapterStore:
+    """Resolves the adapters of requests and keeps the most recently used in host memory.
+
+    Invariants: at most `most_kept` adapters are kept, besides those that have just been read;
+    `scheduler.adapters.kept` are exactly these. Only the core's thread changes anything but the
+    workers' memory.
+    """
+
+    def __init__(self, scheduler: Scheduler, workers: AdapterWorkers, most_kept: int) -> None:
+        assert scheduler.adapters is not None, "the scheduler has slots"
+        self._scheduler = scheduler
+        self._slots = scheduler.adapters
+        self._workers = workers
+        self._most_kept = most_kept
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._known = KnownFolders()
+        self._ids: OrderedDict[int, AdapterRef] = OrderedDict()
+        self._names: OrderedDict[int, str] = OrderedDict()
+        """By number, what the latest request called it."""
+        self._reader = FolderReader(workers.read_adapter)
+        self._failed: list[tuple[int, str]] = []
+
+    # requests
+
+    def attach(self, request: Request, ref: AdapterRef) -> None:
+        """Give a request its adapter, or the prerequisite that it is read. Before the request is
+        added to the scheduler. Raises RequestError if it cannot have it.
+        """
+        number = self._known.number(ref.folder, self._is_there)
+        if number is None:
+            loading = self._load(ref.folder)
+            loading.requests.append((request, ref))
+            request.prerequisites = [*request.prerequisites, loading]
+            return
+        self._check(ref, number)
+        self._register(ref, number)
+        request.adapter = number
+
+    def poll(self) -> list[tuple[int, str]]:
+        """Take in what has been read; returns the requests that end by it, with the reason."""
+        while (loading := self._reader.take()) is not None:
+            self._finish(loading)
+        self._reader.begin()
+        failed, self._failed = self._failed, []
+        return failed
+
+    def load_wanted(self) -> None:
+        """Begin to read what the last planned step lacked."""
+        for number in self._slots.wanted:
+            folder = self._known.home(number)
+            if number in self._kept:
+                self._kept.move_to_end(number)
+            elif folder is not None:
+                self._load(folder).wanted.add(number)
+            else:
+                for request in self._waiting_for(number):
+                    self._end(request, f"{ADAPTER_FAILED}: {_GONE}")
+        self._reader.begin()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `poll` has, or will have, something to report apart from requests that wait."""
+        return bool(self._failed) or any(loading.calls for loading in self._reader)
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until some folder is read, at most for `timeout_s`; not at all if none is."""
+        self._reader.wait(timeout_s)
+
+    # calls
+
+    def add(self, ref: AdapterRef, *, again: bool = False) -> Future[bool]:
+        """Read an adapter and keep it; `again`: even if its files look the same. The future gives
+        True, or raises RequestError.
+        """
+        if again:
+            self._known.forget(ref.folder)
+        answer: Future[bool] = Future()
+        number = self._known.number(ref.folder, self._is_there)
+        if number is None or not self._is_there(number):
+            self._load(ref.folder).calls.append((answer, ref))
+        else:
+            self._register(ref, number)
+            answer.set_result(True)
+        return answer
+
+    def remove(self, adapter_id: int) -> bool:
+        """Forget an adapter; False if its id is unknown. Requests that have it end as usual."""
+        if adapter_id not in self.ids():
+            return False
+        number = self._number_of(self._ids.pop(adapter_id))
+        if number is not None and number not in map(self._number_of, self._ids.values()):
+            self._slots.pinned.discard(number)
+            if all(request.adapter != number for request in self._scheduler.requests.values()):
+                self._slots.forget([number])
+                self._drop(number)
+        return True
+
+    def pin(self, adapter_id: int) -> None:
+        """Keep an adapter in memory, and in a slot once it has one. Requests that can never run by
+        it end. Raises RequestError.
+        """
+        for loading in self._reader:
+            if any(ref.id == adapter_id for _, ref in loading.calls):
+                loading.pins.add(adapter_id)
+                return
+        number = self._number_of(self._ids[adapter_id]) if adapter_id in self.ids() else None
+        if number is None:
+            allowed = "no adapter with this id is loaded"
+            raise InvalidParameter("lora_id", adapter_id, allowed, "Add it before, with add_lora.")
+        if self._slots.is_hopeless(number):
+            allowed = f"all {self._slots.num_slots} slots (max_loras) are pinned"
+            raise InvalidParameter("lora_id", adapter_id, allowed)
+        self._pin(number)
+
+    def _pin(self, number: int) -> None:
+        self._slots.pinned.add(number)
+        for request in list(self._scheduler.waiting):
+            if request.adapter and self._slots.is_hopeless(request.adapter):
+                self._end(request, f"{ADAPTER_FAILED}: {self._no_slot()}")
+
+    def ids(self) -> set[int]:
+        """The ids of the adapters that are in memory."""
+        return {i for i, ref in self._ids.items() if self._is_there(self._number_of(ref))}
+
+    def names_in_use(self) -> tuple[list[str], list[str]]:
+        """The names of running requests' adapters, and of those that wait for a slot."""
+        waiting = dict.fromkeys(r.adapter for r in self._scheduler.waiting if r.adapter)
+        unread = [ref.name for each in self._reader for _, ref in each.requests]
+        return self._names_of(self._slots.in_use), [*self._names_of(waiting), *unread]
+
+    def forget_slots(self) -> None:
+        """The memory of the slots is released: fill them again where they are used. No request may
+        have a row.
+        """
+        self._slots.forget(self._slots.in_slots)
+
+    def close(self) -> None:
+        """End the thread after what it reads now."""
+        self._reader.close()
+
+    # details
+
+    def _names_of(self, numbers: Iterable[int]) -> list[str]:
+        return [self._names[number] for number in numbers if number in self._names]
+
+    def _is_there(self, number: int | None) -> bool:
+        return number in self._kept or number in self._slots.in_slots
+
+    def _number_of(self, ref: AdapterRef) -> int | None:
+        return self._known.last_number(ref.folder)
+
+    def _check(self, ref: AdapterRef, number: int) -> None:
+        """Raise RequestError unless a request may run with these contents."""
+        if ref.number not in (0, number):
+            raise RequestError(_text(ref, _CHANGED))
+        if self._slots.is_hopeless(number):
+            raise RequestError(_text(ref, self._no_slot()))
+
+    def _no_slot(self) -> str:
+        return f"all {self._slots.num_slots} slots (max_loras) are pinned for others"
+
+    def _register(self, ref: AdapterRef, number: int) -> None:
+        """Note that an adapter is used now, under its id."""
+        remember(self._ids, ref.id, ref)
+        remember(self._names, number, ref.name)
+        if number in self._kept:
+            self._kept.move_to_end(number)
+
+    def _load(self, folder: str) -> AdapterLoading:
+        """Have a folder read, or join those that wait for it. What has been read already may be
+        outdated and is for them alone.
+        """
+        if (loading := self._reader.take(folder)) is not None:
+            self._finish(loading)
+        return self._reader.load(folder)
+
+    def _finish(self, loading: AdapterLoading) -> None:
+        """Take in what was read, for everything that waits for it."""
+        assert loading.future is not None, "it has been read"
+        loading.is_ready = True
+        error = loading.future.exception()
+        if error is not None:
+            self._fail(loading, error)
+            return
+        read = loading.future.result()
+        self._known.note(loading.folder, read)
+        for number in set(read.others) - {read.number}:
+            self._discard(number)
+        if read.number in loading.dropped:  # before or after it was read: nobody knows
+            self._discard(read.number)
+        else:
+            self._keep(read.number)
+        for request, ref in loading.requests:
+            if self._scheduler.requests.get(request.handle) is request:
+                self._name(request, ref, read.number)
+        for number in loading.wanted - {read.number}:
+            self._replace(number, read.number)
+        for answer, ref in loading.calls:
+            self._register(ref, read.number)
+            if ref.id in loading.pins and not self._slots.is_hopeless(read.number):
+                self._pin(read.number)
+            _settle(answer, self._no_memory(read.number))
+
+    def _no_memory(self, number: int) -> RequestError | None:
+        """Why an adapter that was read could not stay in memory."""
+        if self._is_there(number) or len(self._slots.pinned) < self._most_kept:
+            return None
+        return RequestError(f"all {self._most_kept} adapters in memory (max_cpu_loras) are pinned")
+
+    def _name(self, request: Request, ref: AdapterRef, number: int) -> None:
+        try:
+            self._check(ref, number)
+        except RequestError as error:
+            self._end(request, str(error))
+        else:
+            self._register(ref, number)
+            self._scheduler.name_adapter(request, number)
+
+    def _replace(self, number: int, new: int) -> None:
+        """A folder has other contents by now: requests that have not begun take the new ones."""
+        for request in self._waiting_for(number):
+            if request.num_cached_tokens is None and not request.output_token_ids:
+                self._scheduler.name_adapter(request, new)
+            else:
+                self._end(request, f"{ADAPTER_FAILED}: {_CHANGED}")
+
+    def _fail(self, loading: AdapterLoading, error: BaseException) -> None:
+        if not isinstance(error, RequestError):
+            logger.error("The adapter in %s was not read.", loading.folder, exc_info=error)
+            error = RequestError(f"reading it failed ({type(error).__name__})")
+        for request, ref in loading.requests:
+            if self._scheduler.requests.get(request.handle) is request:
+                self._end(request, _text(ref, str(error)))
+        for number in loading.wanted:
+            for request in self._waiting_for(number):
+                self._end(request, f"{ADAPTER_FAILED}: {error}")
+        for answer, _ in loading.calls:
+            _settle(answer, error)
+
+    def _waiting_for(self, number: int) -> list[Request]:
+        return [request for request in self._scheduler.waiting if request.adapter == number]
+
+    def _end(self, request: Request, text: str) -> None:
+        self._scheduler.abort(request.handle)
+        self._failed.append((request.handle, text))
+
+    # host memory
+
+    def _keep(self, number: int) -> None:
+        """Note that an adapter is in host memory, and drop what has been used longest ago."""
+        self._kept[number] = None
+        self._kept.move_to_end(number)
+        self._slots.kept.add(number)
+        protected = {*self._slots.needed, *self._slots.pinned}
+        spare = [n for n in self._kept if n not in protected]
+        for victim in spare[: len(self._kept) - self._most_kept]:
+            self._drop(victim)
+
+    def _drop(self, number: int) -> None:
+        if number in self._kept:
+            del self._kept[number]
+            self._slots.kept.remove(number)
+            self._discard(number)
+
+    def _discard(self, number: int) -> None:
+        """Have the workers forget weights that are not kept, if they have them."""
+        if number in self._kept:
+            return
+        for loading in self._reader:
+            if loading.future is not None:
+                loading.dropped.add(number)
+        self._workers.drop_adapter(number)
+
+
+def _text(ref: AdapterRef, reason: str) -> str:
+    return f"{ADAPTER_FAILED} {ref.name[:80]!r}: {reason}"
+
+
+def _settle(answer: Future[bool], error: BaseException | None) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    if error is None:
+        answer.set_result(True)
+    else:
+        answer.set_exception(error)

@@ -1,0 +1,41 @@
+"""What a worker needs for adapters: how much room its model has, and how a file becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from quire.executor.worker_config import WorkerConfig
+from quire.models import find_family, read_spec
+from quire.models.adapters.banks import AdapterRoom
+from quire.models.adapters.reading import read_adapter
+from quire.models.adapters.targets import AdapterTargets
+from quire.models.adapters.weights import AdapterWeights
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSupport:
+    """The room of a model's banks; `read` reads the adapter in a folder and checks it against the
+    model, in any thread.
+    """
+
+    room: AdapterRoom
+    read: Callable[[Path], AdapterWeights]
+
+
+def adapter_support(config: WorkerConfig) -> AdapterSupport | None:
+    """None: there are no adapters. Raises InvalidParameter for a target that the model lacks."""
+    plan = config.adapters
+    if plan is None:
+        return None
+    family, spec = find_family(config.hf_config, config.pooler), config.hf_config
+    targets = AdapterTargets(family, read_spec(spec, config.pooler), plan.target_modules)
+    dtype = getattr(torch, plan.lora_dtype)
+    return AdapterSupport(
+        AdapterRoom(plan.max_loras, plan.max_lora_rank, dtype, targets.leaves),
+        partial(read_adapter, model=targets, max_rank=plan.max_lora_rank, dtype=dtype),
+    )

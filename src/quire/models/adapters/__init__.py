@@ -1,0 +1,1 @@
+"""LoRA adapters: the files of PEFT read and checked, and their weights in the model."""

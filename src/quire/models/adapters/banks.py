@@ -1,0 +1,188 @@
+"""The memory of a model's adapters: a bank for each product that adapters may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.models.adapters.weights import AdapterWeights, LowRank
+from quire.ops import Ops
+from quire.ops.formats.lora import Bank, LoraPart, LoraPiece, LoraShape
+
+Change = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRoom:
+    """What a model's banks have room for: `num_slots` adapters of rank `max_rank` at most, whose
+    matrices are kept in `dtype`. `leaves`: those that adapters may change, by canonical name
+    without `.weight`; None: all that can be changed.
+    """
+
+    num_slots: int
+    max_rank: int
+    dtype: torch.dtype
+    leaves: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product in a bank: of `count` products that share it, slot by slot, the one of this
+    `number`; and the leaves that it consists of. `rows`: for each piece of the outputs, the rows of
+    its leaf, -1 where an output has none; `change` makes the product's columns of a leaf's.
+    """
+
+    bank: Bank
+    count: int
+    number: int
+    leaves: tuple[str, ...]
+    rows: tuple[Tensor, ...]
+    change: Change | None
+
+    def place(self, slot: int) -> int:
+        """Where a slot, counted from 1, is in the bank."""
+        return (slot - 1) * self.count + self.number
+
+    def parts(self, products: Mapping[str, LowRank]) -> list[LoraPart | None]:
+        """What an adapter adds, by leaf."""
+        return [self._part(number, products.get(leaf)) for number, leaf in enumerate(self.leaves)]
+
+    def _part(self, number: int, low: LowRank | None) -> LoraPart | None:
+        if low is None:
+            return None
+        if self.bank.shape.is_table:  # whose inputs are the ids, which are the leaf's outputs
+            return LoraPart(low.b.t(), (low.a.t(),))
+        a = low.a if self.change is None else self.change(low.a)
+        b = torch.cat((low.b, low.b.new_zeros(1, low.b.shape[1])))
+        pieces = zip(self.bank.shape.pieces, self.rows, strict=True)
+        return LoraPart(a, tuple(b[rows] for piece, rows in pieces if piece.part == number))
+
+
+class AdapterBanks:
+    """The banks of a model, and the slots of the rows that are computed now.
+
+    Slots are numbered from 1, as in plans; in tensors of slots, as the ops have them, from 0.
+    `slots` [T] int32 are those of the rows that the model is computing; None: no row has an
+    adapter, and the products are those of a model without adapters.
+    """
+
+    def __init__(self, ops: Ops, room: AdapterRoom, device: torch.device) -> None:
+        self.ops = ops
+        self.room = room
+        self.slots: Tensor | None = None
+        self.device = device
+        self._products: list[_Product] = []
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The leaves that adapters may change, by canonical name without `.weight`."""
+        leaves = frozenset(leaf for product in self._products for leaf in product.leaves)
+        return leaves if self.room.leaves is None else leaves & self.room.leaves
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the banks in bytes."""
+        return sum(bank_bytes(p.bank.shape) for p in self._products if p.number == 0)
+
+    def add(
+        self,
+        leaves: Sequence[str],
+        sizes: Sequence[int],
+        in_features: int,
+        *,
+        segments: int = 1,
+        change_rows: Change | None = None,
+        change_columns: Change | None = None,
+        is_table: bool = False,
+    ) -> Bank | None:
+        """Allocate the bank of a product of leaves, one above the other, with `sizes` rows each.
+        `in_features` are the product's, after `change_columns`. None: adapters may change none of
+        the leaves.
+        """
+        pieces, rows = _pieces(sizes, change_rows)
+        return self._add(
+            [leaves], (in_features, pieces, segments), rows, change_columns, is_table=is_table
+        )
+
+    def add_stack(
+        self,
+        products: Sequence[Sequence[str]],
+        sizes: Sequence[int],
+        in_features: int,
+        *,
+        segments: int = 1,
+    ) -> Bank | None:
+        """Allocate one bank for several products of one shape, each of leaves as in `add`."""
+        pieces, rows = _pieces(sizes, None)
+        return self._add(products, (in_features, pieces, segments), rows, None)
+
+    def _add(
+        self,
+        products: Sequence[Sequence[str]],
+        shape: tuple[int, tuple[LoraPiece, ...], int],
+        rows: tuple[Tensor, ...],
+        change: Change | None,
+        *,
+        is_table: bool = False,
+    ) -> Bank | None:
+        wanted, room = self.room.leaves, self.room
+        if wanted is not None and all(wanted.isdisjoint(leaves) for leaves in products):
+            return None
+        count = len(products)
+        slots = room.num_slots * count
+        bank: Bank = self.ops.allocate_lora(
+            LoraShape(*shape, slots, room.max_rank, room.dtype, self.device, is_table)
+        )
+        self._products += [
+            _Product(bank, count, number, tuple(leaves), rows, change)
+            for number, leaves in enumerate(products)
+        ]
+        return bank
+
+    def load(self, slot: int, adapter: AdapterWeights) -> None:
+        """Put an adapter into a slot, in place of the one there. It has been checked: ranks are
+        within the room's, and its products are among `targets`.
+        """
+        for product in self._products:
+            self.ops.load_lora(product.bank, product.place(slot), product.parts(adapter.products))
+
+    def clear(self, slot: int) -> None:
+        """Have the slot add nothing."""
+        for product in self._products:
+            self.ops.load_lora(product.bank, product.place(slot), [None] * len(product.leaves))
+
+
+def bank_bytes(shape: LoraShape) -> int:
+    """The memory of a bank's matrices in bytes."""
+    of_rank = shape.num_parts * shape.in_features + shape.out_features
+    return shape.num_slots * shape.max_rank * of_rank * shape.dtype.itemsize
+
+
+def _pieces(
+    sizes: Sequence[int], change: Change | None
+) -> tuple[tuple[LoraPiece, ...], tuple[Tensor, ...]]:
+    """The runs of outputs that come from one leaf, and the leaf's rows that they are. `change`
+    moves rows, repeats them and adds zeros, which belong to the run before.
+    """
+    starts = torch.tensor([0, *sizes]).cumsum(0)
+    given = torch.arange(1, int(starts[-1]) + 1)
+    rows = (given if change is None else change(given)) - 1
+    parts = torch.searchsorted(starts, rows, right=True) - 1
+    parts = _filled(torch.where(rows < 0, -1, parts))
+    borders = [0, *((parts[1:] != parts[:-1]).nonzero().squeeze(1) + 1).tolist(), len(parts)]
+    pieces, own = [], []
+    for start, end in zip(borders, borders[1:], strict=False):
+        part = int(parts[start])
+        pieces.append(LoraPiece(start, end - start, part))
+        run = rows[start:end]
+        own.append(torch.where(run < 0, -1, run - starts[part]))
+    return tuple(pieces), tuple(own)
+
+
+def _filled(parts: Tensor) -> Tensor:
+    """Each -1 replaced by the entry before it."""
+    at = torch.where(parts < 0, 0, torch.arange(len(parts)))
+    return parts[at.cummax(0).values]

@@ -1,0 +1,273 @@
+"""LoRARequest, what is made of it, and the forms of --lora-modules."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
+from quire.config.args.engine_args import EngineArgs
+from quire.engine.client.control_state import ControlState
+from quire.engine.client.journal import CoreJournal
+from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.messages import AdapterRef, EngineCoreOutputs, EngineCoreRequest, Started
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
+from quire.server.adapters import ServedAdapters, adapter_id, is_plain_name, parse_modules
+
+ADAPTERS = Path(__file__).parent / "adapters"
+
+
+def test_a_request_is_a_name_an_id_and_a_folder():
+    asked = LoRARequest("a", 3, "~/adapters/a")
+    assert (asked.name, asked.adapter_id, asked.path) == ("a", 3, "~/adapters/a")
+    assert asked.folder == Path.home() / "adapters" / "a"
+    assert LoRARequest("a", 3, Path("/b")).lora_path == "/b"
+    assert asked == LoRARequest("a", 4, "/other") and hash(asked) == hash(LoRARequest("a", 1, "/"))
+    assert asked != LoRARequest("b", 3, "~/adapters/a")
+    assert msgspec.convert(msgspec.to_builtins(asked), LoRARequest).folder == asked.folder
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (("", 1, "/a"), InvalidParameter),
+        (("a", 0, "/a"), InvalidParameter),
+        (("a", -1, "/a"), InvalidParameter),
+        (("a", 1, ""), InvalidParameter),
+        (("a", 1, "/a\0b"), InvalidParameter),
+        ((1, 1, "/a"), InvalidType),
+        (("a", True, "/a"), InvalidType),
+        (("a", "1", "/a"), InvalidType),
+        (("a", 1, None), InvalidType),
+    ],
+)
+def test_what_is_none_is_refused(given, error):
+    with pytest.raises(error) as caught:
+        LoRARequest(*given)
+    assert isinstance(caught.value, ValueError)
+
+
+# options
+
+
+def plan_of(**options):
+    return EngineArgs(**options).create_engine_config().adapters
+
+
+def test_options_become_a_plan():
+    assert plan_of() is None
+    plan = plan_of(enable_lora=True, dtype="float32")
+    assert (plan.max_loras, plan.max_lora_rank, plan.max_cpu_loras) == (1, 16, 1)
+    assert plan.lora_dtype == "float32" and plan.target_modules is None
+    plan = plan_of(
+        enable_lora=True, max_loras=3, max_cpu_loras=0, lora_dtype="bfloat16",
+        lora_target_modules="o_proj",
+    )  # fmt: skip
+    assert (plan.max_cpu_loras, plan.lora_dtype) == (3, "bfloat16")
+    assert plan.target_modules == ("o_proj",)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"enable_lora": True, "max_lora_rank": 20}, InvalidParameter, "it is one of 1, 8, 16"),
+        ({"enable_lora": True, "max_loras": 0}, InvalidParameter, ">= 1"),
+        (
+            {"enable_lora": True, "max_loras": 4, "max_cpu_loras": 3},
+            InvalidParameter,
+            r"max_cpu_loras=3 is not allowed: it must be >= max_loras \(4\)",
+        ),
+        ({"max_loras": 4}, InvalidParameter, "it is about adapters, which enable_lora allows"),
+        ({"enable_lora": True, "fully_sharded_loras": True}, NotBuiltYet, "fully_sharded_loras"),
+        ({"enable_lora": True, "lora_dtype": "int8"}, InvalidParameter, "lora_dtype"),
+    ],
+)
+def test_options_that_are_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        plan_of(**options)
+
+
+# faces
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(dtype="float32", kv_cache_memory_bytes=2**25, enable_lora=True, max_loras=2) as made:
+        yield made
+
+
+SHOUT = LoRARequest("shout", 1, ADAPTERS / "shout")
+PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+def test_each_prompt_has_its_own_adapter(llm):
+    base, shout = (
+        llm.generate("def add(a, b):", PARAMS, lora_request=one, use_tqdm=False)[0].outputs[0].text
+        for one in (None, SHOUT)
+    )
+    outputs = llm.generate(
+        ["def add(a, b):"] * 3, PARAMS, lora_request=[SHOUT, None, SHOUT], use_tqdm=False
+    )
+    assert [output.outputs[0].text for output in outputs] == [shout, base, shout] != [base] * 3
+    assert [output.lora_request for output in outputs] == [SHOUT, None, SHOUT]
+    assert outputs[0].outputs[0].lora_request == SHOUT
+    with pytest.raises(InvalidParameter, match="one for each of the 2 prompts"):
+        llm.generate(["a", "b"], PARAMS, lora_request=[SHOUT], use_tqdm=False)
+    with pytest.raises(InvalidType, match="it is a LoRARequest"):
+        llm.generate("a", PARAMS, lora_request="shout", use_tqdm=False)
+
+
+def test_chats_and_beams_have_adapters(llm):
+    talk = [{"role": "user", "content": "def add(a, b):"}]
+    base, shout = (
+        llm.chat(talk, PARAMS, lora_request=one, use_tqdm=False)[0].outputs[0].text
+        for one in (None, SHOUT)
+    )
+    assert base != shout
+    beams = [
+        llm.beam_search(["def add(a, b):"], BeamSearchParams(2, 8), lora_request=one)[0].sequences
+        for one in (None, SHOUT)
+    ]
+    assert [beam.tokens for beam in beams[0]] != [beam.tokens for beam in beams[1]]
+    assert beams[1][0].lora_request == SHOUT and beams[0][0].lora_request is None
+
+
+def test_a_bad_adapter_costs_its_prompt_alone(llm, tmp_path):
+    bad = LoRARequest("bad", 7, tmp_path)
+    outputs = llm.generate(["a", "b"], PARAMS, lora_request=[bad, None], use_tqdm=False)
+    assert outputs[0].outputs[0].finish_reason == "error"
+    assert (
+        outputs[0].outputs[0].error.startswith("the LoRA adapter 'bad': There is no LoRA adapter")
+    )
+    assert outputs[1].outputs[0].finish_reason == "length"
+
+
+def test_an_engine_without_adapters_says_so():
+    with LLM(dtype="float32", kv_cache_memory_bytes=2**25) as plain:
+        with pytest.raises(RequestError, match="LoRA is not enabled"):
+            plain.generate("a", PARAMS, lora_request=SHOUT, use_tqdm=False)
+        with pytest.raises(RequestError, match="LoRA is not enabled"):
+            plain.llm_engine.add_lora(SHOUT)
+        assert plain.llm_engine.list_loras() == set()
+
+
+def test_verbs_of_a_real_engine(llm):
+    assert llm.add_lora(SHOUT) and llm.list_loras() >= {1}
+    assert llm.pin_lora(1) and llm.remove_lora(1) and not llm.remove_lora(1)
+
+
+# restarts
+
+
+def test_a_restarted_core_gets_its_adapters_and_pins():
+    state = ControlState()
+    for adapter, again in ((1, False), (2, True)):
+        state.note(Utility("add_lora", ("name", adapter, f"/{adapter}", again)), True)
+    state.note(Utility("pin_lora", (2,)), True)
+    state.note(Utility("add_lora", ("other", 1, "/elsewhere", False)), True)
+    state.note(Utility("sleep", (1, "abort")), None)
+    assert state.replay() == [
+        Utility("add_lora", ("other", 1, "/elsewhere", False)),
+        Utility("add_lora", ("name", 2, "/2", False)),
+        Utility("pin_lora", (2,)),
+        Utility("sleep", (1, "keep")),
+    ]
+    state.note(Utility("remove_lora", (2,)), True)
+    assert [call.args[0] for call in state.replay()] == ["other", 1]
+
+
+def test_a_resumed_request_says_what_its_output_came_from():
+    journal = CoreJournal(0)
+    ref = AdapterRef("a", 1, "/a")
+    for handle in (5, 6):
+        request = EngineCoreRequest(handle, [1, 2], PARAMS, 0, 0.0, adapter=ref)
+        journal.add(request)
+    journal.take(
+        EngineCoreOutputs(handles=[5], token_ids=[9], started=[Started(5, 0, 0.0, adapter=77)])
+    )
+    journal.died(())
+    journal.restarted()
+    sent = {request.handle: request.adapter for request in journal.due()}
+    assert sent == {5: AdapterRef("a", 1, "/a", number=77), 6: ref}
+
+
+# names on the command line and over HTTP
+
+
+def test_forms_of_lora_modules():
+    given = [
+        "a=/adapters/a",
+        '{"name": "b", "path": "/b,c", "base_model_name": "base"}',
+        '[{"name": "c", "path": "/c", "is_3d_lora_weight": true}]',
+        "d=relative/e=f",
+    ]
+    found = parse_modules(given)
+    assert [(one.lora_name, one.lora_path) for one in found] == [
+        ("a", "/adapters/a"), ("b", "/b,c"), ("c", "/c"), ("d", "relative/e=f")
+    ]  # fmt: skip
+    assert found[1].base_model_name == "base"
+    assert found[0].lora_int_id == adapter_id("a") != adapter_id("b")
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["a", "=b", "a=", "a=b,c=d", "{}", "[1]", '{"name": "a"}', "[" * 100_000,
+     '{"name": 1, "path": "/"}',
+     '{"name": "a", "path": "/a", "trust": 1}', '{"name": "a", "path": ["/a"]}', "null", "\0=/a\0"],
+    ids=range(13),
+)  # fmt: skip
+def test_other_forms_are_refused(given):
+    with pytest.raises((InvalidParameter, InvalidType)):
+        parse_modules([given])
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(InvalidParameter, match="a name is given once"):
+        parse_modules(["a=/a", "a=/b"])
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "/a", "a\\b", "C:a", "a\0", ".a", "x" * 300]
+)
+def test_names_that_lead_out_of_a_folder(name):
+    assert not is_plain_name(name)
+    assert is_plain_name("sql-v2.1 (new) é")
+
+
+def library(tmp_path, **config):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    text = json.dumps({"peft_type": "LORA", "base_model_name_or_path": "base", **config})
+    (folder / "adapter_config.json").write_text(text)
+
+
+def test_a_folder_s_adapter_is_loaded_once(tmp_path):
+    library(tmp_path)
+    loaded = []
+
+    async def load(asked):
+        loaded.append(asked.lora_path)
+        await asyncio.sleep(0)
+        return True
+
+    served = ServedAdapters(load, may_change=True, folder=tmp_path, models=("base",))
+
+    async def find():
+        return await asyncio.gather(*(served.find("mine") for _ in range(5)), served.find("other"))
+
+    *found, other = asyncio.run(find())
+    assert {one.lora_path for one in found} == {str(tmp_path / "mine")} == set(loaded)
+    assert len(loaded) == 1 and other is None and not served._locks
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"peft_type": "IA3"}, {"base_model_name_or_path": "other"}, {"base_model_name_or_path": None},
+     {"base_model_name_or_path": ["base"]}],
+)  # fmt: skip
+def test_what_is_no_adapter_of_the_model_is_not_found(tmp_path, config):
+    library(tmp_path, **config)
+    served = ServedAdapters(None, may_change=True, folder=tmp_path, models=("base",))
+    assert asyncio.run(served.find("mine")) is None
