@@ -3,7 +3,7 @@
 A worker decodes rows of a context of so many tokens, without a scheduler and without prompts: what
 was before is zeros. Rows without adapters, with adapters of q_proj and v_proj (PEFT's default) and
 with adapters of every linear layer take turns, so that the machine's moods hit all of them. The
-floor is what reading the adapters takes beside reading the weights: bytes over bytes.
+floor is what reading the adapters takes at the speed at which the smallest batch reads the weights.
 
     PYTHONPATH=src python benchmarks/adapters.py --batch 1 8 32 --rank 16
 """
@@ -141,6 +141,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         decodes.load(every, 1 + place * most)
         sizes[kind] = every[0].nbytes / model.weight_bytes
     results: dict[str, object] = {"bytes of one adapter over those of the weights": sizes}
+    fastest = 0.0
     for batch in args.batch:
         found: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for _ in range(args.rounds):
@@ -148,17 +149,19 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
                 first = 1 + (place - 1) * most
                 slots = [first + i if place else 0 for i in range(batch)]
                 found[kind] += decodes.seconds(slots, args.steps)
-        results[f"batch {batch}"] = _described(found, batch, sizes)
+        fastest = fastest or median(found["none"])
+        results[f"batch {batch}"] = _described(found, batch, sizes, fastest)
     return results
 
 
 def _described(
-    found: dict[str, list[float]], batch: int, sizes: dict[str, float]
+    found: dict[str, list[float]], batch: int, sizes: dict[str, float], fastest: float
 ) -> dict[str, object]:
+    """`fastest`: seconds of the smallest batch, which reads the weights once."""
     base = median(found["none"])
     rows: dict[str, object] = {"none": f"{base * 1e3:.1f} ms"}
     for kind, size in sizes.items():
-        slower, floor = median(found[kind]) / base - 1, batch * size
+        slower, floor = median(found[kind]) / base - 1, batch * size * fastest / base
         rows[kind] = f"{median(found[kind]) * 1e3:.1f} ms, {slower:+.1%} (floor {floor:+.1%})"
     return rows
 

@@ -87,6 +87,17 @@ void store_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane, 
 
 }  // namespace
 
+void prefetch_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane) {
+    const int64_t half = a.weight.out / 2;
+    for (int64_t r = token, before = -1; r < token + rows; ++r) {
+        const int64_t slot = a.lora.slots[r];
+        if (slot < 0 || slot == before) continue;
+        before = slot;
+        prefetch_lora(a.lora.bank, slot, lane, kPanelWidth);
+        if (is_gate(a.finish.kind)) prefetch_lora(a.lora.bank, slot, half + lane, kPanelWidth);
+    }
+}
+
 void finish_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane, float* sums,
                  int64_t stride, int64_t up_at) {
     const FinishKind kind = a.finish.kind;

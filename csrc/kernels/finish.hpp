@@ -14,6 +14,9 @@ namespace quire::QUIRE_VECTORS {
 void finish_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane, float* sums,
                  int64_t stride, int64_t up_at);
 
+// Ask for what adapters add to the same lanes, to be called before the sums are computed.
+void prefetch_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane);
+
 }  // namespace quire::QUIRE_VECTORS
 
 namespace quire::QUIRE_LEVEL {

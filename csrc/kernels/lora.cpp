@@ -23,6 +23,7 @@ inline void dot_rows(const X* x, const E* a, int64_t stride, int64_t width, floa
     for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
         const F32 first = load(x + i), second = load(x + i + kLanes);
         for (int j = 0; j < N; ++j) {
+            __builtin_prefetch(a + (j + N) * stride + i, 0, 2);  // the ranks after these
             even[j] = fma(load(a + j * stride + i), first, even[j]);
             odd[j] = fma(load(a + j * stride + i + kLanes), second, odd[j]);
         }

@@ -37,6 +37,26 @@ inline void add_piece(const LoraBank& bank, int64_t slot, const LoraPiece& piece
     });
 }
 
+// Ask for the values of B that add_lora reads for the same outputs, of adapters that no other row
+// has had in the cache.
+inline void prefetch_lora(const LoraBank& bank, int64_t slot, int64_t lane, int64_t count) {
+    const int64_t bytes = bank.type == Type::f32 ? 4 : 2;
+    for (int64_t p = 0; p < bank.num_pieces; ++p) {
+        const LoraPiece& piece = bank.pieces[p];
+        const int64_t rank = bank.ranks[slot * bank.parts + piece.part];
+        const int64_t first = piece.start > lane ? piece.start : lane;
+        const int64_t end = piece.start + piece.size;
+        const int64_t stop = end < lane + count ? end : lane + count;
+        if (rank == 0 || first >= stop) continue;
+        const int64_t block = (first - piece.start) / kLoraBlock;
+        const int64_t last = (stop - 1 - piece.start) / kLoraBlock;
+        const int64_t start = (slot * bank.blocks + piece.block) * bank.max_rank + block * rank;
+        const char* from = static_cast<const char*>(bank.b) + start * kLoraBlock * bytes;
+        const int64_t size = (last + 1 - block) * rank * kLoraBlock * bytes;
+        for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(from + i, 0, 2);
+    }
+}
+
 // sums[i] += what the slot's adapter adds to output lane + i, for `count` <= kPanelWidth outputs.
 inline void add_lora(const LoraBank& bank, int64_t slot, const float* factors, int64_t lane,
                      int64_t count, float* sums) {

@@ -143,6 +143,9 @@ struct Chunk {
                 multiply_partial(a, product, first, g, sums);
                 continue;
             }
+            if (a.lora.factors != nullptr)
+                for (int64_t j = 0; j < count; ++j)
+                    QUIRE_VECTORS::prefetch_rows(a, first, rows, (g + j) * kPanel);
             const Wanted from = wanted(a, g);
             for (int64_t i = 0; i < from.count; ++i)
                 multiply_panels(product, from.panels[i], sums.at(i * kPanel));

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from quire import LLM, LoRARequest, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams, embedded
 from quire.errors import InvalidParameter
 from quire.models import find_family, read_spec
 from quire.models.adapters.targets import AdapterTargets, leaf_of
@@ -139,6 +140,31 @@ def test_dtypes(source, tmp_path, dtype):
 def test_rounded_weights(source, tmp_path, quantization):
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     check(source, model, tmp_path / "adapter", PROMPT, quantization=quantization)
+
+
+def scaling(name, module):
+    """What B @ A counts in the adapters of tools/train_adapters.py."""
+    if name == "shout":
+        return 16 / 8
+    alpha, rank = 12 if module.endswith("v_proj") else 8, 4
+    return alpha / (2 if module.endswith("layers.5.self_attn.o_proj") else rank) ** 0.5
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_adapters_that_peft_has_written(name):
+    """Merged by hand: square roots of ranks, and patterns of names, count as they should."""
+    folder = embedded.path()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tensors = load_file(ADAPTERS / name / "adapter_model.safetensors")
+    modules = [part.removesuffix(".lora_A.weight") for part in tensors if ".lora_A." in part]
+    for module in modules:
+        a, b = (tensors[f"{module}.lora_{part}.weight"].float() for part in "AB")
+        weight = model.get_submodule(module.removeprefix("base_model.model.")).weight
+        weight.data += scaling(name, module) * (b @ a)
+    assert len(modules) == {"shout": 42, "comment": 24}[name]
+    plain, own = run(folder, PROMPT, ADAPTERS / name)
+    assert distances(own, model).max() < 1e-4
+    assert distances(plain, model).max() > 0.1
 
 
 def test_adapters_that_were_trained():

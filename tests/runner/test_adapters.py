@@ -5,8 +5,14 @@ into, and its bits are its own. Without a scheduler; the files of adapters are t
 import pytest
 import torch
 
+from quire.executor.platform import Platform
 from quire.models.parameters import adapter_size
+from quire.runner.devices.stream_device import StreamDevice
+from quire.runner.forward.decode_graphs import GraphForward
 from quire.testing.checkpoints import make_checkpoint
+from tests.runner.late_engines import plain_ops
+from tests.runner.recorded_graphs import RecordingGraphs
+from tests.support.late_driver import LateDriver
 from tests.support.lora.adapters import Asked, Steps, merged, random_adapter
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -174,3 +180,26 @@ def test_the_plan_counts_the_memory_of_adapters(folder):
     steps = Steps(folder, slots=3, rank=16, dtype="bfloat16")
     one = adapter_size(steps.runner.model.spec) * 16 * 2
     assert steps.banks.nbytes == 3 * one
+
+
+def test_graphs_are_captured_with_adapters_and_without(folder, engine):
+    """Which graphs are replayed; GraphForward checks that a step is where it was captured."""
+    _, adapters = engine
+    driver, captured, sizes = LateDriver(3), [], [1, 2, 4, 8, 16]
+
+    def capture(model, batches):
+        graphs = RecordingGraphs(captured)
+        return GraphForward(model, lambda: graphs, batches.padding, sizes)
+
+    device = StreamDevice(driver, arena_bytes=1 << 16)
+    platform = Platform(device, plain_ops(), capture, sizes, is_host=False, driver=driver)
+    steps = Steps(folder, slots=9, rows=16, max_num_batched_tokens=64, platform=platform)
+    assert len(captured) == 2 * len(sizes)
+    steps.load(*adapters)
+    adapted, plain = captured[0::2], captured[1::2]  # each size with adapters first
+    before = sum(graph.num_replays for graph in plain), sum(g.num_replays for g in adapted)
+    some = [one for one in crowd() if one.slot][:5], [one for one in crowd() if not one.slot][:3]
+    for asked in some:
+        steps.run(asked, NUM_TOKENS)
+    after = sum(graph.num_replays for graph in plain), sum(g.num_replays for g in adapted)
+    assert all(late > early for early, late in zip(before, after, strict=True))

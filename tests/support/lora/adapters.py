@@ -79,7 +79,7 @@ class Asked:
 class Steps:
     """Runs requests through a worker: prompts in chunks, then greedy decodes, rows side by side."""
 
-    def __init__(self, folder, *, slots=0, rank=8, max_len=64, rows=32, **args):
+    def __init__(self, folder, *, slots=0, rank=8, max_len=64, rows=32, platform=None, **args):
         if slots:
             args |= {"enable_lora": True, "max_loras": slots, "max_lora_rank": rank}
         options = {"dtype": "float32", "block_size": 16, "max_num_seqs": rows} | args
@@ -92,7 +92,7 @@ class Steps:
                 **options,
             )
         )
-        self.executor = open_uniproc(worker_config(plan))
+        self.executor = open_uniproc(worker_config(plan), platform=platform)
         self._step = 0
 
     @property
