@@ -33,7 +33,13 @@ def build(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "program",
-    ["quire_kernel_test", "quire_product_test", "quire_sample_test", "quire_state_test"],
+    [
+        "quire_kernel_test",
+        "quire_lora_test",
+        "quire_product_test",
+        "quire_sample_test",
+        "quire_state_test",
+    ],
 )
 def test_kernels_touch_no_memory_but_theirs(build, program):
     result = subprocess.run([build / program], capture_output=True, text=True)
