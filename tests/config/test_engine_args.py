@@ -102,7 +102,6 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
         {"enable_lora": True},
         {"kv_offloading_size": 4},
         {"compilation_config": 3},
-        {"speculative_config": {"method": "ngram"}},
         {"limit_mm_per_prompt": {"image": 1}},
     ],
     ids=str,

@@ -27,6 +27,8 @@ from quire.ops import Ops
 from quire.params import PoolingParams, SamplingParams
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.batch import BatchBuilder
+from quire.runner.drafting.build import Target, build_drafter
+from quire.runner.drafting.drafting import Drafting
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
@@ -77,6 +79,7 @@ def build_worker(
         max_len=config.max_model_len,
         block_sizes=[None if g.kind == "state" else g.block_size for g in pool.groups],
         device=device,
+        ring_size=config.num_drafts + 2,
     )
     types = None
     if isinstance(model.spec, Decoder) and model.spec.token_types:
@@ -232,7 +235,9 @@ def _recipe(config: WorkerConfig) -> Recipe:
 def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], ops: Ops) -> KVCache:
     return KVCache(
         ops=ops,
-        pool=plan_kv_pool(memories_of(specs), config.block_size, config.number_bytes),
+        pool=plan_kv_pool(
+            memories_of(specs), config.block_size, config.number_bytes, config.num_drafts
+        ),
         num_blocks=config.num_blocks if config.memory_share is None else PROBE_BLOCKS,
         dtype=config.kv_dtype,
     )
@@ -265,8 +270,18 @@ def _token_head(
         rows=rows,
         sampler=sampler,
         device=device,
+        drafting=_drafting(config, runner, forward),
         share=None if group is None else group.broadcast,
     )
+
+
+def _drafting(config: WorkerConfig, runner: ModelRunner, forward: Forward) -> Drafting | None:
+    """Make what drafts; None where nothing is drafted."""
+    plan = config.speculation
+    if plan is None:
+        return None
+    target = Target(runner.model, forward, runner.rows, runner.kv_cache, runner.device)
+    return Drafting(build_drafter(plan, target), plan.num_tokens)
 
 
 def _pooling_head(config: WorkerConfig, runner: ModelRunner) -> RowHead:

@@ -20,9 +20,6 @@ _NO_SECOND_TIER = "K/V stay on the device; give it more memory, or a smaller max
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
 _NO_EVENTS = "Events of the KV cache are not published; leave it out."
-_NO_DRAFTS = (
-    "Speculative decoding is not built; leave it out and the answers are the same, only slower."
-)
 _NO_COMPILER = "There is no compilation step and no captured graph in this release; leave it out."
 
 
@@ -97,11 +94,7 @@ class UnbuiltArgs:
     mm_processor_cache_gb: float = unbuilt(4, "GiB of processed media", _TEXT_ONLY, 0)
     language_model_only: bool = unbuilt(False, "drop the encoders", _TEXT_ONLY)
     mm_encoder_tp_mode: str = unbuilt("weights", "how the encoder is split", _TEXT_ONLY)
-    # Speculation, compilation, kernels
-    speculative_config: dict[str, Any] | None = unbuilt(None, "drafts", _NO_DRAFTS, flags=("-sc",))
-    spec_method: str | None = unbuilt(None, "kind of drafts", _NO_DRAFTS)
-    spec_model: str | None = unbuilt(None, "model of the drafts", _NO_DRAFTS)
-    spec_tokens: int | None = unbuilt(None, "tokens of a draft", _NO_DRAFTS)
+    # Compilation, kernels
     compilation_config: Any = unbuilt(
         None, "compilation and graphs", _NO_COMPILER, 0, {}, {"mode": 0}, flags=("-cc",)
     )

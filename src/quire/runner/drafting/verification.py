@@ -1,4 +1,4 @@
-"""Drafts: guesses of a row's next tokens, which a step verifies by drawing the tokens themselves.
+"""Verifies drafts, guesses of a row's next tokens, by drawing the tokens themselves.
 
 A draw is a function of the logits, the seed and the position, so a draft is right exactly when it
 equals the token that would be drawn without it: verification compares the two. The tokens are
@@ -8,23 +8,9 @@ positions a step has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import numpy as np
 
 from quire.runner.devices.device import Array
-from quire.runner.rows import Rows
-
-
-class Drafter(Protocol):
-    """Guesses the next tokens of rows."""
-
-    def propose(self, rows: Rows, sampled: Sequence[int]) -> list[int]:
-        """Write drafts for these rows, which have just got tokens (`Rows.write_drafts`); returns
-        how many each has.
-        """
-        ...
 
 
 def num_accepted(sampled: Array, guesses: Array, drafts: Array) -> Array:
