@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
@@ -16,6 +17,7 @@ from quire.executor.worker import SaveWeights, Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
 from quire.models.decoder import DecoderModel
+from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
@@ -36,7 +38,7 @@ from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
 from quire.runner.pooling.pooling_head import PoolingHead
-from quire.runner.residence import Residence
+from quire.runner.residence import Residence, Resident
 from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
@@ -45,6 +47,9 @@ from quire.runner.token_follower import TokenFollower
 from quire.runner.token_head import TokenHead
 from quire.runner.token_types import TokenTypes
 from quire.runner.warm_up import warm_up, warm_up_pooling
+
+if TYPE_CHECKING:
+    from quire.executor.draft_network import DraftParts
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +75,11 @@ def build_worker(
             "disk in every step.",
             config.weights_folder,
         )
-    load = _loader(config, platform, exchange, group)
+    network = _draft_network(config)
+    load = _loader(config, platform, exchange, group, network)
     model = load()
-    kv_cache = _kv_cache(config, [model.spec], platform.ops)
+    specs = [model.spec] if network is None else [model.spec, network.spec]
+    kv_cache = _kv_cache(config, specs, platform.ops)
     pool = kv_cache.pool
     rows = Rows(
         num_rows=config.max_num_seqs,
@@ -101,8 +108,10 @@ def build_worker(
     runner = ModelRunner(
         model=model, rows=rows, batches=batches, kv_cache=kv_cache, device=device, forward=forward
     )
+    draft: DraftParts | None = None
     if config.pooler is None:
-        runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
+        head, draft = _token_head(config, platform, runner, forward, group, network)
+        runner.register(SamplingParams, head)
     else:
         runner.register(PoolingParams, _pooling_head(config, runner))
     if config.keeps_experts:
@@ -120,9 +129,13 @@ def build_worker(
             free_at_start=free_at_start,
             free_bytes=platform.free_bytes,
         )
+    residents, forwards = [Resident(model, load)], [forward]
+    if draft is not None:
+        residents.append(Resident(draft.model, draft.load))
+        forwards += draft.forwards
     return Worker(
         runner,
-        Residence(model=model, kv_cache=kv_cache, forward=forward, load=load, device=device),
+        Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
         WorkerFacts(
             kv_cache.num_blocks,
             tuple(group.spec for group in pool.groups),
@@ -151,11 +164,22 @@ def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
     )
 
 
+def _draft_network(config: WorkerConfig) -> DraftNetwork | None:
+    """Read what drafts next to the model; None: no network does."""
+    if config.speculation is None or config.speculation.draft is None:
+        return None
+    from quire.executor.draft_network import open_draft
+
+    is_own = config.model_impl != "transformers"
+    return open_draft(config, read_spec(config.hf_config) if is_own else None)
+
+
 def _loader(
     config: WorkerConfig,
     platform: Platform,
     exchange: ExpertExchange | None,
     group: WorkerGroup | None,
+    network: DraftNetwork | None,
 ) -> Callable[[], RunnableModel]:
     """Return the function that loads the weights, at the start and after sleep."""
     if config.model_impl == "transformers":
@@ -188,6 +212,7 @@ def _loader(
         spread=exchange,
         group=group,
         keeps_experts=config.keeps_experts,
+        aux_layers=() if network is None else network.aux_layers,
         make_placement=_placement_maker(config, platform),
     )
 
@@ -249,11 +274,14 @@ def _token_head(
     runner: ModelRunner,
     forward: Forward,
     group: WorkerGroup | None,
-) -> RowHead:
-    """Make the head of generating rows: the first worker of a group samples."""
+    network: DraftNetwork | None,
+) -> tuple[RowHead, DraftParts | None]:
+    """Make the head of generating rows, and the network that drafts for it: the first worker of a
+    group samples.
+    """
     rows, device = runner.rows, platform.device
     if group is not None and group.rank > 0:
-        return TokenFollower(rows, group)
+        return TokenFollower(rows, group), None
     sampler = Sampler(
         ops=platform.ops,
         num_rows=config.max_num_seqs,
@@ -264,22 +292,32 @@ def _token_head(
         logprobs_mode=config.logprobs_mode,
         logits_processors=config.make_processors(device.torch),
     )
-    return TokenHead(
+    draft: DraftParts | None = None
+    if network is not None:
+        from quire.executor.draft_network import build_network_drafter
+
+        draft = build_network_drafter(config, platform, network, runner, sampler)
+    head = TokenHead(
         model=runner.model,
         forward=forward,
         rows=rows,
         sampler=sampler,
         device=device,
-        drafting=_drafting(config, runner, forward),
+        drafting=_drafting(config, runner, forward, draft),
         share=None if group is None else group.broadcast,
     )
+    return head, draft
 
 
-def _drafting(config: WorkerConfig, runner: ModelRunner, forward: Forward) -> Drafting | None:
+def _drafting(
+    config: WorkerConfig, runner: ModelRunner, forward: Forward, draft: DraftParts | None
+) -> Drafting | None:
     """Make what drafts; None where nothing is drafted."""
     plan = config.speculation
     if plan is None:
         return None
+    if draft is not None:
+        return Drafting(draft.drafter, plan.num_tokens)
     target = Target(runner.model, forward, runner.rows, runner.kv_cache, runner.device)
     return Drafting(build_drafter(plan, target), plan.num_tokens)
 

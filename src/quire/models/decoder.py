@@ -21,7 +21,9 @@ from torch import Tensor
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.assembly import Assembly
+from quire.models.drafting.inputs import DraftStage
 from quire.models.heads import LanguageModelHead
+from quire.models.layers import Embedding
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer, WeightPlacement, WhereMade
 from quire.models.maker import tensors_of, tensors_within
@@ -67,12 +69,14 @@ class DecoderModel:
         group: WorkerGroup | None = None,
         keeps_experts: bool = False,
         placement: WeightPlacement | None = None,
+        target: DecoderModel | None = None,
     ) -> None:
         """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
         says how weights are stored. With `spread` the experts are distributed over several cores,
         and only this core's are loaded; the model may run only inside a round. With `group` the
         spec is one worker's share of a decoder (sharding.py), and all workers run at the same time.
-        `placement` keeps the weights of layers; None: where they are made.
+        `placement` keeps the weights of layers; None: where they are made. `target` lends a draft
+        network its embedding and its head.
         Raises ValueError for `aux_layers` that are not ascending numbers from 0 to L, or of a model
         with several residual streams.
         """
@@ -93,7 +97,8 @@ class DecoderModel:
             *(spec, weights, ops, max_model_len, recipe, spread, group, choices, first_layer),
             placement=WhereMade() if placement is None else placement,
         )
-        self._embedding = assembly.embedding()
+        self._target = target
+        self._embedding = assembly.embedding(None if target is None else target.look_up)
         self._layers: Sequence[RunnableLayer] = assembly.layers()
         self.head = assembly.head()
         self._parts = assembly.parts
@@ -110,6 +115,15 @@ class DecoderModel:
         self._embedding, self._layers = other._embedding, other._layers
         self.head, self._parts = other.head, other._parts
         self._choices = other._choices
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """The embeddings [T, C] of ids [T], scaled."""
+        return self._embedding.look_up(ids)
+
+    @property
+    def stage(self) -> Embedding | DraftStage:
+        """What comes before the layers."""
+        return self._embedding
 
     @property
     def num_layers(self) -> int:
@@ -156,6 +170,9 @@ class DecoderModel:
         """Scores over the vocabulary for hidden [R, C] as a whole `forward` gives it -> fp32 [R,
         V].
         """
+        if self.head is None:
+            assert self._target is not None, "a head of nobody's"
+            return self._target.logits(hidden)
         assert isinstance(self.head, LanguageModelHead), "a pooling model has no such head"
         return self.head.logits(hidden)
 

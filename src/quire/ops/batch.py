@@ -79,6 +79,8 @@ class Batch:
 
     layer_inputs [T, L * P]: what the embedding stage makes for each layer, in models whose layers
     have inputs of their own; [T, C]: the embeddings, in those whose layers read them again.
+
+    states [T, n*C]: hidden states that a draft network reads.
     """
 
     ids: Tensor | None
@@ -90,3 +92,4 @@ class Batch:
     num_tokens: int
     layer_inputs: Tensor | None = None
     token_types: Tensor | None = None
+    states: Tensor | None = None

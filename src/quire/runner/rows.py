@@ -74,6 +74,7 @@ class Rows:
             for size in block_sizes
         ]
         self.device_tables = [device.table(table) for table in self.tables]
+        self._num_blocks = np.zeros((len(block_sizes), num_rows + 1), dtype=np.int64)
         self._step_id = -1
         self._broken: dict[int, str] = {}
 
@@ -114,6 +115,17 @@ class Rows:
         self.num_computed[rows] += counts
         self.state_index[rows] += 1
         self.state_index[sampled] += gained - 1
+
+    def capacity(self, rows: np.ndarray) -> np.ndarray:
+        """How many tokens the blocks of these rows [n] hold."""
+        sizes = [size for size in self.block_sizes if size is not None]
+        counts = [
+            self._num_blocks[group, rows]
+            for group, size in enumerate(self.block_sizes)
+            if size is not None
+        ]
+        held = [count * size for count, size in zip(counts, sizes, strict=True)]
+        return np.minimum.reduce(held, initial=self.token_ids.shape[1])
 
     def write_drafts(self, row: int, token_ids: Sequence[int]) -> None:
         """Write drafts of the row's next tokens after its known tokens."""
@@ -169,4 +181,5 @@ class Rows:
 
     def _write_blocks(self, group: int, row: int, first: int, blocks: Sequence[int]) -> None:
         self.tables[group][row, first : first + len(blocks)] = blocks
+        self._num_blocks[group, row] = first + len(blocks)
         self._device.write(self.device_tables[group], row, first, blocks)

@@ -62,6 +62,7 @@ def load_model(
     keeps_experts: bool = False,
     weights_folder: Path | None = None,
     make_placement: Callable[[], WeightPlacement] | None = None,
+    target: DecoderModel | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`; keys and values
     will be in `kv_dtype` (default: the same).
@@ -73,8 +74,8 @@ def load_model(
     config.json. `recipe` says how other weights are kept. `progress` is called with leaf values
     done and in all. `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel.
     `weights_folder`: where large weights are kept in files instead of memory. `make_placement`
-    makes what keeps the weights of layers elsewhere. With `group` it is
-    the model of one worker, which takes its own part of each leaf. Raises LoadError subclasses that
+    makes what keeps the weights of layers elsewhere. `target`: of a draft network. With `group` it
+    is the model of one worker, which takes its own part of each leaf. Raises LoadError subclasses that
     name file and tensor.
     """
     if family is None and load_format != "dummy":
@@ -113,6 +114,7 @@ def load_model(
             group=group,
             keeps_experts=keeps_experts,
             placement=None if make_placement is None else make_placement(),
+            target=target,
         )
         weights.finish()
         return model

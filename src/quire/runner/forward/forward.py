@@ -135,6 +135,7 @@ class RecordedForward:
             layer_groups=whole.layer_groups,
             num_tokens=count,
             token_types=None if whole.token_types is None else whole.token_types[:count],
+            states=None if whole.states is None else whole.states[:count],
         )
 
     def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:

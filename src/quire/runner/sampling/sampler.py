@@ -234,6 +234,37 @@ class Sampler:
             assert inputs is not None, "some row is not greedy"
         return self._sample_rows(logits, rows, inputs)
 
+    def guess(
+        self,
+        logits: Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        token_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Draw the ids [R] int64 that `sample` would draw if it had these logits, those of a draft
+        network: with the rows' settings, noise and edits, but without a grammar and custom
+        processors. A row without a finite logit has the first id.
+
+        logits [R, V'] fp32 are those of `token_ids` [V'] ascending (None: of all). They are edited
+        in place.
+        """
+        hashes = self._hashes
+        if self._num_special == 0:
+            ids = self._ops.greedy(logits)[0]
+            return ids if token_ids is None else token_ids[ids]
+        if token_ids is not None:
+            hashes = hashes[token_ids]
+        wanting = self._wanting(rows, positions)
+        if wanting and token_ids is not None:
+            whole = logits.new_full((len(logits), self._vocab_size), -math.inf)
+            logits = whole.index_copy_(1, token_ids, logits)
+            hashes, token_ids = self._hashes, None
+        for part, places in wanting:
+            part.edit(places, self._send)(logits)
+        keys = self._send(noise_keys(self._seeds[rows], positions))
+        ids = self._ops.draw(logits, self._send(self._settings[rows]), keys, hashes)[0]
+        return ids if token_ids is None else token_ids[ids]
+
     def members(self, rows: np.ndarray) -> list[Member]:
         """Return the members in these rows for `commit`; by then the rows may have new requests."""
         return [] if self._custom is None else self._custom.members(rows.tolist())
