@@ -10,8 +10,13 @@ import msgspec
 from quire.config.args.engine_options import EngineOptions
 from quire.config.speculative_config import REFUSED_METHODS, SpeculativeConfig, speculative_config
 from quire.errors import NotBuiltYet
+from quire.models.drafting.read import POOLED_METHODS, read_network
+from quire.models.foreign.spec import ForeignDecoder
+from quire.models.layer_memory import LayerMemory
 from quire.models.loading.folder_files import found_format, read_folder_config
 from quire.models.loading.source import locate
+from quire.models.parameters import num_parameters
+from quire.models.spec import Decoder
 
 _TAKEN_AT_THEIR_WORD = (
     *("ngram", "suffix", "auto", "custom_class", "extract_hidden_states"),
@@ -25,7 +30,8 @@ _NUM_PREDICTED = ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layer
 class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A draft's checkpoint: `method` is what it is for, `hf_config` its config.json.
     `num_predicted`: how many tokens it was trained to draft, None if its config does not say.
-    `is_target`: the weights are in the target's checkpoint.
+    `is_target`: the weights are in the target's checkpoint. `memories`: what each of its layers
+    remembers of a request, in the target's pool; `num_parameters`: its weights.
     """
 
     method: str
@@ -35,6 +41,8 @@ class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
     hf_config: dict[str, Any]
     num_predicted: int | None
     is_target: bool = False
+    memories: tuple[LayerMemory | None, ...] = ()
+    num_parameters: int = 0
 
 
 class DraftWish(msgspec.Struct, frozen=True):
@@ -43,12 +51,22 @@ class DraftWish(msgspec.Struct, frozen=True):
     config: SpeculativeConfig
     draft: DraftFacts | None
 
+    @property
+    def memories(self) -> tuple[LayerMemory | None, ...]:
+        """What the draft's layers remember of a request."""
+        return () if self.draft is None else self.draft.memories
+
 
 def gather_draft_wish(
-    args: EngineOptions, target: dict[str, Any], folder: str, load_format: str
+    args: EngineOptions,
+    target: dict[str, Any],
+    decoder: Decoder | ForeignDecoder,
+    folder: str,
+    load_format: str,
 ) -> DraftWish | None:
     """Check the arguments about drafts and find the draft's files (downloaded where they name a
-    hub id); `target`: the config of the model in `folder`. None: nothing is drafted.
+    hub id); `target`: the config of the model in `folder`, which is the `decoder`. None: nothing is
+    drafted.
 
     Raises RequestError for an invalid argument, LoadError for files that cannot be read.
     """
@@ -57,7 +75,7 @@ def gather_draft_wish(
         return None
     if config.method == "mtp" and config.model is None:
         own = _facts("mtp", args.model or "", folder, load_format, target, is_target=True)
-        return DraftWish(config, own)
+        return DraftWish(config, _measured(own, decoder))
     if config.model is None or config.method in ("ngram", "suffix", "auto", "custom_class"):
         return DraftWish(config, None)
     found = locate(
@@ -74,7 +92,23 @@ def gather_draft_wish(
         key = "speculative_config['model']"
         raise NotBuiltYet(key, config.model, REFUSED_METHODS[method])
     draft = _facts(method, config.model, str(found), form, hf_config, is_target=False)
-    return DraftWish(msgspec.structs.replace(config, method=method), draft)
+    config = msgspec.structs.replace(config, method=method)
+    return DraftWish(config, _measured(draft, decoder))
+
+
+def _measured(draft: DraftFacts, target: Decoder | ForeignDecoder) -> DraftFacts:
+    """The facts with what a network takes in memory. Raises LoadError for one that cannot draft for
+    the target.
+    """
+    if draft.method not in POOLED_METHODS:
+        return draft
+    if not isinstance(target, Decoder):
+        hint = "Use ngram, or a model that Quire runs itself."
+        raise NotBuiltYet("speculative_config['method']", draft.method, hint)
+    spec = read_network(draft.method, draft.hf_config, target, ()).spec
+    return msgspec.structs.replace(
+        draft, memories=spec.memories, num_parameters=num_parameters(spec)
+    )
 
 
 def _facts(

@@ -68,6 +68,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     drafts: DraftWish | None = None
 
     @property
+    def pool_memories(self) -> tuple[LayerMemory | None, ...]:
+        """What the layers of the model, and of a network that drafts, remember of a request."""
+        return self.memories + (() if self.drafts is None else self.drafts.memories)
+
+    @property
     def has_latents(self) -> bool:
         """Whether layers keep latents instead of keys and values."""
         return any(isinstance(memory, Latents) for memory in self.memories)

@@ -100,7 +100,7 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         generation_config_source=generation_source,
         chat_template=template,
         chat_template_source=template_source,
-        drafts=gather_draft_wish(args, config, str(folder), load_format),
+        drafts=gather_draft_wish(args, config, decoder, str(folder), load_format),
     )
 
 

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from quire.config.speculation import NETWORK_METHODS, DraftPlan
+from quire.config.speculation import DraftPlan
 from quire.errors import NotBuiltYet
 from quire.executor.platform import Platform
 from quire.executor.worker_config import WorkerConfig
@@ -20,7 +20,7 @@ from quire.models.decoder import DecoderModel
 from quire.models.drafting.later_pass import LaterPass
 from quire.models.drafting.load import load_network, read_token_ids, tensor_names
 from quire.models.drafting.network import DraftNetwork
-from quire.models.drafting.read import read_network
+from quire.models.drafting.read import POOLED_METHODS, read_network
 from quire.models.drafting.spec import DraftDecoder
 from quire.models.loading.folder_files import LoadFormat
 from quire.models.spec import Decoder
@@ -50,14 +50,16 @@ def open_draft(config: WorkerConfig, target: Decoder | None) -> DraftNetwork | N
     NotBuiltYet.
     """
     plan = config.speculation
-    if plan is None or plan.draft is None or plan.method not in NETWORK_METHODS:
+    if plan is None or plan.draft is None or plan.method not in POOLED_METHODS:
         return None
     if target is None:
         hint = "Use ngram, or a model that Quire runs itself."
         raise NotBuiltYet("speculative_config['method']", plan.method, hint)
     draft = plan.draft
-    names = () if draft.is_target or plan.method == "draft_model" else tensor_names(
-        Path(draft.folder), _format(config, draft), target
+    names = (
+        ()
+        if draft.is_target or plan.method == "draft_model"
+        else tensor_names(Path(draft.folder), _format(config, draft), target)
     )
     return read_network(plan.method, draft.hf_config, target, names)
 

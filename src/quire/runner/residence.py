@@ -29,9 +29,9 @@ class Resident:
 class Residence:
     """Releases and restores by tag ("weights", "kv_cache").
 
-    Weights are loaded again, the models in their order, unless they are kept on the host. Invariant:
-    the recorded programs of `forwards` exist exactly while both are present, since they contain the
-    addresses of both.
+    Weights are loaded again, the models in their order, unless they are kept on the host.
+    Invariant: the recorded programs of `forwards` exist exactly while both are present, since they
+    contain the addresses of both.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Draft networks beside a target in one pool: what they guess is what a reference guesses, a network
-with the target's weights is always right, and answers are those without drafts.
+"""Draft networks in the pool of a target: their guesses are a reference's, a network with the
+target's weights is always right, and answers are those without drafts.
 """
 
 from __future__ import annotations

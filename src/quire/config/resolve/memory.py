@@ -35,7 +35,7 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     size = d.decide("block_size", given or _BLOCK_SIZE, "block_size was given" if given else why)
     number = number_bytes(d.value("dtype"), d.value("kv_dtype"))
     drafts = d.value("speculation")
-    pool = plan_kv_pool(d.model.memories, size, number, drafts.num_tokens if drafts else 0)
+    pool = plan_kv_pool(d.model.pool_memories, size, number, drafts.num_tokens if drafts else 0)
     bound = length_limit(d) if length is None else length
     _decide_share(d, keeps_tokens=pool.block_bytes > 0)
     decide_weights_folder(d, _workspace_bytes(d, bound))

@@ -52,15 +52,14 @@ def read_eagle(config: Mapping[str, Any], target: Decoder, names: Collection[str
         target.dim,
         target.vocab,
         fc_bias="fc.bias" in names,
-        has_embedding="embed_tokens.weight" in names,
+        has_embedding=_has_embedding(target.dim, target, names),
         has_head="lm_head.weight" in names,
     )
-    own = {"vocab": target.vocab, "dim": target.dim, "context": context_of(c)}
+    context = context_of(c)
     _check_vocab(c, target)
     c.ignore("tie_word_embeddings", "attention_bias", "bias", *_OF_TRAINING)
     c.finish()
-    spec = DraftDecoder(blocks=tuple(blocks), final_norm=None, inputs=inputs, **own)
-    _check_scale(spec, target)
+    spec = DraftDecoder(target.vocab, target.dim, tuple(blocks), None, context, inputs=inputs)
     rules = (rule("fc.{leaf}", "draft.fc.{leaf}"), *_rules())
     return DraftNetwork(spec, _family(rules))
 
@@ -76,6 +75,7 @@ def read_eagle3(config: Mapping[str, Any], target: Decoder, names: Collection[st
     joins_normed = c.flag("norm_before_residual", inner is not c)
     aux = _aux_layers(c, target)
     vocab = c.integer("draft_vocab_size", target.vocab, maximum=target.vocab)
+    dim = inner.integer("hidden_size")
     inputs = DraftInputs(
         c.integer("target_hidden_size", target.dim),
         target.vocab,
@@ -85,7 +85,7 @@ def read_eagle3(config: Mapping[str, Any], target: Decoder, names: Collection[st
         state_norm=block.norm if joins_normed else None,
         fc_norm=block.norm if c.flag("norm_before_fc", False) else None,
         feeds_normed=c.flag("norm_output", False),
-        has_embedding="embed_tokens.weight" in names,
+        has_embedding=_has_embedding(dim, target, names),
         has_head="lm_head.weight" in names or vocab < target.vocab,
     )
     if inputs.width != target.dim:
@@ -93,13 +93,12 @@ def read_eagle3(config: Mapping[str, Any], target: Decoder, names: Collection[st
     assert isinstance(block.mixer, Attention)
     over = AttentionOverEmbedding(block.mixer, block.norm)
     blocks = (replace(block, mixer=over, mixer_pre=not joins_normed), *[block] * (depth - 1))
-    dim, context = inner.integer("hidden_size"), context_of(inner)
+    context = context_of(inner)
     _check_vocab(inner, target)
     for reader in {id(c): c, id(inner): inner}.values():
         reader.ignore("tie_word_embeddings", "attention_bias", *_OF_TRAINING)
         reader.finish()
     spec = DraftDecoder(vocab, dim, blocks, block.norm, context, inputs=inputs)
-    _check_scale(spec, target)
     norm = "draft.state_norm" if joins_normed else "layers.0.attn_pre"
     rules = (
         rule("fc.{leaf}", "draft.fc.{leaf}"),
@@ -170,15 +169,19 @@ def _check_vocab(c: ConfigReader, target: Decoder) -> None:
         raise unsupported("vocab_size", vocab, f"{target.vocab}, the target's")
 
 
-def _check_scale(spec: DraftDecoder, target: Decoder) -> None:
-    """Refuse to share an embedding that does not fit."""
-    if spec.inputs.has_embedding:
-        return
-    if spec.dim != target.dim or target.embed_scale != 1.0:
+def _has_embedding(dim: int, target: Decoder, names: Collection[str]) -> bool:
+    """Whether a network of `dim` numbers has an embedding of its own. Raises LoadError for one that
+    has none, where the target's does not fit.
+    """
+    fits = dim == target.dim and target.embed_scale == 1.0
+    if not names:
+        return not fits
+    if "embed_tokens.weight" not in names and not fits:
         raise LoadError(
             "The draft network has no embed_tokens.weight, and the target's embedding does not fit "
-            f"it: {target.dim} numbers, scaled by {target.embed_scale:g}, for {spec.dim}."
+            f"it: {target.dim} numbers, scaled by {target.embed_scale:g}, for {dim}."
         )
+    return "embed_tokens.weight" in names
 
 
 def _rules() -> tuple[Rule, ...]:

@@ -43,9 +43,9 @@ def load_network(
     pass of one that reads states returns its own, as the one of `aux` or, where there is none, as
     the last.
     """
-    spec, aux = network.spec, ()
-    if isinstance(spec, DraftDecoder) and spec.final_norm and not spec.inputs.feeds_normed:
-        aux = (len(spec.blocks),)
+    spec = network.spec
+    feeds_raw = isinstance(spec, DraftDecoder) and not spec.inputs.feeds_normed
+    aux = (len(spec.blocks),) if feeds_raw and spec.final_norm is not None else ()
     return load_model(
         folder,
         spec,
@@ -89,8 +89,7 @@ def read_token_ids(
 
 
 def tensor_names(folder: Path, load_format: LoadFormat, target: Decoder) -> Collection[str]:
-    """The names of all tensors in a folder; none where random weights are drawn. Raises LoadError.
-    """
+    """The names of all tensors in a folder; () where weights are drawn. Raises LoadError."""
     if load_format == "dummy":
         return ()
     with closing(open_files(load_format, folder, target)) as files:

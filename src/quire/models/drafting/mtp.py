@@ -41,9 +41,7 @@ class _Form:
         return self.at.format(n=layers)
 
 
-_DEEPSEEK = _Form(
-    "layers.{n}.", "layers.{n}.", "enorm", "hnorm", "eh_proj", "shared_head.norm"
-)
+_DEEPSEEK = _Form("layers.{n}.", "layers.{n}.", "enorm", "hnorm", "eh_proj", "shared_head.norm")
 _QWEN = _Form(
     "mtp.",
     "mtp.layers.0.",
@@ -139,13 +137,13 @@ def _family(form: _Form, family: Family, target: Decoder) -> Family:
     }
     if form.final_norm is not None:
         parts[form.final_norm] = "norm"
-    own = [rule(f"{prefix}{at}{stored}.{{leaf}}", f"{ours}.{{leaf}}") for stored, ours in parts.items()]
+    own = [
+        rule(f"{prefix}{at}{stored}.{{leaf}}", f"{ours}.{{leaf}}") for stored, ours in parts.items()
+    ]
     of_layer = prefix + form.layer.format(n=layers)
     rules = [_moved(each, of_layer) for each in family.rules_for(target)]
     others = rf"(?!{re.escape(at)}).*|{re.escape(at)}(shared_head\.head|embed_tokens)\.weight"
-    return replace(
-        family, rules=(*own, *rules), ignored=(others,), drafts_after_layers=False
-    )
+    return replace(family, rules=(*own, *rules), ignored=(others,), drafts_after_layers=False)
 
 
 def _moved(each: Rule, at: str) -> Rule:

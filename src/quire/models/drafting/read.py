@@ -13,6 +13,9 @@ from quire.models.drafting.spec import DraftDecoder
 from quire.models.families import find_family, read_spec
 from quire.models.spec import Decoder
 
+POOLED_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
+"""The methods whose networks have layers in the target's pool."""
+
 
 def read_network(
     method: str, config: Mapping[str, Any], target: Decoder, names: Collection[str]

@@ -75,8 +75,8 @@ def load_model(
     done and in all. `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel.
     `weights_folder`: where large weights are kept in files instead of memory. `make_placement`
     makes what keeps the weights of layers elsewhere. `target`: of a draft network. With `group` it
-    is the model of one worker, which takes its own part of each leaf. Raises LoadError subclasses that
-    name file and tensor.
+    is the model of one worker, which takes its own part of each leaf. Raises LoadError subclasses
+    that name file and tensor.
     """
     if family is None and load_format != "dummy":
         config = read_folder_config(folder, load_format)

@@ -114,9 +114,7 @@ class NetworkDrafter:
         lengths.move_on(computing, ends - starts)
         return fed
 
-    def _go_on(
-        self, rows: Rows, sampled: Array, fed: Tensor | None, kept: Array
-    ) -> Tensor | None:
+    def _go_on(self, rows: Rows, sampled: Array, fed: Tensor | None, kept: Array) -> Tensor | None:
         """Compute one token more of these rows, and guess the next one; `kept`: which of the pass
         before are among them.
         """
@@ -128,9 +126,7 @@ class NetworkDrafter:
         self._lengths.move_on(sampled, 1)
         return fed
 
-    def _run(
-        self, rows: Rows, way: Pass, plan: StepPlan, states: Tensor | None
-    ) -> Tensor | None:
+    def _run(self, rows: Rows, way: Pass, plan: StepPlan, states: Tensor | None) -> Tensor | None:
         """Run a pass, and write its guesses into the rows; returns the states that the pass after
         it reads, of rows that sample.
         """
