@@ -4,20 +4,21 @@ target's weights is always right, and answers are those without drafts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quire import SamplingParams
-from quire.engine.wire.messages import EngineCoreRequest
 from quire.testing import make_checkpoint
 from tests.runner.drafting.draft_reference import Eagle, Eagle3
+from tests.runner.drafting.watched_core import (
+    K,
+    assert_same,
+    open_with,
+    run_requests,
+    serve,
+)
 from tests.runner.late_engines import Life, open_core
 from tests.support.draft_checkpoints import read, write_eagle, write_eagle3
-
-K = 3
 
 
 @pytest.fixture(scope="module")
@@ -25,49 +26,6 @@ def target(tmp_path_factory):
     shape = {"num_hidden_layers": 5, "vocab_size": 300, "hidden_size": 64, "head_dim": 16}
     shape |= {"intermediate_size": 96, "rms_norm_eps": 1e-3, "tie_word_embeddings": False}
     return make_checkpoint(tmp_path_factory.mktemp("target"), shape, "llama", 3, dtype="float32")
-
-
-@dataclass
-class Watched:
-    """What a drafter did: (known ids, drafts) of each row after each step, and counts."""
-
-    guesses: list = field(default_factory=list)
-    num_drafts: int = 0
-    num_right: int = 0
-
-
-def open_with(folder, draft, method, *, count=K, late_seed=None, **wishes):
-    config = {"method": method, "model": str(draft), "num_speculative_tokens": count}
-    core, _ = open_core(folder, late_seed=late_seed, speculative_config=config, **wishes)
-    drafting = core.executor.worker.model_runner.heads.of(SamplingParams()).drafting
-    watched, propose = Watched(), drafting._drafter.propose
-
-    def watch(rows, step):
-        watched.num_drafts += int(step.drafts.sum())
-        watched.num_right += sum(len(new) - 1 for new in step.new_tokens)
-        counts = propose(rows, step)
-        for row, n in zip(step.sampled, counts, strict=True):
-            known = int(rows.num_tokens[row])
-            ids = rows.token_ids[row].tolist()
-            watched.guesses.append((ids[:known], ids[known : known + n]))
-        return counts
-
-    drafting._drafter.propose = watch
-    return core, watched
-
-
-def serve(core, life, **keywords):
-    found = life.run(core, **keywords)
-    core.shutdown()
-    return found
-
-
-def assert_same(found, right, life):
-    for handle in set(range(life.num_requests)) - set(life.aborted):
-        assert found.tokens.get(handle) == right.tokens.get(handle)
-        assert found.ends.get(handle) == right.ends.get(handle)
-        assert found.logprobs.get(handle) == right.logprobs.get(handle)
-        assert found.prompts.get(handle) == right.prompts.get(handle)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -85,25 +43,6 @@ def test_a_draft_with_the_targets_weights_is_always_right(target, seed, eager):
     assert_same(found, right, life)
     assert watched.num_drafts >= 8
     assert watched.num_right == watched.num_drafts
-
-
-def requests():
-    """Greedy requests whose prompts take several chunks, and share a cached beginning."""
-    draw = torch.Generator().manual_seed(5)
-    start = torch.randint(10, 290, (16,), generator=draw).tolist()
-    for handle, (cached, own) in enumerate([(0, 21), (16, 5), (16, 9), (0, 3), (8, 17)]):
-        prompt = start[:cached] + torch.randint(10, 290, (own,), generator=draw).tolist()
-        params = SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True)
-        yield EngineCoreRequest(handle, prompt, params, seed=handle, arrival_time=0.0)
-
-
-def run_requests(core, *, together):
-    waiting = list(requests())
-    while waiting or core.has_work:
-        if waiting and (together or not core.has_work):
-            core.add_request(waiting.pop(0))
-        core.step()
-    core.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +99,7 @@ def test_guesses_are_those_of_the_reference(target, hidden_states, tmp_path, nam
         folder = write_eagle3(tmp_path / "draft", target, **facts | {"layers": layers})
     wishes = {"enforce_eager": together, "max_num_batched_tokens": 10, "block_size": 8}
     core, watched = open_with(target, folder, method, **wishes, enable_prefix_caching=together)
-    run_requests(core, together=together)
+    run_requests(core, 290, together=together)
     guess = references(target, folder, hidden_states, layers)
     checked = [(known, drafts) for known, drafts in watched.guesses if drafts]
     assert len(checked) > 20 and {len(drafts) for _, drafts in checked} >= {K}
