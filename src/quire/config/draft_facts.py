@@ -10,7 +10,8 @@ import msgspec
 from quire.config.args.engine_options import EngineOptions
 from quire.config.speculative_config import REFUSED_METHODS, SpeculativeConfig, speculative_config
 from quire.errors import NotBuiltYet
-from quire.models.drafting.read import POOLED_METHODS, read_network
+from quire.models.drafting.medusa import read_medusa
+from quire.models.drafting.read import read_network
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.layer_memory import LayerMemory
 from quire.models.loading.folder_files import found_format, read_folder_config
@@ -19,7 +20,7 @@ from quire.models.parameters import num_parameters
 from quire.models.spec import Decoder
 
 _TAKEN_AT_THEIR_WORD = (
-    *("ngram", "suffix", "auto", "custom_class", "extract_hidden_states"),
+    *("ngram", "suffix", "auto", "custom_class"),
     *("eagle", "eagle3"),
 )
 """Methods that are not looked for in a draft's name and config."""
@@ -100,11 +101,14 @@ def _measured(draft: DraftFacts, target: Decoder | ForeignDecoder) -> DraftFacts
     """The facts with what a network takes in memory. Raises LoadError for one that cannot draft for
     the target.
     """
-    if draft.method not in POOLED_METHODS:
-        return draft
     if not isinstance(target, Decoder):
         hint = "Use ngram, or a model that Quire runs itself."
         raise NotBuiltYet("speculative_config['method']", draft.method, hint)
+    if draft.method == "medusa":
+        heads = read_medusa(draft.hf_config, target)
+        return msgspec.structs.replace(
+            draft, num_predicted=heads.heads, num_parameters=heads.num_parameters(target.dim)
+        )
     spec = read_network(draft.method, draft.hf_config, target, ()).spec
     return msgspec.structs.replace(
         draft, memories=spec.memories, num_parameters=num_parameters(spec)
@@ -151,4 +155,6 @@ def _method(config: SpeculativeConfig, hf_config: dict[str, Any]) -> str:
         return "dspark" if kind == "dspark" else "dflash"
     if model_type in ("medusa", "mlp_speculator"):
         return model_type
+    if "medusa_num_heads" in hf_config:  # as the authors have it, without a type
+        return "medusa"
     return "mtp" if model_type.endswith("_mtp") or model_type == "mtp" else "draft_model"

@@ -16,7 +16,6 @@ Method = Literal[
     "eagle3",
     "mtp",
     "medusa",
-    "extract_hidden_states",
 ]
 
 NETWORK_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "medusa")
@@ -73,7 +72,7 @@ class SpeculationPlan(msgspec.Struct, frozen=True, kw_only=True):
     `num_tokens`: the most drafts of a request in a step. `by_batch`: (first, last, k), the most
     drafts of each request in a step of first .. last requests; () where measured costs alone
     decide. `is_adaptive`: fewer drafts are made where they do not pay. `draft`: of
-    NETWORK_METHODS and extract_hidden_states. `custom_class`: "module.Class" of that method.
+    NETWORK_METHODS. `custom_class`: "module.Class" of that method.
     """
 
     method: Method

@@ -21,6 +21,7 @@ REFUSED_METHODS = {
     "dflash": "Drafts of whole blocks are not built: use eagle3 or mtp.",
     "dspark": "Drafts of whole blocks are not built: use eagle3 or mtp.",
     "mlp_speculator": "Use medusa, eagle or a draft_model.",
+    "extract_hidden_states": "Hidden states leave through a K/V connector; there is none.",
 }
 """Documented methods that are not built, and what to do instead."""
 
@@ -29,7 +30,7 @@ _SAME = {"ngram_gpu": "ngram"}
 
 _METHODS = (
     *("ngram", "suffix", "auto", "custom_class", "draft_model", "eagle", "eagle3", "mtp"),
-    *("medusa", "extract_hidden_states"),
+    "medusa",
 )
 
 _NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {

@@ -13,12 +13,14 @@ from typing import cast
 import torch
 
 from quire.config.speculation import DraftPlan
-from quire.errors import NotBuiltYet
+from quire.errors import LoadError, NotBuiltYet
 from quire.executor.platform import Platform
 from quire.executor.worker_config import WorkerConfig
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.later_pass import LaterPass
 from quire.models.drafting.load import load_network, read_token_ids, tensor_names
+from quire.models.drafting.medusa import read_medusa
+from quire.models.drafting.medusa_heads import load_medusa
 from quire.models.drafting.network import DraftNetwork
 from quire.models.drafting.read import POOLED_METHODS, read_network
 from quire.models.drafting.spec import DraftDecoder
@@ -27,21 +29,24 @@ from quire.models.spec import Decoder
 from quire.quantization import RECIPES, UNQUANTIZED
 from quire.runner.batch import BatchBuilder
 from quire.runner.drafting.draft_rows import DraftRows
-from quire.runner.drafting.networks import NetworkDrafter, Pass, Reads
+from quire.runner.drafting.drafter import Drafter
+from quire.runner.drafting.heads import HeadsDrafter
+from quire.runner.drafting.networks import NetworkDrafter, NetworkInputs, Pass
 from quire.runner.forward.forward import Forward
 from quire.runner.model import RunnableModel
+from quire.runner.residence import Loadable
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
 
 
 @dataclass(frozen=True, slots=True)
 class DraftParts:
-    """A network that is loaded, what loads it again, and what runs it."""
+    """Weights that draft, what loads them again, and what runs them."""
 
-    model: RunnableModel
-    load: Callable[[], RunnableModel]
+    model: Loadable
+    load: Callable[[], Loadable]
     forwards: tuple[Forward, ...]
-    drafter: NetworkDrafter
+    drafter: Drafter
 
 
 def open_draft(config: WorkerConfig, target: Decoder | None) -> DraftNetwork | None:
@@ -79,9 +84,9 @@ def build_network_drafter(
     load = partial(_load, config, platform, network, draft, target)
     model = load()
     spec, lengths = network.spec, DraftRows(runner.rows)
-    reads, width = Reads(), 0
+    reads, width = NetworkInputs(), 0
     if isinstance(spec, DraftDecoder):
-        reads, width = Reads(1, bool(spec.inputs.aux_layers)), spec.inputs.states_width
+        reads, width = NetworkInputs(1, bool(spec.inputs.aux_layers)), spec.inputs.states_width
     make = partial(_make_pass, config, platform, runner, lengths, reads)
     first = make(model, width)
     later = first
@@ -101,6 +106,29 @@ def build_network_drafter(
     )
     forwards = (first.forward,) if later is first else (first.forward, later.forward)
     return DraftParts(model, load, forwards, drafter)
+
+
+def build_heads_drafter(
+    config: WorkerConfig, platform: Platform, target: Decoder, sampler: Sampler
+) -> DraftParts:
+    """Load Medusa heads and make what runs them. Raises LoadError for fewer heads than drafts."""
+    assert config.speculation is not None and config.speculation.draft is not None
+    draft = config.speculation.draft
+    spec = read_medusa(draft.hf_config, target)
+    if spec.heads < config.num_drafts:
+        raise LoadError(
+            f"{draft.folder} has {spec.heads} heads, and num_speculative_tokens="
+            f"{config.num_drafts}: each head guesses one token."
+        )
+    load = partial(
+        load_medusa,
+        *(Path(draft.folder), spec, target, platform.ops),
+        load_format=_format(config, draft),
+        dtype=config.dtype,
+        device=platform.device.torch,
+    )
+    heads = load()
+    return DraftParts(heads, load, (), HeadsDrafter(heads, sampler, platform.device))
 
 
 def _load(
@@ -132,7 +160,7 @@ def _make_pass(
     platform: Platform,
     runner: ModelRunner,
     lengths: DraftRows,
-    reads: Reads,
+    reads: NetworkInputs,
     model: RunnableModel,
     width: int,
 ) -> Pass:

@@ -38,7 +38,7 @@ from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
 from quire.runner.pooling.pooling_head import PoolingHead
-from quire.runner.residence import Residence, Resident
+from quire.runner.residence import LoadedModel, Residence
 from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
@@ -129,9 +129,9 @@ def build_worker(
             free_at_start=free_at_start,
             free_bytes=platform.free_bytes,
         )
-    residents, forwards = [Resident(model, load)], [forward]
+    residents, forwards = [LoadedModel(model, load)], [forward]
     if draft is not None:
-        residents.append(Resident(draft.model, draft.load))
+        residents.append(LoadedModel(draft.model, draft.load))
         forwards += draft.forwards
     return Worker(
         runner,
@@ -292,11 +292,7 @@ def _token_head(
         logprobs_mode=config.logprobs_mode,
         logits_processors=config.make_processors(device.torch),
     )
-    draft: DraftParts | None = None
-    if network is not None:
-        from quire.executor.draft_network import build_network_drafter
-
-        draft = build_network_drafter(config, platform, network, runner, sampler)
+    draft = _draft_parts(config, platform, runner, sampler, network)
     head = TokenHead(
         model=runner.model,
         forward=forward,
@@ -307,6 +303,24 @@ def _token_head(
         share=None if group is None else group.broadcast,
     )
     return head, draft
+
+
+def _draft_parts(
+    config: WorkerConfig,
+    platform: Platform,
+    runner: ModelRunner,
+    sampler: Sampler,
+    network: DraftNetwork | None,
+) -> DraftParts | None:
+    """Load the weights that draft; None: there are none."""
+    if config.speculation is None or config.speculation.draft is None:
+        return None
+    from quire.executor.draft_network import build_heads_drafter, build_network_drafter
+
+    if network is not None:
+        return build_network_drafter(config, platform, network, runner, sampler)
+    assert isinstance(runner.model.spec, Decoder), "a model that Quire runs itself"
+    return build_heads_drafter(config, platform, runner.model.spec, sampler)
 
 
 def _drafting(

@@ -4,8 +4,9 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,17 +14,24 @@ from torch import Tensor
 from quire.runner.devices.device import Device
 from quire.runner.forward.forward import Forward
 from quire.runner.kv_cache import KVCache
-from quire.runner.model import RunnableModel
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 
 
+class Loadable(Protocol):
+    """Weights that can be released and taken again; see `RunnableModel`."""
+
+    def weight_tensors(self) -> Iterator[Tensor]: ...
+    def release_weights(self) -> None: ...
+    def take_weights(self, other: Any) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Resident:
+class LoadedModel:
     """A model, and the function that loads it with the weights that the engine was started with."""
 
-    model: RunnableModel
-    load: Callable[[], RunnableModel]
+    model: Loadable
+    load: Callable[[], Loadable]
 
 
 class Residence:
@@ -37,7 +45,7 @@ class Residence:
     def __init__(
         self,
         *,
-        models: Sequence[Resident],
+        models: Sequence[LoadedModel],
         kv_cache: KVCache,
         forwards: Sequence[Forward],
         device: Device,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tests.support.draft_checkpoints import HEAD_DIM, HEADS, KV_HEADS
+from tests.runner.drafting.draft_checkpoints import HEAD_DIM, HEADS, KV_HEADS
 
 
 class Reference:

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire.testing import make_checkpoint
+from tests.runner.drafting.draft_checkpoints import read, write_eagle, write_eagle3
 from tests.runner.drafting.draft_reference import Eagle, Eagle3
 from tests.runner.drafting.watched_core import (
     K,
@@ -18,7 +19,6 @@ from tests.runner.drafting.watched_core import (
     serve,
 )
 from tests.runner.late_engines import Life, open_core
-from tests.support.draft_checkpoints import read, write_eagle, write_eagle3
 
 
 @pytest.fixture(scope="module")

@@ -73,8 +73,6 @@ def _num_tokens(
         return depth, "suffix_decoding_max_tree_depth"
     if given is None and config.method == "auto":
         return _AUTO, "the default of method auto"
-    if given is None and config.method == "extract_hidden_states":
-        return 1, "nothing is drafted"
     if given is None:
         raise InvalidParameter(name, None, f"a number, for method {config.method}", "Try 3.")
     if given > _MOST:

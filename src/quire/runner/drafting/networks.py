@@ -39,7 +39,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class NetworkInputs:
     """What a network reads in its first pass: `lag` 1 and the target's states, those that enter
     layers where `takes_aux`; 0: ids alone.
     """
@@ -57,7 +57,7 @@ class NetworkDrafter:
         lengths: DraftRows,
         first: Pass,
         later: Pass,
-        reads: Reads,
+        reads: NetworkInputs,
         sampler: Sampler,
         device: Device,
         max_len: int,
@@ -172,7 +172,7 @@ def _plan(rows: Array, counts: Array, samples: Array) -> StepPlan:
     return StepPlan(0, [], [], [], [], chunks)
 
 
-def _states_of(step: VerifiedStep, reads: Reads, valid: Array) -> Tensor:
+def _states_of(step: VerifiedStep, reads: NetworkInputs, valid: Array) -> Tensor:
     """The target's states of a step's tokens, without those of wrong drafts."""
     found = torch.cat(step.states.aux, 1) if reads.takes_aux else step.states.last
     inputs = step.inputs

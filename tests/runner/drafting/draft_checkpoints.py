@@ -120,3 +120,30 @@ def write_eagle3(
         },
     } | own  # fmt: skip
     return write(folder, config, tensors)
+
+
+def write_medusa(folder, target_folder, *, heads=4, blocks=2, layout="vllm", vocab=None, seed=3):
+    """Medusa heads; in the authors' layout with biases, in vLLM's over `vocab` ids, if given."""
+    target = json.loads((target_folder / "config.json").read_text())
+    draw, dim, size = Draw(seed), target["hidden_size"], vocab or target["vocab_size"]
+    tensors, config = {}, {}
+    for head in range(heads):
+        for block in range(blocks):
+            matrix = draw.matrix(dim, dim)
+            if layout == "vllm":
+                tensors[f"blocks.{head}.layers.{block}.weight"] = matrix
+                continue
+            tensors[f"{head}.{block}.linear.weight"] = matrix
+            tensors[f"{head}.{block}.linear.bias"] = draw.matrix(1, dim)[0]
+        at = f"lm_heads.{head}" if layout == "vllm" else f"{head}.{blocks}"
+        tensors[at + ".weight"] = draw.matrix(size, dim)
+    if layout != "vllm":
+        config = {"medusa_num_heads": heads, "medusa_num_layers": blocks}
+        return write(folder, config | {"base_model_name_or_path": "target"}, tensors)
+    config = {"model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": dim}
+    config |= {"num_heads": heads, "num_hidden_layers": blocks, "vocab_size": target["vocab_size"]}
+    if vocab:
+        config["truncated_vocab_size"] = vocab
+        ids = torch.randperm(target["vocab_size"], generator=draw.generator)[:vocab]
+        tensors["token_map"] = ids
+    return write(folder, config, tensors)
