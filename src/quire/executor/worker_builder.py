@@ -264,13 +264,18 @@ def _token_head(
         logprobs_mode=config.logprobs_mode,
         logits_processors=config.make_processors(device.torch),
     )
+    if config.speculation is not None and not sampler.takes_drafts:
+        logger.warning(
+            "A logits processor edits all rows of a step at once, and cannot be asked about tokens "
+            "that may not come: no tokens are drafted."
+        )
     return TokenHead(
         model=runner.model,
         forward=forward,
         rows=rows,
         sampler=sampler,
         device=device,
-        drafting=_drafting(config, runner, forward),
+        drafting=_drafting(config, runner, forward) if sampler.takes_drafts else None,
         share=None if group is None else group.broadcast,
     )
 
