@@ -292,14 +292,20 @@ def _token_head(
         logprobs_mode=config.logprobs_mode,
         logits_processors=config.make_processors(device.torch),
     )
-    draft = _draft_parts(config, platform, runner, sampler, network)
+    if config.speculation is not None and not sampler.takes_drafts:
+        logger.warning(
+            "A logits processor edits all rows of a step at once, and cannot be asked about tokens "
+            "that may not come: no tokens are drafted."
+        )
+    takes_drafts = config.speculation is not None and sampler.takes_drafts
+    draft = _draft_parts(config, platform, runner, sampler, network) if takes_drafts else None
     head = TokenHead(
         model=runner.model,
         forward=forward,
         rows=rows,
         sampler=sampler,
         device=device,
-        drafting=_drafting(config, runner, forward, draft),
+        drafting=_drafting(config, runner, forward, draft) if takes_drafts else None,
         share=None if group is None else group.broadcast,
     )
     return head, draft

@@ -131,6 +131,11 @@ class Rows:
         """Write drafts of the row's next tokens after its known tokens."""
         self._device.write(self.token_ids, row, int(self.num_tokens[row]), token_ids)
 
+    def drafts(self, row: int, count: int) -> list[int]:
+        """Return the ids of the row's first `count` drafts, which a device has to be waited for."""
+        first = int(self.num_tokens[row])
+        return [int(token) for token in self.token_ids[row, first : first + count].tolist()]
+
     def _change(self, plan: StepPlan) -> None:
         for row in plan.removed:
             self._remove(row)

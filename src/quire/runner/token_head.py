@@ -21,7 +21,7 @@ from quire.runner.model import RunnableModel
 from quire.runner.prompt_logprobs import PromptLogprobsPart
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PromptTensors, RunnerOutput
-from quire.runner.sampling import Member, SampledTokens, Sampler, SamplerOutput
+from quire.runner.sampling import Drafts, Member, SampledTokens, Sampler, SamplerOutput
 from quire.scheduling.step import NewRow, StepResult
 
 
@@ -136,6 +136,7 @@ class TokenStep:
         self._errors: dict[int, str]
         self._guesses: Tensor | None = None
         self._states: HiddenStates
+        self._unknown: Sequence[int] = ()
 
     @property
     def moves_rows(self) -> bool:
@@ -151,6 +152,7 @@ class TokenStep:
         if head.prompt_logprobs.pending:
             self._prompts, self._errors = head.prompt_logprobs.collect(inputs, hidden, head.rows)
         self._guesses, self._states = head.guesses(inputs), states
+        self._unknown = () if mask is None else mask.unknown
         self._sampled = self._sample(hidden, mask)
         self._members = head.sampler.members(inputs.sampled)
         prompts = (tensor for prompt in self._prompts.values() for tensor in prompt.tensors)
@@ -168,22 +170,30 @@ class TokenStep:
         sampled = self._sampled.to_host([next(left) for _ in self._sampled.tensors])
         prompts = [p.to_host([next(left) for _ in p.tensors]) for p in self._prompts.values()]
         output.result.token_ids = sampled.token_ids.tolist()
+        kept = None
         if self._guesses is not None:
-            sampled = self._verify(output.result, sampled, next(left))
-        self._head.sampler.commit(sampled, self._members)
+            sampled, kept = self._verify(output.result, sampled, next(left))
+        self._head.sampler.commit(sampled, self._members, kept)
         rows = self._inputs.sampled
         errors = {int(rows[index]): text for index, text in sampled.errors.items()}
         output.result.errors |= errors | self._errors
         output.logprobs = sampled.logprobs
         output.prompt_logprobs += prompts
 
-    def _verify(self, result: StepResult, sampled: SampledTokens, guesses: Tensor) -> SampledTokens:
-        """Keep the tokens of accepted drafts, advance the rows, and have new drafts made."""
+    def _verify(
+        self, result: StepResult, sampled: SampledTokens, guesses: Tensor
+    ) -> tuple[SampledTokens, Sequence[int]]:
+        """Keep the tokens of accepted drafts, advance the rows, and have new drafts made. Returns
+        the tokens, and which of them are kept.
+        """
         inputs, ids = self._inputs, sampled.token_ids.numpy()
         drafts = inputs.drafts
         if drafts is None:
             drafts = np.zeros(len(inputs.sampled), dtype=np.int64)
-        accepted = num_accepted(ids, guesses.numpy(), drafts)
+        firsts = np.cumsum(drafts + 1) - drafts - 1
+        # An error after a draft is the next step's, which begins there with the tokens before it.
+        later = set(sampled.errors).difference(firsts.tolist()) if sampled.errors else ()
+        accepted = num_accepted(ids, guesses.numpy(), drafts, [*self._unknown, *later])
         kept = kept_places(accepted, drafts)
         result.token_ids, result.counts = ids[kept].tolist(), accepted.tolist()
         result.num_drafts = self._head.advance_verified(
@@ -191,11 +201,12 @@ class TokenStep:
         )
         places = {int(place): flat for flat, place in enumerate(kept)}
         logprobs = sampled.logprobs
-        return SampledTokens(
+        tokens = SampledTokens(
             sampled.token_ids,
             None if logprobs is None else logprobs.at(places),
             {index: text for index, text in sampled.errors.items() if index in places},
         )
+        return tokens, list(places)
 
     def _sample(self, hidden: Tensor, mask: GrammarMask | None) -> SamplerOutput:
         head, inputs = self._head, self._inputs
@@ -206,7 +217,13 @@ class TokenStep:
         if mask is not None:
             sent = mask.sent(self._device.stage)
             self._device.flush()
-        found = head.sampler.sample(logits, inputs.sampled, inputs.positions, sent, self._drawing)
+        drafts = None
+        if inputs.drafts is not None:
+            assert self._guesses is not None, "drafts are read before the rows' tokens are drawn"
+            drafts = Drafts(inputs.drafts, self._guesses)
+        found = head.sampler.sample(
+            logits, inputs.sampled, inputs.positions, sent, self._drawing, drafts
+        )
         if head.share is not None:
             head.share(found.token_ids)
         head.rows.write(inputs.sampled_rows, inputs.sampled_at, found.token_ids)

@@ -31,7 +31,7 @@ from quire.engine.wire.messages import (
     Started,
 )
 from quire.errors import EngineDeadError, RequestError
-from quire.executor.abstract import Executor
+from quire.executor.abstract import Executor, LaunchedStep
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.constraint import Constraint
 from quire.params import RequestParams, SamplingParams
@@ -112,7 +112,6 @@ class EngineCore(CoreControl):
                     prompt_logprobs_done=request.prompt_logprobs_done,
                     resumable=request.resumable,
                     grammar=grammar,
-                    takes_drafts=grammar is None,  # a mask covers one token of a row
                 )
             )
         except RequestError as error:
@@ -139,9 +138,11 @@ class EngineCore(CoreControl):
         if ending is not None:
             self._refused.append(_finished(ending))
 
-    def _masks(self, plan: StepPlan) -> GrammarMask | None:
+    def _masks(self, plan: StepPlan, launched: LaunchedStep) -> GrammarMask | None:
         """The masks of a step; None where no running request has a grammar."""
-        return self._constrained_masks(plan) if self.scheduler.rows.constrained else None
+        if not self.scheduler.rows.constrained:
+            return None
+        return self._constrained_masks(plan, launched)
 
     def _grammar(self, params: RequestParams, thinking: Thinking | None) -> Constraint | None:
         """The constraint on the output; None without one, or if nothing is generated."""
