@@ -32,7 +32,7 @@ from quire.runner.drafting.draft_rows import DraftRows
 from quire.runner.drafting.drafter import Drafter
 from quire.runner.drafting.heads import HeadsDrafter
 from quire.runner.drafting.networks import NetworkDrafter, NetworkInputs, Pass
-from quire.runner.forward.forward import Forward
+from quire.runner.forward.forward import EagerForward, Forward
 from quire.runner.model import RunnableModel
 from quire.runner.residence import Loadable
 from quire.runner.runner import ModelRunner
@@ -103,6 +103,7 @@ def build_network_drafter(
         token_ids=read_token_ids(
             network, Path(draft.folder), _format(config, draft), platform.device.torch
         ),
+        is_greedy=draft.is_greedy,
     )
     forwards = (first.forward,) if later is first else (first.forward, later.forward)
     return DraftParts(model, load, forwards, drafter)
@@ -128,7 +129,9 @@ def build_heads_drafter(
         device=platform.device.torch,
     )
     heads = load()
-    return DraftParts(heads, load, (), HeadsDrafter(heads, sampler, platform.device))
+    return DraftParts(
+        heads, load, (), HeadsDrafter(heads, sampler, platform.device, is_greedy=draft.is_greedy)
+    )
 
 
 def _load(
@@ -170,7 +173,10 @@ def _make_pass(
     capacity = config.max_num_batched_tokens + config.max_num_seqs
     if isinstance(model, LaterPass):
         capacity = config.max_num_seqs
-    size = max([capacity, *platform.sizes])
+    assert config.speculation is not None and config.speculation.draft is not None
+    is_recorded = config.speculation.draft.use_graphs
+    sizes = platform.sizes if is_recorded else ()
+    size = max([capacity, *sizes])
     states = None
     if width:
         states = torch.zeros((size, width), dtype=config.dtype, device=platform.device.torch)
@@ -181,11 +187,12 @@ def _make_pass(
         pool=runner.kv_cache.pool,
         kv=runner.kv_cache.layers,
         capacity=capacity,
-        sizes=platform.sizes,
+        sizes=sizes,
         ahead=reads.lag,
         states=states,
     )
-    return Pass(batches, platform.make_forward(model, batches))
+    forward = platform.make_forward(model, batches) if is_recorded else EagerForward(model)
+    return Pass(batches, forward)
 
 
 def _format(config: WorkerConfig, draft: DraftPlan) -> LoadFormat:

@@ -17,8 +17,12 @@ from quire.scheduling.step import NewRow
 class HeadsDrafter:
     """Drafts with one head for each token, drawn with the noise of the target."""
 
-    def __init__(self, heads: MedusaHeads, sampler: Sampler, device: Device) -> None:
+    def __init__(
+        self, heads: MedusaHeads, sampler: Sampler, device: Device, *, is_greedy: bool = False
+    ) -> None:
+        """is_greedy: the likeliest tokens are guessed at every temperature."""
         self._heads, self._sampler, self._device = heads, sampler, device
+        self._is_greedy = is_greedy
 
     def add_row(self, new: NewRow) -> None:
         """Do nothing: the heads remember nothing."""
@@ -43,6 +47,8 @@ class HeadsDrafter:
             if len(wanted) < len(sampled):
                 read = hidden.index_select(0, self._device.send(wanted))
             logits = self._heads.logits(head, read)
-            ids = self._sampler.guess(logits, at, positions, self._heads.token_ids)
+            ids = self._sampler.guess(
+                logits, at, positions, self._heads.token_ids, is_greedy=self._is_greedy
+            )
             rows.write(self._device.send(at), self._device.send(positions), ids)
         return [int(n) for n in limits]

@@ -62,9 +62,11 @@ class NetworkDrafter:
         device: Device,
         max_len: int,
         token_ids: Tensor | None = None,
+        is_greedy: bool = False,
     ) -> None:
         """`max_len`: no token at such a position or after it is guessed. token_ids [V'] int64: the
-        target's ids of the network's, None: they are the same.
+        target's ids of the network's, None: they are the same. is_greedy: the likeliest tokens are
+        guessed at every temperature.
         """
         self._lengths = lengths
         self._first, self._later = first, later
@@ -72,6 +74,7 @@ class NetworkDrafter:
         self._sampler, self._device = sampler, device
         self._max_len = max_len
         self._token_ids = token_ids
+        self._is_greedy = is_greedy
         self._active: list[int] = []
 
     def add_row(self, new: NewRow) -> None:
@@ -149,7 +152,10 @@ class NetworkDrafter:
         return own.index_select(0, inputs.last)
 
     def _guess(self, logits: Tensor, inputs: StepInputs) -> Tensor:
-        return self._sampler.guess(logits, inputs.sampled, inputs.positions, self._token_ids)
+        return self._sampler.guess(
+            *(logits, inputs.sampled, inputs.positions, self._token_ids),
+            is_greedy=self._is_greedy,
+        )
 
 
 def valid_counts(step: VerifiedStep) -> Array:

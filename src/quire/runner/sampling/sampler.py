@@ -261,10 +261,13 @@ class Sampler:
         rows: np.ndarray,
         positions: np.ndarray,
         token_ids: Tensor | None = None,
+        *,
+        is_greedy: bool = False,
     ) -> Tensor:
         """Draw the ids [R] int64 that `sample` would draw if it had these logits, those of a draft
         network: with the rows' settings, noise and edits, but without a grammar and custom
-        processors. A row without a finite logit has the first id.
+        processors. A row without a finite logit has the first id. is_greedy: take the largest
+        logits instead.
 
         logits [R, V'] fp32 are those of `token_ids` [V'] ascending (None: of all). They are edited
         in place.
@@ -282,8 +285,11 @@ class Sampler:
             hashes, token_ids = self._hashes, None
         for part, places in wanting:
             part.edit(places, self._send)(logits)
-        keys = self._send(noise_keys(self._seeds[rows], positions))
-        ids = self._ops.draw(logits, self._send(self._settings[rows]), keys, hashes)[0]
+        if is_greedy:
+            ids = self._ops.greedy(logits)[0]
+        else:
+            keys = self._send(noise_keys(self._seeds[rows], positions))
+            ids = self._ops.draw(logits, self._send(self._settings[rows]), keys, hashes)[0]
         return ids if token_ids is None else token_ids[ids]
 
     def members(self, rows: np.ndarray) -> list[Member]:
