@@ -39,9 +39,12 @@ def recorded(drafting, right):
     return recorder.answers
 
 
-def test_with_ngrams(right):
-    with LLM(**ENGINE, speculative_config=NGRAM) as llm:
-        assert answers(llm.generate(*crowd(), use_tqdm=False)) == right
+@pytest.mark.parametrize("method", ["ngram", "suffix", "auto"])
+def test_with_guesses_from_the_tokens(right, method):
+    config = NGRAM if method == "ngram" else {"method": method}
+    with LLM(**ENGINE, speculative_config=config) as llm:
+        for _ in range(2):  # the second time the outputs are known
+            assert answers(llm.generate(*crowd(), use_tqdm=False)) == right
 
 
 @pytest.mark.parametrize(
