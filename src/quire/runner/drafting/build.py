@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.speculation import NETWORK_METHODS, SpeculationPlan
-from quire.errors import NotBuiltYet
 from quire.runner.devices.device import Device
 from quire.runner.drafting.drafter import Drafter
 from quire.runner.forward.forward import Forward
@@ -26,9 +25,10 @@ class Target:
 
 
 def build_drafter(plan: SpeculationPlan, target: Target) -> Drafter:
-    """Make the drafter that a plan names. Raises RequestError or LoadError where it cannot be."""
-    if plan.method in NETWORK_METHODS or plan.method == "extract_hidden_states":
-        raise NotBuiltYet("speculative_config['method']", plan.method, "Use ngram or suffix.")
+    """Make the drafter of a method that guesses from tokens; executor/draft_network.py makes those
+    that have weights. Raises RequestError or LoadError where it cannot be.
+    """
+    assert plan.method not in NETWORK_METHODS, "weights are loaded with the model's"
     from quire.runner.drafting.from_tokens import open_guessers
     from quire.runner.drafting.guesser import GuessingDrafter
 
