@@ -131,7 +131,7 @@ def losses(head: DraftHead, target: Model, ids: Tensor, steps: int) -> tuple[Ten
 
 
 def export_head(head: DraftHead, folder: Path) -> None:
-    """Write the folder in the layout of EAGLE-3's authors, bf16, with the model's own vocabulary."""
+    """Write the folder in the layout of the authors of EAGLE-3, bf16, over the whole vocabulary."""
     at = "midlayer."
     named = {f"{at}self_attn.{part}_proj": getattr(head, part) for part in "qkvo"}
     named |= {f"{at}mlp.{part}_proj": getattr(head, part) for part in ("gate", "up", "down")}
