@@ -59,7 +59,7 @@ def test_a_row_with_good_drafts_gets_more_than_one_with_bad_ones():
     pace = MeasuredPace(K, 8, 32 * K)
     for _ in range(30):
         pace.note_accepted([0, 1], np.array([3, 3]), np.array([3, 0]))
-        pace.note_time(8, 0.0102)
+        pace.note_time(8, 0.0150)
         pace.note_time(2, 0.010)
     good, bad = pace.limits([0, 1], [100, 100])
     assert good > bad
