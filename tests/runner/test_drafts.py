@@ -11,6 +11,7 @@ import pytest
 from quire import SamplingParams
 from quire.engine.core.core import EngineCore
 from quire.runner.drafting.drafting import Drafting
+from quire.runner.drafting.pace import FixedPace
 from quire.runner.drafting.verification import kept_places, num_accepted
 from quire.scheduling.scheduler import Scheduler
 from quire.testing import make_checkpoint
@@ -57,7 +58,7 @@ def core_with_drafts(folder, drafter, **wishes):
     plain, _ = open_core(folder, **wishes)
     config = msgspec.structs.replace(plain.scheduler.config, num_drafts=NUM_DRAFTS)
     plain.executor.worker.model_runner.heads.of(SamplingParams()).drafting = Drafting(
-        drafter, NUM_DRAFTS
+        drafter, FixedPace(NUM_DRAFTS)
     )
     return EngineCore(Scheduler(config), plain.executor, depth=2 if "late_seed" in wishes else 1)
 

@@ -5,6 +5,7 @@ import random
 from quire import SamplingParams
 from quire.errors import EngineError
 from quire.runner.drafting.drafting import Drafting
+from quire.runner.drafting.pace import FixedPace
 
 
 class Watched:
@@ -112,6 +113,6 @@ def install(llm, drafter, num_tokens):
 
     def put(worker):
         head = worker.model_runner.heads.of(SamplingParams())
-        head.drafting = Drafting(drafter, num_tokens)
+        head.drafting = Drafting(drafter, FixedPace(num_tokens))
 
     llm.collective_rpc(put)

@@ -31,6 +31,7 @@ from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.batch import BatchBuilder
 from quire.runner.drafting.build import Target, build_drafter
 from quire.runner.drafting.drafting import Drafting
+from quire.runner.drafting.pace import FixedPace, MeasuredPace, Pace
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
@@ -339,7 +340,10 @@ def _drafting(
     if draft is not None:
         return Drafting(draft.drafter, plan.num_tokens)
     target = Target(runner.model, forward, runner.rows, runner.kv_cache, runner.device)
-    return Drafting(build_drafter(plan, target), plan.num_tokens)
+    pace: Pace = FixedPace(plan.num_tokens, plan.by_batch)
+    if plan.is_adaptive:
+        pace = MeasuredPace(plan.num_tokens, config.max_num_seqs, plan.max_drafts)
+    return Drafting(build_drafter(plan, target), pace)
 
 
 def _pooling_head(config: WorkerConfig, runner: ModelRunner) -> RowHead:

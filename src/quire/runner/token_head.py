@@ -101,9 +101,11 @@ class TokenHead:
         accepted: Array,
         drafts: Array,
         token_ids: Sequence[int],
+        started: float,
     ) -> list[int]:
         """Advance the rows of a step: those that sample got `accepted` [R] tokens of the flat
-        `token_ids` after verifying `drafts` [R]. Returns how many drafts each of these has now.
+        `token_ids` after verifying `drafts` [R], in a step that started at a time of the drafts'
+        clock. Returns how many drafts each of these has now.
         """
         sampled = inputs.sampled[np.cumsum(drafts + 1) - 1]
         self.rows.advance(inputs.rows, inputs.counts, sampled, accepted)
@@ -113,9 +115,11 @@ class TokenHead:
         ends = np.cumsum(accepted).tolist()
         new = [token_ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         rows = sampled.tolist()
+        self.drafting.note(inputs, rows, drafts, accepted - 1, started)
         limits = self.drafting.limits(self.rows, rows)
-        step = VerifiedStep(inputs, states, rows, new, drafts, limits)
-        return self.drafting.propose(self.rows, step)
+        return self.drafting.propose(
+            self.rows, VerifiedStep(inputs, states, rows, new, drafts, limits)
+        )
 
     def logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
         """Compute the logits of the step's M sampled rows, fp32 [M, V]."""
@@ -137,6 +141,7 @@ class TokenStep:
         self._guesses: Tensor | None = None
         self._states: HiddenStates
         self._unknown: Sequence[int] = ()
+        self._started = 0.0 if head.drafting is None else head.drafting.clock()
 
     @property
     def moves_rows(self) -> bool:
@@ -197,7 +202,12 @@ class TokenStep:
         kept = kept_places(accepted, drafts)
         result.token_ids, result.counts = ids[kept].tolist(), accepted.tolist()
         result.num_drafts = self._head.advance_verified(
-            inputs, self._states, accepted=accepted, drafts=drafts, token_ids=result.token_ids
+            inputs,
+            self._states,
+            accepted=accepted,
+            drafts=drafts,
+            token_ids=result.token_ids,
+            started=self._started,
         )
         places = {int(place): flat for flat, place in enumerate(kept)}
         logprobs = sampled.logprobs

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from quire.scheduling.decode_lane import DecodeLane
+from quire.scheduling.lifecycle import Counters
 from quire.scheduling.scheduler_output import InFlightStep
 from quire.scheduling.step import StepResult
 
 
 def record_drafts(
-    step: InFlightStep, result: StepResult, lane: DecodeLane, gone: Collection[int]
+    step: InFlightStep,
+    result: StepResult,
+    lane: DecodeLane,
+    gone: Collection[int],
+    counters: Counters,
 ) -> None:
-    """Roll the requests of a step back to the end of their accepted drafts, and note the drafts
-    that are ready. The handles in `gone` are ignored.
+    """Roll the requests of a step back to the end of their accepted drafts, count these, and note
+    the drafts that are ready. The handles in `gone` are ignored.
     """
+    num_accepted = counters.num_accepted
     asked = step.asked_drafts()
     counts = result.counts or [1] * len(asked)
     ready = result.num_drafts or [0] * len(asked)
@@ -25,6 +31,9 @@ def record_drafts(
         request.num_drafts = num_drafts
         request.num_drafts_in_flight -= drafts
         wrong = drafts + 1 - count
+        if drafts:
+            counters.num_drafts += drafts
+            num_accepted[count - 1] += 1
         if request in lane:
             lane.roll_back(request, wrong)
         else:

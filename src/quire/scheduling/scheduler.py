@@ -169,7 +169,7 @@ class Scheduler:
         if step.cohort is not None:
             self.lane.complete_step()
         if self.config.num_drafts:
-            record_drafts(step, result, self.lane, gone)
+            record_drafts(step, result, self.lane, gone, self.counters)
         for handle, chunk in step.chunks.items():
             if handle not in gone:
                 self._confirm(chunk, out)

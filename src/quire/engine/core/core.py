@@ -87,6 +87,7 @@ class EngineCore(CoreControl):
         self._steps: deque[GuardedStep] = deque()
         self._refused: list[Finished] = []
         self._counted = (0, 0, 0, 0)
+        self._counted_drafts: tuple[int, list[int]] = 0, []
         self.on_launch: Callable[[Collection[int]], None] | None = None
         """Called before each launch with the requests in the steps that have not been read."""
 
@@ -275,9 +276,31 @@ class EngineCore(CoreControl):
         )
         since = [now - then for now, then in zip(counted, self._counted, strict=True)]
         self._counted = counted
-        return SchedulerStats(
-            len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage, *since
+        queries, hits, preemptions, requests = since
+        stats = SchedulerStats(
+            num_running_reqs=len(scheduler.running),
+            num_waiting_reqs=len(scheduler.waiting),
+            kv_cache_usage=scheduler.memory.pool.usage,
+            prefix_cache_queries=queries,
+            prefix_cache_hits=hits,
+            num_preemptions=preemptions,
+            prefix_cache_requests=requests,
         )
+        if scheduler.config.num_drafts:
+            stats.num_draft_tokens, stats.num_accepted = self._draft_counts()
+        return stats
+
+    def _draft_counts(self) -> tuple[int, list[int]]:
+        """The drafts since the last time: how many, and how often so many of a request's were
+        right.
+        """
+        counters = self.scheduler.counters
+        count = counters.num_drafts - self._counted_drafts[0]
+        if not count:
+            return 0, []
+        before = self._counted_drafts[1] or [0] * len(counters.num_accepted)
+        self._counted_drafts = counters.num_drafts, list(counters.num_accepted)
+        return count, [n - m for n, m in zip(counters.num_accepted, before, strict=True)]
 
 
 def _finished(ending: FinishedRequest) -> Finished:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from quire.errors import EngineDeadError
+from quire.runner.batch import StepInputs
+from quire.runner.devices.device import Array
 from quire.runner.drafting.drafter import Drafter, VerifiedStep
+from quire.runner.drafting.pace import Pace
 from quire.runner.rows import Rows
 from quire.scheduling.step import NewRow
 
@@ -23,10 +29,13 @@ class Drafting:
     else. A drafter that keeps failing is not asked again.
     """
 
-    def __init__(self, drafter: Drafter, num_tokens: int) -> None:
-        """num_tokens: the most drafts of a row in a step."""
+    def __init__(
+        self, drafter: Drafter, pace: Pace, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`pace` says how many drafts are wanted; `clock` gives seconds."""
         self._drafter: Drafter | None = drafter
-        self._num_tokens = num_tokens
+        self._pace = pace
+        self.clock = clock
         self._num_failures = 0
         self._without: set[int] = set()
         """Rows whose requests the drafter could not take."""
@@ -45,6 +54,7 @@ class Drafting:
 
     def remove_row(self, row: int) -> None:
         """A request has left its row."""
+        self._pace.forget(row)
         if self._drafter is None:
             return
         if row in self._without:
@@ -59,18 +69,36 @@ class Drafting:
 
     def limits(self, rows: Rows, sampled: Sequence[int]) -> list[int]:
         """Return how many drafts are wanted of each row: none at the end of its length."""
-        longest = rows.token_ids.shape[1] - 1
-        left = longest - rows.num_tokens[sampled]
-        most = [max(0, min(self._num_tokens, n)) for n in left.tolist()]
+        if self._drafter is None:
+            return [0] * len(sampled)
+        left = np.maximum(0, rows.token_ids.shape[1] - 1 - rows.num_tokens[sampled])
+        most: list[int] = left.tolist()
         if self._without:
             most = [0 if r in self._without else n for r, n in zip(sampled, most, strict=True)]
-        return most
+        return self._pace.limits(sampled, most)
+
+    def note(
+        self,
+        inputs: StepInputs,
+        sampled: Sequence[int],
+        drafts: Array,
+        right: Array,
+        started: float,
+    ) -> None:
+        """Note how many of the `drafts` [R] of a step's sampled rows were right [R], and how long
+        the step took since it `started`.
+        """
+        self._pace.note_accepted(sampled, drafts, right)
+        num_tokens = int(inputs.counts.sum())
+        if num_tokens == len(inputs.sampled):
+            self._pace.note_time(num_tokens, self.clock() - started)
 
     def propose(self, rows: Rows, step: VerifiedStep) -> list[int]:
         """Have drafts made; returns how many each sampled row has."""
         none = [0] * len(step.sampled)
         if self._drafter is None:
             return none
+        start = self.clock()
         try:
             counts = list(self._drafter.propose(rows, step))
             assert len(counts) == len(none), "a count for each row"
@@ -81,6 +109,7 @@ class Drafting:
             self._note_failure()
             return none
         self._num_failures = 0
+        self._pace.note_drafting(max(step.limits, default=0), self.clock() - start)
         return counts
 
     def _note_failure(self) -> None:
