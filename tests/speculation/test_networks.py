@@ -6,6 +6,7 @@ import pytest
 
 from quire import LLM, SamplingParams, embedded
 from quire.kernels.cpu.runtime import find_native
+from quire.runner.drafting.pace import FixedPace
 from tests.speculation.crowd import MARKS, answers, crowd
 
 NATIVE, REASON = find_native()
@@ -45,12 +46,14 @@ class Counted:
         return self.propose_next(rows, step)
 
 
-def counted(llm):
+def counted(llm, count=3):
+    """The drafter of an engine, from now on counted and asked for `count` drafts each time."""
     found = []
 
     def put(worker):
         drafting = worker.model_runner.heads.of(SamplingParams()).drafting
         drafting._drafter = Counted(drafting._drafter)
+        drafting._pace = FixedPace(count)
         found.append(drafting._drafter)
 
     llm.collective_rpc(put)
@@ -74,7 +77,7 @@ def config(count=3, **keys):
 def test_a_draft_that_is_the_model(right, count, args):
     own = config(count, model=str(embedded.path()))
     with LLM(**ENGINE | args, speculative_config=own) as llm:
-        drafter = counted(llm)
+        drafter = counted(llm, count)
         for _ in range(2):  # the second time prompts are cached
             assert answers(llm.generate(*crowd(), use_tqdm=False)) == right
     assert drafter.num_drafts > 300

@@ -337,12 +337,12 @@ def _drafting(
     plan = config.speculation
     if plan is None:
         return None
-    if draft is not None:
-        return Drafting(draft.drafter, plan.num_tokens)
-    target = Target(runner.model, forward, runner.rows, runner.kv_cache, runner.device)
     pace: Pace = FixedPace(plan.num_tokens, plan.by_batch)
     if plan.is_adaptive:
         pace = MeasuredPace(plan.num_tokens, config.max_num_seqs, plan.max_drafts)
+    if draft is not None:
+        return Drafting(draft.drafter, pace)
+    target = Target(runner.model, forward, runner.rows, runner.kv_cache, runner.device)
     return Drafting(build_drafter(plan, target), pace)
 
 

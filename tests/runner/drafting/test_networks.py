@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from quire.runner.drafting.pace import FixedPace
 from quire.testing import make_checkpoint
 from tests.runner.drafting.draft_checkpoints import read, write_eagle, write_eagle3
 from tests.runner.drafting.draft_reference import Eagle, Eagle3
@@ -56,6 +57,32 @@ def hidden_states(target):
         return [state[0] for state in states]
 
     return run
+
+
+class Seldom(FixedPace):
+    """Wants drafts of one step in `every`."""
+
+    def __init__(self, num_tokens, every):
+        super().__init__(num_tokens)
+        self.every, self.count = every, 0
+
+    def limits(self, rows, longest):
+        self.count += 1
+        return [n * (self.count % self.every == 0) for n in super().limits(rows, longest)]
+
+
+@pytest.mark.parametrize("every", [6, 9])
+def test_a_draft_that_waits_catches_up(target, monkeypatch, every):
+    """Tokens that no guesses are wanted of are computed later, together; several passes where one
+    has too few places.
+    """
+    monkeypatch.setattr("quire.runner.drafting.networks._MOST_BEHIND", 2 * every - 8)
+    wishes = {"max_num_batched_tokens": 8, "max_num_seqs": 3}
+    core, watched = open_with(target, target, "draft_model", pace=Seldom(K, every), **wishes)
+    run_requests(core, 290, together=True)
+    assert watched.num_right == watched.num_drafts >= 5
+    if every == 9:
+        assert 11 in watched.sizes, "as many tokens as the pass has places"
 
 
 def references(target, folder, hidden_states, layers):

@@ -8,6 +8,7 @@ import torch
 
 from quire import SamplingParams
 from quire.engine.wire.messages import EngineCoreRequest
+from quire.runner.drafting.pace import FixedPace
 from tests.runner.late_engines import open_core
 
 K = 3
@@ -15,23 +16,36 @@ K = 3
 
 @dataclass
 class Watched:
-    """What a drafter did: (known ids, drafts) of each row after each step, and counts."""
+    """What a drafter did: (known ids, drafts) of each row after each step, the tokens of each pass,
+    and counts.
+    """
 
     guesses: list = field(default_factory=list)
+    sizes: list = field(default_factory=list)
     num_drafts: int = 0
     num_right: int = 0
 
 
-def open_with(folder, draft, method, *, count=K, late_seed=None, **wishes):
+def open_with(folder, draft, method, *, count=K, late_seed=None, pace=None, **wishes):
     """A core with drafts of up to `count` tokens, and what its drafter does. `draft` None: the
-    folder of the model is the draft's.
+    folder of the model is the draft's. `pace` None: as many drafts as there may be.
     """
     config = {"method": method, "num_speculative_tokens": count}
     if draft is not None:
         config["model"] = str(draft)
     core, _ = open_core(folder, late_seed=late_seed, speculative_config=config, **wishes)
     drafting = core.executor.worker.model_runner.heads.of(SamplingParams()).drafting
+    drafting._pace = pace or FixedPace(count)
     watched, propose = Watched(), drafting._drafter.propose
+
+    run = getattr(drafting._drafter, "_run", None)
+
+    def watch_pass(rows, way, plan, states):
+        watched.sizes.append(plan.num_tokens)
+        return run(rows, way, plan, states)
+
+    if run is not None:
+        drafting._drafter._run = watch_pass
 
     def watch(rows, step):
         watched.num_drafts += int(step.drafts.sum())

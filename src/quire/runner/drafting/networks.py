@@ -29,6 +29,12 @@ from quire.runner.rows import Rows
 from quire.runner.sampling import Sampler
 from quire.scheduling.step import Chunk, NewRow, StepPlan
 
+_MOST_BEHIND = 64
+"""Generated tokens of a row that no guesses are wanted of, which a network that reads ids alone
+leaves for later: one pass for all of them costs much less than one in each step. Where they end a
+request, a prefix hit finds nothing of the network's for them, and guesses after it may be worse.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -108,14 +114,40 @@ class NetworkDrafter:
         ends = rows.num_computed[computing].copy()
         starts = ends - valid
         samples = np.isin(computing, guessing)
-        if not self._reads.lag:
-            ends[samples] += 1
-            starts = np.minimum(lengths.num_computed[computing], ends - 1)
+        if self._reads.lag:
+            states = _states_of(step, self._reads, valid)
+            lengths.begin_at(computing, starts, rows.num_tokens[computing])
+            fed = self._run(rows, self._first, _plan(computing, ends - starts, samples), states)
+            lengths.move_on(computing, ends - starts)
+            return fed
+        longest = step.drafts.max(initial=0) + 1  # a longer piece is of a request that is resumed
+        is_decode = (starts >= rows.num_prompt[computing]) & (valid <= longest)
+        ends[samples] += 1
+        starts = np.minimum(lengths.num_computed[computing], ends - 1)
+        chosen = samples | ~is_decode | (ends - starts >= _MOST_BEHIND)
+        self._compute(rows, computing[chosen], starts[chosen], ends[chosen], samples[chosen])
+        return None
+
+    def _compute(
+        self, rows: Rows, computing: Array, starts: Array, ends: Array, samples: Array
+    ) -> None:
+        """Compute rows from starts to ends, in several passes where one has too few places, and
+        guess the next tokens of those that sample.
+        """
+        lengths, most = self._lengths, self._first.batches.capacity_batch.num_tokens
         lengths.begin_at(computing, starts, rows.num_tokens[computing])
-        states = _states_of(step, self._reads, valid) if self._reads.lag else None
-        fed = self._run(rows, self._first, _plan(computing, ends - starts, samples), states)
-        lengths.move_on(computing, ends - starts)
-        return fed
+        counts = ends - starts
+        while counts.sum() > most:
+            before = np.cumsum(counts - 1) - (counts - 1)
+            some = np.clip(most - before, 0, counts - 1)
+            taken = some > 0
+            plan = _plan(computing[taken], some[taken], np.zeros(int(taken.sum()), dtype=bool))
+            self._run(rows, self._first, plan, None)
+            lengths.num_computed[computing] += some
+            counts = counts - some
+        if len(computing):
+            self._run(rows, self._first, _plan(computing, counts, samples), None)
+        lengths.move_on(computing, counts)
 
     def _go_on(self, rows: Rows, sampled: Array, fed: Tensor | None, kept: Array) -> Tensor | None:
         """Compute one token more of these rows, and guess the next one; `kept`: which of the pass
