@@ -52,9 +52,9 @@ def counted(llm, count=3):
 
     def put(worker):
         drafting = worker.model_runner.heads.of(SamplingParams()).drafting
-        drafting._drafter = Counted(drafting._drafter)
-        drafting._pace = FixedPace(count)
-        found.append(drafting._drafter)
+        drafting.drafter = Counted(drafting.drafter)
+        drafting.pace = FixedPace(count)
+        found.append(drafting.drafter)
 
     llm.collective_rpc(put)
     return found[0]

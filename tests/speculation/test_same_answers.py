@@ -89,7 +89,7 @@ def test_in_any_engine(right, recorded, args):
             install(llm, drafter, 7)
             order = {"priority": list(range(len(crowd()[0])))[::-1]} if len(args) > 2 else {}
             assert answers(llm.generate(*crowd(), use_tqdm=False, **order)) == right
-            assert (drafter.num_accepted > 0) == (chance < 1)
+            assert drafter.num_accepted > 0 or chance == 1
 
 
 class Steer(AdapterLogitsProcessor):

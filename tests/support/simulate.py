@@ -243,6 +243,7 @@ class Trace:
             num_drafts=num_drafts,
             snapshot_interval=pick.choice((1, 2 * size, 3 * size, 1000)),
             num_snapshot_blocks=pick.choice((None, None, None, 0, 1, 4)),
+            max_drafts=pick.choice((None, None, 1, 4)),
         )
 
     def _draft(self, row: HashRow) -> list[int]:

@@ -166,8 +166,6 @@ class Scheduler:
         failed = step.failed(result.errors) if result.errors else {}
         gone = step.cancelled | failed.keys()
         out = append_tokens(step, result, dropped=gone)
-        if step.cohort is not None:
-            self.lane.complete_step()
         if self.config.num_drafts:
             record_drafts(step, result, self.lane, gone, self.counters)
         for handle, chunk in step.chunks.items():

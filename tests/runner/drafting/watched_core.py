@@ -35,17 +35,17 @@ def open_with(folder, draft, method, *, count=K, late_seed=None, pace=None, **wi
         config["model"] = str(draft)
     core, _ = open_core(folder, late_seed=late_seed, speculative_config=config, **wishes)
     drafting = core.executor.worker.model_runner.heads.of(SamplingParams()).drafting
-    drafting._pace = pace or FixedPace(count)
-    watched, propose = Watched(), drafting._drafter.propose
+    drafting.pace = pace or FixedPace(count)
+    watched, propose = Watched(), drafting.drafter.propose
 
-    run = getattr(drafting._drafter, "_run", None)
+    run = getattr(drafting.drafter, "_run", None)
 
     def watch_pass(rows, way, plan, states):
         watched.sizes.append(plan.num_tokens)
         return run(rows, way, plan, states)
 
     if run is not None:
-        drafting._drafter._run = watch_pass
+        drafting.drafter._run = watch_pass
 
     def watch(rows, step):
         watched.num_drafts += int(step.drafts.sum())
@@ -57,7 +57,7 @@ def open_with(folder, draft, method, *, count=K, late_seed=None, pace=None, **wi
             watched.guesses.append((ids[:known], ids[known : known + n]))
         return counts
 
-    drafting._drafter.propose = watch
+    drafting.drafter.propose = watch
     return core, watched
 
 

@@ -33,8 +33,8 @@ class Drafting:
         self, drafter: Drafter, pace: Pace, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         """`pace` says how many drafts are wanted; `clock` gives seconds."""
-        self._drafter: Drafter | None = drafter
-        self._pace = pace
+        self.drafter: Drafter | None = drafter
+        self.pace = pace
         self.clock = clock
         self._num_failures = 0
         self._without: set[int] = set()
@@ -42,10 +42,10 @@ class Drafting:
 
     def add_row(self, new: NewRow) -> None:
         """A request has got a row."""
-        if self._drafter is None:
+        if self.drafter is None:
             return
         try:
-            self._drafter.add_row(new)
+            self.drafter.add_row(new)
         except EngineDeadError:
             raise
         except Exception:
@@ -54,14 +54,14 @@ class Drafting:
 
     def remove_row(self, row: int) -> None:
         """A request has left its row."""
-        self._pace.forget(row)
-        if self._drafter is None:
+        self.pace.forget(row)
+        if self.drafter is None:
             return
         if row in self._without:
             self._without.discard(row)
             return
         try:
-            self._drafter.remove_row(row)
+            self.drafter.remove_row(row)
         except EngineDeadError:
             raise
         except Exception:
@@ -69,13 +69,13 @@ class Drafting:
 
     def limits(self, rows: Rows, sampled: Sequence[int]) -> list[int]:
         """Return how many drafts are wanted of each row: none at the end of its length."""
-        if self._drafter is None:
+        if self.drafter is None:
             return [0] * len(sampled)
         left = np.maximum(0, rows.token_ids.shape[1] - 1 - rows.num_tokens[sampled])
         most: list[int] = left.tolist()
         if self._without:
             most = [0 if r in self._without else n for r, n in zip(sampled, most, strict=True)]
-        return self._pace.limits(sampled, most)
+        return self.pace.limits(sampled, most)
 
     def note(
         self,
@@ -88,19 +88,19 @@ class Drafting:
         """Note how many of the `drafts` [R] of a step's sampled rows were right [R], and how long
         the step took since it `started`.
         """
-        self._pace.note_accepted(sampled, drafts, right)
+        self.pace.note_accepted(sampled, drafts, right)
         num_tokens = int(inputs.counts.sum())
         if num_tokens == len(inputs.sampled):
-            self._pace.note_time(num_tokens, self.clock() - started)
+            self.pace.note_time(num_tokens, self.clock() - started)
 
     def propose(self, rows: Rows, step: VerifiedStep) -> list[int]:
         """Have drafts made; returns how many each sampled row has."""
         none = [0] * len(step.sampled)
-        if self._drafter is None:
+        if self.drafter is None:
             return none
         start = self.clock()
         try:
-            counts = list(self._drafter.propose(rows, step))
+            counts = list(self.drafter.propose(rows, step))
             assert len(counts) == len(none), "a count for each row"
             assert all(0 <= n <= most for n, most in zip(counts, step.limits, strict=True))
         except EngineDeadError:
@@ -109,7 +109,7 @@ class Drafting:
             self._note_failure()
             return none
         self._num_failures = 0
-        self._pace.note_drafting(max(step.limits, default=0), self.clock() - start)
+        self.pace.note_drafting(max(step.limits, default=0), self.clock() - start)
         return counts
 
     def _note_failure(self) -> None:
@@ -117,7 +117,7 @@ class Drafting:
         self._num_failures += 1
         logger.exception("the drafter failed: a step goes without drafts")
         if self._num_failures >= _MOST_FAILURES:
-            self._drafter = None
+            self.drafter = None
             logger.error(
                 "The drafter has failed %d times in a row: no more drafts.", _MOST_FAILURES
             )

@@ -43,7 +43,8 @@ class GuessingDrafter:
         self._guessers[new.row] = self._open(new.token_ids[:border], new.token_ids[border:])
 
     def remove_row(self, row: int) -> None:
-        self._guessers.pop(row).close()
+        if (guesser := self._guessers.pop(row, None)) is not None:
+            guesser.close()
 
     def propose(self, rows: Rows, step: VerifiedStep) -> list[int]:
         counts = []

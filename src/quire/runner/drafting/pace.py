@@ -22,8 +22,12 @@ _NEWEST = 0.2
 """Weight of the newest time among those of steps of as many tokens."""
 _LEAST_GAIN = 1.03
 """Expected gain for which drafts are made at all: small ones come and go with every step."""
-_TRY_EVERY = 64
-"""Steps without drafts after which one is tried."""
+_FIRST_TRY = 64
+_LAST_TRY = 1024
+"""Steps without drafts after which one is tried; twice as many each time, up to the last."""
+_PATIENCE = 16
+_LOOK_EVERY = 8
+"""After `_PATIENCE` steps without drafts only every eighth asks whether they pay."""
 _REST_EVERY = 256
 """Steps with drafts after which one goes without, so that its time is known."""
 _ABOUT = 1.25
@@ -100,19 +104,25 @@ class MeasuredPace:
         self._times = StepTimes()
         self._drafting_s = 0.0
         self._num_without = self._num_with = 0
+        self._next_try = _FIRST_TRY
 
     def limits(self, rows: Sequence[int], longest: Sequence[int]) -> list[int]:
         most = np.minimum(np.asarray(longest, dtype=np.int64), self._num_tokens)
-        if not most.any():
+        is_waiting = self._num_without > _PATIENCE and self._num_without % _LOOK_EVERY
+        if is_waiting or not most.any():
+            self._num_without += 1
             return [0] * len(rows)
         counts = self._best(np.asarray(rows, dtype=np.int64), most)
         if counts.any():
             self._num_without, self._num_with = 0, self._num_with + 1
+            self._next_try = _FIRST_TRY
             if self._num_with % _REST_EVERY == 0:
                 counts[:] = 0
         else:
             self._num_without += 1
-            if self._num_without % _TRY_EVERY == 0:
+            if self._num_without >= self._next_try:
+                self._next_try = min(2 * self._next_try, _LAST_TRY)
+                self._num_without = 0
                 counts = np.minimum(most, 1)
         found: list[int] = counts.tolist()
         return found
