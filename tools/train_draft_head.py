@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from embedded_model.checkpoint import load_model
 from embedded_model.corpus import epoch_ids, library_files, read_documents
-from embedded_model.draft import DraftHead, export_head, losses
+from embedded_model.draft import DraftHead, export_head, load_head, losses
 from embedded_model.measure import held_out_windows
 from embedded_model.muon import PlainMuon
 from tokenizers import Tokenizer
@@ -28,9 +28,17 @@ EMBEDDED = Path(__file__).parents[1] / "src/quire/embedded/checkpoint"
 PASSES = 3
 
 
-def train(target_folder: Path, minutes: float, window: int, rows: int, rate: float) -> DraftHead:
-    """Train for so long on windows of so many tokens. The learning rate follows the time, and so
-    does the number of guesses in a row: one, and PASSES from 60 % on.
+def train(
+    target_folder: Path,
+    start_folder: Path | None,
+    minutes: float,
+    window: int,
+    rows: int,
+    rate: float,
+) -> DraftHead:
+    """Train a new network, or an exported one, for so long on windows of so many tokens. The
+    learning rate follows the time, and so does the number of guesses in a row: one, and PASSES from
+    60 % on.
     """
     torch.manual_seed(1)
     target = load_model(target_folder)
@@ -38,9 +46,11 @@ def train(target_folder: Path, minutes: float, window: int, rows: int, rate: flo
     documents = read_documents(tokenizer, library_files())
     held_out = held_out_windows(tokenizer, 256)[::8]
     head = DraftHead(target)
+    if start_folder is not None:
+        load_head(head, start_folder)
     muon = PlainMuon(head.matrices())
     adam = torch.optim.AdamW(head.vectors(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    start, step, epoch = time.monotonic(), 0, 0
+    start, step, epoch = time.monotonic(), 0, 0 if start_folder is None else 1
     while (spent := (time.monotonic() - start) / (60 * minutes)) < 1:
         ids = epoch_ids(documents, epoch)
         windows = len(ids) // window
@@ -72,6 +82,7 @@ def train(target_folder: Path, minutes: float, window: int, rows: int, rate: flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=EMBEDDED)
+    parser.add_argument("--start", type=Path, help="an exported network to go on from")
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--window", type=int, default=256)
@@ -79,7 +90,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=5e-3)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    head = train(args.model, args.minutes, args.window, args.rows, args.rate)
+    head = train(args.model, args.start, args.minutes, args.window, args.rows, args.rate)
     export_head(head, args.to)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embedded_model.checkpoint import llama_config, write_json
@@ -130,14 +129,27 @@ def losses(head: DraftHead, target: Model, ids: Tensor, steps: int) -> tuple[Ten
     return torch.stack(loss), torch.stack(common)
 
 
-def export_head(head: DraftHead, folder: Path) -> None:
-    """Write the folder in the layout of the authors of EAGLE-3, bf16, over the whole vocabulary."""
+def parts(head: DraftHead) -> dict[str, nn.Parameter]:
+    """The parameters by their names in the layout of the authors of EAGLE-3."""
     at = "midlayer."
     named = {f"{at}self_attn.{part}_proj": getattr(head, part) for part in "qkvo"}
     named |= {f"{at}mlp.{part}_proj": getattr(head, part) for part in ("gate", "up", "down")}
     named |= {at + "input_layernorm": head.embed_norm, at + "hidden_norm": head.hidden_norm}
     named |= {at + "post_attention_layernorm": head.mlp_norm, "norm": head.norm, "fc": head.fc}
-    tensors = {f"{n}.weight": t.detach().to(torch.bfloat16) for n, t in named.items()}
+    return {f"{name}.weight": parameter for name, parameter in named.items()}
+
+
+@torch.no_grad()
+def load_head(head: DraftHead, folder: Path) -> None:
+    """Take the weights of an exported folder."""
+    tensors = load_file(folder / "model.safetensors")
+    for name, parameter in parts(head).items():
+        parameter.copy_(tensors[name])
+
+
+def export_head(head: DraftHead, folder: Path) -> None:
+    """Write the folder in the layout of the authors of EAGLE-3, bf16, over the whole vocabulary."""
+    tensors = {name: t.detach().to(torch.bfloat16) for name, t in parts(head).items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
@@ -149,4 +161,4 @@ def export_head(head: DraftHead, folder: Path) -> None:
         "tie_word_embeddings": False,
         "eagle_config": layers,
     }
-    write_json(folder / "config.json", json.loads(json.dumps(config)))
+    write_json(folder / "config.json", config)

@@ -149,3 +149,19 @@ def test_answers_are_those_without_drafts(target, tmp_path, method, late_seed):
     core, watched = open_with(target, folder, method, late_seed=late_seed)
     assert_same(serve(core, life, disturbed=late_seed is None), right, life)
     assert watched.num_drafts > 20
+
+
+def test_a_network_sleeps_with_its_target(target, tmp_path):
+    """Weights of both are released and loaded again; programs are recorded again."""
+    folder = write_eagle3(tmp_path / "draft", target, layers=[1, 2, 3])
+    guesses = []
+    for sleeps in (False, True):
+        core, watched = open_with(target, folder, "eagle3", enforce_eager=False)
+        worker = core.executor.worker
+        if sleeps:
+            worker.sleep(["weights", "kv_cache"])
+            assert worker.kv_cache_bytes() == 0
+            worker.wake_up(["weights", "kv_cache"])
+        run_requests(core, 290, together=True)
+        guesses.append([drafts for _, drafts in watched.guesses])
+    assert guesses[0] == guesses[1] and any(guesses[0])
