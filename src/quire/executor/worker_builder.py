@@ -118,6 +118,10 @@ def build_worker(
     if config.keeps_experts:
         assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
         runner.heads.watch(ExpertRecorder(model.spec, rows, kv_cache, device))
+    residents, forwards = [LoadedModel(model, load)], [forward]
+    if draft is not None:
+        residents.append(LoadedModel(draft.model, draft.load))
+        forwards += draft.forwards
     if not platform.is_host:
         _warm_up(config, runner)
     if config.memory_share is not None:
@@ -126,14 +130,10 @@ def build_worker(
             config,
             pool,
             runner,
-            forward,
+            forwards,
             free_at_start=free_at_start,
             free_bytes=platform.free_bytes,
         )
-    residents, forwards = [LoadedModel(model, load)], [forward]
-    if draft is not None:
-        residents.append(LoadedModel(draft.model, draft.load))
-        forwards += draft.forwards
     return Worker(
         runner,
         Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
