@@ -37,7 +37,8 @@ def bound_by_computation(size):
 
 
 def test_right_drafts_of_cheap_steps_are_made_in_full():
-    assert learnt(1.0, bound_by_memory)[1].min() == K
+    asked = learnt(1.0, bound_by_memory, steps=400)[1].ravel().tolist()
+    assert asked.count(K) >= len(asked) - 1, "but for a rest now and then"
 
 
 def test_drafts_that_cost_what_they_save_are_not_made():
@@ -57,6 +58,7 @@ def test_the_number_follows_from_what_is_accepted():
 
 def test_a_row_with_good_drafts_gets_more_than_one_with_bad_ones():
     pace = MeasuredPace(K, 8, 32 * K)
+    pace.note_time(2, 0.010)
     for _ in range(30):
         pace.note_accepted([0, 1], np.array([3, 3]), np.array([3, 0]))
         pace.note_time(8, 0.0150)
@@ -103,7 +105,10 @@ def test_ranges_of_batch_sizes(num_rows, most):
 def test_times_between_known_ones():
     times = StepTimes()
     assert times.of(1, 3) is None
-    times.note(1, 1.0)
+    for _ in range(3):
+        assert times.of(1, 3) is None
+        times.note(1, 1.0)
+    assert times.of(2, 0) is not None
     assert times.of(1, 2).tolist() == pytest.approx([1.0, 1.02, 1.04])
     times.note(5, 3.0)
     assert times.of(1, 6).tolist() == pytest.approx([1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0])
@@ -112,3 +117,6 @@ def test_times_between_known_ones():
     for _ in range(100):
         times.note(3, 2.0)
     assert times.of(3, 0)[0] == pytest.approx(2.0, rel=0.01)
+    for seconds in (9.0, 8.0, 4.0, 9.0):
+        times.note(7, seconds)
+    assert times.of(7, 0)[0] == pytest.approx(4.4), "what is held up counts little"

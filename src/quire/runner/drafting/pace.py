@@ -19,7 +19,10 @@ _DECAY = 0.9
 _PRIOR = 4.0
 """Drafts that the average of all rows counts for in that of one."""
 _NEWEST = 0.2
-"""Weight of the newest time among those of steps of as many tokens."""
+"""Weight of the newest time of drafting."""
+_SHORTER, _LONGER = 0.5, 0.1
+"""Weights of the newest time of a step where it is shorter or longer than the average."""
+_FIRST_TIMES = 3
 _LEAST_GAIN = 1.03
 """Expected gain for which drafts are made at all: small ones come and go with every step."""
 _FIRST_TRY = 64
@@ -28,8 +31,9 @@ _LAST_TRY = 1024
 _PATIENCE = 16
 _LOOK_EVERY = 8
 """After `_PATIENCE` steps without drafts only every eighth asks whether they pay."""
-_REST_EVERY = 256
-"""Steps with drafts after which one goes without, so that its time is known."""
+_FIRST_REST = 8
+_LAST_REST = 256
+"""Steps with drafts after which one goes without, so that its time is known; as with tries."""
 _ABOUT = 1.25
 """Sizes of steps that differ by less than this factor take about the same time."""
 _FIRST_SLOPE = 0.02
@@ -104,7 +108,7 @@ class MeasuredPace:
         self._times = StepTimes()
         self._drafting_s = 0.0
         self._num_without = self._num_with = 0
-        self._next_try = _FIRST_TRY
+        self._next_try, self._next_rest = _FIRST_TRY, _FIRST_REST
 
     def limits(self, rows: Sequence[int], longest: Sequence[int]) -> list[int]:
         most = np.minimum(np.asarray(longest, dtype=np.int64), self._num_tokens)
@@ -116,9 +120,12 @@ class MeasuredPace:
         if counts.any():
             self._num_without, self._num_with = 0, self._num_with + 1
             self._next_try = _FIRST_TRY
-            if self._num_with % _REST_EVERY == 0:
+            if self._num_with >= self._next_rest:
+                self._next_rest = min(2 * self._next_rest, _LAST_REST)
+                self._num_with = 0
                 counts[:] = 0
         else:
+            self._next_rest = _FIRST_REST
             self._num_without += 1
             if self._num_without >= self._next_try:
                 self._next_try = min(2 * self._next_try, _LAST_TRY)
@@ -177,18 +184,28 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """Note a step's time."""
+        """Note a step's time. What holds a step up only makes it longer, so that shorter times
+        count for more, and of the first ones the shortest.
+        """
+        count = self._counts[num_tokens] = self._counts.get(num_tokens, 0) + 1
         before = self._known.get(num_tokens, seconds)
-        # A step that was held up says nothing: more than twice the average counts as twice.
-        self._known[num_tokens] = before + _NEWEST * (min(seconds, 2 * before) - before)
+        if count <= _FIRST_TIMES:
+            self._known[num_tokens] = min(before, seconds)
+        else:
+            weight = _SHORTER if seconds < before else _LONGER
+            self._known[num_tokens] = before + weight * (min(seconds, 2 * before) - before)
 
     def of(self, num_tokens: int, more: int) -> Array | None:
         """Return the times of steps of num_tokens .. num_tokens + more tokens, ascending; None
-        where no step of about `num_tokens` tokens or fewer is known.
+        where steps of about `num_tokens` tokens or fewer are not known well enough.
         """
-        if not self._known or min(self._known) > _ABOUT * num_tokens:
+        if not any(
+            size <= _ABOUT * num_tokens and count >= _FIRST_TIMES
+            for size, count in self._counts.items()
+        ):
             return None
         sizes = np.array(sorted(self._known))
         times = np.maximum.accumulate(np.array([self._known[size] for size in sizes.tolist()]))
