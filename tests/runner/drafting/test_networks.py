@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from quire.errors import LoadError, NotBuiltYet
 from quire.runner.drafting.pace import FixedPace
 from quire.testing import make_checkpoint
-from tests.runner.drafting.draft_checkpoints import read, write_eagle, write_eagle3
+from tests.runner.drafting.draft_checkpoints import read, write, write_eagle, write_eagle3
 from tests.runner.drafting.draft_reference import Eagle, Eagle3
 from tests.runner.drafting.watched_core import (
     K,
@@ -165,3 +166,29 @@ def test_a_network_sleeps_with_its_target(target, tmp_path):
         run_requests(core, 290, together=True)
         guesses.append([drafts for _, drafts in watched.guesses])
     assert guesses[0] == guesses[1] and any(guesses[0])
+
+
+def test_networks_that_cannot_draft_for_the_target_are_refused(target, tmp_path):
+    config, tensors = read(write_eagle3(tmp_path / "draft", target, layers=[1, 2, 3]))
+    for number, (changes, message) in enumerate(
+        [
+            ({"hidden_act": "relu9"}, "hidden_act='relu9'"),
+            ({"twist": 2}, "twist"),
+            ({"vocab_size": 299}, "vocab_size=299"),
+            ({"fc_norm": True}, "fc_norm=True"),
+            ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=False"),
+            ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 9]}}, r"\[1, 9\]"),
+            ({"norm_before_fc": True}, "missing input_norm.weight"),
+        ]
+    ):
+        folder = write(tmp_path / str(number), config | changes, tensors)
+        with pytest.raises(LoadError, match=message):
+            open_with(target, folder, "eagle3")
+    other = make_checkpoint(tmp_path / "other", {"vocab_size": 310}, "llama", dtype="float32")
+    with pytest.raises(LoadError, match="310 token ids and the model 300"):
+        open_with(target, other, "draft_model")
+    state = make_checkpoint(tmp_path / "state", {"vocab_size": 300}, "qwen3_5", dtype="float32")
+    with pytest.raises(LoadError, match="recurrent"):
+        open_with(target, state, "draft_model")
+    with pytest.raises(NotBuiltYet, match="K/V connector"):
+        open_with(target, None, "extract_hidden_states")
