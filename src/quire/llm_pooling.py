@@ -9,17 +9,13 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 
 from quire.engine.frontend.pooling_input import PoolingFacts
-from quire.engine.frontend.score_prompts import (
-    CrossPrompts,
-    cosine,
-    largest_similarities,
-    paired,
-)
+from quire.engine.frontend.score_prompts import CrossPrompts, paired
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests, one_at_a_time
 from quire.errors import InvalidParameter, InvalidType, RequestError
 from quire.models.pooling.spec import PoolingTask
 from quire.params import PoolingParams
+from quire.params.pooling import QueryVectors
 from quire.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -141,13 +137,12 @@ class PoolingMethods:
             return [ScoringRequestOutput.from_base(output) for output in outputs]
         if task not in ("embed", "token_embed"):
             raise InvalidParameter("method", "score", f"the engine serves {task!r}, no scores")
-        outputs = self._pooled(
-            [*first, *second], params, task, use_tqdm, lora_request, tokenization_kwargs
-        )
-        pooled = outputs[: len(first)] * (len(second) // len(first))
+        queries = self._pooled(first, params, task, use_tqdm, lora_request, tokenization_kwargs)
+        queries *= len(second) // len(first)
+        each = [_compared_with(query, params) for query in queries]
+        documents = self._pooled(second, each, task, use_tqdm, lora_request, tokenization_kwargs)
         return [
-            _compared(query, document, task)
-            for query, document in zip(pooled, outputs[len(first) :], strict=True)
+            _scored(query, document) for query, document in zip(queries, documents, strict=True)
         ]
 
     def _cross_prompts(
@@ -246,19 +241,26 @@ def _of_task(given: object, task: str | None) -> PoolingParams:
     return own
 
 
-def _compared(
+def _compared_with(
+    query: PoolingRequestOutput[PoolingOutput], params: PoolingParams
+) -> PoolingParams:
+    """The parameters of a document whose result is its score for the query."""
+    if query.error is not None:
+        return params
+    own, vectors = params.clone(), query.outputs.data
+    own.compared_with = QueryVectors(vectors.shape, vectors.tobytes())
+    return own
+
+
+def _scored(
     query: PoolingRequestOutput[PoolingOutput],
     document: PoolingRequestOutput[PoolingOutput],
-    task: str,
 ) -> ScoringRequestOutput:
-    """The score of a pair whose texts were pooled apart."""
-    error, score = query.error or document.error, 0.0
-    if error is None:
-        compare = cosine if task == "embed" else largest_similarities
-        score = compare(query.outputs.data, document.outputs.data)
+    """The score of a pair, which is the document's result."""
+    error = query.error or document.error
     return ScoringRequestOutput(
         f"{query.request_id}_{document.request_id}",
-        ScoringOutput(score),
+        ScoringOutput(0.0 if error else document.outputs.data.item()),
         query.prompt_token_ids + document.prompt_token_ids,
         num_cached_tokens=query.num_cached_tokens + document.num_cached_tokens,
         error=error,

@@ -83,6 +83,28 @@ def beside_the_cpu(folder, names, offload=None, **settings):
     }  # fmt: skip
 
 
+def vectors(folder):
+    """What an encoder makes of tokens, there and on the CPU; a step has several prompts."""
+    settings = {
+        "dtype": "float32", "skip_tokenizer_init": True, "max_num_batched_tokens": 64,
+        "pooler_config": {"task": "token_embed"},
+    }  # fmt: skip
+    prompts = [{"prompt_token_ids": ids} for ids in (*PROMPTS, list(range(30, 90)))]
+
+    def pooled(llm):
+        outputs = llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)
+        return [output.outputs.data.tolist() for output in outputs]
+
+    with LLM(folder, device="cuda", **settings) as llm:
+        known = set(gpu.variants)
+        gpu.waits.clear()
+        found = pooled(llm)
+        waits, compiled = dict(gpu.waits), sorted({v[0] for v in gpu.variants - known})
+    with LLM(folder, device="cpu", **settings) as llm:
+        right = pooled(llm)
+    return {"found": found, "right": right, "waits": waits, "compiled": compiled}
+
+
 def memory(folder, **offload):
     """A measured KV cache, sleep of both levels; bytes of the double at each stage."""
     kinds = [FEATURES["penalties"]]
@@ -125,6 +147,7 @@ LIVES = {
         offload={"offload_group_size": 1, "offload_params": {"mlp.down", "qkv_proj"}},
     ),
     "codes": partial(beside_the_cpu, names=["logprobs"], deterministic=True),
+    "vectors": vectors,
     "memory": memory,
     "offloaded memory": partial(memory, offload_group_size=1),
 }

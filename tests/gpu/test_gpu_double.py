@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.testing import make_checkpoint
+from tests.models.hostile.encoders import ENCODERS, make_encoder
 from tests.quantization.coded_checkpoints import FORMATS, write
 
 HERE = Path(__file__).parent
@@ -34,6 +35,8 @@ def life(tmp_path_factory, run_triton_script):
 
     def folder_of(family, stored):
         path = tmp_path_factory.mktemp(family)
+        if family in ENCODERS:
+            return make_encoder(ENCODERS[family], path).folder
         shape = SHAPE | LAYERS.get(family, {})
         plain = make_checkpoint(path, shape, family, dtype="float32")
         if not stored:
@@ -74,6 +77,16 @@ def test_an_engine_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life, name
 def test_a_quantised_checkpoint_answers_as_on_the_cpu(life, stored):
     found = life("codes", "qwen2", stored)
     assert found["found"] == found["right"]
+    assert found["waits"] == {} and found["compiled"] == []
+
+
+@pytest.mark.full
+def test_an_encoder_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life):
+    found = life("vectors", "ModernBertModel")
+    for here, there in zip(found["right"], found["found"], strict=True):
+        assert [len(row) for row in there] == [len(row) for row in here]
+        for one, other in zip(here, there, strict=True):
+            assert other == pytest.approx(one, abs=2e-5)
     assert found["waits"] == {} and found["compiled"] == []
 
 

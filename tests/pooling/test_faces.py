@@ -9,6 +9,7 @@ import torch
 import quire
 from quire import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, PoolingParams
 from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestError
+from quire.params.pooling import QueryVectors
 from tests.pooling import models
 
 
@@ -334,3 +335,35 @@ def test_largest_similarities(folder):
     for found, document in zip((score, other), tokens[1:], strict=True):
         wanted = (tokens[0] @ document.T).max(axis=1).sum()
         assert found.outputs.score == pytest.approx(float(wanted), abs=1e-5)
+
+
+def test_a_score_is_computed_where_the_vectors_are(llm):
+    """A document's result is one number, whatever else runs; and it is the cosine."""
+    query, *documents = texts = [f"{n} quick foxes and a dog" for n in range(20)]
+    together = [s.outputs.score for s in llm.score(query, documents, use_tqdm=False)]
+    vectors = np.array([e.outputs.embedding for e in llm.embed(texts, use_tqdm=False)])
+    assert together == pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-6)
+    asked = QueryVectors((48,), vectors[0].astype(np.float32).tobytes())
+    for document, score in zip(documents, together, strict=True):
+        params = PoolingParams(compared_with=asked)
+        [alone] = llm.encode([document], params, pooling_task="embed", use_tqdm=False)
+        assert alone.outputs.data.shape == (1,) and alone.outputs.data.item() == score
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("a vector", "it must be QueryVectors of shape"),
+        (QueryVectors((1, 48), bytes(192)), "it must be QueryVectors of shape"),
+        (QueryVectors((48,), bytes(191)), "its data have another size"),
+        (QueryVectors((-48,), b""), "its data have another size"),
+        (QueryVectors((0,), b""), "its data have another size"),
+        (QueryVectors((47,), bytes(188)), "vectors of this request have 48 numbers"),
+    ],
+)
+def test_a_query_that_nothing_is_compared_with(llm, query, sentence):
+    params = PoolingParams()
+    params.compared_with = query
+    told = refusal(InvalidParameter, llm.encode, "a", params, pooling_task="embed")
+    assert told.startswith("compared_with") and sentence in told
+    assert llm.embed("a", use_tqdm=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import msgspec
@@ -30,6 +31,15 @@ _GONE_TASKS = {"score": "classify", "encode": "token_embed or token_classify"}
 """Tasks of earlier releases of the reference -> those of today."""
 
 
+class QueryVectors(msgspec.Struct, frozen=True):
+    """The result of a query: fp32 `data` in the machine's byte order, of shape [D], or [n, D] for
+    its n tokens.
+    """
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
 class PoolingParams(
     msgspec.Struct, omit_defaults=True, tag="pooling", metaclass=checks.CheckedMeta
 ):
@@ -41,7 +51,8 @@ class PoolingParams(
     places are returned, and `returned_token_ids`, the columns, which belong to STEP pooling.
     `skip_reading_prefix_cache`: every token is computed. `requires_token_ids` is set by the engine.
     `extra_kwargs` bound the texts of a scored pair: `max_tokens_per_query`, `max_tokens_per_doc`
-    (0: not).
+    (0: not). With `compared_with` the result is one number, the score of the prompt for this query:
+    the cosine of vectors, or of token vectors the sum of the query's largest products.
     """
 
     use_activation: bool | None = None
@@ -54,6 +65,7 @@ class PoolingParams(
     late_interaction_params: Any = None
     extra_kwargs: dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+    compared_with: QueryVectors | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -76,6 +88,8 @@ class PoolingParams(
             self.returned_token_ids = _columns(self.returned_token_ids)
         self._check_extra()
         self._check_task()
+        if self.compared_with is not None:
+            self._check_query(self.compared_with)
 
     def _check_extra(self) -> None:
         if self.late_interaction_params is not None:
@@ -100,6 +114,14 @@ class PoolingParams(
             value = getattr(self, name)
             if value is not None and name not in _FIELDS_OF_TASK[self.task]:
                 raise InvalidParameter(name, value, f"the task {self.task} does not take it")
+
+    def _check_query(self, query: object) -> None:
+        allowed = "it must be QueryVectors of shape [D] for embed, or [n, D] for token_embed"
+        axes = {None: (1, 2), "embed": (1,), "token_embed": (2,)}.get(self.task, ())
+        if not isinstance(query, QueryVectors) or len(query.shape) not in axes:
+            raise InvalidParameter("compared_with", query, allowed)
+        if min(query.shape) < 1 or 4 * math.prod(query.shape) != len(query.data):
+            raise InvalidParameter("compared_with", query.shape, "its data have another size")
 
     @property
     def second_text_at(self) -> int | None:

@@ -2,15 +2,12 @@
 clients.
 """
 
-import asyncio
 import json
 
 import httpx
 import pytest
 import torch
 
-from quire.server.pooling import scores
-from quire.server.pooling.runs import Pooled
 from tests.pooling import models
 from tests.server.pooling.conftest import served
 
@@ -171,32 +168,16 @@ def test_vectors_that_are_compared(embedder):
     assert error["param"] == "instruction"
 
 
-@pytest.mark.parametrize(("num_queries", "num_documents"), [(1, 1), (1, 5), (5, 5)])
-@pytest.mark.parametrize("task", ["embed", "token_embed"])
-def test_results_are_compared_in_their_pairs(monkeypatch, num_queries, num_documents, task):
-    draw = torch.Generator().manual_seed(num_documents)
-    shape = (7,) if task == "embed" else (3, 7)
-    queries, documents = (
-        [torch.randn(shape, generator=draw) for _ in range(n)] for n in (num_queries, num_documents)
-    )
-
-    async def results():
-        for index, document in enumerate(documents):
-            if index < num_queries:
-                yield Pooled(queries[index].numpy(), 10)
-            yield Pooled(document.numpy(), index)
-
-    monkeypatch.setattr(scores, "_GROUP", 30)  # so that there are several groups
-    found = asyncio.run(scores._compared(results(), num_queries, task))
-    for index, (document, scored) in enumerate(zip(documents, found, strict=True)):
-        query = queries[index % num_queries]
-        right = (
-            torch.cosine_similarity(query, document, dim=0)
-            if task == "embed"
-            else (query @ document.T).max(dim=1).values.sum()
-        )
-        assert scored.score == pytest.approx(right.item(), abs=1e-5)
-        assert scored.num_tokens == 10 + index
+def test_pairs_that_are_more_than_a_window(embedder):
+    """Each text with the next one: more than the engine has at a time."""
+    texts = [f"{n} texts, of which one is the next" for n in range(151)]
+    vectors = embedder.post("/v1/embeddings", {"input": texts}).json()["data"]
+    made = torch.tensor([item["embedding"] for item in vectors], dtype=torch.float64)
+    reply = embedder.post("/score", {"queries": texts[:-1], "documents": texts[1:]}).json()
+    right = (made[:-1] * made[1:]).sum(1)
+    assert [item["score"] for item in reply["data"]] == pytest.approx(right.tolist(), abs=1e-6)
+    lengths = [len(embedder.ids(text)) for text in texts]
+    assert reply["usage"]["prompt_tokens"] == 2 * sum(lengths) - lengths[0] - lengths[-1]
 
 
 @pytest.mark.full

@@ -34,6 +34,11 @@ def completed(params: PoolingParams, facts: PoolingFacts) -> PoolingParams:
     own.task = _task(own.task, pooler)
     if own.dimensions is not None:
         check_dimensions(pooler, own.dimensions, facts.width, facts.name)
+    if own.compared_with is not None:
+        width = own.dimensions or pooler.dimensions or facts.width
+        if own.compared_with.shape[-1] != width:
+            allowed = f"vectors of this request have {width} numbers"
+            raise InvalidParameter("compared_with", own.compared_with.shape, allowed)
     _complete_steps(own, pooler)
     if own.skip_reading_prefix_cache is None:
         own.skip_reading_prefix_cache = False

@@ -6,16 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from quire.engine.frontend.pooling_input import PoolingFacts, take_truncation
 from quire.errors import InvalidParameter, InvalidType
 from quire.params import PoolingParams
 from quire.params.pooling import SECOND_TEXT
 from quire.prompts import TokensPrompt
 from quire.text.tokenizer import Tokenizer
-
-Array = np.ndarray[Any, Any]
 
 _RESERVED = ("chat_template", "tools", "tokenize")
 
@@ -121,18 +117,3 @@ class CrossPrompts:
         ]
         template = self.tokenizer.compiled_chat_template(self.template)
         return template.render(messages, self.variables or {})
-
-
-def cosine(first: Array, second: Array) -> float:
-    """The cosine of two vectors [D]; 0 where one of them is 0."""
-    a, b = first.astype(np.float64), second.astype(np.float64)
-    lengths = np.sqrt(np.add.reduce(a * a)) * np.sqrt(np.add.reduce(b * b))
-    return float(np.float32(np.add.reduce(a * b) / max(lengths, 1e-16)))
-
-
-def largest_similarities(query: Array, document: Array) -> float:
-    """The sum, over the tokens of a query [m, D], of the largest dot product with a token of the
-    document [n, D] (MaxSim, Khattab & Zaharia 2020).
-    """
-    products = query.astype(np.float32) @ document.astype(np.float32).T
-    return float(np.add.reduce(products.max(axis=1)))

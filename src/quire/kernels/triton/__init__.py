@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.triton import gates, norms, state
-from quire.kernels.triton.attention import attend, paged_kv, rope_store
+from quire.kernels.triton.attention import attend, attend_prompts, paged_kv, rope_store
 from quire.kernels.triton.attention.triton_plan import Means, TritonPlan, plan_rows
 from quire.kernels.triton.launch import is_interpreted
 from quire.kernels.triton.linear import triton_linear
@@ -101,8 +101,10 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "zero_kv": zero_kv.definition,
         "rope_store": rope_store.rope_store,
         "rope_queries": rope_store.rope_queries,
-        "plan_attention": partial(_plan_attention, is_fixed=is_fixed, staging=facts.runtime),
+        "plan_attention": partial(_plan_attention, facts=facts),
         "attend": attend.attend,
+        "plan_prompts": partial(attend_prompts.plan_prompts, means=_means(facts, 0)),
+        "attend_prompts": attend_prompts.attend_prompts,
         "short_conv": state.short_conv,
         "mamba_scan": state.mamba_scan,
         "mamba2_scan": state.mamba2_scan,
@@ -143,23 +145,27 @@ def _plan_attention(
     block_size: int,
     window: int | None,
     kv_heads: int | None = None,
-    is_fixed: bool,
-    staging: Any,
+    facts: Facts,
 ) -> TritonPlan:
-    """`staging` None, or what sends a step's arrays to the device together (`stage`)."""
+    is_fixed = facts.is_deterministic
+    spare = 0 if is_fixed else max(1, _PROGRAMS // (kv_heads or _KV_HEADS))
+    return plan_rows(
+        *(query_start, seq_lens, block_table, block_size, window), means=_means(facts, spare)
+    )
+
+
+def _means(facts: Facts, spare: int) -> Means:
+    """The settings of plans with `spare` programs. What a runtime stages is sent to the device with
+    the step's other arrays.
+    """
+
+    staging: Any = facts.runtime
 
     def upload(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(block_table.device)
+        return torch.from_numpy(array).to(facts.device)
 
-    return plan_rows(
-        query_start,
-        seq_lens,
-        block_table,
-        block_size,
-        window,
-        means=Means(
-            spare=0 if is_fixed else max(1, _PROGRAMS // (kv_heads or _KV_HEADS)),
-            upload=upload if staging is None else staging.stage,
-            shape=FIXED_SHAPE if is_fixed else FAST_SHAPE,
-        ),
+    return Means(
+        spare,
+        upload=upload if staging is None else staging.stage,
+        shape=FAST_SHAPE if spare else FIXED_SHAPE,
     )

@@ -1,4 +1,5 @@
-"""What is left of pooling on the host: cut, normalise, scale and activate, request by request.
+"""What is left of pooling on the host: cut, normalise, scale, activate and compare, request by
+request.
 
 Each row is computed by itself, in fp64, and rounded once, so that its bits do not depend on the
 others.
@@ -12,6 +13,7 @@ import numpy as np
 
 from quire.models.pooling.spec import Classifier, PoolerSpec
 from quire.params import PoolingParams
+from quire.params.pooling import QueryVectors
 
 Array = np.ndarray[Any, Any]
 
@@ -23,10 +25,34 @@ def finished(values: Array, spec: PoolerSpec, params: PoolingParams) -> Array:
     activates = spec.activates if params.use_activation is None else params.use_activation
     if params.task in ("embed", "token_embed"):
         size = spec.dimensions if params.dimensions is None else params.dimensions
-        vectors = values if size is None else values[..., :size]
-        return _normalised(vectors) if activates else vectors.copy()
+        cut = values if size is None else values[..., :size]
+        vectors = _normalised(cut) if activates else cut.copy()
+        query = params.compared_with
+        return vectors if query is None else _score(query, vectors)
     assert spec.classifier is not None, "the task needs a classifier"
     return _activated(values, spec.classifier, activates)
+
+
+def _score(query: QueryVectors, vectors: Array) -> Array:
+    """How near a prompt's vectors are to those of a query -> [1]."""
+    asked = np.frombuffer(query.data, dtype=np.float32).reshape(query.shape)
+    compare = cosine if vectors.ndim == 1 else largest_similarities
+    return np.array([compare(asked, vectors)], dtype=np.float32)
+
+
+def cosine(first: Array, second: Array) -> float:
+    """The cosine of two vectors [D]; 0 where one of them is 0."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    lengths = np.sqrt(np.add.reduce(a * a)) * np.sqrt(np.add.reduce(b * b))
+    return float(np.add.reduce(a * b) / max(lengths, 1e-16))
+
+
+def largest_similarities(query: Array, document: Array) -> float:
+    """The sum, over the tokens of a query [m, D], of the largest dot product with a token of the
+    document [n, D] (MaxSim, Khattab & Zaharia 2020).
+    """
+    products = query @ document.T
+    return float(np.add.reduce(products.max(axis=1)))
 
 
 def _normalised(vectors: Array) -> Array:

@@ -107,22 +107,22 @@ async def prompts_of(
         yield PoolingPrompt(ids, params, place)
 
 
-async def text_pairs(
-    server: Server, body: PairFields, first: Sequence[str], second: Sequence[str], task: str
+async def texts_apart(
+    reader: InputReader,
+    body: PairFields,
+    texts: Sequence[str],
+    params: Sequence[PoolingParams],
+    most_read: int,
+    places: range,
 ) -> AsyncGenerator[PoolingPrompt]:
-    """The prompts of texts that are pooled apart: each document comes after its query, which comes
-    once where it is that of all.
+    """The prompts of texts that are pooled by themselves, of which `most_read` tokens are read (0:
+    all). `params`: one for all, or one each; `places`: those of their pairs.
     """
-    reader, params = InputReader.of(server, body), body.params(task)
-    of_query, of_document = body.most_read().values()
-    for index, document in enumerate(second):
-        place = _place(body, index, len(second))
+    for index, text in enumerate(texts):
+        place = _place(body, places[index], places.stop)
         with naming(body, place):
-            if index < len(first):
-                ids = await reader.ids(first[index], add_special_tokens=True, most_read=of_query)
-                yield PoolingPrompt(ids, params, place)
-            ids = await reader.ids(document, add_special_tokens=True, most_read=of_document)
-        yield PoolingPrompt(ids, params, place)
+            ids = await reader.ids(text, add_special_tokens=True, most_read=most_read)
+        yield PoolingPrompt(ids, params[index if len(params) > 1 else 0], place)
 
 
 async def cross_prompts(

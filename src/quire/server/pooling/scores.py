@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.engine.frontend.score_prompts import cosine, largest_similarities
+from quire.params import PoolingParams
+from quire.params.pooling import QueryVectors
 from quire.server.context import RequestName, Server
-from quire.server.long_texts import off_loop
 from quire.server.openai.replies import Usage
-from quire.server.pooling.inputs import check_no_template, cross_prompts, text_pairs
+from quire.server.pooling.inputs import (
+    InputReader,
+    check_no_template,
+    cross_prompts,
+    texts_apart,
+)
 from quire.server.pooling.replies import ItemWriter, json_frame, sent
 from quire.server.pooling.requests import PairFields, RerankRequest, ScoreRequest
-from quire.server.pooling.runs import Pooled, in_time, pooled
+from quire.server.pooling.runs import Pooled, collected, in_time, pooled
 
-_GROUP = 2**20
-"""Numbers of vectors that are compared in one go."""
 _OF_ITEM = 8
 """What an item takes, in numbers."""
 _CHARS_OF_NUMBER = 16
@@ -142,8 +145,7 @@ async def _scores(
         results = pooled(server, request, body, name, cross_prompts(server, body, first, second))
         return await in_time(request, body, _of_pairs(results))
     check_no_template(body)
-    results = pooled(server, request, body, name, text_pairs(server, body, first, second, task))
-    return await in_time(request, body, _compared(results, len(first), task))
+    return await in_time(request, body, _compared(server, request, body, name, first, second))
 
 
 async def _of_pairs(results: AsyncGenerator[Pooled]) -> list[Scored]:
@@ -152,31 +154,39 @@ async def _of_pairs(results: AsyncGenerator[Pooled]) -> list[Scored]:
         return [Scored(float(each.numbers[0]), each.num_tokens) async for each in results]
 
 
-async def _compared(results: AsyncGenerator[Pooled], num_queries: int, task: str) -> list[Scored]:
-    """The scores of texts that were pooled apart, computed in threads as they come, so that not all
-    vectors are kept. The results are those of `text_pairs`.
+async def _compared(
+    server: Server,
+    request: Request,
+    body: PairFields,
+    name: RequestName,
+    first: Sequence[str],
+    second: Sequence[str],
+) -> list[Scored]:
+    """The scores of texts that are pooled apart: the engine compares each document with the result
+    of its query, so that vectors of documents stay there.
     """
+    reader, of_task = InputReader.of(server, body), body.params(server.abilities.task)
+    most_of_query, most_of_document = body.most_read().values()
+    group = server.pooling.window if len(first) > 1 else len(second)
     scored: list[Scored] = []
-    waiting: list[tuple[Pooled, Pooled]] = []
-    query, num_seen, size = None, 0, 0
-    async with aclosing(results):
-        async for result in results:
-            if query is None:
-                query, num_seen = result, num_seen + 1
-                continue
-            waiting.append((query, result))
-            size += query.numbers.size + result.numbers.size
-            if num_seen < num_queries:
-                query = None
-            if size >= _GROUP:
-                scored += await off_loop(size, _score_all, waiting, task)
-                waiting, size = [], 0
-    return scored + await off_loop(size, _score_all, waiting, task)
+    for start in range(0, len(second), group):
+        queries, documents = first[start : start + group] or first, second[start : start + group]
+        places = range(start, len(second))
+        prompts = texts_apart(reader, body, queries, [of_task], most_of_query, places)
+        asked = await collected(pooled(server, request, body, name.another(), prompts))
+        params = [_compared_with(query, of_task) for query in asked]
+        prompts = texts_apart(reader, body, documents, params, most_of_document, places)
+        found = await collected(pooled(server, request, body, name.another(), prompts))
+        asked *= len(found) // len(asked)
+        scored += [
+            Scored(float(document.numbers[0]), query.num_tokens + document.num_tokens)
+            for query, document in zip(asked, found, strict=True)
+        ]
+    return scored
 
 
-def _score_all(pairs: Sequence[tuple[Pooled, Pooled]], task: str) -> list[Scored]:
-    compare: Any = cosine if task == "embed" else largest_similarities
-    return [
-        Scored(compare(query.numbers, document.numbers), query.num_tokens + document.num_tokens)
-        for query, document in pairs
-    ]
+def _compared_with(query: Pooled, params: PoolingParams) -> PoolingParams:
+    """The parameters of a document whose result is its score for the query."""
+    own = params.clone()
+    own.compared_with = QueryVectors(query.numbers.shape, query.numbers.tobytes())
+    return own

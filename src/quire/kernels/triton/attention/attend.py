@@ -37,7 +37,7 @@ _MERGED = 16
 
 
 @kernel
-def _log2_e() -> Any:
+def log2_e() -> Any:
     """Scores times this are powers of two."""
     return 1.4426950408889634
 
@@ -122,8 +122,8 @@ def _unit(SCALE: tl.constexpr, SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr) -
     but this, they are the scores, and weighing them is one operation.
     """
     if SOFTCAP > 0.0 or HAS_ALIBI:
-        return _log2_e()
-    return SCALE * _log2_e()
+        return log2_e()
+    return SCALE * log2_e()
 
 
 @kernel
@@ -310,7 +310,7 @@ def _attend_kernel(
         tl.store(share_stats + at * 2 + 1, total, is_query)
     else:
         if HAS_SINKS:
-            sink = tl.load(sinks + head, is_query, other=0.0).to(tl.float32) * _log2_e()
+            sink = tl.load(sinks + head, is_query, other=0.0).to(tl.float32) * log2_e()
             top = tl.maximum(best, sink)
             shrink = tl.exp2(best - top)
             sums *= shrink[:, None]
@@ -342,7 +342,7 @@ def _merge_kernel(
         total = tl.zeros((1,), tl.float32)
         sums = tl.zeros((BLOCK_D,), tl.float32)
         if HAS_SINKS:
-            top = tl.zeros((1,), tl.float32) + tl.load(sinks + head).to(tl.float32) * _log2_e()
+            top = tl.zeros((1,), tl.float32) + tl.load(sinks + head).to(tl.float32) * log2_e()
             total += 1.0
         for share in range(first, stop, BLOCK_S):
             is_share = share + s < stop
@@ -379,7 +379,7 @@ def _launch(
     """Run the programs of some tiles, and join what those found that share keys."""
     _, heads, head_dim = q.shape
     shares = _room_for_shares(q, len(tiles.rows)) if tiles.shares_keys else (out, out)
-    queries, block_m = _lines(tiles, heads // kv.kv_heads, q.dtype)
+    queries, block_m = lines_of(tiles, heads // kv.kv_heads, q.dtype)
     pieces = tiles.num_queries // queries
     sinks = q if args.sinks is None else args.sinks
     facts = {"H": heads, "D": head_dim, "BLOCK_D": power_of_2(head_dim, _LEAST_DOT)}
@@ -395,7 +395,7 @@ def _launch(
         DOT=dot_type(q.dtype),
         SHARES=tiles.shares_keys,
         PLAIN_BLOCKS=tiles.varies and queries > 1 and args.window is None,
-        **_tiling(block_m, head_dim, q.dtype, kv.memory.element_size()),
+        **tiling(block_m, head_dim, q.dtype, kv.memory.element_size()),
         **_layer_facts(kv, args),
         **facts,
     )
@@ -408,7 +408,7 @@ def _launch(
         )
 
 
-def _lines(tiles: Tiles, group: int, dtype: torch.dtype) -> tuple[int, int]:
+def lines_of(tiles: Tiles, group: int, dtype: torch.dtype) -> tuple[int, int]:
     """Queries of a program, and lines of its product. All `group` query heads of the KV head are in
     one program, which therefore has that many times fewer tokens.
     """
@@ -419,7 +419,7 @@ def _lines(tiles: Tiles, group: int, dtype: torch.dtype) -> tuple[int, int]:
     return queries, power_of_2(queries * group, least)
 
 
-def _tiling(lines: int, head_dim: int, dtype: torch.dtype, stored_bytes: int) -> dict[str, int]:
+def tiling(lines: int, head_dim: int, dtype: torch.dtype, stored_bytes: int) -> dict[str, int]:
     """Keys of a block, warps, and blocks under way: what the registers and the shared memory of an
     SM hold. What does not fit is spilled to memory, or does not start.
 

@@ -129,11 +129,7 @@ def plan_rows(
         launches.append(_decodes(decode, seen, means))
     longer = (num_new > 1).nonzero()[0]
     if len(longer):
-        counts = -(-num_new[longer] // PREFILL_TOKENS)
-        ends = np.cumsum(counts)
-        starts = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-        rows = np.repeat(longer, counts)
-        launches.append(means.tiles(rows, starts * PREFILL_TOKENS, PREFILL_TOKENS))
+        launches.append(tiles_of_prompts(longer, num_new, means))
     return TritonPlan(
         window,
         block_size,
@@ -145,6 +141,14 @@ def plan_rows(
         (query_start.copy(), seq_lens.copy()),
         means,
     )
+
+
+def tiles_of_prompts(rows: np.ndarray, num_new: np.ndarray, means: Means) -> Tiles:
+    """Programs for the new tokens of `rows` [n >= 1], of which row r has num_new[r]."""
+    counts = -(-num_new[rows] // PREFILL_TOKENS)
+    ends = np.cumsum(counts)
+    starts = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+    return means.tiles(np.repeat(rows, counts), starts * PREFILL_TOKENS, PREFILL_TOKENS)
 
 
 def _decodes(decode: np.ndarray, seen: np.ndarray, means: Means) -> Tiles:
