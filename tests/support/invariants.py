@@ -149,7 +149,7 @@ def _new_tokens(scheduler: Scheduler, request: Request) -> tuple[int, int]:
     for step in scheduler.in_flight:
         if request.handle in step.cancelled:
             continue
-        drafts = [count for asked, count in step.asked_drafts() if asked is request]
+        drafts = [n for asked, n in zip(*step.asked_drafts(), strict=True) if asked is request]
         fewest, most = fewest + len(drafts), most + len(drafts) + sum(drafts)
     return fewest, most
 
