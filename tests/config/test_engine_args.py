@@ -101,7 +101,6 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
         {"fully_sharded_loras": True},
         {"kv_offloading_size": 4},
         {"compilation_config": {"mode": 3, "cudagraph_mode": "FULL"}},
-        {"speculative_config": {"method": "ngram"}},
         {"limit_mm_per_prompt": {"image": 1}},
     ],
     ids=str,

@@ -104,6 +104,16 @@ def test_views_follow_the_arguments():
     assert plan.lora_config is None and plan.speculative_config is None
 
 
+def test_adapters_and_drafts():
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    args = EngineArgs(enable_lora=True, max_loras=2, speculative_config=drafts)
+    plan = args.create_engine_config()
+    assert (plan.lora_config.max_loras, plan.lora_config.max_lora_rank) == (2, 16)
+    found = plan.speculative_config
+    assert (found.method, found.num_speculative_tokens, found.model) == ("ngram", 3, None)
+    assert args.create_speculative_config(plan.model_config, plan.parallel_config) == found
+
+
 def test_config_json_reads_as_an_object():
     plan = EngineArgs().create_engine_config()
     given = json.loads((embedded.path() / "config.json").read_text())

@@ -10,7 +10,9 @@ import pytest
 
 from quire import SamplingParams
 from quire.engine.core.core import EngineCore
-from quire.runner.drafts import kept_places, num_accepted
+from quire.runner.drafting.drafting import Drafting
+from quire.runner.drafting.pace import FixedPace
+from quire.runner.drafting.verification import kept_places, num_accepted
 from quire.scheduling.scheduler import Scheduler
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, open_core
@@ -33,8 +35,14 @@ class Prompter:
         self.random = random.Random(seed)
         self.num_right = 0
 
-    def propose(self, rows, sampled):
-        return [self._propose(rows, row) for row in sampled]
+    def add_row(self, new):
+        pass
+
+    def remove_row(self, row):
+        pass
+
+    def propose(self, rows, step):
+        return [self._propose(rows, row) for row in step.sampled]
 
     def _propose(self, rows, row):
         answer = self.answers.get(int(rows.handles[row]), [])
@@ -49,7 +57,9 @@ def core_with_drafts(folder, drafter, **wishes):
     """A core whose scheduler plans drafts, which `drafter` makes."""
     plain, _ = open_core(folder, **wishes)
     config = msgspec.structs.replace(plain.scheduler.config, num_drafts=NUM_DRAFTS)
-    plain.executor.worker.model_runner.heads.of(SamplingParams()).drafter = drafter
+    plain.executor.worker.model_runner.heads.of(SamplingParams()).drafting = Drafting(
+        drafter, FixedPace(NUM_DRAFTS)
+    )
     return EngineCore(Scheduler(config), plain.executor, depth=2 if "late_seed" in wishes else 1)
 
 

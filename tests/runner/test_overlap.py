@@ -180,7 +180,7 @@ def test_masks_that_are_made_from_the_ids_so_far_reach_their_rows(folder):
     core.executor.needs_host_ids = lambda params: True
     running = core.scheduler.running
 
-    def masks(plan):
+    def masks(plan, launched):
         rows = plan.sampled_rows
         bits = np.zeros((len(rows), 10), dtype=np.int32)
         for place, row in enumerate(rows):

@@ -45,11 +45,16 @@ def test_a_request_that_takes_no_drafts_has_none():
     assert scene.plan().decode_drafts is None
 
 
-def test_with_a_step_in_flight_as_many_drafts_are_assumed_as_there_can_be():
+def test_with_a_step_in_flight_as_many_drafts_are_expected_as_there_were():
     scene = started(ready=1)
     first = scene.plan()
     assert first.decode_drafts == [1]
-    assert scene.plan().decode_drafts == [3], "what the first step leaves is not known yet"
+    assert scene.plan().decode_drafts == [1], "what the first step leaves is not known yet"
+
+
+def test_all_drafts_of_a_step_are_bounded():
+    scene = started(handles=(0, 1, 2), ready=3, config={"max_drafts": 4})
+    assert scene.plan().decode_drafts == [3, 1, 0]
 
 
 def test_memory_is_taken_for_the_longest_that_a_request_can_be():

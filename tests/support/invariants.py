@@ -26,6 +26,8 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     rows = [*plan.decode_rows, *(chunk.row for chunk in plan.chunks)]
     assert len(rows) == len(set(rows)), "a row is planned twice"
     assert plan.num_tokens <= scheduler.config.max_num_batched_tokens, "the budget is exceeded"
+    most = scheduler.config.max_drafts
+    assert most is None or sum(plan.sampled_drafts) <= most, "there are too many drafts"
     assert all(chunk.num_tokens > 0 for chunk in plan.chunks), "an empty chunk"
     assert len(rows) <= scheduler.config.max_num_seqs, "more rows than allowed"
     drafts = plan.sampled_drafts
@@ -147,7 +149,7 @@ def _new_tokens(scheduler: Scheduler, request: Request) -> tuple[int, int]:
     for step in scheduler.in_flight:
         if request.handle in step.cancelled:
             continue
-        drafts = [count for asked, count in step.asked_drafts() if asked is request]
+        drafts = [n for asked, n in zip(*step.asked_drafts(), strict=True) if asked is request]
         fewest, most = fewest + len(drafts), most + len(drafts) + sum(drafts)
     return fewest, most
 

@@ -268,6 +268,7 @@ class Trace:
             snapshot_interval=pick.choice((1, 2 * size, 3 * size, 1000)),
             num_snapshot_blocks=pick.choice((None, None, None, 0, 1, 4)),
             max_adapter_passes=(0, 1, 3, 100)[self.seed % 4],
+            max_drafts=pick.choice((None, None, 1, 4)),
         )
 
     def _draft(self, row: HashRow) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,26 @@ class Muon:
             for (part, _), update in zip(members, updates, strict=True):
                 part.mul_(1 - rate * self.weight_decay)
                 part.add_(update, alpha=-rate * 0.2 * max(update.shape) ** 0.5)
+
+
+class PlainMuon:
+    """The same for matrices that are not merged, one by one."""
+
+    def __init__(self, parameters: Sequence[Tensor], momentum: float = 0.95) -> None:
+        self.parameters, self.momentum = parameters, momentum
+        self.velocities = [torch.zeros_like(p) for p in parameters]
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Update the parameters from their gradients with learning rate `rate`."""
+        for parameter, velocity in zip(self.parameters, self.velocities, strict=True):
+            assert parameter.grad is not None
+            velocity.lerp_(parameter.grad, 1 - self.momentum)
+            wanted = parameter.grad.lerp(velocity, self.momentum)
+            tall = wanted.shape[0] > wanted.shape[1]
+            update = orthogonalise((wanted.T if tall else wanted)[None])[0]
+            update = update.T if tall else update
+            parameter.add_(update, alpha=-rate * 0.2 * max(update.shape) ** 0.5)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

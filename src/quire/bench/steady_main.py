@@ -32,6 +32,10 @@ class SteadyStep:
     def sample(self, mask: GrammarMask | None = None) -> None:
         """The ids are there."""
 
+    def drafts(self, row: int, count: int) -> list[int]:
+        """There are none."""
+        return []
+
     def result(self) -> RunnerOutput:
         """They are these."""
         return RunnerOutput(self._result)

@@ -107,7 +107,7 @@ class Bench:
         }
         if all(t.num_late_tokens for t in timings):
             figures |= {
-                "decode_tokens_per_second": statistics.median(_decode_rate(t) for t in timings),
+                "decode_tokens_per_second": statistics.median(decode_rate(t) for t in timings),
                 "decode_share_of_machine_limit": self._share(
                     trials, decode_seconds, self._decode_time
                 ),
@@ -117,7 +117,7 @@ class Bench:
     def _decode_time(self, timing: Timing) -> float:
         """Seconds for all tokens but the first ones, at the rate of those that came late."""
         work = self.work
-        return work.num_requests * (work.output_len - 1) / _decode_rate(timing)
+        return work.num_requests * (work.output_len - 1) / decode_rate(timing)
 
     def _share(
         self,
@@ -133,7 +133,8 @@ class Bench:
         )
 
 
-def _decode_rate(timing: Timing) -> float:
+def decode_rate(timing: Timing) -> float:
+    """Tokens per second after the first ones."""
     return timing.num_late_tokens / (timing.elapsed_s - timing.first_s)
 
 

@@ -14,6 +14,7 @@ _COMMANDS = {
     "scheduler": "the cost of deciding what runs, without a model",
     "throughput": "tokens per second of many requests at once",
     "latency": "seconds for one batch from start to end",
+    "speculation": "what drafts are worth, by batch size and temperature",
     "serve": "a server under load",
     "startup": "seconds from a process's start to its first token",
     "overhead": "what the engine costs around a tiny model",

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from quire.config.draft_facts import DraftWish
 from quire.models.layer_memory import Latents, LayerMemory
 from quire.models.max_length import LengthFacts
 from quire.models.pooling.spec import PoolerSpec
@@ -29,6 +30,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     of its products have; empty for a model of transformers.
     `pooler`: of a model that pools; its input is made
     small letters where it `lowers_input`, and `prompts` are what callers may put before texts.
+    `drafts`: what was asked for, with the draft's files; None: nothing is drafted.
     """
 
     name: str
@@ -65,6 +67,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     pooler_note: str = ""
     lowers_input: bool = False
     prompts: dict[str, str] = {}
+    drafts: DraftWish | None = None
+
+    @property
+    def pool_memories(self) -> tuple[LayerMemory | None, ...]:
+        """What the layers of the model, and of a network that drafts, remember of a request."""
+        return self.memories + (() if self.drafts is None else self.drafts.memories)
 
     @property
     def has_latents(self) -> bool:

@@ -11,6 +11,7 @@ from quire.config.adapter_plan import AdapterPlan
 from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
+from quire.config.speculation import SpeculationPlan
 from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.config.views import PlanViews
 from quire.models.pooling.spec import PoolerSpec
@@ -33,8 +34,8 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     recurrent states. `tokenizer_folder` None: no tokenizer. `max_logprobs`
     is at most the vocabulary. `weights_folder`: where weights are kept in mapped files; None: in
     memory. `offload`: which weights stay in host memory while a GPU runs the model;
-    None: none. `reasons` has an entry for every field shown by `explain()`; `notes`
-    are messages for the user.
+    None: none. `speculation` None: no tokens are drafted. `reasons` has an entry for every field
+    shown by `explain()`; `notes` are messages for the user.
     """
 
     # the model
@@ -90,6 +91,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int
     scheduling_policy: str
     max_steps_in_flight: int
+    speculation: SpeculationPlan | None
     enable_return_routed_experts: bool
     # adapters
     adapters: AdapterPlan | None
@@ -144,6 +146,8 @@ def _short(value: object) -> str:
         text = " ".join(f"{k}={v}" for k, v in value.items()) or "none"
     elif isinstance(value, PoolerSpec):
         text = f"{value.tasks[0]} by {value.pooling}"
+    elif isinstance(value, SpeculationPlan):
+        text = f"{value.method}, up to {value.num_tokens}"
     elif isinstance(value, ProfilerConfig):
         text = value.torch_profiler_dir
     elif isinstance(value, AdapterPlan):

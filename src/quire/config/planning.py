@@ -14,6 +14,7 @@ from typing import Any
 from quire import embedded
 from quire.config.args.command_line import merged
 from quire.config.args.engine_options import EngineOptions
+from quire.config.draft_facts import gather_draft_wish
 from quire.config.facts import ModelFacts
 from quire.config.plan import EnginePlan
 from quire.config.pooling import TokenIds, check_runner, choose_form, finished_pooler
@@ -107,6 +108,7 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         generation_config_source=generation_source,
         chat_template=template,
         chat_template_source=template_source,
+        drafts=gather_draft_wish(args, config, decoder, str(folder), load_format),
     )
 
 

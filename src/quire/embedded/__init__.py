@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-__all__ = ["path"]
+__all__ = ["draft_head", "path"]
 
 
 def path() -> Path:
@@ -26,3 +26,13 @@ def path() -> Path:
             f"its source tree."
         )
     return folder
+
+
+def draft_head() -> Path:
+    """Return the folder of the EAGLE-3 network that guesses the embedded model's tokens:
+    `LLM(speculative_config={"method": "eagle3", "model": draft_head(), ...})`. Read it, never write
+    to it.
+
+    Raises FileNotFoundError as `path` does.
+    """
+    return path().parent / "draft_head"

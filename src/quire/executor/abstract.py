@@ -18,6 +18,10 @@ class LaunchedStep(Protocol):
     def sample(self, mask: GrammarMask | None = None) -> None: ...
     def result(self) -> RunnerOutput: ...
 
+    def drafts(self, row: int, count: int) -> list[int]:
+        """Return the first `count` drafts of a row that the step verifies; before `sample`."""
+        ...
+
 
 class Executor(Protocol):
     """Workers that run the same steps, each on its device.

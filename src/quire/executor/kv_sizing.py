@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire.config.kv_pool_size import MeasuredMemory, gib
 from quire.errors import LoadError
@@ -23,7 +23,7 @@ def size_kv_cache(
     config: WorkerConfig,
     pool: KVPool,
     runner: ModelRunner,
-    forward: Forward,
+    forwards: Sequence[Forward],
     *,
     free_at_start: int,
     free_bytes: Callable[[], int],
@@ -31,18 +31,20 @@ def size_kv_cache(
     """Resize the KV cache of a runner, which is warm and has PROBE_BLOCKS blocks, to what fits on
     the device.
 
-    `forward` has recorded over these blocks, so its memory is included; it records again. Raises
-    LoadError if one request of full length would not fit.
+    `forwards` have recorded over these blocks, so their memory is included; they record again.
+    Raises LoadError if one request of full length would not fit.
     """
     kv_cache = runner.kv_cache
     block_bytes = kv_cache.nbytes // PROBE_BLOCKS
     assert config.memory_share is not None, "the number of blocks is given"
     memory = MeasuredMemory(free_at_start, free_bytes(), config.memory_share)
     num_blocks = blocks_for(config, pool, memory, block_bytes)
-    forward.release()
+    for forward in forwards:
+        forward.release()
     runner.device.return_free_memory()
     kv_cache.resize(num_blocks)
-    forward.record()
+    for forward in forwards:
+        forward.record()
     logger.info("The KV cache has %d blocks, %s.", num_blocks, gib(num_blocks * block_bytes))
 
 

@@ -125,6 +125,10 @@ class SharedStep:
         for step in self._steps:
             step.advance()
 
+    def drafts(self, row: int, count: int) -> list[int]:
+        """Return drafts as the first worker has them."""
+        return self._steps[0].drafts(row, count)
+
     def result(self) -> RunnerOutput:
         """Wait for every worker's device, and return the first worker's results."""
         return [step.result() for step in self._steps][0]

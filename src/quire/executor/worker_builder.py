@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
@@ -18,6 +19,7 @@ from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
 from quire.models.adapters.banks import AdapterRoom
 from quire.models.decoder import DecoderModel
+from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
@@ -30,6 +32,9 @@ from quire.params import PoolingParams, SamplingParams
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder
+from quire.runner.drafting.build import Target, build_drafter
+from quire.runner.drafting.drafting import Drafting
+from quire.runner.drafting.pace import FixedPace, MeasuredPace, Pace
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
@@ -37,7 +42,7 @@ from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
 from quire.runner.pooling.pooling_head import PoolingHead
-from quire.runner.residence import Residence
+from quire.runner.residence import LoadedModel, Residence
 from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
@@ -46,6 +51,9 @@ from quire.runner.token_follower import TokenFollower
 from quire.runner.token_head import TokenHead
 from quire.runner.token_types import TokenTypes
 from quire.runner.warm_up import warm_up, warm_up_pooling
+
+if TYPE_CHECKING:
+    from quire.executor.draft_network import DraftParts
 
 logger = logging.getLogger(__name__)
 
@@ -73,15 +81,18 @@ def build_worker(
         )
     support = adapter_support(config)
     room = None if support is None else support.room
-    load = _loader(config, platform, exchange, group, room)
+    network = _draft_network(config)
+    load = _loader(config, platform, exchange, group, room, network)
     model = load()
-    kv_cache = _kv_cache(config, [model.spec], platform.ops)
+    specs = [model.spec] if network is None else [model.spec, network.spec]
+    kv_cache = _kv_cache(config, specs, platform.ops)
     pool = kv_cache.pool
     rows = Rows(
         num_rows=config.max_num_seqs,
         max_len=config.max_model_len,
         block_sizes=[None if g.kind == "state" else g.block_size for g in pool.groups],
         device=device,
+        ring_size=config.num_drafts + 2,
     )
     types = None
     if isinstance(model.spec, Decoder) and model.spec.token_types:
@@ -110,13 +121,19 @@ def build_worker(
         forward=forward,
         adapters=None if room is None else AdapterSlots(model),
     )
+    draft: DraftParts | None = None
     if config.pooler is None:
-        runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
+        head, draft = _token_head(config, platform, runner, forward, group, network)
+        runner.register(SamplingParams, head)
     else:
         runner.register(PoolingParams, _pooling_head(config, runner))
     if config.keeps_experts:
         assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
         runner.heads.watch(ExpertRecorder(model.spec, rows, kv_cache, device))
+    residents, forwards = [LoadedModel(model, load)], [forward]
+    if draft is not None:
+        residents.append(LoadedModel(draft.model, draft.load))
+        forwards += draft.forwards
     if not platform.is_host:
         _warm_up(config, runner)
     if config.memory_share is not None:
@@ -125,13 +142,13 @@ def build_worker(
             config,
             pool,
             runner,
-            forward,
+            forwards,
             free_at_start=free_at_start,
             free_bytes=platform.free_bytes,
         )
     return Worker(
         runner,
-        Residence(model=model, kv_cache=kv_cache, forward=forward, load=load, device=device),
+        Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
         WorkerFacts(
             kv_cache.num_blocks,
             tuple(group.spec for group in pool.groups),
@@ -161,12 +178,23 @@ def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
     )
 
 
+def _draft_network(config: WorkerConfig) -> DraftNetwork | None:
+    """Read what drafts next to the model; None: no network does."""
+    if config.speculation is None or config.speculation.draft is None:
+        return None
+    from quire.executor.draft_network import open_draft
+
+    is_own = config.model_impl != "transformers"
+    return open_draft(config, read_spec(config.hf_config) if is_own else None)
+
+
 def _loader(
     config: WorkerConfig,
     platform: Platform,
     exchange: ExpertExchange | None,
     group: WorkerGroup | None,
     room: AdapterRoom | None,
+    network: DraftNetwork | None,
 ) -> Callable[[], RunnableModel]:
     """Return the function that loads the weights, at the start and after sleep."""
     if config.model_impl == "transformers":
@@ -199,6 +227,7 @@ def _loader(
         spread=exchange,
         group=group,
         keeps_experts=config.keeps_experts,
+        aux_layers=() if network is None else network.aux_layers,
         make_placement=_placement_maker(config, platform),
         adapter_room=room,
     )
@@ -247,7 +276,9 @@ def _recipe(config: WorkerConfig) -> Recipe:
 def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], ops: Ops) -> KVCache:
     return KVCache(
         ops=ops,
-        pool=plan_kv_pool(memories_of(specs), config.block_size, config.number_bytes),
+        pool=plan_kv_pool(
+            memories_of(specs), config.block_size, config.number_bytes, config.num_drafts
+        ),
         num_blocks=config.num_blocks if config.memory_share is None else PROBE_BLOCKS,
         dtype=config.kv_dtype,
     )
@@ -259,11 +290,14 @@ def _token_head(
     runner: ModelRunner,
     forward: Forward,
     group: WorkerGroup | None,
-) -> RowHead:
-    """Make the head of generating rows: the first worker of a group samples."""
+    network: DraftNetwork | None,
+) -> tuple[RowHead, DraftParts | None]:
+    """Make the head of generating rows, and the network that drafts for it: the first worker of a
+    group samples.
+    """
     rows, device = runner.rows, platform.device
     if group is not None and group.rank > 0:
-        return TokenFollower(rows, group)
+        return TokenFollower(rows, group), None
     sampler = Sampler(
         ops=platform.ops,
         num_rows=config.max_num_seqs,
@@ -274,14 +308,57 @@ def _token_head(
         logprobs_mode=config.logprobs_mode,
         logits_processors=config.make_processors(device.torch),
     )
-    return TokenHead(
+    if config.speculation is not None and not sampler.takes_drafts:
+        logger.warning(
+            "A logits processor edits all rows of a step at once, and cannot be asked about tokens "
+            "that may not come: no tokens are drafted."
+        )
+    takes_drafts = config.speculation is not None and sampler.takes_drafts
+    draft = _draft_parts(config, platform, runner, sampler, network) if takes_drafts else None
+    head = TokenHead(
         model=runner.model,
         forward=forward,
         rows=rows,
         sampler=sampler,
         device=device,
+        drafting=_drafting(config, runner, forward, draft) if takes_drafts else None,
         share=None if group is None else group.broadcast,
     )
+    return head, draft
+
+
+def _draft_parts(
+    config: WorkerConfig,
+    platform: Platform,
+    runner: ModelRunner,
+    sampler: Sampler,
+    network: DraftNetwork | None,
+) -> DraftParts | None:
+    """Load the weights that draft; None: there are none."""
+    if config.speculation is None or config.speculation.draft is None:
+        return None
+    from quire.executor.draft_network import build_heads_drafter, build_network_drafter
+
+    if network is not None:
+        return build_network_drafter(config, platform, network, runner, sampler)
+    assert isinstance(runner.model.spec, Decoder), "a model that Quire runs itself"
+    return build_heads_drafter(config, platform, runner.model.spec, sampler)
+
+
+def _drafting(
+    config: WorkerConfig, runner: ModelRunner, forward: Forward, draft: DraftParts | None
+) -> Drafting | None:
+    """Make what drafts; None where nothing is drafted."""
+    plan = config.speculation
+    if plan is None:
+        return None
+    pace: Pace = FixedPace(plan.num_tokens, plan.by_batch)
+    if plan.is_adaptive:
+        pace = MeasuredPace(plan.num_tokens, config.max_num_seqs, plan.max_drafts)
+    if draft is not None:
+        return Drafting(draft.drafter, pace)
+    target = Target(runner.model, forward, runner.rows, runner.kv_cache, runner.device)
+    return Drafting(build_drafter(plan, target), pace)
 
 
 def _pooling_head(config: WorkerConfig, runner: ModelRunner) -> RowHead:

@@ -12,6 +12,7 @@ import torch
 from quire.config.adapter_plan import AdapterPlan
 from quire.config.offload import Offload
 from quire.config.profiler_config import ProfilerConfig
+from quire.config.speculation import SpeculationPlan
 from quire.models.foreign.implementation import ModelImpl
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.folder_files import LoadFormat
@@ -58,11 +59,23 @@ class WorkerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     keeps_experts: bool
+    speculation: SpeculationPlan | None
     # sampling and profiling
     max_logprobs: int
     logprobs_mode: LogprobsMode
     make_processors: MakeProcessors
     profiler: ProfilerConfig | None
+
+    @property
+    def num_drafts(self) -> int:
+        """The most drafts of a request in a step."""
+        return 0 if self.speculation is None else self.speculation.num_tokens
+
+    @property
+    def max_sampled(self) -> int:
+        """The most tokens that a step draws, drafts verified included."""
+        drafts = 0 if self.speculation is None else self.speculation.max_drafts
+        return self.max_num_seqs + drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from quire.errors import RequestError
 from quire.grammar.constraint import Constraint
 from quire.grammar.libraries import GrammarLibraries
 from quire.grammar.library import Form
-from quire.grammar.masks import StepMasks
+from quire.grammar.masks import DraftedStep, StepMasks
 from quire.grammar.source import GrammarSource, source_of
 from quire.grammar.thinking import ThinkingBudget
 from quire.grammar.vocabulary import Vocabulary, VocabularySource
@@ -75,7 +75,7 @@ class GrammarCompiler:
 
     def masks_of(
         self, constrained: Mapping[int, Request]
-    ) -> Callable[[StepPlan], GrammarMask | None]:
+    ) -> Callable[[StepPlan, DraftedStep], GrammarMask | None]:
         """Return the function that computes a step's masks, for these requests by row."""
         size = 0 if self._source is None else self._source.size
         return StepMasks(constrained, size).of

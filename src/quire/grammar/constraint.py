@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 
 from quire.errors import EngineError, RequestError
 from quire.grammar.bits import forbid
-from quire.grammar.library import Form, Matcher
+from quire.grammar.library import Form, GrammarError, Matcher
 from quire.grammar.thinking import ThinkingBudget
 from quire.grammar.vocabulary import Vocabulary
 from quire.params.structured import GRAMMAR_FAILED
@@ -17,6 +18,16 @@ from quire.params.structured import GRAMMAR_FAILED
 
 class GrammarFailure(RequestError):
     """A request's grammar failed while it ran; the text is fit for the one who sent it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a constraint is, its matcher aside."""
+
+    has_begun: bool
+    tail: list[int]
+    num_taken: int
+    budget: tuple[int | None, list[int]] | None
 
 
 class Constraint:
@@ -48,6 +59,8 @@ class Constraint:
         self._has_begun = compiled is not None and not self._mark
         self._budget = budget
         self._num_taken = 0
+        self._num_ahead: int | None = 0
+        """Drafts that the matcher has taken; None if it failed at one."""
 
     @property
     def is_ready(self) -> bool:
@@ -86,6 +99,58 @@ class Constraint:
                 f"{GRAMMAR_FAILED}: {error}", parameter="structured_outputs"
             ) from None
         return self._matcher if self._has_begun else None
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """The matcher where it is now; None before the form begins."""
+        return self._matcher if self._has_begun else None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the matcher can no longer be used."""
+        return self._matcher is not None and self._matcher.failure is not None
+
+    def mark(self) -> Mark:
+        """Return where it is, for `return_to` after drafts."""
+        budget = None if self._budget is None else self._budget.mark()
+        self._num_ahead = 0
+        return Mark(self._has_begun, list(self._tail), self._num_taken, budget)
+
+    def take_draft(self, token_id: int) -> bool:
+        """Advance by a draft. Returns False if nothing can come after it: it is not allowed, or
+        ends the text, or the matcher has failed.
+        """
+        if self._budget is not None:
+            self._budget.take(token_id)
+        if self._compiled is None or self._matcher is None:
+            return True
+        if not self._has_begun:
+            self._num_taken = 0
+            self._look_for_beginning([token_id])
+            return True
+        try:
+            is_allowed = self._matcher.try_token(token_id)
+        except EngineError:
+            self._num_ahead = None
+            return False
+        if is_allowed and self._num_ahead is not None:
+            self._num_ahead += 1
+        return is_allowed and not self._matcher.has_ended
+
+    def return_to(self, mark: Mark) -> None:
+        """Go back to a place before drafts. A matcher that cannot is made anew from the output."""
+        self._has_begun, self._tail, self._num_taken = mark.has_begun, mark.tail, mark.num_taken
+        if self._budget is not None and mark.budget is not None:
+            self._budget.return_to(mark.budget)
+        if self._matcher is None or self._num_ahead == 0:
+            return
+        try:
+            if self._num_ahead is None or self.has_failed:
+                raise GrammarError("a draft made it fail")
+            self._matcher.roll_back(self._num_ahead)
+        except EngineError:
+            self._matcher, self._num_taken, self._tail = None, 0, []
+            self._has_begun = not self._mark
 
     def restrict(self, mask: np.ndarray) -> None:
         """Correct a filled mask [ceil(V/32)] int32 by the request's own rule of where its text may

@@ -152,6 +152,22 @@ class GuidanceMatcher:
         if not is_allowed:
             raise GrammarError(self.failure or "the output left the grammar")
 
+    def try_token(self, token_id: int) -> bool:
+        """See `Matcher.try_token`."""
+        try:
+            return bool(self.native.try_consume_tokens([token_id]) == 1)
+        except BaseException as error:
+            raise _as_grammar_error(error) from None
+
+    def roll_back(self, count: int) -> None:
+        """See `Matcher.roll_back`."""
+        try:
+            self.native.rollback(count)
+        except BaseException as error:
+            raise _as_grammar_error(error) from None
+        if self.native.is_error():
+            raise GrammarError(self.failure or "it cannot go back")
+
     def advance_by(self, token_ids: Sequence[int]) -> bool:
         """Whether the library accepted all these tokens."""
         return all(map(self.native.consume_token, token_ids))

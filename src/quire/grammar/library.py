@@ -34,6 +34,14 @@ class Matcher(Protocol):
     def consume(self, token_ids: Sequence[int]) -> None:
         """Advance by these tokens. Raises GrammarError if they are not allowed."""
 
+    def try_token(self, token_id: int) -> bool:
+        """Advance by a token if it is allowed; returns whether it is. Raises GrammarError for a
+        failure of the library.
+        """
+
+    def roll_back(self, count: int) -> None:
+        """Undo the last `count` tokens. Raises GrammarError for a failure of the library."""
+
     @property
     def failure(self) -> str | None:
         """The error after which the matcher can no longer be used; None without an error."""

@@ -30,10 +30,19 @@ class ThinkingBudget:
     def take_in(self, output_token_ids: Sequence[int]) -> None:
         """Process the output so far, starting after the tokens of the last call."""
         for place in range(self._num_taken, len(output_token_ids)):
-            self._take(output_token_ids[place])
+            self.take(output_token_ids[place])
         self._num_taken = len(output_token_ids)
 
-    def _take(self, index: int) -> None:
+    def mark(self) -> tuple[int | None, list[int]]:
+        """Return what `return_to` needs to forget the tokens that are taken from now on."""
+        return self._count, list(self._tail)
+
+    def return_to(self, mark: tuple[int | None, list[int]]) -> None:
+        """Forget the tokens taken since `mark`."""
+        self._count, self._tail = mark
+
+    def take(self, index: int) -> None:
+        """Process one token after those of the output."""
         tail, limit = self._tail, self._limit
         tail.append(index)
         del tail[: -self._longest]

@@ -128,6 +128,20 @@ class XGrammarMatcher:
         if not is_allowed:
             raise GrammarError("the output left the grammar")
 
+    def try_token(self, token_id: int) -> bool:
+        """See `Matcher.try_token`."""
+        try:
+            return not self._native.is_terminated() and bool(self._native.accept_token(token_id))
+        except Exception as error:
+            raise _as_grammar_error(error) from None
+
+    def roll_back(self, count: int) -> None:
+        """See `Matcher.roll_back`."""
+        try:
+            self._native.rollback(count)
+        except Exception as error:
+            raise _as_grammar_error(error) from None
+
     @property
     def has_ended(self) -> bool:
         """See `Matcher`. The library knows whether a text is complete; its mask shows whether

@@ -15,6 +15,8 @@ from torch import Tensor
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.adapters.banks import AdapterBanks
+from quire.models.drafting.inputs import DraftStage, make_draft_stage, make_over_embedding
+from quire.models.drafting.spec import DraftDecoder
 from quire.models.feed_forward.dense import make_dense
 from quire.models.feed_forward.layer_inputs import (
     make_input_gate,
@@ -55,6 +57,7 @@ from quire.models.mixers.shared_transformer import (
 from quire.models.pooling.pooler import Pooler, make_pooler
 from quire.models.spec import (
     Attention,
+    AttentionOverEmbedding,
     Block,
     Decoder,
     DenseAndExperts,
@@ -80,6 +83,8 @@ from quire.ops import LinearWeight, NormWeight, Ops
 from quire.quantization import Recipe
 
 T = TypeVar("T")
+LookUp = Callable[[Tensor], Tensor]
+"""ids [T] -> their embeddings [T, C]."""
 MakeJoin = Callable[[Ops, NormWeight | None, NormWeight | None, float], Join]
 
 
@@ -144,8 +149,15 @@ class Assembly:
         """By name, each part that holds memory, once."""
         return self._make.parts
 
-    def embedding(self) -> Embedding:
-        """The embedding stage."""
+    def embedding(self, target: LookUp | None) -> Embedding | DraftStage:
+        """The first stage; that of a draft network looks tokens up in the `target`'s table where
+        it has none.
+        """
+        if isinstance(self._spec, DraftDecoder):
+            own = self._table() if self._spec.inputs.has_embedding else None
+            look_up = target if own is None else make_look_up(self._ops, own, 1.0)
+            assert look_up is not None, "a draft network without a target"
+            return make_draft_stage(self._make, self._spec, look_up)
         table = self._table()
         positions = self._positions()
         types = self._make.tensor("types.weight") if self._spec.token_types else None
@@ -218,11 +230,13 @@ class Assembly:
             for pieces in layers
         ]
 
-    def head(self) -> LanguageModelHead | Pooler:
+    def head(self) -> LanguageModelHead | Pooler | None:
         """The language-model head, over the embedding's table where the spec ties them, or what is
-        in its place.
+        in its place; None: a draft network uses its target's.
         """
         spec, weight = self._spec, self._tied_head
+        if isinstance(spec, DraftDecoder) and not spec.inputs.has_head:
+            return None
         if spec.pooler is not None:
             return make_pooler(self._make, spec.pooler, self._token_rows)
         if weight is None:
@@ -294,6 +308,9 @@ class Assembly:
         return make_use(self._make, at, s, self._shared[s.number], place)
 
     def _mixer(self, at: str, m: Mixer) -> SubLayer:
+        if isinstance(m, AttentionOverEmbedding):
+            norm = self._make.norm(at + "embed_norm", m.norm)
+            return make_over_embedding(self._ops, norm, self._placed(at, m.attention))
         placed = [self._placed(at, mixer) for mixer in single_mixers(m)]
         return placed[0] if len(placed) == 1 else SumOfMixers(self._ops, tuple(placed))
 

@@ -22,7 +22,9 @@ from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.adapters.banks import AdapterBanks, AdapterRoom
 from quire.models.assembly import Assembly
+from quire.models.drafting.inputs import DraftStage
 from quire.models.heads import LanguageModelHead
+from quire.models.layers import Embedding
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer, WeightPlacement, WhereMade
 from quire.models.maker import tensors_of, tensors_within
@@ -69,13 +71,15 @@ class DecoderModel:
         keeps_experts: bool = False,
         placement: WeightPlacement | None = None,
         adapter_room: AdapterRoom | None = None,
+        target: DecoderModel | None = None,
     ) -> None:
         """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
         says how weights are stored. With `spread` the experts are distributed over several cores,
         and only this core's are loaded; the model may run only inside a round. With `group` the
         spec is one worker's share of a decoder (sharding.py), and all workers run at the same time.
         `placement` keeps the weights of layers; None: where they are made. `adapter_room`: the
-        adapters that the model has room for; None: it has none.
+        adapters that the model has room for; None: it has none. `target` lends a draft network its
+        embedding and its head.
         Raises ValueError for `aux_layers` that are not ascending numbers from 0 to L, or of a model
         with several residual streams.
         """
@@ -100,7 +104,8 @@ class DecoderModel:
             placement=WhereMade() if placement is None else placement,
             adapters=self.adapters,
         )
-        self._embedding = assembly.embedding()
+        self._target = target
+        self._embedding = assembly.embedding(None if target is None else target.look_up)
         self._layers: Sequence[RunnableLayer] = assembly.layers()
         self.head = assembly.head()
         self._parts = assembly.parts
@@ -118,6 +123,16 @@ class DecoderModel:
         self._embedding, self._layers = other._embedding, other._layers
         self.head, self._parts = other.head, other._parts
         self._choices, self.adapters = other._choices, other.adapters
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """The embeddings [T, C] of ids [T], scaled; no adapter changes them."""
+        self._use_slots(None)
+        return self._embedding.look_up(ids)
+
+    @property
+    def stage(self) -> Embedding | DraftStage:
+        """What comes before the layers."""
+        return self._embedding
 
     @property
     def num_layers(self) -> int:
@@ -170,6 +185,9 @@ class DecoderModel:
         """Scores over the vocabulary for hidden [R, C] as a whole `forward` gives it -> fp32 [R,
         V]; `adapter_slots` [R]: see `Batch`.
         """
+        if self.head is None:
+            assert self._target is not None, "a head of nobody's"
+            return self._target.logits(hidden)
         self._use_slots(adapter_slots)
         assert isinstance(self.head, LanguageModelHead), "a pooling model has no such head"
         return self.head.logits(hidden)

@@ -68,12 +68,14 @@ class KVPool:
     """The groups of a pool in a fixed order: full attention first, then by window, then states.
 
     `memories[i]` is what layer i remembers. Block sizes of groups are multiples of `block_size`.
+    `num_drafts`: the most drafts of a request in a step.
     """
 
     memories: tuple[LayerMemory | None, ...]
     groups: tuple[KVGroup, ...]
     block_size: int
     number: NumberBytes
+    num_drafts: int = 0
 
     @property
     def layer_groups(self) -> tuple[int, ...]:
@@ -113,8 +115,9 @@ class KVPool:
         """The most blocks that one request of `length` tokens holds, if steps compute up to `chunk`
         of its tokens.
         """
+        chunk = max(chunk, 1 + 2 * self.num_drafts)
         return sum(
-            block_group(group.spec, self.block_size, 0).num_needed(length, chunk)
+            block_group(group.spec, self.block_size, self.num_drafts).num_needed(length, chunk)
             for group in self.groups
         )
 
@@ -181,10 +184,14 @@ def memories_of(
 
 
 def plan_kv_pool(
-    memories: Sequence[LayerMemory | None], block_size: int, number: NumberBytes
+    memories: Sequence[LayerMemory | None],
+    block_size: int,
+    number: NumberBytes,
+    num_drafts: int = 0,
 ) -> KVPool:
-    """The pool for these layers, with blocks of `block_size` tokens or multiples of it. Raises
-    InvalidParameter where chunks of attention are not whole blocks.
+    """The pool for these layers, with blocks of `block_size` tokens or multiples of it, where steps
+    verify up to `num_drafts` drafts of a request. Raises InvalidParameter where chunks of attention
+    are not whole blocks.
     """
     groups = list(_groups(memories, block_size))
     groups = _with_full_pages(groups, memories, number)
@@ -193,7 +200,7 @@ def plan_kv_pool(
             why = f"layers see chunks of {group.chunk} tokens, which are not whole blocks"
             hint = f"Give a divisor of {group.chunk}."
             raise InvalidParameter("block_size", group.block_size, why, hint)
-    return KVPool(tuple(memories), tuple(groups), block_size, number)
+    return KVPool(tuple(memories), tuple(groups), block_size, number, num_drafts)
 
 
 def token_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> int:

@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from quire.models.drafting.spec import DraftDecoder
 from quire.models.mixers.recurrent.leaves import leaves
 from quire.models.pooling.spec import HeadLayer, PoolerSpec
 from quire.models.spec import (
     Attention,
+    AttentionOverEmbedding,
     Block,
     Decoder,
     DenseAndExperts,
@@ -141,6 +143,9 @@ def _leaves(d: Decoder) -> Iterator[Parameter]:
 
 
 def _before_layers(d: Decoder) -> Iterator[Parameter]:
+    if isinstance(d, DraftDecoder):
+        yield from _draft_inputs(d)
+        return
     yield Parameter("embed.weight", (d.vocab, d.dim), "vocab", "embedding")
     if d.learned_positions:
         shape = (d.position_offset + d.learned_positions, d.dim)
@@ -160,12 +165,31 @@ def _after_layers(d: Decoder) -> Iterator[Parameter]:
     yield from _ways("leave", d)
     if d.final_norm is not None:
         yield from _norm("norm", d.final_norm, d.dim)
-    if not d.tie and (d.pooler is None or d.pooler.reads_tokens):
+    is_shared = d.tie if not isinstance(d, DraftDecoder) else not d.inputs.has_head
+    if not is_shared and (d.pooler is None or d.pooler.reads_tokens):
         yield Parameter("head.weight", (d.vocab, d.dim), "vocab", "embedding")
     if d.pooler is not None:
         yield from _pooler(d.pooler, d.dim)
     elif d.head_bias:
         yield Parameter("head.bias", (d.vocab,), "vocab", "bias")
+
+
+def _draft_inputs(d: DraftDecoder) -> Iterator[Parameter]:
+    inputs = d.inputs
+    if inputs.has_embedding:
+        yield Parameter("embed.weight", (inputs.vocab, d.dim), "vocab", "embedding")
+    if inputs.embed_norm is not None:
+        yield from _norm("draft.embed_norm", inputs.embed_norm, d.dim)
+    width = inputs.states_width
+    if inputs.join == "fc":
+        if inputs.state_norm is not None:
+            yield from _norm("draft.state_norm", inputs.state_norm, width)
+        width += d.dim
+    if inputs.fc_norm is not None:
+        yield from _norm("draft.fc_norm", inputs.fc_norm, width)
+    yield from _linear("draft.fc", d.dim, width, "replicated", inputs.fc_bias)
+    if inputs.join == "attention" and inputs.state_norm is not None:
+        yield from _norm("draft.state_norm", inputs.state_norm, d.dim)
 
 
 def _pooler(p: PoolerSpec, dim: int) -> Iterator[Parameter]:
@@ -216,6 +240,10 @@ def _block(at: str, b: Block, d: Decoder) -> Iterator[Parameter]:
             mixers = (b.mixer.mixer,)
         if b.has_mixer_pre:
             yield from _norm(at + "attn_pre", b.norm, dim)
+        if isinstance(b.mixer, AttentionOverEmbedding):
+            yield from _norm(at + "embed_norm", b.mixer.norm, dim)
+            yield from _attention(at + "attn.", b.mixer.attention, 2 * dim, dim)
+            mixers = ()
         for mixer in mixers:
             yield from _mixer(at, mixer, dim)
         if b.has_post:

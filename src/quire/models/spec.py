@@ -289,13 +289,37 @@ class MixerAfterShared:
         return sum(mixer.flops(context) for mixer in self.mixers)
 
 
-Mixer = SingleMixer | ParallelMixers | MixerAfterShared
+@dataclass(frozen=True, slots=True)
+class AttentionOverEmbedding:
+    """Attention that reads [norm(e), h] of the token's embedding e, as the first stage leaves it,
+    and the layer's normed input h (EAGLE-3, Li et al. 2025).
+    """
+
+    attention: Attention
+    norm: Norm
+
+    @property
+    def mixers(self) -> tuple[SingleMixer, ...]:
+        """In the order of their memories."""
+        return (self.attention,)
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return self.attention.widest
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions, apart from those with weights, for a token."""
+        return self.attention.flops(context)
+
+
+Mixer = SingleMixer | ParallelMixers | MixerAfterShared | AttentionOverEmbedding
 """What mixes tokens."""
 
 
 def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
     """The mixers of a layer, in the order of their memories."""
-    if isinstance(mixer, ParallelMixers | MixerAfterShared):
+    if isinstance(mixer, ParallelMixers | MixerAfterShared | AttentionOverEmbedding):
         return mixer.mixers
     return () if mixer is None else (mixer,)
 

@@ -82,6 +82,7 @@ class Batch:
 
     adapter_slots [T] int32: the slots of the tokens' adapters (ops/formats/lora.py); None: no token
     has an adapter.
+    states [T, n*C]: hidden states that a draft network reads.
     """
 
     ids: Tensor | None
@@ -94,3 +95,4 @@ class Batch:
     layer_inputs: Tensor | None = None
     token_types: Tensor | None = None
     adapter_slots: Tensor | None = None
+    states: Tensor | None = None

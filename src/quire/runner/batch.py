@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,7 +31,6 @@ from quire.ops import (
 from quire.ops.chunked_rows import cut_at_chunks
 from quire.ops.kv import BlockMemory
 from quire.runner.devices.device import Array, Device
-from quire.runner.rows import Rows
 from quire.runner.token_types import TokenTypes
 from quire.scheduling.step import StepPlan
 
@@ -89,13 +89,30 @@ class _Layout:
     adapter_slots: Tensor | None
 
 
+class RowLengths(Protocol):
+    """The rows that a model computes, see `Rows`: where their ids and blocks are, and how far this
+    model is in each.
+    """
+
+    pad_row: int
+    ring_size: int
+    block_sizes: list[int | None]
+    token_ids: Tensor
+    tables: list[Array]
+    device_tables: list[Tensor]
+    num_tokens: Array
+    num_computed: Array
+    state_index: Array
+    adapter_slots: Array
+
+
 class BatchBuilder:
     """Builds `StepInputs` for the models of a pool, whose layers have their memory in `kv`."""
 
     def __init__(
         self,
         *,
-        rows: Rows,
+        rows: RowLengths,
         ops: Ops,
         device: Device,
         pool: KVPool,
@@ -104,16 +121,21 @@ class BatchBuilder:
         sizes: Sequence[int] = (),
         types: TokenTypes | None = None,
         has_adapters: bool = False,
+        ahead: int = 0,
+        states: Tensor | None = None,
     ) -> None:
         """capacity: the most tokens of a step. sizes, ascending: the row counts to which a step of
         only decodes is padded; (): no padding. types: of tokens, where the model has some.
-        has_adapters: rows may have adapters.
+        has_adapters: rows may have adapters. ahead: how many positions further the ids that the
+        model reads are. states [max(capacity, sizes), n*C]: the hidden states that a draft network
+        reads; their owner fills them.
         """
         self._rows = rows
         self._device = device
         self._sizes = sizes
         self._groups = pool.groups
         self._types = types
+        self._ahead = ahead
         width = max([capacity, *sizes])
         self._positions = np.zeros(width, dtype=np.int64)
         self._arrays = [_group_arrays(group, width) for group in pool.groups]
@@ -141,6 +163,7 @@ class BatchBuilder:
             num_tokens=capacity,
             token_types=places[1] if of_types else None,
             adapter_slots=places[-1] if has_adapters else None,
+            states=states,
         )
         """The whole tensors, whose first entries a step uses; attention plans that are changed in
         place are the steps' own.
@@ -187,7 +210,10 @@ class BatchBuilder:
         batch = inputs.batch
         assert batch.ids is not None
         table = self._rows.token_ids
-        self._device.take(table, inputs.token_rows, inputs.token_positions, batch.ids)
+        positions = inputs.token_positions
+        if self._ahead:
+            positions = positions + self._ahead
+        self._device.take(table, inputs.token_rows, positions, batch.ids)
 
     def _lay_out(self, plan: StepPlan) -> _Layout:
         decode = np.asarray(plan.decode_rows, dtype=np.int64)
@@ -300,6 +326,7 @@ class BatchBuilder:
             num_tokens=num_tokens,
             token_types=places[1] if of_types else None,
             adapter_slots=places[-1] if self._slot_arrays else None,
+            states=None if whole.states is None else whole.states[:num_tokens],
         )
 
     def _fill(self, layout: _Layout) -> None:

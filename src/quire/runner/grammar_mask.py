@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,14 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class GrammarMask:
     """`bits` [G, ceil(V/32)] int32 on the host are for the sampled rows at the indices `places`:
-    bit i of word w is token 32 * w + i, 1 where it may be drawn. All other rows are free.
+    bit i of word w is token 32 * w + i, 1 where it may be drawn. All other rows are free. What is
+    drawn at the `unknown` places does not count: no grammar allows the drafts before them, or
+    nothing may follow these.
     """
 
     places: list[int]
     bits: np.ndarray
+    unknown: Sequence[int] = ()
 
     def sent(self, stage: Callable[[np.ndarray], Tensor]) -> SentMask:
         """Copy the mask to the device with `stage`."""

@@ -1,9 +1,12 @@
-"""Releases a runner's weights and KV memory while an engine sleeps, and restores them."""
+"""Releases the weights and the KV memory of a runner's models while an engine sleeps, and restores
+them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,32 +14,45 @@ from torch import Tensor
 from quire.runner.devices.device import Device
 from quire.runner.forward.forward import Forward
 from quire.runner.kv_cache import KVCache
-from quire.runner.model import RunnableModel
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
+
+
+class Loadable(Protocol):
+    """Weights that can be released and taken again; see `RunnableModel`."""
+
+    def weight_tensors(self) -> Iterator[Tensor]: ...
+    def release_weights(self) -> None: ...
+    def take_weights(self, other: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, and the function that loads it with the weights that the engine was started with."""
+
+    model: Loadable
+    load: Callable[[], Loadable]
 
 
 class Residence:
     """Releases and restores by tag ("weights", "kv_cache").
 
-    `load` returns the model with the weights that the engine was started with; weights that are
-    kept on the host are copied back. Invariant: the recorded program exists exactly while both are
-    present, since it contains the addresses of both.
+    Weights are loaded again, the models in their order, unless they are kept on the host.
+    Invariant: the recorded programs of `forwards` exist exactly while both are present, since they
+    contain the addresses of both.
     """
 
     def __init__(
         self,
         *,
-        model: RunnableModel,
+        models: Sequence[LoadedModel],
         kv_cache: KVCache,
-        forward: Forward,
-        load: Callable[[], RunnableModel],
+        forwards: Sequence[Forward],
         device: Device,
     ) -> None:
-        self._model = model
+        self._models = models
         self._kv_cache = kv_cache
-        self._forward = forward
-        self._load = load
+        self._forwards = forwards
         self._device = device
         self._kept: list[_KeptStorage] = []
         self.released: list[str] = []
@@ -48,14 +64,15 @@ class Residence:
         tags = list(tags)
         if WEIGHTS in tags and self._kept and not keep_weights:
             self._kept = []
-            self._model.release_weights()
+            self._release_weights()
         wanted = [tag for tag in tags if tag not in self.released]
-        self._forward.release()
+        for forward in self._forwards:
+            forward.release()
         for tag in wanted:
             if tag == WEIGHTS and keep_weights:
-                self._kept = _keep(self._model.weight_tensors())
+                self._kept = _keep(t for r in self._models for t in r.model.weight_tensors())
             elif tag == WEIGHTS:
-                self._model.release_weights()
+                self._release_weights()
             else:
                 self._kv_cache.release()
             self.released.append(tag)
@@ -69,12 +86,18 @@ class Residence:
             if tag == WEIGHTS and self._kept:
                 self._bring_back()
             elif tag == WEIGHTS:
-                self._model.take_weights(self._load())
+                for resident in self._models:
+                    resident.model.take_weights(resident.load())
             else:
                 self._kv_cache.restore()
             self.released.remove(tag)
         if not self.released:
-            self._forward.record()
+            for forward in self._forwards:
+                forward.record()
+
+    def _release_weights(self) -> None:
+        for resident in self._models:
+            resident.model.release_weights()
 
     def _bring_back(self) -> None:
         for kept in self._kept:

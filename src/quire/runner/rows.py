@@ -78,6 +78,7 @@ class Rows:
             for size in block_sizes
         ]
         self.device_tables = [device.table(table) for table in self.tables]
+        self._num_blocks = np.zeros((len(block_sizes), num_rows + 1), dtype=np.int64)
         self._step_id = -1
         self._broken: dict[int, str] = {}
 
@@ -119,9 +120,25 @@ class Rows:
         self.state_index[rows] += 1
         self.state_index[sampled] += gained - 1
 
+    def capacity(self, rows: np.ndarray) -> np.ndarray:
+        """How many tokens the blocks of these rows [n] hold."""
+        sizes = [size for size in self.block_sizes if size is not None]
+        counts = [
+            self._num_blocks[group, rows]
+            for group, size in enumerate(self.block_sizes)
+            if size is not None
+        ]
+        held = [count * size for count, size in zip(counts, sizes, strict=True)]
+        return np.minimum.reduce(held, initial=self.token_ids.shape[1])
+
     def write_drafts(self, row: int, token_ids: Sequence[int]) -> None:
         """Write drafts of the row's next tokens after its known tokens."""
         self._device.write(self.token_ids, row, int(self.num_tokens[row]), token_ids)
+
+    def drafts(self, row: int, count: int) -> list[int]:
+        """Return the ids of the row's first `count` drafts, which a device has to be waited for."""
+        first = int(self.num_tokens[row])
+        return [int(token) for token in self.token_ids[row, first : first + count].tolist()]
 
     def _change(self, plan: StepPlan) -> None:
         for row in plan.removed:
@@ -174,4 +191,5 @@ class Rows:
 
     def _write_blocks(self, group: int, row: int, first: int, blocks: Sequence[int]) -> None:
         self.tables[group][row, first : first + len(blocks)] = blocks
+        self._num_blocks[group, row] = first + len(blocks)
         self._device.write(self.device_tables[group], row, first, blocks)

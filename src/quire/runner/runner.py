@@ -59,6 +59,10 @@ class Step:
         self.compute(mask)
         self.advance()
 
+    def drafts(self, row: int, count: int) -> list[int]:
+        """Return the first `count` drafts of a row, before `sample`; waits for the device."""
+        return self._runner.rows.drafts(row, count)
+
     def compute(self, mask: GrammarMask | None = None) -> None:
         """Queue the heads' work on the hidden states. If this raises, no row has advanced."""
         assert self._states is not None, "a step is sampled once"
@@ -94,6 +98,10 @@ class NoTokens:
 
     def sample(self, mask: GrammarMask | None = None) -> None:
         """Do nothing: there is nothing to draw."""
+
+    def drafts(self, row: int, count: int) -> list[int]:
+        """Return []: the step verifies none."""
+        return []
 
     def compute(self, mask: GrammarMask | None = None) -> None:
         """Do nothing: there is nothing to compute."""

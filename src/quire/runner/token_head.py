@@ -12,14 +12,16 @@ from quire.models.decoder import HiddenStates
 from quire.params import RequestParams, SamplingParams
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Array, Device
-from quire.runner.drafts import Drafter, kept_places, num_accepted
+from quire.runner.drafting.drafter import VerifiedStep
+from quire.runner.drafting.drafting import Drafting
+from quire.runner.drafting.verification import kept_places, num_accepted
 from quire.runner.forward.forward import Forward
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.model import RunnableModel
 from quire.runner.prompt_logprobs import PromptLogprobsPart
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PromptTensors, RunnerOutput
-from quire.runner.sampling import Member, SampledTokens, Sampler, SamplerOutput
+from quire.runner.sampling import Drafts, Member, SampledTokens, Sampler, SamplerOutput
 from quire.scheduling.step import NewRow, StepResult
 
 
@@ -34,21 +36,16 @@ class TokenHead:
         rows: Rows,
         sampler: Sampler,
         device: Device,
-        drafter: Drafter | None = None,
+        drafting: Drafting | None = None,
         share: Callable[[Tensor], object] | None = None,
     ) -> None:
-        """`forward` has run the step's model, and computes its logits. `drafter` None: no drafts
+        """`forward` has run the step's model, and computes its logits. `drafting` None: no drafts
         are made. `share` sends drawn ids [M] to the workers that do not sample; they do not support
         drafts.
         """
-        if drafter is not None and sampler.has_custom_processors:
-            raise ValueError(
-                "Custom logits processors see one token of a row in a step: leave out either them "
-                "or the drafts."
-            )
-        assert drafter is None or share is None, "drafts are verified by one worker"
+        assert drafting is None or share is None, "drafts are verified by one worker"
         self.sampler = sampler
-        self.drafter = drafter
+        self.drafting = drafting
         self.rows = rows
         self.prompt_logprobs = PromptLogprobsPart(model, sampler, model.spec.vocab)
         self._forward = forward
@@ -73,11 +70,15 @@ class TokenHead:
         )
         if _sampling(new.params).prompt_logprobs is not None:
             self.prompt_logprobs.add_row(new)
+        if self.drafting is not None:
+            self.drafting.add_row(new)
 
     def remove_row(self, row: int) -> None:
         if self.prompt_logprobs.pending:
             self.prompt_logprobs.remove_row(row)
         self.sampler.remove(row)
+        if self.drafting is not None:
+            self.drafting.remove_row(row)
 
     def begin(self, inputs: StepInputs) -> TokenStep:
         return TokenStep(self, inputs, self._device)
@@ -86,21 +87,39 @@ class TokenHead:
         """The ids [M] int64 at the positions where tokens will be drawn; None if there are no
         drafts, and none are made.
         """
-        if inputs.drafts is None and self.drafter is None:
+        if inputs.drafts is None and self.drafting is None:
             return None
         found = torch.empty(len(inputs.sampled), dtype=torch.int64, device=self._device.torch)
         self._device.take(self.rows.token_ids, inputs.sampled_rows, inputs.sampled_at, found)
         return found
 
-    def advance_verified(self, inputs: StepInputs, accepted: Array, drafts: Array) -> list[int]:
-        """Advance the rows of a step: those that sample got `accepted` [R] tokens after verifying
-        `drafts` [R]. Returns how many drafts each of these has now.
+    def advance_verified(
+        self,
+        inputs: StepInputs,
+        states: HiddenStates,
+        *,
+        accepted: Array,
+        drafts: Array,
+        token_ids: Sequence[int],
+        started: float,
+    ) -> list[int]:
+        """Advance the rows of a step: those that sample got `accepted` [R] tokens of the flat
+        `token_ids` after verifying `drafts` [R], in a step that started at a time of the drafts'
+        clock. Returns how many drafts each of these has now.
         """
         sampled = inputs.sampled[np.cumsum(drafts + 1) - 1]
         self.rows.advance(inputs.rows, inputs.counts, sampled, accepted)
         self.rows.num_computed[sampled] -= drafts + 1 - accepted
+        if self.drafting is None:
+            return [0] * len(sampled)
+        ends = np.cumsum(accepted).tolist()
+        new = [token_ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         rows = sampled.tolist()
-        return [0] * len(rows) if self.drafter is None else self.drafter.propose(self.rows, rows)
+        self.drafting.note(inputs, rows, drafts, accepted - 1, started)
+        limits = self.drafting.limits(self.rows, rows)
+        return self.drafting.propose(
+            self.rows, VerifiedStep(inputs, states, rows, new, drafts, limits)
+        )
 
     def logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
         """Compute the logits of the step's M sampled rows, fp32 [M, V]."""
@@ -120,6 +139,9 @@ class TokenStep:
         self._prompts: dict[int, PromptTensors]
         self._errors: dict[int, str]
         self._guesses: Tensor | None = None
+        self._states: HiddenStates
+        self._unknown: Sequence[int] = ()
+        self._started = 0.0 if head.drafting is None else head.drafting.clock()
 
     @property
     def moves_rows(self) -> bool:
@@ -134,7 +156,8 @@ class TokenStep:
         self._prompts, self._errors = {}, {}
         if head.prompt_logprobs.pending:
             self._prompts, self._errors = head.prompt_logprobs.collect(inputs, hidden, head.rows)
-        self._guesses = head.guesses(inputs)
+        self._guesses, self._states = head.guesses(inputs), states
+        self._unknown = () if mask is None else mask.unknown
         self._sampled = self._sample(hidden, mask)
         self._members = head.sampler.members(inputs.sampled)
         prompts = (tensor for prompt in self._prompts.values() for tensor in prompt.tensors)
@@ -152,32 +175,48 @@ class TokenStep:
         sampled = self._sampled.to_host([next(left) for _ in self._sampled.tensors])
         prompts = [p.to_host([next(left) for _ in p.tensors]) for p in self._prompts.values()]
         output.result.token_ids = sampled.token_ids.tolist()
+        kept = None
         if self._guesses is not None:
-            sampled = self._verify(output.result, sampled, next(left))
-        self._head.sampler.commit(sampled, self._members)
+            sampled, kept = self._verify(output.result, sampled, next(left))
+        self._head.sampler.commit(sampled, self._members, kept)
         rows = self._inputs.sampled
         errors = {int(rows[index]): text for index, text in sampled.errors.items()}
         output.result.errors |= errors | self._errors
         output.logprobs = sampled.logprobs
         output.prompt_logprobs += prompts
 
-    def _verify(self, result: StepResult, sampled: SampledTokens, guesses: Tensor) -> SampledTokens:
-        """Keep the tokens of accepted drafts, advance the rows, and have new drafts made."""
+    def _verify(
+        self, result: StepResult, sampled: SampledTokens, guesses: Tensor
+    ) -> tuple[SampledTokens, Sequence[int]]:
+        """Keep the tokens of accepted drafts, advance the rows, and have new drafts made. Returns
+        the tokens, and which of them are kept.
+        """
         inputs, ids = self._inputs, sampled.token_ids.numpy()
         drafts = inputs.drafts
         if drafts is None:
             drafts = np.zeros(len(inputs.sampled), dtype=np.int64)
-        accepted = num_accepted(ids, guesses.numpy(), drafts)
+        firsts = np.cumsum(drafts + 1) - drafts - 1
+        # An error after a draft is the next step's, which begins there with the tokens before it.
+        later = set(sampled.errors).difference(firsts.tolist()) if sampled.errors else ()
+        accepted = num_accepted(ids, guesses.numpy(), drafts, [*self._unknown, *later])
         kept = kept_places(accepted, drafts)
         result.token_ids, result.counts = ids[kept].tolist(), accepted.tolist()
-        result.num_drafts = self._head.advance_verified(inputs, accepted, drafts)
+        result.num_drafts = self._head.advance_verified(
+            inputs,
+            self._states,
+            accepted=accepted,
+            drafts=drafts,
+            token_ids=result.token_ids,
+            started=self._started,
+        )
         places = {int(place): flat for flat, place in enumerate(kept)}
         logprobs = sampled.logprobs
-        return SampledTokens(
+        tokens = SampledTokens(
             sampled.token_ids,
             None if logprobs is None else logprobs.at(places),
             {index: text for index, text in sampled.errors.items() if index in places},
         )
+        return tokens, list(places)
 
     def _sample(self, hidden: Tensor, mask: GrammarMask | None) -> SamplerOutput:
         head, inputs = self._head, self._inputs
@@ -188,7 +227,13 @@ class TokenStep:
         if mask is not None:
             sent = mask.sent(self._device.stage)
             self._device.flush()
-        found = head.sampler.sample(logits, inputs.sampled, inputs.positions, sent, self._drawing)
+        drafts = None
+        if inputs.drafts is not None:
+            assert self._guesses is not None, "drafts are read before the rows' tokens are drawn"
+            drafts = Drafts(inputs.drafts, self._guesses)
+        found = head.sampler.sample(
+            logits, inputs.sampled, inputs.positions, sent, self._drawing, drafts
+        )
         if head.share is not None:
             head.share(found.token_ids)
         head.rows.write(inputs.sampled_rows, inputs.sampled_at, found.token_ids)

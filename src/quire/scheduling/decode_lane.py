@@ -44,8 +44,6 @@ class DecodeLane:
         self.members: dict[int, Request] = {}
         self.stride = num_drafts + 1
         """The most tokens that a member may advance in a tick."""
-        self._num_completed = 0
-        """Ticks whose results are known."""
         self._calendar: dict[int, list[Request]] = {}
         self._cohort: Cohort | None = None
 
@@ -57,7 +55,6 @@ class DecodeLane:
         first uncomputed one.
         """
         request.lane_offset = request.num_computed_tokens - self.tick * self.stride
-        request.lane_start = self.tick
         self.members[request.row] = request
         self._cohort = None
         self._enter_calendar(request, self.tick)
@@ -105,43 +102,35 @@ class DecodeLane:
         """Return how many drafts each member verifies at this tick, at most `most` in all; None: no
         member verifies any.
 
-        A member verifies as many as are ready, or may become ready by a step in flight, within its
-        blocks and its maximum length.
+        A member verifies as many as are ready, within its blocks and its maximum length; with a
+        step in flight, as many as the last result reported, which is what the next one will report
+        as long as its drafts are right.
         """
         if self.stride == 1:
             return None
-        counts = []
+        counts, most_of_one = [], self.stride - 1
         for request in self.members.values():
-            position = self.position(request)
-            count = min(
-                most,
-                self._num_ready(request),
-                request.capacity - position - 1,
-                request.max_total_tokens - position - 2,
-            )
-            counts.append(max(0, count))
-            most -= counts[-1]
-            request.num_drafts_in_flight += counts[-1]
-            self.roll_back(request, self.stride - 1 - counts[-1])
+            count = request.num_drafts if request.takes_drafts else 0
+            if count:
+                position = self.position(request)
+                left = request.max_total_tokens - position - 2
+                count = min(count, most, request.capacity - position - 1, left)
+                if count > 0:
+                    most -= count
+                    request.num_drafts_in_flight += count
+                else:
+                    count = 0
+            request.lane_offset -= most_of_one - count
+            counts.append(count)
         return counts if any(counts) else None
 
     def advance(self) -> None:
         """Tick: after a planned step every member may have advanced by `stride` tokens."""
         self.tick += 1
 
-    def complete_step(self) -> None:
-        """Note that the result of the oldest step in flight is known."""
-        self._num_completed += 1
-
     def roll_back(self, request: Request, count: int) -> None:
         """Move a member back by `count` tokens that a step could have given it but did not."""
         request.lane_offset -= count
-
-    def _num_ready(self, request: Request) -> int:
-        if not request.takes_drafts:
-            return 0
-        is_known = request.is_decoding and self.tick == max(self._num_completed, request.lane_start)
-        return request.num_drafts if is_known else self.stride - 1
 
     def _enter_calendar(self, request: Request, earliest: int) -> None:
         """Schedule the member's event: the first tick at which its tokens may exceed its blocks or

@@ -7,7 +7,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.scheduling import streaming_input
 from quire.scheduling.adapter_slots import SlotAllocator
@@ -75,12 +75,17 @@ class WaitingQueue:
 
 @dataclass(slots=True)
 class Counters:
-    """Event counts since the start. Prefix hits are counted at a request's first admission."""
+    """Event counts since the start. Prefix hits are counted at a request's first admission.
+    `num_drafts` were verified; `num_accepted[n]`: how many times n of those of a request in a step
+    were right.
+    """
 
     num_preemptions: int = 0
     prefix_requests: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    num_drafts: int = 0
+    num_accepted: list[int] = field(default_factory=list)
 
 
 class Lifecycle:
@@ -111,7 +116,7 @@ class Lifecycle:
             )
             resources = [self.adapters, *resources]
         self.resources = Resources(self.tokens, [self.rows, blocks, *resources])
-        self.counters = Counters()
+        self.counters = Counters(num_accepted=[0] * (config.num_drafts + 1))
         self.now = 0.0
         """The time of the last plan."""
         self._num_arrived = 0

@@ -171,8 +171,6 @@ class Request:
     """Chunks since it got its row; each advances its recurrent state in the ring."""
 
     lane_offset: int = 0
-    lane_start: int = 0
-    """Tick at which it joined the decode lane."""
     due: int = -1
     """Tick of the lane's next event for this request."""
     pending_input: list[NextInput] = field(default_factory=list)

@@ -94,12 +94,19 @@ class TokenBudget:
         self._requests = requests
         self._taken: dict[int, int] = {}
         self._num_taken = 0
+        self._max_drafts = self._limit if config.max_drafts is None else config.max_drafts
+        self._num_drafts = 0
 
     def begin(self) -> None:
         """Start the budget of a new step."""
         if self._taken:
             self._taken = {}
-            self._num_taken = 0
+            self._num_taken = self._num_drafts = 0
+
+    @property
+    def drafts_left(self) -> int:
+        """The drafts that the step may still verify."""
+        return max(0, min(self.left, self._max_drafts - self._num_drafts))
 
     @property
     def left(self) -> int:
@@ -120,10 +127,11 @@ class TokenBudget:
         cap = self._cap if self._cap and len(self._requests) > 1 else want
         return min(want, left, cap)
 
-    def take(self, request: Request, count: int) -> None:
-        """Take `count` tokens of this step for the request."""
-        self._taken[request.handle] = count
-        self._num_taken += count
+    def take(self, request: Request, count: int, num_drafts: int = 0) -> None:
+        """Take `count` tokens of this step, and drafts after them, for the request."""
+        self._taken[request.handle] = count + num_drafts
+        self._num_taken += count + num_drafts
+        self._num_drafts += num_drafts
 
     def give_back(self, request: Request) -> None:
         """Return the request's tokens of this step."""

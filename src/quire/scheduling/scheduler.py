@@ -175,10 +175,8 @@ class Scheduler:
         failed = step.failed(result.errors) if result.errors else {}
         gone = step.cancelled | failed.keys()
         out = append_tokens(step, result, dropped=gone)
-        if step.cohort is not None:
-            self.lane.complete_step()
         if self.config.num_drafts:
-            record_drafts(step, result, self.lane, gone)
+            record_drafts(step, result, self.lane, gone, self.counters)
         for handle, chunk in step.chunks.items():
             if handle not in gone:
                 self._confirm(chunk, out)
@@ -253,7 +251,8 @@ class Scheduler:
         if not request.takes_drafts:
             return 0
         longest = request.max_total_tokens - 1 - request.num_tokens
-        return max(0, min(request.num_drafts, self._life.tokens.left - count, longest))
+        tokens = self._life.tokens
+        return max(0, min(request.num_drafts, tokens.left - count, tokens.drafts_left, longest))
 
     def _grow(self, step: InFlightStep, request: Request, want: int, least: int) -> int:
         """Allocate blocks for up to `want` tokens, preempting others if there are not enough for
@@ -274,7 +273,7 @@ class Scheduler:
     def _plan_chunk(
         self, step: InFlightStep, request: Request, count: int, num_drafts: int = 0
     ) -> None:
-        self._life.tokens.take(request, count + num_drafts)
+        self._life.tokens.take(request, count, num_drafts)
         end = request.num_computed_tokens + count
         request.num_computed_tokens = end + num_drafts
         request.num_drafts_in_flight += num_drafts
@@ -290,7 +289,7 @@ class Scheduler:
             return None
         grown = [b for h, new in step.new_blocks.items() if not self.rows.is_new(h) for b in new]
         removed, added = self.rows.take_changes()
-        step.cohort_drafts = self.lane.plan_drafts(self._life.tokens.left)
+        step.cohort_drafts = self.lane.plan_drafts(self._life.tokens.drafts_left)
         copies, zero_blocks = self.memory.take_state_changes()
         loads = [] if self.adapters is None else self.adapters.take_loads()
         plan = StepPlan(

@@ -59,14 +59,17 @@ class InFlightStep:
         named = {handles[row]: text for row, text in errors.items()}
         return {handle: text for handle, text in named.items() if handle not in self.cancelled}
 
-    def asked_drafts(self) -> list[tuple[Request, int]]:
-        """The requests of the sampled rows, in order, with their drafts."""
-        asked: list[tuple[Request, int]] = []
+    def asked_drafts(self) -> tuple[Sequence[Request], Sequence[int]]:
+        """The requests of the sampled rows, in order, and how many drafts each verifies."""
+        requests: Sequence[Request] = ()
+        drafts: Sequence[int] = ()
         if self.cohort is not None:
             requests = self.cohort.requests
             drafts = self.cohort_drafts or [0] * len(requests)
-            asked = list(zip(requests, drafts, strict=True))
-        return asked + [(c.request, c.num_drafts) for c in self.chunks.values() if c.samples]
+        if sampling := [chunk for chunk in self.chunks.values() if chunk.samples]:
+            requests = [*requests, *(chunk.request for chunk in sampling)]
+            drafts = [*drafts, *(chunk.num_drafts for chunk in sampling)]
+        return requests, drafts
 
     def forget(self, handle: int) -> None:
         """Remove a request that lost its row while the step was being planned."""
@@ -162,7 +165,7 @@ def append_tokens(
     """Append the step's ids to the requests' outputs; return columns without `dropped` handles."""
     requests, handles, outputs = _sampled(step)
     if result.counts is not None:
-        return _append_ragged(requests, outputs, result, dropped)
+        return _append_ragged(requests, handles, outputs, result, dropped)
     token_ids, kept = result.token_ids, None
     assert len(token_ids) == len(requests), "one id for each sampled row"
     if dropped:
@@ -177,25 +180,27 @@ def append_tokens(
 
 def _append_ragged(
     requests: Sequence[Request],
+    handles: Sequence[int],
     outputs: Sequence[list[int]],
     result: StepResult,
     dropped: Collection[int],
 ) -> SchedulerOutput:
-    counts = result.counts
+    counts, token_ids = result.counts, result.token_ids
     assert counts is not None and len(counts) == len(requests), "one count for each sampled row"
-    ends = list(accumulate(counts, initial=0))
-    assert ends[-1] == len(result.token_ids), "the counts are those of the ids"
-    rows = [i for i, request in enumerate(requests) if request.handle not in dropped]
-    kept = [place for i in rows for place in range(ends[i], ends[i + 1])]
-    for i in rows:
-        outputs[i].extend(result.token_ids[ends[i] : ends[i + 1]])
-    return SchedulerOutput(
-        requests=[requests[i] for i in rows],
-        handles=[requests[i].handle for i in rows],
-        token_ids=[result.token_ids[place] for place in kept],
-        counts=[counts[i] for i in rows],
-        kept=kept,
-    )
+    assert sum(counts) == len(token_ids), "the counts are those of the ids"
+    kept: list[int] = list(range(len(token_ids)))
+    if dropped:
+        ends = list(accumulate(counts, initial=0))
+        rows = [i for i, handle in enumerate(handles) if handle not in dropped]
+        kept = [place for i in rows for place in range(ends[i], ends[i + 1])]
+        requests, outputs = [requests[i] for i in rows], [outputs[i] for i in rows]
+        handles = [handles[i] for i in rows]
+        counts, token_ids = [counts[i] for i in rows], [token_ids[place] for place in kept]
+    start = 0
+    for output, count in zip(outputs, counts, strict=True):
+        output += token_ids[start : start + count]
+        start += count
+    return SchedulerOutput(requests, handles, token_ids, counts=list(counts), kept=kept)
 
 
 def _sampled(step: InFlightStep) -> tuple[list[Request], list[int], list[list[int]]]:

@@ -22,6 +22,7 @@ _MODEL = OptionGroup("Model")
 _LOAD = OptionGroup("Loading")
 _MEMORY = OptionGroup("Memory")
 _SCHEDULE = OptionGroup("Scheduling")
+_DRAFTS = OptionGroup("Speculation")
 _TOKENS = OptionGroup("Tokenizer and prompts")
 _ADAPTERS = OptionGroup("Adapters")
 SAMPLING_AND_OUTPUT = OptionGroup("Sampling and output")
@@ -386,6 +387,19 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         None,
         "The only modules that adapters may change, by the end of their names as o_proj; None: all "
         "that can be. An adapter with another one is refused.",
+    )
+    speculative_config: dict[str, Any] | None = _DRAFTS.mapping(
+        None,
+        "Draft tokens and verify several in one step; answers stay the same. Keys: method (ngram, "
+        "suffix, auto, custom_class, draft_model, eagle, eagle3, mtp, medusa), model, "
+        "num_speculative_tokens (at most; fewer where they do not pay), and those of each method "
+        "(docs/speculation.md).",
+        flags=("-sc",),
+    )
+    spec_method: str | None = _DRAFTS.text(None, "Short for speculative_config['method'].")
+    spec_model: str | None = _DRAFTS.text(None, "Short for speculative_config['model'].")
+    spec_tokens: int | None = _DRAFTS.integer(
+        None, "Short for speculative_config['num_speculative_tokens'].", unit="tokens", minimum=1
     )
     max_logprobs: int = SAMPLING_AND_OUTPUT.integer(
         20, "Most logprobs that a request may ask for; -1: no limit.", minimum=-1

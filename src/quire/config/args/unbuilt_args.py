@@ -20,9 +20,6 @@ _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
 _NO_TRANSFER = "Keys and values stay in their engine; leave it out."
 _NO_EVENTS = "Events of the KV cache are not published; leave it out."
-_NO_DRAFTS = (
-    "Speculative decoding is not built; leave it out and the answers are the same, only slower."
-)
 _NO_COMPILER = (
     "Steps are recorded or captured at start, whatever is given; enforce_eager=True turns it off."
 )
@@ -114,11 +111,7 @@ class UnbuiltArgs:
     mm_processor_cache_gb: float = unbuilt(4, "GiB of processed media", _TEXT_ONLY, 0)
     language_model_only: bool = unbuilt(False, "drop the encoders", _TEXT_ONLY)
     mm_encoder_tp_mode: str = unbuilt("weights", "how the encoder is split", _TEXT_ONLY)
-    # Speculation, compilation, kernels
-    speculative_config: dict[str, Any] | None = unbuilt(None, "drafts", _NO_DRAFTS, flags=("-sc",))
-    spec_method: str | None = unbuilt(None, "kind of drafts", _NO_DRAFTS)
-    spec_model: str | None = unbuilt(None, "model of the drafts", _NO_DRAFTS)
-    spec_tokens: int | None = unbuilt(None, "tokens of a draft", _NO_DRAFTS)
+    # Compilation, kernels
     compilation_config: Any = unbuilt(
         None,
         "compilation and graphs",

@@ -135,9 +135,15 @@ def _check_stored(d: Decisions, given: str | None, stored: str | None) -> None:
 
 
 def weight_bytes(d: Decisions) -> int:
-    """Memory of a core's weights; for rounded ones an upper estimate, since a head that shares the
-    embedding's table is a matrix of its own then.
+    """Memory of a core's weights, those of the network that drafts included; for rounded ones an
+    upper estimate, since a head that shares the embedding's table is a matrix of its own then.
     """
+    drafts = d.model.drafts
+    draft = 0 if drafts is None or drafts.draft is None else drafts.draft.num_parameters
+    return _target_bytes(d) + draft * ITEMSIZE[d.value("dtype")]
+
+
+def _target_bytes(d: Decisions) -> int:
     model, itemsize = d.model, ITEMSIZE[d.value("dtype")]
     count = model.num_parameters
     if model.stored_as is not None:

@@ -35,7 +35,8 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     why = _GPU_BLOCK_REASON if d.machine.device == "cuda" else _BLOCK_REASON
     size = d.decide("block_size", given or _BLOCK_SIZE, "block_size was given" if given else why)
     number = number_bytes(d.value("dtype"), d.value("kv_dtype"))
-    pool = plan_kv_pool(d.model.memories, size, number)
+    drafts = d.value("speculation")
+    pool = plan_kv_pool(d.model.pool_memories, size, number, drafts.num_tokens if drafts else 0)
     bound = length_limit(d) if length is None else length
     _decide_share(d, keeps_tokens=pool.block_bytes > 0)
     decide_weights_folder(d, _workspace_bytes(d, bound))
@@ -69,9 +70,15 @@ def _decide_snapshots(d: Decisions, pool: KVPool) -> None:
         d.decide(
             "snapshot_interval",
             SNAPSHOT_INTERVAL,
-            f"a request's recurrent state takes {gib(state)}, and twice that while it runs; "
+            f"a request's recurrent state takes {gib(state)}, and {_times(pool)} that while it "
+            "runs; "
             f"snapshots of prompts have at most {SNAPSHOT_SHARE:.0%} of the blocks",
         )
+
+
+def _times(pool: KVPool) -> str:
+    """How often a running request has its recurrent state."""
+    return "twice" if not pool.num_drafts else f"{pool.num_drafts + 2} times"
 
 
 def _check_given(d: Decisions, kv_cache_bytes: int, reason: str) -> None:
@@ -181,7 +188,8 @@ def _workspace_bytes(d: Decisions, length: int) -> int:
     """
     model, seqs = d.model, d.value("max_num_seqs")
     activations = d.value("max_num_batched_tokens") * (4 * model.hidden_size + 2 * model.widest)
-    logits = 4 * seqs * model.vocab_size
+    drafts = d.value("speculation")
+    logits = 4 * (seqs + (drafts.max_drafts if drafts else 0)) * model.vocab_size
     return int(4 * (activations + logits + seqs * length))
 
 

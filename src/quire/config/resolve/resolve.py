@@ -28,6 +28,7 @@ from quire.config.resolve.parallel import (
 )
 from quire.config.resolve.pooling import decide_pooling
 from quire.config.resolve.schedule import decide_schedule
+from quire.config.resolve.speculation import decide_speculation
 from quire.config.structured_outputs_config import structured_outputs_config
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.hardware.cpu_list import format_cpus
@@ -56,7 +57,9 @@ def resolve(
     decide_adapters(decisions)
     _decide_machine(decisions, is_headless)
     decide_offload(decisions)
-    decide_memory(decisions, decide_schedule(decisions))
+    length = decide_schedule(decisions)
+    decide_speculation(decisions, length)
+    decide_memory(decisions, length)
     _decide_output(decisions)
     return decisions.plan()
 

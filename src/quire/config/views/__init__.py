@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ObservabilityView,
         ParallelView,
         SchedulerView,
+        SpeculativeView,
     )
     from quire.config.views.model import ModelView
 
@@ -84,8 +85,12 @@ class PlanViews:
         return adapters
 
     @property
-    def speculative_config(self) -> None:
-        """None: nothing is drafted."""
+    def speculative_config(self) -> SpeculativeView | None:
+        """How tokens are drafted; None: they are not."""
+        from quire.config.views.engine import SpeculativeView
+
+        plan: Any = self
+        return None if plan.speculation is None else SpeculativeView(self)
 
     @property
     def kv_transfer_config(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.config.views.view import Fact, Fixed, PlanView
 
@@ -115,6 +115,29 @@ class DeviceView(PlanView):
         import torch
 
         return torch.device(self.plan.device)
+
+
+class SpeculativeView(PlanView):
+    """`vllm_config.speculative_config`, of an engine that drafts."""
+
+    name = "speculative_config"
+
+    @property
+    def method(self) -> str:
+        """Who drafts."""
+        return str(self.plan.speculation.method)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """The most drafts of a request in a step."""
+        return int(self.plan.speculation.num_tokens)
+
+    @property
+    def model(self) -> str | None:
+        """The weights or the class that drafts; None where tokens alone do."""
+        plan: Any = self.plan.speculation
+        found: str | None = plan.custom_class if plan.draft is None else plan.draft.model
+        return found
 
 
 class LoadView(PlanView):

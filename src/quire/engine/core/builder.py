@@ -75,6 +75,8 @@ def core_over(
             snapshot_interval=plan.snapshot_interval or plan.max_model_len,
             num_snapshot_blocks=int(SNAPSHOT_SHARE * facts.num_blocks),
             num_adapter_slots=0 if plan.adapters is None else plan.adapters.max_loras,
+            num_drafts=0 if plan.speculation is None else plan.speculation.num_tokens,
+            max_drafts=None if plan.speculation is None else plan.speculation.max_drafts,
         )
     )
     adapters = None
@@ -124,6 +126,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_logprobs=plan.max_logprobs,
         keeps_experts=plan.enable_return_routed_experts,
+        speculation=plan.speculation,
         logprobs_mode=cast(LogprobsMode, plan.logprobs_mode),
         make_processors=partial(make_logits_processors, processors, plan),
         profiler=plan.profiler,

@@ -32,7 +32,7 @@ from quire.engine.wire.messages import (
     Started,
 )
 from quire.errors import EngineDeadError, RequestError
-from quire.executor.abstract import Executor
+from quire.executor.abstract import Executor, LaunchedStep
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.constraint import Constraint
 from quire.params import RequestParams, SamplingParams
@@ -90,6 +90,7 @@ class EngineCore(CoreControl):
         self._steps: deque[GuardedStep] = deque()
         self._refused: list[Finished] = []
         self._counted = (0, 0, 0, 0)
+        self._counted_drafts: tuple[int, list[int]] = 0, []
         self.on_launch: Callable[[Collection[int]], None] | None = None
         """Called before each launch with the requests in the steps that have not been read."""
 
@@ -115,7 +116,6 @@ class EngineCore(CoreControl):
                 prompt_logprobs_done=request.prompt_logprobs_done,
                 resumable=request.resumable,
                 grammar=grammar,
-                takes_drafts=grammar is None,  # a mask covers one token of a row
             )
             if request.adapter is not None:
                 self._require_adapters().attach(own, request.adapter)
@@ -144,9 +144,11 @@ class EngineCore(CoreControl):
         if ending is not None:
             self._refused.append(_finished(ending))
 
-    def _masks(self, plan: StepPlan) -> GrammarMask | None:
+    def _masks(self, plan: StepPlan, launched: LaunchedStep) -> GrammarMask | None:
         """The masks of a step; None where no running request has a grammar."""
-        return self._constrained_masks(plan) if self.scheduler.rows.constrained else None
+        if not self.scheduler.rows.constrained:
+            return None
+        return self._constrained_masks(plan, launched)
 
     def _grammar(self, params: RequestParams, thinking: Thinking | None) -> Constraint | None:
         """The constraint on the output; None without one, or if nothing is generated."""
@@ -305,7 +307,21 @@ class EngineCore(CoreControl):
         stats.num_deferred_reqs = scheduler.waiting.num_deferred
         if self.adapters is not None:
             stats.running_adapters, stats.waiting_adapters = self.adapters.names_in_use()
+        if scheduler.config.num_drafts:
+            stats.num_draft_tokens, stats.num_accepted = self._draft_counts()
         return stats
+
+    def _draft_counts(self) -> tuple[int, list[int]]:
+        """The drafts since the last time: how many, and how often so many of a request's were
+        right.
+        """
+        counters = self.scheduler.counters
+        count = counters.num_drafts - self._counted_drafts[0]
+        if not count:
+            return 0, []
+        before = self._counted_drafts[1] or [0] * len(counters.num_accepted)
+        self._counted_drafts = counters.num_drafts, list(counters.num_accepted)
+        return count, [n - m for n, m in zip(counters.num_accepted, before, strict=True)]
 
 
 def _refusal(handle: int, text: str) -> Finished:

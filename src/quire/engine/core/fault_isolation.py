@@ -35,7 +35,9 @@ class FaultBoundary:
     was planned ahead, before the scheduler knew of the failure, runs without them.
     """
 
-    def __init__(self, executor: Executor, masks: Callable[[StepPlan], GrammarMask | None]) -> None:
+    def __init__(
+        self, executor: Executor, masks: Callable[[StepPlan, LaunchedStep], GrammarMask | None]
+    ) -> None:
         """`masks` returns the masks of a launched plan while the device runs; it may raise
         RowFailures.
         """
@@ -74,7 +76,7 @@ class FaultBoundary:
 
     def _start(self, step: GuardedStep, plan: StepPlan) -> None:
         launched = self._executor.launch(plan)
-        launched.sample(self._masks(plan))
+        launched.sample(self._masks(plan, launched))
         step.parts.append((plan, launched))
 
     def _only_change(self, step: GuardedStep, plan: StepPlan) -> None:

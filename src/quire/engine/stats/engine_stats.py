@@ -20,6 +20,7 @@ import msgspec
 
 from quire.config.plan import EnginePlan
 from quire.engine.stats.catalog import DESCRIPTIONS, HISTOGRAMS
+from quire.engine.stats.draft_totals import DraftTotals
 from quire.engine.stats.loggers import (
     AggregatedLoggingStatLogger,
     LoggingStatLogger,
@@ -200,6 +201,7 @@ class CoreTotals:
         """When the core reported it, by the wall clock."""
         self._counts: Counts[str] = Counts()
         self._num_ended = dict.fromkeys(FinishReason, 0)
+        self._drafts = DraftTotals()
         sizes = sizes_up_to(max_model_len)
         self._histograms = {name: Buckets(bounds or sizes) for name, bounds in HISTOGRAMS.items()}
 
@@ -211,6 +213,8 @@ class CoreTotals:
             counts["num_preemptions"] += scheduler.num_preemptions
             counts["prefix_cache_queries"] += scheduler.prefix_cache_queries
             counts["prefix_cache_hits"] += scheduler.prefix_cache_hits
+            if scheduler.num_draft_tokens:
+                self._drafts.add(scheduler)
         counts["prompt_tokens"] += step.num_prompt_tokens
         counts["prompt_tokens_cached"] += step.num_cached_tokens
         counts["generation_tokens"] += step.num_generation_tokens
@@ -254,6 +258,7 @@ class CoreTotals:
         """The totals as they are now."""
         yield from self._gauges(labels)
         yield from self._counters(labels)
+        yield from self._drafts.metrics(labels)
         for name, buckets in self._histograms.items():
             yield buckets.histogram(name, labels)
 

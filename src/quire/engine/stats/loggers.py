@@ -18,6 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from quire.config.plan import EnginePlan
+from quire.engine.stats.draft_totals import DraftTotals, in_words
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.messages import SchedulerStats
 from quire.errors import InvalidType
@@ -90,6 +91,7 @@ class LoggingStatLogger(StatLoggerBase):
         self._latest = {engine_index: SchedulerStats()}
         self._hits: deque[tuple[int, int, int]] = deque()
         self._num_prompt = self._num_generated = 0
+        self._drafts = DraftTotals()
         self._since = clock()
         self._was_idle = True
 
@@ -112,6 +114,8 @@ class LoggingStatLogger(StatLoggerBase):
             self._latest[engine_idx] = scheduler_stats
             if scheduler_stats.prefix_cache_requests:
                 self._note_hits(scheduler_stats)
+            if scheduler_stats.num_draft_tokens:
+                self._drafts.add(scheduler_stats)
 
     def log_engine_initialized(self) -> None:
         plan = self._plan
@@ -142,6 +146,9 @@ class LoggingStatLogger(StatLoggerBase):
             100 * sum(stats.kv_cache_usage for stats in stood) / max(1, len(self._latest)),
             self._hit_percent(),
         )
+        drafts = self._drafts.take()
+        if drafts is not None:
+            logger.log(level, "%s: drafts: %s", self._name, in_words(drafts, seconds))
 
     def _note_hits(self, stats: SchedulerStats) -> None:
         entry = (stats.prefix_cache_requests, stats.prefix_cache_queries, stats.prefix_cache_hits)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NoReturn, Self
 
 import msgspec
@@ -240,6 +241,17 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     running_adapters: list[str] = []
     waiting_adapters: list[str] = []
     """Names of the LoRA adapters of these requests."""
+    num_draft_tokens: int = 0
+    num_accepted: list[int] = []
+    """How many times so many drafts of a request in a step were right; [] where none were verified.
+    """
+
+    @property
+    def spec_decoding_stats(self) -> SpecDecodingStats | None:
+        """What became of the drafts since the last stats; None where there were none."""
+        if not self.num_draft_tokens:
+            return None
+        return SpecDecodingStats.of(self.num_draft_tokens, self.num_accepted)
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
@@ -248,6 +260,31 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
             requests=self.prefix_cache_requests,
             queries=self.prefix_cache_queries,
             hits=self.prefix_cache_hits,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class SpecDecodingStats:
+    """Drafts of requests in steps: `num_drafts` times some were verified, `num_draft_tokens` in
+    all; those at the i-th place were right `num_accepted_tokens_per_pos[i]` times.
+    """
+
+    num_spec_tokens: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: list[int]
+
+    @classmethod
+    def of(cls, num_draft_tokens: int, num_accepted: Sequence[int]) -> Self:
+        """From how many times so many drafts were right."""
+        of_at_least = list(accumulate(reversed(num_accepted)))[::-1]
+        return cls(
+            num_spec_tokens=len(num_accepted) - 1,
+            num_drafts=of_at_least[0],
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=sum(of_at_least[1:]),
+            num_accepted_tokens_per_pos=of_at_least[1:],
         )
 
 

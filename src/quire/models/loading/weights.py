@@ -64,6 +64,7 @@ def load_model(
     weights_folder: Path | None = None,
     make_placement: Callable[[], WeightPlacement] | None = None,
     adapter_room: AdapterRoom | None = None,
+    target: DecoderModel | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`; keys and values
     will be in `kv_dtype` (default: the same).
@@ -75,9 +76,9 @@ def load_model(
     config.json. `recipe` says how other weights are kept. `progress` is called with leaf values
     done and in all. `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel.
     `weights_folder`: where large weights are kept in files instead of memory. `make_placement`
-    makes what keeps the weights of layers elsewhere; `adapter_room`: see DecoderModel. With `group`
-    it is the model of one worker, which takes its own part of each leaf. Raises LoadError
-    subclasses that name file and tensor.
+    makes what keeps the weights of layers elsewhere; `adapter_room`: see DecoderModel. `target`: of
+    a draft network. With `group` it is the model of one worker, which takes its own part of each
+    leaf. Raises LoadError subclasses that name file and tensor.
     """
     if family is None and load_format != "dummy":
         config = read_folder_config(folder, load_format)
@@ -116,6 +117,7 @@ def load_model(
             keeps_experts=keeps_experts,
             placement=None if make_placement is None else make_placement(),
             adapter_room=adapter_room,
+            target=target,
         )
         weights.finish()
         return model

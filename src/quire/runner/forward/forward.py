@@ -161,6 +161,7 @@ class RecordedForward:
             num_tokens=count,
             token_types=None if whole.token_types is None else whole.token_types[:count],
             adapter_slots=None if slots is None else slots[:count],
+            states=None if whole.states is None else whole.states[:count],
         )
 
     def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:

@@ -12,11 +12,12 @@ from quire.runner.sampling.logits_processor import (
     process_dict_updates,
 )
 from quire.runner.sampling.part import LogitsPart, TokenHistory
-from quire.runner.sampling.sampler import DrawInputs, Sampler, SamplerOutput
+from quire.runner.sampling.sampler import Drafts, DrawInputs, Sampler, SamplerOutput
 
 __all__ = [
     "AdapterLogitsProcessor",
     "BatchUpdate",
+    "Drafts",
     "DrawInputs",
     "LogitsPart",
     "LogitsProcessor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -59,6 +60,32 @@ class CustomProcessors:
             return bool(self._processors)
         return not all(processor.is_argmax_invariant() for processor in self._processors)
 
+    @property
+    def take_drafts(self) -> bool:
+        """Whether all of them see one row at a time, and can be called for several positions."""
+        return all(map(_sees_rows_alone, self._processors))
+
+    def apply_to_drafts(
+        self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, dict[int, str]]:
+        """Run the requests' callables on logits [M, V] of rows [R], where row i has the position of
+        its next token, and then one after each of `drafts[i]` -> logits [M, V], errors by index.
+        """
+        members = [self._members[row] for row in rows]
+        starts = list(accumulate((1 + len(each) for each in drafts), initial=0))
+        errors: dict[int, str] = {}
+        for processor, layout in zip(self._processors, self._layouts, strict=True):
+            assert isinstance(processor, AdapterLogitsProcessor), "they see rows alone"
+            try:
+                processor.update_state(layout.update_to(members))
+                layout.settle(members)
+                for index in processor.req_info:
+                    at, ahead = starts[index], drafts[index]
+                    errors |= _run_ahead(processor, index, members[index], logits, at, ahead)
+            except Exception as error:
+                raise ProcessorFailure(error) from error
+        return logits, errors
+
     def apply(self, logits: Tensor, rows: Sequence[int]) -> tuple[Tensor, dict[int, str]]:
         """Run all processors on logits [R, V] (may be edited) -> logits [R, V], errors by index.
 
@@ -77,6 +104,39 @@ class CustomProcessors:
             if isinstance(processor, AdapterLogitsProcessor):
                 errors |= processor.errors
         return logits, errors
+
+
+def _sees_rows_alone(processor: LogitsProcessor) -> bool:
+    own = type(processor)
+    return (
+        isinstance(processor, AdapterLogitsProcessor)
+        and own.apply is AdapterLogitsProcessor.apply
+        and own.update_state is AdapterLogitsProcessor.update_state
+    )
+
+
+def _run_ahead(
+    processor: AdapterLogitsProcessor,
+    index: int,
+    member: Member,
+    logits: Tensor,
+    at: int,
+    drafts: Sequence[int],
+) -> dict[int, str]:
+    """Run one request's callable on its positions from `at` on; it sees the drafts before each as
+    output. Returns errors by position.
+    """
+    num_known, errors = len(member.output_ids), {}
+    try:
+        for ahead in range(len(drafts) + 1):
+            error = processor.apply_to(index, logits, at + ahead)
+            if error is not None:
+                errors[at + ahead] = error
+                break
+            member.output_ids += drafts[ahead : ahead + 1]
+    finally:
+        del member.output_ids[num_known:]
+    return errors
 
 
 def _same_shape(result: Tensor, logits: Tensor, processor: LogitsProcessor) -> Tensor:

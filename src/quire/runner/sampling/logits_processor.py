@@ -116,12 +116,21 @@ class AdapterLogitsProcessor(LogitsProcessor):
     def apply(self, logits: Tensor) -> Tensor:
         """Run every callable on its row, in place; `errors` then has the failures by index."""
         self.errors = {}
-        for index, process in self.req_info.items():
-            try:
-                logits[index] = _checked(process(logits[index]), logits[index])
-            except Exception as error:
-                self.errors[index] = processor_text(error)
+        for index in self.req_info:
+            error = self.apply_to(index, logits, index)
+            if error is not None:
+                self.errors[index] = error
         return logits
+
+    def apply_to(self, index: int, logits: Tensor, row: int) -> str | None:
+        """Run the callable of the request at `index` on a row of logits, in place; returns why it
+        failed.
+        """
+        try:
+            logits[row] = _checked(self.req_info[index](logits[row]), logits[row])
+        except Exception as error:
+            return processor_text(error)
+        return None
 
     def _bind(
         self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -87,6 +87,23 @@ class DrawInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """The drafts of a step: `counts` [R] of the rows that sample; `ids` [M] on the device, those at
+    the positions of the M = R + drafts tokens that are drawn (a row's last is meaningless).
+    """
+
+    counts: np.ndarray
+    ids: Tensor
+
+    def by_row(self) -> list[list[int]]:
+        """Return each row's drafts, which the device may have to be waited for."""
+        ids, ends = self.ids.tolist(), np.cumsum(self.counts + 1).tolist()
+        return [
+            ids[end - 1 - n : end - 1] for n, end in zip(self.counts.tolist(), ends, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class SamplerOutput:
     """The queued results of a step: ids [R] int64, the largest logit [R] fp32 of each row, and the
     requested log-probabilities. `errors` by index: those already known.
@@ -159,9 +176,11 @@ class Sampler:
         return self._custom is not None and self._custom.needs_host_ids(params)
 
     @property
-    def has_custom_processors(self) -> bool:
-        """Whether there are custom logits processors."""
-        return self._custom is not None
+    def takes_drafts(self) -> bool:
+        """Whether drafts can be verified: not where a custom processor edits all rows at once,
+        which cannot be asked about tokens that may not come.
+        """
+        return self._custom is None or self._custom.take_drafts
 
     def add(
         self,
@@ -217,13 +236,15 @@ class Sampler:
         positions: np.ndarray,
         mask: SentMask | None = None,
         inputs: DrawInputs | None = None,
+        drafts: Drafts | None = None,
     ) -> SamplerOutput:
         """Draw one token per row of logits [R, V] fp32; rows, positions [R] integers.
 
         positions are the indices, in prompt and output, of the tokens to be drawn. `mask` is the
-        grammar's. `inputs` None: they are made now. The logits are edited in place. A row without a
-        finite largest logit, or whose own processor fails, has an error in the output; the others
-        are not affected. Raises ProcessorFailure if a processor for the whole batch fails.
+        grammar's. `inputs` None: they are made now. `drafts` are those of the step; a row occurs
+        once more for each. The logits are edited in place. A row without a finite largest logit, or
+        whose own processor fails, has an error in the output; the others are not affected. Raises
+        ProcessorFailure if a processor for the whole batch fails.
         """
         if mask is not None:
             self._ops.mask_logits(logits, mask.places, mask.bits)
@@ -232,17 +253,63 @@ class Sampler:
         if inputs is None:
             inputs = self.inputs(rows, positions, self._send)
             assert inputs is not None, "some row is not greedy"
-        return self._sample_rows(logits, rows, inputs)
+        return self._sample_rows(logits, rows, inputs, drafts)
+
+    def guess(
+        self,
+        logits: Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        token_ids: Tensor | None = None,
+        *,
+        is_greedy: bool = False,
+    ) -> Tensor:
+        """Draw the ids [R] int64 that `sample` would draw if it had these logits, those of a draft
+        network: with the rows' settings, noise and edits, but without a grammar and custom
+        processors. A row without a finite logit has the first id. is_greedy: take the largest
+        logits instead.
+
+        logits [R, V'] fp32 are those of `token_ids` [V'] ascending (None: of all). They are edited
+        in place.
+        """
+        hashes = self._hashes
+        if self._num_special == 0:
+            ids = self._ops.greedy(logits)[0]
+            return ids if token_ids is None else token_ids[ids]
+        if token_ids is not None:
+            hashes = hashes[token_ids]
+        wanting = self._wanting(rows, positions)
+        if wanting and token_ids is not None:
+            whole = logits.new_full((len(logits), self._vocab_size), -math.inf)
+            logits = whole.index_copy_(1, token_ids, logits)
+            hashes, token_ids = self._hashes, None
+        for part, places in wanting:
+            part.edit(places, self._send)(logits)
+        if is_greedy:
+            ids = self._ops.greedy(logits)[0]
+        else:
+            keys = self._send(noise_keys(self._seeds[rows], positions))
+            ids = self._ops.draw(logits, self._send(self._settings[rows]), keys, hashes)[0]
+        return ids if token_ids is None else token_ids[ids]
 
     def members(self, rows: np.ndarray) -> list[Member]:
         """Return the members in these rows for `commit`; by then the rows may have new requests."""
         return [] if self._custom is None else self._custom.members(rows.tolist())
 
-    def commit(self, sampled: SampledTokens, members: Sequence[Member]) -> None:
-        """Append the tokens of a step that succeeded to `members`. A member whose token cannot be
-        kept gets an entry in `sampled.errors`; this does not raise.
+    def commit(
+        self,
+        sampled: SampledTokens,
+        members: Sequence[Member],
+        places: Iterable[int] | None = None,
+    ) -> None:
+        """Append the tokens of a step that succeeded to `members`; `places`: those that count
+        (None: all). A member whose token cannot be kept gets an entry in `sampled.errors`; this
+        does not raise.
         """
-        for index, member in enumerate(members):
+        if not members:
+            return
+        for index in range(len(members)) if places is None else places:
+            member = members[index]
             if index not in sampled.errors:
                 try:
                     member.output_ids.append(int(sampled.token_ids[index]))
@@ -297,10 +364,12 @@ class Sampler:
         """Whether a step needs only the largest logit of each row."""
         return self._num_special == 0 and not self._custom_must_run(is_all_greedy=True)
 
-    def _sample_rows(self, logits: Tensor, rows: np.ndarray, inputs: DrawInputs) -> SamplerOutput:
+    def _sample_rows(
+        self, logits: Tensor, rows: np.ndarray, inputs: DrawInputs, drafts: Drafts | None
+    ) -> SamplerOutput:
         states = [self._states[row] for row in rows.tolist()]
         asking = [i for i, state in enumerate(states) if state.logprobs is not None]
-        logits, raw, errors = self._edit(logits, states, rows, inputs)
+        logits, raw, errors = self._edit(logits, states, rows, inputs, drafts)
         settings = inputs.settings
         token_ids, peaks = self._ops.draw(logits, settings, inputs.keys, self._hashes)
         if errors:
@@ -310,7 +379,12 @@ class Sampler:
         return SamplerOutput(token_ids, peaks, logprobs, errors)
 
     def _edit(
-        self, logits: Tensor, states: list[_RowState], rows: np.ndarray, inputs: DrawInputs
+        self,
+        logits: Tensor,
+        states: list[_RowState],
+        rows: np.ndarray,
+        inputs: DrawInputs,
+        drafts: Drafts | None,
     ) -> tuple[Tensor, dict[int, Tensor], dict[int, str]]:
         """Run parts and custom processors -> logits [R, V], the raw values of edited rows that are
         requested, and errors by index.
@@ -324,7 +398,11 @@ class Sampler:
         if not must_run:
             return logits, raw, {}
         assert self._custom is not None, "only they must run"
-        logits, errors = self._custom.apply(logits, rows.tolist())
+        if drafts is None:
+            logits, errors = self._custom.apply(logits, rows.tolist())
+        else:
+            own = rows[np.cumsum(drafts.counts + 1) - 1].tolist()
+            logits, errors = self._custom.apply_to_drafts(logits, own, drafts.by_row())
         return logits, raw, errors
 
     def _logprobs(

@@ -1,0 +1,214 @@
+"""What drafts are worth: tokens per second with and without them on one engine, in turn, by batch
+size and temperature; which of them were accepted; and whether the answers are the same.
+
+With --oracle the drafts are those of the run without, each spoiled with a probability, so that the
+gain can be compared with what acceptance and the times of steps predict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from quire.bench.report import add_output_flag, at_least, finish
+from quire.bench.workload import (
+    add_model_flags,
+    as_prompts,
+    engine_args_from,
+    open_llm,
+    random_prompts,
+    settings,
+)
+from quire.config.plan import EnginePlan
+from quire.config.speculation import SpeculationPlan
+
+if TYPE_CHECKING:
+    from quire import LLM
+    from quire.bench.replay import Watched
+    from quire.params import SamplingParams
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `quire bench speculation`."""
+    parser.usage = "quire bench speculation [flags]"
+    parser.add_argument("--batch-size", type=at_least(1), nargs="+", default=[1, 8, 32])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--input-len", type=at_least(1), default=32)
+    parser.add_argument("--output-len", type=at_least(2), default=128)
+    parser.add_argument("--num-iters", type=at_least(1), default=3)
+    parser.add_argument(
+        "--prompts", type=Path, help="a text whose paragraphs are prompts; default: random tokens"
+    )
+    parser.add_argument(
+        "--oracle",
+        type=float,
+        nargs="+",
+        metavar="ERROR",
+        help="replay the answers, each token spoiled with such a probability",
+    )
+    parser.add_argument("--fixed", action="store_true", help="always draft as much as allowed")
+    parser.set_defaults(n=1)
+    add_output_flag(parser)
+    add_model_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure every combination. Without a method, `auto` drafts."""
+    engine_args = engine_args_from(args)
+    if not engine_args.speculative_config and engine_args.spec_method is None:
+        engine_args.spec_method = "auto"
+    if engine_args.enable_prefix_caching is None:
+        engine_args.enable_prefix_caching = False
+    plan = engine_args.create_engine_config()
+    results, most = [], _without_draft(plan).num_tokens
+    with open_llm(msgspec.structs.replace(plan, speculation=None)) as plain, open_llm(plan) as llm:
+        for batch_size in args.batch_size:
+            prompts = _prompts(args, llm, batch_size, plan.vocab_size)
+            for temperature in args.temperature:
+                for error in args.oracle or [None]:
+                    found = _measure(plain, llm, prompts, temperature, error, args, most)
+                    results.append(found)
+                    print(_line(found))
+    said = settings(plan, args) | {"speculation": msgspec.to_builtins(_without_draft(plan))}
+    finish({**said, "results": results}, args.output_json)
+    return 0 if all(found["same_answers"] for found in results) else 1
+
+
+def _measure(
+    plain: LLM,
+    llm: LLM,
+    prompts: list[Any],
+    temperature: float,
+    error: float | None,
+    args: argparse.Namespace,
+    num_tokens: int,
+) -> dict[str, Any]:
+    """One batch size, temperature and kind of drafts: run without and with drafts in turn."""
+    from quire.bench.trials import decode_rate, run_stepwise
+
+    params = _params(args.output_len, temperature)
+    answers = _answers(plain, prompts, params)
+    without: list[float] = []
+    with_drafts: list[float] = []
+    with _drafting(llm, answers, error, num_tokens if args.fixed else None) as watch:
+        same = _answers(llm, prompts, params) == answers
+        for _ in range(args.num_iters):
+            for engine, rates in ((plain, without), (llm, with_drafts)):
+                timing = run_stepwise(engine.llm_engine, prompts, _in_pieces(params))
+                rates.append(decode_rate(timing))
+    base, rate = statistics.median(without), statistics.median(with_drafts)
+    return {
+        "batch_size": len(prompts),
+        "temperature": temperature,
+        "error": error,
+        "tokens_per_second_without": base,
+        "tokens_per_second": rate,
+        "speed_up": rate / base,
+        "same_answers": same,
+        **_acceptance(watch),
+    }
+
+
+def _acceptance(watch: Watched) -> dict[str, Any]:
+    """What became of the drafts, and the times of steps by how many tokens they computed."""
+    verified = watch.verified
+    num_drafts = sum(drafts for drafts, _ in verified)
+    num_accepted = sum(accepted for _, accepted in verified)
+    longest = max((drafts for drafts, _ in verified), default=0)
+    return {
+        "mean_acceptance_length": 1 + num_accepted / len(verified) if verified else 1.0,
+        "acceptance_rate": num_accepted / num_drafts if num_drafts else 0.0,
+        "acceptance_by_position": [
+            sum(accepted > place for _, accepted in verified) / len(verified)
+            for place in range(longest)
+        ],
+        "step_seconds": {
+            size: statistics.median(times) for size, times in sorted(watch.seconds.items())
+        },
+    }
+
+
+@contextmanager
+def _drafting(
+    llm: LLM,
+    answers: Mapping[tuple[int, ...], Sequence[int]],
+    error: float | None,
+    num_tokens: int | None,
+) -> Iterator[Watched]:
+    """Have an engine's drafts watched, replayed where there is an `error`, and always of
+    `num_tokens` unless that is None.
+    """
+    from quire.bench.replay import ReplayDrafter, Watched
+    from quire.runner.drafting.drafting import Drafting
+    from quire.runner.drafting.pace import FixedPace
+
+    [worker] = llm.collective_rpc(_itself)
+    head = worker.model_runner.heads.of(_params(1, 0.0))
+    own = head.drafting
+    drafter = own.drafter
+    if error is not None:
+        drafter = ReplayDrafter(answers, error, worker.model_runner.model.spec.vocab)
+    watch = Watched(own.pace if num_tokens is None else FixedPace(num_tokens))
+    head.drafting = Drafting(drafter, watch)
+    try:
+        yield watch
+    finally:
+        head.drafting = own
+
+
+def _itself(worker: Any) -> Any:
+    return worker
+
+
+def _answers(llm: LLM, prompts: list[Any], params: SamplingParams) -> dict[tuple[int, ...], Any]:
+    """The outputs by prompt."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return {tuple(o.prompt_token_ids or ()): list(o.outputs[0].token_ids) for o in outputs}
+
+
+def _params(output_len: int, temperature: float) -> SamplingParams:
+    from quire.params import SamplingParams
+
+    return SamplingParams(
+        temperature=temperature, seed=0, max_tokens=output_len, ignore_eos=True, detokenize=False
+    )
+
+
+def _in_pieces(params: SamplingParams) -> SamplingParams:
+    from quire.params import RequestOutputKind
+
+    return msgspec.structs.replace(params, output_kind=RequestOutputKind.DELTA)
+
+
+def _prompts(args: argparse.Namespace, llm: LLM, count: int, vocab_size: int) -> list[Any]:
+    """Different prompts: paragraphs of a text, or tokens by chance."""
+    if args.prompts is None:
+        return as_prompts(random_prompts(count, args.input_len, vocab_size, args.seed))
+    parts = [part for part in args.prompts.read_text("utf-8").split("\n\n\n") if part.strip()]
+    tokenizer = llm.get_tokenizer()
+    every = [tokenizer.encode(part) for part in parts]
+    return as_prompts([every[i % len(every)][i // len(every) :] for i in range(count)])
+
+
+def _line(found: Mapping[str, Any]) -> str:
+    by_place = " ".join(f"{rate:.2f}" for rate in found["acceptance_by_position"])
+    error = "" if found["error"] is None else f", error {found['error']:g}"
+    return (
+        f"batch {found['batch_size']}, temperature {found['temperature']:g}{error}: "
+        f"{found['tokens_per_second_without']:.2f} -> {found['tokens_per_second']:.2f} tokens/s "
+        f"({found['speed_up']:.2f}x), mean acceptance length "
+        f"{found['mean_acceptance_length']:.2f}, by position {by_place or 'none'}"
+        + ("" if found["same_answers"] else "; THE ANSWERS DIFFER")
+    )
+
+
+def _without_draft(plan: EnginePlan) -> SpeculationPlan:
+    """The plan of the drafts without the config of their model, which is long."""
+    assert plan.speculation is not None, "some method was asked for"
+    return msgspec.structs.replace(plan.speculation, draft=None)

@@ -1,0 +1,199 @@
+"""Puts a draft network next to a model: its layers in the model's pool, the programs of its passes,
+and the drafter that runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from quire.config.speculation import DraftPlan
+from quire.errors import LoadError, NotBuiltYet
+from quire.executor.platform import Platform
+from quire.executor.worker_config import WorkerConfig
+from quire.models.decoder import DecoderModel
+from quire.models.drafting.later_pass import LaterPass
+from quire.models.drafting.load import load_network, read_token_ids, tensor_names
+from quire.models.drafting.medusa import read_medusa
+from quire.models.drafting.medusa_heads import load_medusa
+from quire.models.drafting.network import DraftNetwork
+from quire.models.drafting.read import POOLED_METHODS, read_network
+from quire.models.drafting.spec import DraftDecoder
+from quire.models.loading.folder_files import LoadFormat
+from quire.models.spec import Decoder
+from quire.quantization import RECIPES, UNQUANTIZED
+from quire.runner.batch import BatchBuilder
+from quire.runner.drafting.draft_rows import DraftRows
+from quire.runner.drafting.drafter import Drafter
+from quire.runner.drafting.heads import HeadsDrafter
+from quire.runner.drafting.networks import NetworkDrafter, NetworkInputs, Pass
+from quire.runner.forward.forward import EagerForward, Forward
+from quire.runner.model import RunnableModel
+from quire.runner.residence import Loadable
+from quire.runner.runner import ModelRunner
+from quire.runner.sampling import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class DraftParts:
+    """Weights that draft, what loads them again, and what runs them."""
+
+    model: Loadable
+    load: Callable[[], Loadable]
+    forwards: tuple[Forward, ...]
+    drafter: Drafter
+
+
+def open_draft(config: WorkerConfig, target: Decoder | None) -> DraftNetwork | None:
+    """Read what the draft network is that the configuration names; None: there is none.
+    target: the model's spec, None for one that Quire does not run itself. Raises LoadError or
+    NotBuiltYet.
+    """
+    plan = config.speculation
+    if plan is None or plan.draft is None or plan.method not in POOLED_METHODS:
+        return None
+    if target is None:
+        hint = "Use ngram, or a model that Quire runs itself."
+        raise NotBuiltYet("speculative_config['method']", plan.method, hint)
+    draft = plan.draft
+    names = (
+        ()
+        if draft.is_target or plan.method == "draft_model"
+        else tensor_names(Path(draft.folder), _format(config, draft), target)
+    )
+    return read_network(plan.method, draft.hf_config, target, names)
+
+
+def build_network_drafter(
+    config: WorkerConfig,
+    platform: Platform,
+    network: DraftNetwork,
+    runner: ModelRunner,
+    sampler: Sampler,
+) -> DraftParts:
+    """Load the network and make what runs it."""
+    assert config.speculation is not None and config.speculation.draft is not None
+    draft = config.speculation.draft
+    target = runner.model
+    assert isinstance(target, DecoderModel), "a model that Quire runs itself"
+    load = partial(_load, config, platform, network, draft, target)
+    model = load()
+    spec, lengths = network.spec, DraftRows(runner.rows)
+    reads, width = NetworkInputs(), 0
+    if isinstance(spec, DraftDecoder):
+        reads, width = NetworkInputs(1, bool(spec.inputs.aux_layers)), spec.inputs.states_width
+    make = partial(_make_pass, config, platform, runner, lengths, reads)
+    first = make(model, width)
+    later = first
+    if isinstance(spec, DraftDecoder) and spec.inputs.join == "attention":
+        later = make(LaterPass(model), spec.dim)
+    drafter = NetworkDrafter(
+        lengths=lengths,
+        first=first,
+        later=later,
+        reads=reads,
+        sampler=sampler,
+        device=platform.device,
+        max_len=min(draft.max_model_len or config.max_model_len, config.max_model_len),
+        token_ids=read_token_ids(
+            network, Path(draft.folder), _format(config, draft), platform.device.torch
+        ),
+        is_greedy=draft.is_greedy,
+    )
+    forwards = (first.forward,) if later is first else (first.forward, later.forward)
+    return DraftParts(model, load, forwards, drafter)
+
+
+def build_heads_drafter(
+    config: WorkerConfig, platform: Platform, target: Decoder, sampler: Sampler
+) -> DraftParts:
+    """Load Medusa heads and make what runs them. Raises LoadError for fewer heads than drafts."""
+    assert config.speculation is not None and config.speculation.draft is not None
+    draft = config.speculation.draft
+    spec = read_medusa(draft.hf_config, target)
+    if spec.heads < config.num_drafts:
+        raise LoadError(
+            f"{draft.folder} has {spec.heads} heads, and num_speculative_tokens="
+            f"{config.num_drafts}: each head guesses one token."
+        )
+    load = partial(
+        load_medusa,
+        *(Path(draft.folder), spec, target, platform.ops),
+        load_format=_format(config, draft),
+        dtype=config.dtype,
+        device=platform.device.torch,
+    )
+    heads = load()
+    return DraftParts(
+        heads, load, (), HeadsDrafter(heads, sampler, platform.device, is_greedy=draft.is_greedy)
+    )
+
+
+def _load(
+    config: WorkerConfig,
+    platform: Platform,
+    network: DraftNetwork,
+    draft: DraftPlan,
+    target: DecoderModel,
+) -> DecoderModel:
+    return load_network(
+        network,
+        Path(draft.folder),
+        platform.ops,
+        target,
+        config=draft.hf_config,
+        load_format=_format(config, draft),
+        first_layer=len(target.spec.memories),
+        max_model_len=config.max_model_len,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        device=platform.device.torch,
+        recipe=UNQUANTIZED if draft.quantization is None else RECIPES[draft.quantization],
+        seed=config.seed,
+    )
+
+
+def _make_pass(
+    config: WorkerConfig,
+    platform: Platform,
+    runner: ModelRunner,
+    lengths: DraftRows,
+    reads: NetworkInputs,
+    model: RunnableModel,
+    width: int,
+) -> Pass:
+    """A way to run the network on states of `width` numbers (0: it reads none). A first pass may
+    have a token more of each row than the target's step.
+    """
+    capacity = config.max_num_batched_tokens + config.max_num_seqs
+    if isinstance(model, LaterPass):
+        capacity = config.max_num_seqs
+    assert config.speculation is not None and config.speculation.draft is not None
+    is_recorded = config.speculation.draft.use_graphs
+    sizes = platform.sizes if is_recorded else ()
+    size = max([capacity, *sizes])
+    states = None
+    if width:
+        states = torch.zeros((size, width), dtype=config.dtype, device=platform.device.torch)
+    batches = BatchBuilder(
+        rows=lengths,
+        ops=platform.ops,
+        device=platform.device,
+        pool=runner.kv_cache.pool,
+        kv=runner.kv_cache.layers,
+        capacity=capacity,
+        sizes=sizes,
+        ahead=reads.lag,
+        states=states,
+    )
+    forward = platform.make_forward(model, batches) if is_recorded else EagerForward(model)
+    return Pass(batches, forward)
+
+
+def _format(config: WorkerConfig, draft: DraftPlan) -> LoadFormat:
+    return cast(LoadFormat, "dummy" if config.load_format == "dummy" else draft.load_format)

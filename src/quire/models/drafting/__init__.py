@@ -1,0 +1,1 @@
+"""Draft networks: what guesses a model's next tokens from its hidden states."""

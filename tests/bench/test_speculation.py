@@ -1,0 +1,36 @@
+"""`quire bench speculation` with the embedded model: what it reports, not how fast it is."""
+
+import json
+
+import pytest
+
+from quire.cli import bench
+from quire.config.args.command_line import QuireParser
+
+
+def ran(tmp_path, *flags):
+    parser = QuireParser()
+    bench.add_arguments(parser)
+    file = tmp_path / "figures.json"
+    common = ["--output-len", "24", "--num-iters", "1", "--max-model-len", "128"]
+    words = ["speculation", *common, "--output-json", str(file), *flags]
+    assert bench.run(parser.parse_args(words)) == 0
+    return json.loads(file.read_text())["results"]
+
+
+def test_an_oracle_is_as_right_as_it_should_be(tmp_path, capsys):
+    words = ["--oracle", "0", "1", "--fixed", "--batch-size", "2", "--temperature", "1"]
+    right, wrong = ran(tmp_path, *words, "--spec-method", "ngram", "--spec-tokens", "3")
+    assert right["acceptance_rate"] == 1.0 and right["acceptance_by_position"][0] == 1.0
+    assert wrong["acceptance_rate"] == 0.0 and wrong["mean_acceptance_length"] == 1.0
+    assert right["same_answers"] and wrong["same_answers"]
+    assert "mean acceptance length" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_paragraphs_of_a_text_are_prompts(tmp_path):
+    text = tmp_path / "code.txt"
+    text.write_text("def f(x):\n    return x\n\n\nfor i in range(3):\n    print(i)\n" * 3)
+    found = ran(tmp_path, "--prompts", str(text), "--batch-size", "1", "2", "--temperature", "0")
+    assert [each["batch_size"] for each in found] == [1, 2]
+    assert all(each["same_answers"] for each in found)

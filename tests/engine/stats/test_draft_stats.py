@@ -1,0 +1,80 @@
+"""Drafts in the metrics and in the log: sums over steps, cores and positions."""
+
+import logging
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.engine.stats.engine_stats import EngineStats
+from quire.engine.stats.loggers import LoggingStatLogger, StatsOptions
+from quire.engine.stats.step_stats import IterationStats
+from quire.engine.wire.messages import SchedulerStats, SpecDecodingStats
+
+STEPS = [
+    SchedulerStats(num_draft_tokens=7, num_accepted=[1, 0, 1, 1]),
+    SchedulerStats(),
+    SchedulerStats(num_draft_tokens=3, num_accepted=[0, 1, 0, 0]),
+]
+
+
+def test_counts_by_length_become_counts_by_position():
+    found = SpecDecodingStats.of(7, [1, 0, 1, 1])
+    assert found == SpecDecodingStats(3, 3, 7, 5, [2, 2, 1])
+    assert STEPS[0].spec_decoding_stats == found
+    assert STEPS[1].spec_decoding_stats is None
+
+
+def test_steps_add_up_in_the_metrics():
+    stats = EngineStats("m", 100, options=StatsOptions((), False))
+    assert not [metric for metric in stats.metrics() if "spec_decode" in metric.name]
+    for step in STEPS:
+        stats.record(step, IterationStats(0.0), 0)
+    values = {
+        (metric.name.removeprefix("vllm:spec_decode_num_"), metric.labels.get("position")): (
+            metric.value
+        )
+        for metric in stats.metrics()
+        if "spec_decode" in metric.name
+    }
+    assert values == {
+        ("drafts", None): 4,
+        ("draft_tokens", None): 10,
+        ("accepted_tokens", None): 6,
+        ("accepted_tokens_per_pos", "0"): 3,
+        ("accepted_tokens_per_pos", "1"): 2,
+        ("accepted_tokens_per_pos", "2"): 1,
+    }
+
+
+def test_a_line_says_what_became_of_drafts(caplog):
+    now = [0.0]
+    line = LoggingStatLogger(None, clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for step in STEPS:
+            line.record(step, IterationStats(0.0, num_generation_tokens=4))
+        now[0] = 2.0
+        line.log()
+        text = caplog.messages[-1]
+        assert "mean acceptance length 2.50" in text and "6 of 10 tokens (60.0 %)" in text
+        assert "accepted 3.0 tokens/s, drafted 5.0 tokens/s" in text
+        assert "by position 0.75, 0.50, 0.25" in text
+        line.record(SchedulerStats(), IterationStats(0.0, num_generation_tokens=1))
+        now[0] = 4.0
+        line.log()
+    assert "drafts" not in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True])
+def test_an_engine_counts_its_drafts(multiprocessing):
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    with LLM(
+        max_model_len=128,
+        speculative_config=config,
+        disable_log_stats=False,
+        enable_multiprocessing=multiprocessing,
+    ) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+        llm.generate(["for i in range(10):\n    print(i)\n" * 3], params, use_tqdm=False)
+        values = {metric.name: metric for metric in llm.get_metrics() if "spec" in metric.name}
+        drafted = values["vllm:spec_decode_num_draft_tokens"].value
+        assert drafted >= values["vllm:spec_decode_num_accepted_tokens"].value > 0

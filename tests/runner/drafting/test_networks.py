@@ -1,0 +1,194 @@
+"""Draft networks in the pool of a target: their guesses are a reference's, a network with the
+target's weights is always right, and answers are those without drafts.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quire.errors import LoadError, NotBuiltYet
+from quire.runner.drafting.pace import FixedPace
+from quire.testing import make_checkpoint
+from tests.runner.drafting.draft_checkpoints import read, write, write_eagle, write_eagle3
+from tests.runner.drafting.draft_reference import Eagle, Eagle3
+from tests.runner.drafting.watched_core import (
+    K,
+    assert_same,
+    open_with,
+    run_requests,
+    serve,
+)
+from tests.runner.late_engines import Life, open_core
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    shape = {"num_hidden_layers": 5, "vocab_size": 300, "hidden_size": 64, "head_dim": 16}
+    shape |= {"intermediate_size": 96, "rms_norm_eps": 1e-3, "tie_word_embeddings": False}
+    return make_checkpoint(tmp_path_factory.mktemp("target"), shape, "llama", 3, dtype="float32")
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "recorded"])
+def test_a_draft_with_the_targets_weights_is_always_right(target, seed, eager):
+    """At temperature 0 and above it, with edits and filters, in chunks, after prefix hits and
+    preemptions.
+    """
+    life = Life(seed)
+    plain, _ = open_core(target)
+    right = serve(plain, life, disturbed=False)
+    wishes = {"enforce_eager": eager, "max_num_batched_tokens": 12 if eager else 30}
+    core, watched = open_with(target, target, "draft_model", count=(1, 3, 7)[seed % 3], **wishes)
+    found = serve(core, life, disturbed=seed % 2 == 1)
+    assert_same(found, right, life)
+    assert watched.num_drafts >= 8
+    assert watched.num_right == watched.num_drafts
+
+
+@pytest.fixture(scope="module")
+def hidden_states(target):
+    """The function from ids to hidden states of the target, each layer's input and the last."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64)
+
+    @torch.inference_mode()
+    def run(ids):
+        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        return [state[0] for state in states]
+
+    return run
+
+
+class Seldom(FixedPace):
+    """Wants drafts of one step in `every`."""
+
+    def __init__(self, num_tokens, every):
+        super().__init__(num_tokens)
+        self.every, self.count = every, 0
+
+    def limits(self, rows, longest):
+        self.count += 1
+        return [n * (self.count % self.every == 0) for n in super().limits(rows, longest)]
+
+
+@pytest.mark.parametrize("every", [6, 9])
+def test_a_draft_that_waits_catches_up(target, monkeypatch, every):
+    """Tokens that no guesses are wanted of are computed later, together; several passes where one
+    has too few places.
+    """
+    monkeypatch.setattr("quire.runner.drafting.networks._MOST_BEHIND", 2 * every - 8)
+    wishes = {"max_num_batched_tokens": 8, "max_num_seqs": 3}
+    core, watched = open_with(target, target, "draft_model", pace=Seldom(K, every), **wishes)
+    run_requests(core, 290, together=True)
+    assert watched.num_right == watched.num_drafts >= 5
+    if every == 9:
+        assert 11 in watched.sizes, "as many tokens as the pass has places"
+
+
+def references(target, folder, hidden_states, layers):
+    """What a network in the folder should guess after known ids."""
+    config, tensors = read(folder)
+    _, own = read(target)
+    embedding, head = own["model.embed_tokens.weight"], own["lm_head.weight"]
+    kind = Eagle if layers is None else Eagle3
+    reference = kind(config, tensors, embedding, head)
+
+    @torch.inference_mode()
+    def drafts(ids, count):
+        states = hidden_states(ids[:-1])
+        joined = states[-1] if layers is None else torch.cat([states[i] for i in layers], 1)
+        return reference.drafts(torch.tensor(ids), joined, count)
+
+    return drafts
+
+
+EAGLE3 = {
+    "original": {},
+    "speculators": {"layout": "speculators"},
+    "residual": {"norm_before_residual": True},
+    "ids": {"vocab": 90},
+    "speculators-ids": {"layout": "speculators", "vocab": 90, "norm_before_residual": False},
+    "width": {"dim": 32, "norm_before_fc": True},
+    "normed": {"norm_output": True, "layers": [1, 3, 4]},
+    "speculators-layers": {"layout": "speculators", "layers": [0, 2, 3]},
+}
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
+@pytest.mark.parametrize("name", ["eagle", "eagle-bias", *EAGLE3])
+def test_guesses_are_those_of_the_reference(target, hidden_states, tmp_path, name, together):
+    facts = EAGLE3.get(name)
+    if facts is None:
+        layers, method = None, "eagle"
+        folder = write_eagle(tmp_path / "draft", target, bias=name == "eagle-bias")
+    else:
+        layers, method = facts.get("layers", [1, 2, 3]), "eagle3"
+        folder = write_eagle3(tmp_path / "draft", target, **facts | {"layers": layers})
+    wishes = {"enforce_eager": together, "max_num_batched_tokens": 10, "block_size": 8}
+    core, watched = open_with(target, folder, method, **wishes, enable_prefix_caching=together)
+    run_requests(core, 290, together=together)
+    guess = references(target, folder, hidden_states, layers)
+    checked = [(known, drafts) for known, drafts in watched.guesses if drafts]
+    assert len(checked) > 20 and {len(drafts) for _, drafts in checked} >= {K}
+    wrong = [(len(k), d, guess(k, len(d))) for k, d in checked if d != guess(k, len(d))]
+    if not together:
+        assert wrong == []
+    else:  # the last row of a cached prefix belongs to the token that followed it there
+        assert len(wrong) < len(checked) / 4
+
+
+@pytest.mark.parametrize("late_seed", [None, 0])
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_answers_are_those_without_drafts(target, tmp_path, method, late_seed):
+    life = Life(2)
+    plain, _ = open_core(target, late_seed=late_seed)
+    right = serve(plain, life, disturbed=False)
+    make = write_eagle if method == "eagle" else write_eagle3
+    facts = {} if method == "eagle" else {"layers": [1, 2, 3], "vocab": 120}
+    folder = make(tmp_path / "draft", target, **facts)
+    core, watched = open_with(target, folder, method, late_seed=late_seed)
+    assert_same(serve(core, life, disturbed=late_seed is None), right, life)
+    assert watched.num_drafts > 20
+
+
+def test_a_network_sleeps_with_its_target(target, tmp_path):
+    """Weights of both are released and loaded again; programs are recorded again."""
+    folder = write_eagle3(tmp_path / "draft", target, layers=[1, 2, 3])
+    guesses = []
+    for sleeps in (False, True):
+        core, watched = open_with(target, folder, "eagle3", enforce_eager=False)
+        worker = core.executor.worker
+        if sleeps:
+            worker.sleep(["weights", "kv_cache"])
+            assert worker.kv_cache_bytes() == 0
+            worker.wake_up(["weights", "kv_cache"])
+        run_requests(core, 290, together=True)
+        guesses.append([drafts for _, drafts in watched.guesses])
+    assert guesses[0] == guesses[1] and any(guesses[0])
+
+
+def test_networks_that_cannot_draft_for_the_target_are_refused(target, tmp_path):
+    config, tensors = read(write_eagle3(tmp_path / "draft", target, layers=[1, 2, 3]))
+    for number, (changes, message) in enumerate(
+        [
+            ({"hidden_act": "relu9"}, "hidden_act='relu9'"),
+            ({"twist": 2}, "twist"),
+            ({"vocab_size": 299}, "vocab_size=299"),
+            ({"fc_norm": True}, "fc_norm=True"),
+            ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=False"),
+            ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 9]}}, r"\[1, 9\]"),
+            ({"norm_before_fc": True}, "missing input_norm.weight"),
+        ]
+    ):
+        folder = write(tmp_path / str(number), config | changes, tensors)
+        with pytest.raises(LoadError, match=message):
+            open_with(target, folder, "eagle3")
+    other = make_checkpoint(tmp_path / "other", {"vocab_size": 310}, "llama", dtype="float32")
+    with pytest.raises(LoadError, match="310 token ids and the model 300"):
+        open_with(target, other, "draft_model")
+    state = make_checkpoint(tmp_path / "state", {"vocab_size": 300}, "qwen3_5", dtype="float32")
+    with pytest.raises(LoadError, match="recurrent"):
+        open_with(target, state, "draft_model")
+    with pytest.raises(NotBuiltYet, match="K/V connector"):
+        open_with(target, None, "extract_hidden_states")

@@ -1,0 +1,114 @@
+"""The same answers over proposers, numbers of drafts, batch sizes and temperatures, and after a
+core was killed in the middle.
+"""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from quire import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
+from quire.kernels.cpu.runtime import find_native
+from quire.params import RequestOutputKind
+from tests.speculation.crowd import MARKS, PROMPTS, answers, crowd
+from tests.speculation.drafters import Recorder, Replay, Wild, install
+
+NATIVE, REASON = find_native()
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason=REASON),
+    pytest.mark.full,
+]
+ENGINE = {"max_model_len": 160, "max_num_seqs": 32, "reasoning_config": MARKS, "block_size": 8}
+METHODS = {
+    "ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 4},
+    "suffix": {"suffix_decoding_min_token_prob": 0.0},
+    "auto": {"prompt_lookup_min": 2},
+}
+
+
+def at(temperature, count):
+    """A crowd whose requests are all greedy, or all drawn."""
+    prompts, params = crowd(count, max_tokens=60)
+    for each in params:
+        each.temperature = temperature
+        each.n = 1
+    return prompts, params
+
+
+def together(llm, temperature, count):
+    prompts, params = at(temperature, 32)
+    if count == 1:
+        found = [llm.generate(*one, use_tqdm=False) for one in zip(prompts, params, strict=True)]
+        return answers([output for outputs in found for output in outputs])
+    return answers(llm.generate(prompts, params, use_tqdm=False))
+
+
+@pytest.fixture(scope="module")
+def right():
+    with LLM(**ENGINE) as llm:
+        return {t: together(llm, t, 32) for t in (0.0, 1.0)}
+
+
+@pytest.mark.parametrize("count", [1, 32])
+@pytest.mark.parametrize("num_tokens", [1, 3, 7])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(right, method, num_tokens, count):
+    config = METHODS[method] | {"method": method, "num_speculative_tokens": num_tokens}
+    config["num_speculative_tokens_per_batch_size"] = [[1, 32, num_tokens]]
+    with LLM(**ENGINE, speculative_config=config, disable_log_stats=False) as llm:
+        for temperature in (0.0, 1.0):
+            assert together(llm, temperature, count) == right[temperature]
+        accepted = "vllm:spec_decode_num_accepted_tokens"
+        assert [each.value for each in llm.get_metrics() if each.name == accepted][0] > 0
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 7])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_drafter(right, num_tokens, depth):
+    config = {"method": "ngram", "num_speculative_tokens": num_tokens}
+    with LLM(**ENGINE, speculative_config=config, async_scheduling=depth == 2) as llm:
+        for temperature in (0.0, 1.0):
+            recorder = Recorder()
+            install(llm, recorder, num_tokens)
+            assert together(llm, temperature, 32) == right[temperature]
+            for make in (Replay, Wild):
+                for spoiled in (0.0, 0.3, 1.0):
+                    for count in (1, 32):
+                        drafter = make(recorder.answers, spoiled=spoiled)
+                        install(llm, drafter, num_tokens)
+                        assert together(llm, temperature, count) == right[temperature]
+                        assert drafter.num_accepted > 0 or spoiled == 1.0
+
+
+@pytest.mark.anyio
+async def test_streams_go_on_with_the_same_tokens_after_their_core_has_died():
+    config = {"method": "suffix", "num_speculative_tokens": 5, "suffix_decoding_min_token_prob": 0}
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(max_model_len=160, max_num_seqs=8, speculative_config=config)
+    )
+    with LLM(max_model_len=160) as llm:
+        params = [
+            SamplingParams(temperature=t, seed=5, max_tokens=80, ignore_eos=True, detokenize=False)
+            for t in (0.0, 1.0, 0.7)
+        ]
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    expected = [list(output.outputs[0].token_ids) for output in outputs]
+    is_dead = False
+
+    async def ids(number):
+        nonlocal is_dead
+        found = []
+        params[number].output_kind = RequestOutputKind.DELTA
+        async for output in engine.generate(PROMPTS[number], params[number], str(number)):
+            found += output.outputs[0].token_ids
+            if number == 0 and len(found) >= 10 and not is_dead:
+                is_dead = True
+                os.kill(engine.front_end.client.core_status(0).pid, signal.SIGKILL)
+        return found
+
+    try:
+        found = await asyncio.wait_for(asyncio.gather(*map(ids, range(3))), 120)
+        assert is_dead and found == expected
+    finally:
+        engine.shutdown()
