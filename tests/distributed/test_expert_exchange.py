@@ -2,7 +2,6 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 import torch
@@ -62,8 +61,9 @@ def alone(x):
     """All layers on one core."""
     for layer in range(LAYERS):
         choice = route(x @ ROUTERS[layer].T, ROUTE_ARGS)
-        run = partial(expert, layer)
-        x = mixture(x, *choice, EXPERTS, ARGS, run).tanh()
+        x = mixture(
+            x, *choice, EXPERTS, ARGS, lambda index, rows, _, at=layer: expert(at, index, rows)
+        ).tanh()
     return x
 
 

@@ -21,6 +21,7 @@ SHAPE = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
 }  # fmt: skip
 
+ENCODER = "ModernBertModel"
 LAYERS = {"qwen2": {"num_hidden_layers": 3}}
 """Of the families of which some are offloaded."""
 
@@ -35,7 +36,7 @@ def life(tmp_path_factory, run_triton_script):
 
     def folder_of(family, stored):
         path = tmp_path_factory.mktemp(family)
-        if family in ENCODERS:
+        if family == ENCODER:
             return make_encoder(ENCODERS[family], path).folder
         shape = SHAPE | LAYERS.get(family, {})
         plain = make_checkpoint(path, shape, family, dtype="float32")
@@ -82,7 +83,7 @@ def test_a_quantised_checkpoint_answers_as_on_the_cpu(life, stored):
 
 @pytest.mark.full
 def test_an_encoder_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life):
-    found = life("vectors", "ModernBertModel")
+    found = life("vectors", ENCODER)
     for here, there in zip(found["right"], found["found"], strict=True):
         assert [len(row) for row in there] == [len(row) for row in here]
         for one, other in zip(here, there, strict=True):

@@ -156,14 +156,16 @@ def get_tokenizer(
     download_dir: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The tokenizer of a folder or a hub id as transformers makes it, with all its methods."""
+    """The tokenizer of a folder or a hub id as transformers makes it, with all its methods. No code
+    of the folder is run, whatever `trust_remote_code` is.
+    """
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
         tokenizer_name,
         *args,
         use_fast=tokenizer_mode != "slow",
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=False,
         revision=revision,
         cache_dir=download_dir,
         **kwargs,
