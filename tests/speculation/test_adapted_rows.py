@@ -43,7 +43,8 @@ def generate(llm):
 def test_answers_with_adapters_are_those_without_drafts(drafts):
     with LLM(**ENGINE) as llm:
         right = generate(llm)
-    with LLM(**ENGINE, speculative_config=drafts, disable_log_stats=False) as llm:
+    always = drafts | {"num_speculative_tokens_per_batch_size": [(1, 8, 3)]}
+    with LLM(**ENGINE, speculative_config=always, disable_log_stats=False) as llm:
         assert generate(llm) == right
         counted = {metric.name: metric for metric in llm.get_metrics()}
         accepted = counted["vllm:spec_decode_num_accepted_tokens"].value

@@ -66,9 +66,13 @@ def test_a_line_says_what_became_of_drafts(caplog):
 
 @pytest.mark.parametrize("multiprocessing", [False, True])
 def test_an_engine_counts_its_drafts(multiprocessing):
-    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    config = {
+        "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1,
+        "num_speculative_tokens_per_batch_size": [(1, 8, 3)],  # not what steps happen to take
+    }  # fmt: skip
     with LLM(
         max_model_len=128,
+        max_num_seqs=8,
         speculative_config=config,
         disable_log_stats=False,
         enable_multiprocessing=multiprocessing,
