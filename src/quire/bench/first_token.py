@@ -11,13 +11,18 @@ import time
 
 _BEGUN = time.monotonic()  # before anything else is imported
 
+import importlib  # noqa: E402
 import json  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
-STAGES = {"load_model": "weights", "KVCache": "kv_memory", "record_steps": "recording"}
-"""Function of executor/worker_builder.py -> the part of the start that it is. In this process,
+STAGES = {
+    "weights.load_model": "weights",
+    "worker_builder.KVCache": "kv_memory",
+    "worker_builder.record_steps": "recording",
+}
+"""Function that the executor's modules call -> the part of the start that it is. In this process,
 which ends soon, the functions are replaced by ones that take the time.
 """
 
@@ -27,11 +32,12 @@ _PROMPT_LEN = 16
 def main(engine_args: dict[str, Any]) -> dict[str, Any]:
     """Build the engine, generate one token; the moments and the seconds of a worker's parts."""
     from quire import LLM, EngineArgs, LLMEngine, SamplingParams
-    from quire.executor import worker_builder
 
     parts = dict.fromkeys(STAGES.values(), 0.0)
     for name, part in STAGES.items():
-        setattr(worker_builder, name, _timed(getattr(worker_builder, name), parts, part))
+        module_name, function = name.split(".")
+        module = importlib.import_module(f"quire.executor.{module_name}")
+        setattr(module, function, _timed(getattr(module, function), parts, part))
     imported = time.monotonic()
     plan = EngineArgs(**engine_args).create_engine_config()
     planned = time.monotonic()

@@ -18,9 +18,6 @@ Method = Literal[
     "medusa",
 ]
 
-NETWORK_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "medusa")
-"""The methods whose drafts come from weights."""
-
 MAX_ROWS = 32
 """Requests that may have all their drafts verified in one step: with more of them computation, not
 memory, is what a step waits for, and verification would cost what it saves.
@@ -71,8 +68,9 @@ class SpeculationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `num_tokens`: the most drafts of a request in a step. `by_batch`: (first, last, k), the most
     drafts of each request in a step of first .. last requests; () where measured costs alone
-    decide. `is_adaptive`: fewer drafts are made where they do not pay. `draft`: of
-    NETWORK_METHODS. `custom_class`: "module.Class" of that method.
+    decide. `is_adaptive`: fewer drafts are made where they do not pay. `draft`: the
+    weights that draft, None where the tokens are all that is needed. `custom_class`:
+    "module.Class" of that method.
     """
 
     method: Method

@@ -49,36 +49,35 @@ class DraftParts:
     drafter: Drafter
 
 
-def open_draft(config: WorkerConfig, target: Decoder | None) -> DraftNetwork | None:
-    """Read what the draft network is that the configuration names; None: there is none.
+def open_draft(
+    config: WorkerConfig, method: str, draft: DraftPlan, target: Decoder | None
+) -> DraftNetwork | None:
+    """Read what the network is whose layers are in the model's pool; None: heads alone draft.
     target: the model's spec, None for one that Quire does not run itself. Raises LoadError or
     NotBuiltYet.
     """
-    plan = config.speculation
-    if plan is None or plan.draft is None or plan.method not in POOLED_METHODS:
+    if method not in POOLED_METHODS:
         return None
     if target is None:
         hint = "Use ngram, or a model that Quire runs itself."
-        raise NotBuiltYet("speculative_config['method']", plan.method, hint)
-    draft = plan.draft
+        raise NotBuiltYet("speculative_config['method']", method, hint)
     names = (
         ()
-        if draft.is_target or plan.method == "draft_model"
+        if draft.is_target or method == "draft_model"
         else tensor_names(Path(draft.folder), _format(config, draft), target)
     )
-    return read_network(plan.method, draft.hf_config, target, names)
+    return read_network(method, draft.hf_config, target, names)
 
 
 def build_network_drafter(
     config: WorkerConfig,
     platform: Platform,
+    draft: DraftPlan,
     network: DraftNetwork,
     runner: ModelRunner,
     sampler: Sampler,
 ) -> DraftParts:
     """Load the network and make what runs it."""
-    assert config.speculation is not None and config.speculation.draft is not None
-    draft = config.speculation.draft
     target = runner.model
     assert isinstance(target, DecoderModel), "a model that Quire runs itself"
     load = partial(_load, config, platform, network, draft, target)
@@ -87,7 +86,7 @@ def build_network_drafter(
     reads, width = NetworkInputs(), 0
     if isinstance(spec, DraftDecoder):
         reads, width = NetworkInputs(1, bool(spec.inputs.aux_layers)), spec.inputs.states_width
-    make = partial(_make_pass, config, platform, runner, lengths, reads)
+    make = partial(_make_pass, config, platform, draft, runner, lengths, reads)
     first = make(model, width)
     later = first
     if isinstance(spec, DraftDecoder) and spec.inputs.join == "attention":
@@ -110,11 +109,9 @@ def build_network_drafter(
 
 
 def build_heads_drafter(
-    config: WorkerConfig, platform: Platform, target: Decoder, sampler: Sampler
+    config: WorkerConfig, platform: Platform, draft: DraftPlan, target: Decoder, sampler: Sampler
 ) -> DraftParts:
     """Load Medusa heads and make what runs them. Raises LoadError for fewer heads than drafts."""
-    assert config.speculation is not None and config.speculation.draft is not None
-    draft = config.speculation.draft
     spec = read_medusa(draft.hf_config, target)
     if spec.heads < config.num_drafts:
         raise LoadError(
@@ -161,6 +158,7 @@ def _load(
 def _make_pass(
     config: WorkerConfig,
     platform: Platform,
+    draft: DraftPlan,
     runner: ModelRunner,
     lengths: DraftRows,
     reads: NetworkInputs,
@@ -173,9 +171,7 @@ def _make_pass(
     capacity = config.max_num_batched_tokens + config.max_num_seqs
     if isinstance(model, LaterPass):
         capacity = config.max_num_seqs
-    assert config.speculation is not None and config.speculation.draft is not None
-    is_recorded = config.speculation.draft.use_graphs
-    sizes = platform.sizes if is_recorded else ()
+    sizes = platform.sizes if draft.use_graphs else ()
     size = max([capacity, *sizes])
     states = None
     if width:
@@ -191,7 +187,7 @@ def _make_pass(
         ahead=reads.lag,
         states=states,
     )
-    forward = platform.make_forward(model, batches) if is_recorded else EagerForward(model)
+    forward = platform.make_forward(model, batches) if draft.use_graphs else EagerForward(model)
     return Pass(batches, forward)
 
 

@@ -12,16 +12,13 @@ from quire.runner.drafting.ngram import NgramGuesser
 from quire.runner.drafting.suffix import OutputCache, SuffixGuesser
 
 
-def open_guessers(plan: SpeculationPlan) -> OpenGuesser | None:
-    """What guesses from the tokens alone; None for the methods that need a model. Raises
-    InvalidParameter for a class that is none.
-    """
+def open_guessers(plan: SpeculationPlan) -> OpenGuesser:
+    """What guesses from the tokens alone. Raises InvalidParameter for a class that is none."""
     if plan.method == "ngram":
         return partial(_open_ngram, plan)
     if plan.method == "custom_class":
         return partial(_open_custom, make_proposer(plan))
-    if plan.method not in ("suffix", "auto"):
-        return None
+    assert plan.method in ("suffix", "auto"), "the other methods need weights"
     rules = plan.suffix
     cache = None
     if rules.max_cached_requests:

@@ -1,0 +1,108 @@
+"""What loads the weights of a worker, at the start and after sleep, and what saves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.worker_group import WorkerGroup
+from quire.executor.platform import Platform
+from quire.executor.worker import SaveWeights
+from quire.executor.worker_config import WorkerConfig
+from quire.models import find_family, read_spec
+from quire.models.adapters.banks import AdapterRoom
+from quire.models.drafting.network import DraftNetwork
+from quire.models.foreign.load import load_foreign_model
+from quire.models.formats import read_storage
+from quire.models.loading.weight_placement import WeightPlacement
+from quire.models.loading.weights import load_model, save_sharded_state
+from quire.quantization import RECIPES, UNQUANTIZED, Recipe
+from quire.runner.model import RunnableModel
+from quire.runner.offloaded_weights import OffloadedWeights
+
+
+def make_loader(
+    config: WorkerConfig,
+    platform: Platform,
+    exchange: ExpertExchange | None,
+    group: WorkerGroup | None,
+    room: AdapterRoom | None,
+    network: DraftNetwork | None,
+) -> Callable[[], RunnableModel]:
+    """Return the function that loads the weights, at the start and after sleep."""
+    if config.model_impl == "transformers":
+        assert exchange is None and group is None, "one core, one worker"
+        return partial(
+            load_foreign_model,
+            Path(config.model_folder),
+            config.hf_config,
+            platform.ops,
+            dtype=config.dtype,
+            device=platform.device,
+            load_format=config.load_format,
+            seed=config.seed,
+        )
+    return partial(
+        load_model,
+        Path(config.model_folder),
+        read_spec(config.hf_config, config.pooler),
+        platform.ops,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        device=platform.device.torch,
+        load_format=config.load_format,
+        weights_folder=config.weights_folder,
+        recipe=_recipe(config),
+        seed=config.seed,
+        max_model_len=config.max_model_len,
+        family=find_family(config.hf_config, config.pooler),
+        storage=read_storage(config.hf_config),
+        spread=exchange,
+        group=group,
+        keeps_experts=config.keeps_experts,
+        aux_layers=() if network is None else network.aux_layers,
+        make_placement=_placement_maker(config, platform),
+        adapter_room=room,
+    )
+
+
+def make_saver(
+    config: WorkerConfig, platform: Platform, group: WorkerGroup | None
+) -> SaveWeights | None:
+    """Return the function that writes the worker's part of the weights; None for a model of
+    transformers, whose weights are not parts of a decoder.
+    """
+    if config.model_impl == "transformers":
+        return None
+    return partial(
+        save_sharded_state,
+        Path(config.model_folder),
+        read_spec(config.hf_config, config.pooler),
+        device=platform.device.torch,
+        load_format=config.load_format,
+        seed=config.seed,
+        family=find_family(config.hf_config, config.pooler),
+        storage=read_storage(config.hf_config),
+        recipe=_recipe(config),
+        group=group,
+    )
+
+
+def _placement_maker(
+    config: WorkerConfig, platform: Platform
+) -> Callable[[], WeightPlacement] | None:
+    """Return the function that makes what keeps weights on the host; None: none are there."""
+    offload = config.offload
+    if offload is None:
+        return None
+    assert platform.driver is not None, "weights are offloaded from a device with its own memory"
+    return partial(
+        OffloadedWeights,
+        *(platform.driver, offload.layers, offload.num_buffers, offload.weights),
+    )
+
+
+def _recipe(config: WorkerConfig) -> Recipe:
+    return UNQUANTIZED if config.quantization is None else RECIPES[config.quantization]
