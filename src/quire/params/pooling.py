@@ -137,7 +137,14 @@ class PoolingParams(
 
     def clone(self) -> PoolingParams:
         """A copy that shares nothing with this one."""
-        return copy.deepcopy(self)
+        twin = copy.copy(self)
+        for name in (
+            "returned_token_ids",
+            "late_interaction_params",
+            "extra_kwargs",
+        ):  # nothing else can change
+            setattr(twin, name, copy.deepcopy(getattr(self, name)))
+        return twin
 
 
 def _columns(given: object) -> list[int]:
