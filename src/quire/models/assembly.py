@@ -72,13 +72,7 @@ from quire.models.spec import (
     shared_transformers,
     single_mixers,
 )
-from quire.models.streams import (
-    NormedPart,
-    StreamsLayer,
-    make_entry,
-    make_exit,
-    make_streams_layer,
-)
+from quire.models.streams import NormedPart, StreamsLayer, make_entry, make_exit, make_streams_layer
 from quire.ops import LinearWeight, NormWeight, Ops
 from quire.quantization import Recipe
 
