@@ -26,6 +26,7 @@ from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import load_model, save_sharded_state
+from quire.models.options import ModelOptions
 from quire.models.spec import Decoder
 from quire.ops import Ops
 from quire.params import PoolingParams, SamplingParams
@@ -219,17 +220,19 @@ def _loader(
         device=platform.device.torch,
         load_format=config.load_format,
         weights_folder=config.weights_folder,
-        recipe=_recipe(config),
         seed=config.seed,
         max_model_len=config.max_model_len,
         family=find_family(config.hf_config, config.pooler),
         storage=read_storage(config.hf_config),
-        spread=exchange,
-        group=group,
-        keeps_experts=config.keeps_experts,
-        aux_layers=() if network is None else network.aux_layers,
-        make_placement=_placement_maker(config, platform),
-        adapter_room=room,
+        options=ModelOptions(
+            recipe=_recipe(config),
+            spread=exchange,
+            group=group,
+            aux_layers=() if network is None else network.aux_layers,
+            keeps_experts=config.keeps_experts,
+            make_placement=_placement_maker(config, platform),
+            adapter_room=room,
+        ),
     )
 
 
