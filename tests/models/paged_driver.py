@@ -9,6 +9,7 @@ read.
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.weights import load_model
+from quire.models.options import ModelOptions
 from quire.ops import (
     NO_BLOCK,
     Batch,
@@ -36,8 +38,11 @@ TOLERANCE = 2e-5
 
 
 def load(folder, spec, *, dtype=torch.float32, **keywords):
+    """The model; keywords are those of `load_model` and of `ModelOptions`."""
     ops = select(device="cpu", dtype=dtype, providers=["torch"])
-    return load_model(folder, spec, ops, dtype=dtype, **keywords)
+    names = [field.name for field in fields(ModelOptions) if field.name in keywords]
+    options = ModelOptions(**{name: keywords.pop(name) for name in names})
+    return load_model(folder, spec, ops, dtype=dtype, options=options, **keywords)
 
 
 class PagedRun:

@@ -10,6 +10,7 @@ import torch
 from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.models.loading.weights import load_model
+from quire.models.options import ModelOptions
 from quire.models.positions import Rope
 from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 from quire.ops import select
@@ -40,7 +41,10 @@ def decoder():
 
 def load(ops, aux_layers=()):
     return load_model(
-        None, decoder(), ops, dtype=torch.float32, load_format="dummy", aux_layers=aux_layers
+        *(None, decoder(), ops),
+        dtype=torch.float32,
+        load_format="dummy",
+        options=ModelOptions(aux_layers=tuple(aux_layers)),
     )
 
 

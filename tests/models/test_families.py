@@ -40,7 +40,7 @@ WITH_STATES = ["gemma3", "gpt2", *(n for n, h in DENSE.items() if h.reference is
 def test_hidden_states_equal_those_of_transformers(checkpoints, name):
     made = checkpoints[name]
     spec = read_spec(read_config(made.folder))
-    layers = range(len(spec.blocks))
+    layers = tuple(range(len(spec.blocks)))
     model = load(made.folder, spec, max_model_len=made.max_model_len, aux_layers=layers)
     seen = []
 

@@ -7,6 +7,7 @@ import torch
 
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.models.loading.weights import load_model
+from quire.models.options import ModelOptions
 from quire.models.positions import Rope
 from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 from quire.ops import select
@@ -58,7 +59,11 @@ def ops_of(provider):
 
 def load(spec, ops, seed=3, **keywords):
     return load_model(
-        None, spec, ops, dtype=torch.float32, load_format="dummy", seed=seed, **keywords
+        *(None, spec, ops),
+        dtype=torch.float32,
+        load_format="dummy",
+        seed=seed,
+        options=ModelOptions(**keywords),
     )
 
 

@@ -7,6 +7,7 @@ import torch
 
 from quire.models import memories_of, read_spec
 from quire.models.loading.weights import load_model
+from quire.models.options import ModelOptions
 from quire.models.parameters import parameters
 from quire.models.sharding import own_part, shard
 from quire.models.spec import LatentAttention
@@ -32,7 +33,10 @@ def test_parts_put_together_are_the_whole(tmp_path, family):
     ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
 
     def load(group):
-        model = load_model(folder, spec, ops, dtype=torch.float32, max_model_len=64, group=group)
+        options = ModelOptions(group=group)
+        model = load_model(
+            folder, spec, ops, dtype=torch.float32, max_model_len=64, options=options
+        )
         return dict(model.named_parameters())
 
     whole = load(None)

@@ -303,16 +303,6 @@ def test_no_two_dummy_weights_are_alike(checkpoints, tmp_path):
     assert len(firsts) == len(tensors)
 
 
-def test_progress_counts_every_value_once(checkpoints):
-    made = checkpoints["phi3"]
-    seen = []
-    spec = read_spec(read_config(made.folder))
-    model = load(made.folder, spec, progress=lambda done, total: seen.append((done, total)))
-    values = sum(t.numel() for t in model.parameters())
-    assert seen[-1] == (values, values)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
-
-
 def test_learned_positions_bound_the_length(checkpoints):
     made = checkpoints["gpt2"]
     with pytest.raises(LoadError, match="max_model_len=65 is not possible"):

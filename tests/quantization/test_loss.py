@@ -14,6 +14,7 @@ from quire.config.resolve.dtype import BITS_PER_WEIGHT, STORED_NAMES
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.loading.weights import load_model
+from quire.models.options import ModelOptions
 from quire.ops import WeightFormat, select
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from tests.quantization.held_out import held_out_windows, logits_of, mean_loss
@@ -25,7 +26,7 @@ def model_with(recipe, providers=()):
     folder = embedded.path()
     spec = read_spec(read_config(folder))
     ops = select(device="cpu", dtype=torch.bfloat16, providers=providers)
-    return load_model(folder, spec, ops, dtype=torch.bfloat16, recipe=recipe), ops
+    return load_model(folder, spec, ops, dtype=torch.bfloat16, options=ModelOptions(recipe)), ops
 
 
 def loss_of(recipe, windows, providers=()):

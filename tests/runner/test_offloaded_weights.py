@@ -19,6 +19,7 @@ from quire.errors import LoadError
 from quire.models.loading.products import layer_products, product_of
 from quire.models.loading.weights import load_model
 from quire.models.maker import tensors_within
+from quire.models.options import ModelOptions
 from quire.runner import offloaded_weights
 from quire.runner.offloaded_weights import OffloadedWeights
 from quire.testing import make_checkpoint
@@ -173,7 +174,8 @@ def test_products_are_named_as_the_decoder_makes_them(folders):
     core, _ = open_core(folders["qwen3_moe"])
     spec = weights_of(core).spec
     core.shutdown()
-    options = {"dtype": torch.float32, "load_format": "dummy", "make_placement": Placement}
+    options = {"dtype": torch.float32, "load_format": "dummy"}
+    options["options"] = ModelOptions(make_placement=Placement)
     load_model(folders["qwen3_moe"], spec, plain_ops(), **options)
     assert list(seen.values()) == [set(sizes) for sizes in layer_products(spec)]
 

@@ -10,6 +10,7 @@ from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.weights import load_model
+from quire.models.options import ModelOptions
 from quire.models.positions import Rope
 from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 from quire.ops import select
@@ -72,7 +73,7 @@ class Engine:
         device, pool = CpuDevice(), self.kv_cache.pool
         model = load_model(
             None, spec, self.ops, dtype=torch.float32, load_format="dummy", seed=SEEDS[spec],
-            first_layer=first_layer,
+            options=ModelOptions(first_layer=first_layer),
         )  # fmt: skip
         rows = Rows(
             num_rows=NUM_ROWS,

@@ -18,6 +18,7 @@ from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import load_model, save_sharded_state
+from quire.models.options import ModelOptions
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
@@ -54,17 +55,19 @@ def make_loader(
         device=platform.device.torch,
         load_format=config.load_format,
         weights_folder=config.weights_folder,
-        recipe=_recipe(config),
         seed=config.seed,
         max_model_len=config.max_model_len,
         family=find_family(config.hf_config, config.pooler),
         storage=read_storage(config.hf_config),
-        spread=exchange,
-        group=group,
-        keeps_experts=config.keeps_experts,
-        aux_layers=() if network is None else network.aux_layers,
-        make_placement=_placement_maker(config, platform),
-        adapter_room=room,
+        options=ModelOptions(
+            recipe=_recipe(config),
+            spread=exchange,
+            group=group,
+            aux_layers=() if network is None else network.aux_layers,
+            keeps_experts=config.keeps_experts,
+            make_placement=_placement_maker(config, platform),
+            adapter_room=room,
+        ),
     )
 
 

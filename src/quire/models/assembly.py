@@ -12,8 +12,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from quire.distributed.expert_exchange import ExpertExchange
-from quire.distributed.worker_group import WorkerGroup
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.drafting.inputs import DraftStage, make_draft_stage, make_over_embedding
 from quire.models.drafting.spec import DraftDecoder
@@ -42,7 +40,7 @@ from quire.models.layers import (
     make_scaled_join,
 )
 from quire.models.loading.weight_builder import WeightBuilder
-from quire.models.loading.weight_placement import RunnableLayer, WeightPlacement
+from quire.models.loading.weight_placement import RunnableLayer, WhereMade
 from quire.models.maker import Maker, Part
 from quire.models.mixers.attention import make_attention
 from quire.models.mixers.latent import make_latent_attention
@@ -54,6 +52,7 @@ from quire.models.mixers.shared_transformer import (
     make_shared_weights,
     make_use,
 )
+from quire.models.options import ModelOptions
 from quire.models.pooling.pooler import Pooler, make_pooler
 from quire.models.spec import (
     Attention,
@@ -72,15 +71,8 @@ from quire.models.spec import (
     shared_transformers,
     single_mixers,
 )
-from quire.models.streams import (
-    NormedPart,
-    StreamsLayer,
-    make_entry,
-    make_exit,
-    make_streams_layer,
-)
+from quire.models.streams import NormedPart, StreamsLayer, make_entry, make_exit, make_streams_layer
 from quire.ops import LinearWeight, NormWeight, Ops
-from quire.quantization import Recipe
 
 T = TypeVar("T")
 LookUp = Callable[[Tensor], Tensor]
@@ -122,23 +114,19 @@ class Assembly:
         weights: WeightBuilder,
         ops: Ops,
         max_model_len: int,
-        recipe: Recipe,
-        spread: ExpertExchange | None,
-        group: WorkerGroup | None,
+        options: ModelOptions,
+        *,
         choices: list[Tensor] | None,
-        first_place: int,
-        placement: WeightPlacement,
-        adapters: AdapterBanks | None = None,
+        adapters: AdapterBanks | None,
     ) -> None:
-        """`choices`: where routers append the experts that they choose; None: nowhere. first_place:
-        where the memory of the first layer is among those of the pool. `placement` keeps the
-        weights of layers. `adapters` gets the banks of adapters; None: there are none.
+        """`choices`: where routers append the experts that they choose; None: nowhere. `adapters`
+        gets the banks of adapters; None: there are none.
         """
-        self._make = Maker(weights, ops, max_model_len, recipe, group, adapters)
+        self._make = Maker(weights, ops, max_model_len, options.recipe, options.group, adapters)
         self._spec, self._ops = spec, self._make.ops
-        self._mixtures = MixtureMaker(self._make, spread, choices)
-        self._place = first_place
-        self._placement = placement
+        self._mixtures = MixtureMaker(self._make, options.spread, choices)
+        self._place = options.first_layer
+        self._placement = (options.make_placement or WhereMade)()
         self._first_places: list[int] = []
         self._tied_head: LinearWeight | None = None
         self._tied_rows: Tensor | None = None

@@ -18,20 +18,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.distributed.expert_exchange import ExpertExchange
-from quire.distributed.worker_group import WorkerGroup
-from quire.models.adapters.banks import AdapterBanks, AdapterRoom
+from quire.models.adapters.banks import AdapterBanks
 from quire.models.assembly import Assembly
 from quire.models.drafting.inputs import DraftStage
 from quire.models.heads import LanguageModelHead
 from quire.models.layers import Embedding
 from quire.models.loading.weight_builder import WeightBuilder
-from quire.models.loading.weight_placement import RunnableLayer, WeightPlacement, WhereMade
+from quire.models.loading.weight_placement import RunnableLayer
 from quire.models.maker import tensors_of, tensors_within
+from quire.models.options import ModelOptions
 from quire.models.pooling.pooler import Pooler
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops
-from quire.quantization import UNQUANTIZED, Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +47,6 @@ class HiddenStates:
 class DecoderModel:
     """A decoder with its weights. Layers can be run in pieces (`layers[a:b]`); embedding and head
     are stages of their own.
-
-    `first_layer` is the place of its first layer's memory among those of the pool (`Batch.kv`): not
-    0 for the second model of a pool. `aux_layers` are the layers, ascending, whose input every pass
-    returns: the residual stream that enters layer i (0: the embeddings; L: the output of the last
-    layer before the final norm). With `keeps_experts` every pass returns the chosen experts.
     """
 
     def __init__(
@@ -63,26 +56,16 @@ class DecoderModel:
         ops: Ops,
         *,
         max_model_len: int,
-        recipe: Recipe = UNQUANTIZED,
-        spread: ExpertExchange | None = None,
-        first_layer: int = 0,
-        aux_layers: Sequence[int] = (),
-        group: WorkerGroup | None = None,
-        keeps_experts: bool = False,
-        placement: WeightPlacement | None = None,
-        adapter_room: AdapterRoom | None = None,
+        options: ModelOptions,
         target: DecoderModel | None = None,
     ) -> None:
-        """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
-        says how weights are stored. With `spread` the experts are distributed over several cores,
-        and only this core's are loaded; the model may run only inside a round. With `group` the
-        spec is one worker's share of a decoder (sharding.py), and all workers run at the same time.
-        `placement` keeps the weights of layers; None: where they are made. `adapter_room`: the
-        adapters that the model has room for; None: it has none. `target` lends a draft network its
-        embedding and its head.
+        """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `target`
+        lends a draft network its embedding and its head.
+
         Raises ValueError for `aux_layers` that are not ascending numbers from 0 to L, or of a model
         with several residual streams.
         """
+        aux_layers = options.aux_layers
         if list(aux_layers) != sorted(set(aux_layers) & set(range(len(spec.blocks) + 1))):
             raise ValueError(
                 f"aux_layers={list(aux_layers)} are not ascending numbers of the layers 0 to "
@@ -92,17 +75,15 @@ class DecoderModel:
             raise ValueError(f"aux_layers: layers of this model have {spec.streams.count} inputs")
         self.spec = spec
         self.max_model_len = max_model_len
-        self.first_layer = first_layer
-        self.aux_layers = tuple(aux_layers)
+        self.first_layer = options.first_layer
+        self.aux_layers = aux_layers
         self._choices: list[Tensor] = []
-        choices = self._choices if keeps_experts else None
+        choices = self._choices if options.keeps_experts else None
         self.adapters: AdapterBanks | None = None
-        if adapter_room is not None:
-            self.adapters = AdapterBanks(ops, adapter_room, weights.device)
+        if options.adapter_room is not None:
+            self.adapters = AdapterBanks(ops, options.adapter_room, weights.device)
         assembly = Assembly(
-            *(spec, weights, ops, max_model_len, recipe, spread, group, choices, first_layer),
-            placement=WhereMade() if placement is None else placement,
-            adapters=self.adapters,
+            spec, weights, ops, max_model_len, options, choices=choices, adapters=self.adapters
         )
         self._target = target
         self._embedding = assembly.embedding(None if target is None else target.look_up)

@@ -51,7 +51,7 @@ class Maker:
         max_model_len: int,
         recipe: Recipe,
         group: WorkerGroup | None,
-        adapters: AdapterBanks | None = None,
+        adapters: AdapterBanks | None,
     ) -> None:
         """`adapters` gets a bank for each product that adapters may change; None: there are no
         adapters.

@@ -13,15 +13,7 @@ from typing import NoReturn
 
 from quire.errors import LoadError
 from quire.models.parameters import Parameter
-from quire.models.spec import (
-    Attention,
-    Block,
-    Decoder,
-    LatentAttention,
-    Mixer,
-    Mlp,
-    shares,
-)
+from quire.models.spec import Attention, Block, Decoder, LatentAttention, Mixer, Mlp, shares
 
 SIZES = (2, 4)
 """Over how many workers: sums of their parts have one order up to four."""

@@ -18,9 +18,10 @@ from quire.models.formats import read_storage
 from quire.models.loading.folder_files import LoadFormat
 from quire.models.loading.load_formats import open_files
 from quire.models.loading.weights import load_model
+from quire.models.options import ModelOptions
 from quire.models.spec import Decoder
 from quire.ops import Ops
-from quire.quantization import UNQUANTIZED, Recipe
+from quire.quantization import Recipe
 
 
 def load_network(
@@ -36,8 +37,8 @@ def load_network(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
     device: torch.device,
-    recipe: Recipe = UNQUANTIZED,
-    seed: int = 0,
+    recipe: Recipe,
+    seed: int,
 ) -> DecoderModel:
     """Build the network, whose first layer's memory has the place `first_layer` in the pool. Every
     pass of one that reads states returns its own, as the one of `aux` or, where there is none, as
@@ -58,9 +59,7 @@ def load_network(
         max_model_len=max_model_len,
         family=network.family,
         storage=read_storage(config),
-        recipe=recipe,
-        first_layer=first_layer,
-        aux_layers=aux,
+        options=ModelOptions(recipe=recipe, first_layer=first_layer, aux_layers=aux),
         target=target if isinstance(spec, DraftDecoder) else None,
     )
 

@@ -121,48 +121,23 @@ _HOMES = {
     "VaultGemmaForCausalLM": "gemma2.VAULT",
     "YoutuForCausalLM": "youtu",
     "Zamba2ForCausalLM": "zamba2",
-    "BertForMaskedLM": "bert.BERT",
-    "BertForSequenceClassification": "bert.BERT_CLASSIFIER",
-    "BertForTokenClassification": "bert.BERT_TAGGER",
-    "BertModel": "bert.BERT",
-    "CamembertForMaskedLM": "bert.CAMEMBERT",
-    "CamembertForSequenceClassification": "bert.CAMEMBERT_CLASSIFIER",
-    "CamembertForTokenClassification": "bert.CAMEMBERT_TAGGER",
-    "CamembertModel": "bert.CAMEMBERT",
-    "DistilBertForMaskedLM": "distilbert",
-    "DistilBertForSequenceClassification": "distilbert.CLASSIFIER",
-    "DistilBertForTokenClassification": "distilbert.TAGGER",
-    "DistilBertModel": "distilbert",
-    "GteForMaskedLM": "gte.GTE",
-    "GteForSequenceClassification": "gte.GTE_CLASSIFIER",
-    "GteForTokenClassification": "gte.GTE_TAGGER",
-    "GteModel": "gte.GTE",
-    "GteNewForMaskedLM": "gte.GTE_NEW",
-    "GteNewForSequenceClassification": "gte.GTE_NEW_CLASSIFIER",
-    "GteNewForTokenClassification": "gte.GTE_NEW_TAGGER",
-    "GteNewModel": "gte.GTE_NEW",
-    "ModernBertForMaskedLM": "modernbert",
-    "ModernBertForSequenceClassification": "modernbert.CLASSIFIER",
-    "ModernBertForTokenClassification": "modernbert.TAGGER",
-    "ModernBertModel": "modernbert",
-    "NewForMaskedLM": "gte.NEW",
-    "NewForSequenceClassification": "gte.NEW_CLASSIFIER",
-    "NewForTokenClassification": "gte.NEW_TAGGER",
-    "NewModel": "gte.NEW",
-    "NomicBertForMaskedLM": "nomic_bert",
-    "NomicBertForSequenceClassification": "nomic_bert.CLASSIFIER",
-    "NomicBertForTokenClassification": "nomic_bert.TAGGER",
-    "NomicBertModel": "nomic_bert",
-    "RobertaForMaskedLM": "bert.ROBERTA",
-    "RobertaForSequenceClassification": "bert.ROBERTA_CLASSIFIER",
-    "RobertaForTokenClassification": "bert.ROBERTA_TAGGER",
-    "RobertaModel": "bert.ROBERTA",
-    "XLMRobertaForMaskedLM": "bert.XLM_ROBERTA",
-    "XLMRobertaForSequenceClassification": "bert.XLM_ROBERTA_CLASSIFIER",
-    "XLMRobertaForTokenClassification": "bert.XLM_ROBERTA_TAGGER",
-    "XLMRobertaModel": "bert.XLM_ROBERTA",
 }
 """Architecture -> the module with its family, which is its `FAMILY` unless another name follows."""
+
+_ENCODERS = {
+    "Bert": "bert.BERT",
+    "Camembert": "bert.CAMEMBERT",
+    "DistilBert": "distilbert",
+    "Gte": "gte.GTE",
+    "GteNew": "gte.GTE_NEW",
+    "ModernBert": "modernbert",
+    "New": "gte.NEW",
+    "NomicBert": "nomic_bert",
+    "Roberta": "bert.ROBERTA",
+    "XLMRoberta": "bert.XLM_ROBERTA",
+}
+_ENCODER_FORMS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+_HOMES |= {stem + form: home for stem, home in _ENCODERS.items() for form in _ENCODER_FORMS}
 
 
 def architectures() -> tuple[str, ...]:
@@ -215,9 +190,9 @@ def _family_in_form(architecture: str) -> Family | None:
 def family_of(architecture: str) -> Family:
     """The family of one of the `architectures`."""
     module, _, name = _HOMES[architecture].partition(".")
-    family = getattr(import_module(f".{module}", __package__), name or "FAMILY")
-    assert isinstance(family, Family) and architecture in family.architectures
-    return family
+    found = getattr(import_module(f".{module}", __package__), name or "FAMILY")
+    forms: tuple[Family, ...] = found if isinstance(found, tuple) else (found,)
+    return next(family for family in forms if architecture in family.architectures)
 
 
 def summary_of(architecture: str) -> str:

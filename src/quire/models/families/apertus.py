@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from quire.errors import LoadError
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    LAYER,
-    MLP_RULES,
-    attention,
-    norm_rules,
-    rms,
-    stack,
-)
+from quire.models.families.llama import LAYER, RULES, attention, biases, norm_rules, rms, stack
 from quire.models.parameters import XIELU_PARTS
 from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Block, Decoder, Mlp
@@ -25,12 +16,10 @@ def _number_rule(part: str) -> Rule:
     return rule(LAYER + stored, ours, steps=() if part.startswith("alpha") else ("scalar",))
 
 
-RULES = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *MLP_RULES,
+_RULES = (
     *(_number_rule(part) for part in XIELU_PARTS),
     *norm_rules(attn_pre="attention_layernorm", mlp_pre="feedforward_layernorm"),
+    *RULES,
 )
 
 
@@ -41,9 +30,9 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("qk_norm", True)
     if "rope_scaling" not in c and "rope_parameters" not in c:
         raise LoadError("config.json lacks rope_scaling, which Apertus needs.")
-    norm, bias = rms(c, 1e-5), c.flag("attention_bias", False)
-    attn = attention(c, theta=12e6, qk_norm=norm, qkv_bias=bias, o_bias=bias)
+    norm = rms(c, 1e-5)
+    attn = attention(c, theta=12e6, qk_norm=norm, **biases(c))
     return stack(c, Block(attn, Mlp(c.integer("intermediate_size"), "xielu", gated=False), norm))
 
 
-FAMILY = Family(("ApertusForCausalLM",), _describe, RULES)
+FAMILY = Family(("ApertusForCausalLM",), _describe, _RULES)

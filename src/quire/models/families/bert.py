@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.encoders import (
-    CLASSIFIER_RULES,
+    POOLER_RULES,
     UNUSED_HEADS,
     check_encoder,
     forms,
+    hidden_layer,
     whole_attention,
 )
 from quire.models.families.llama import context_of, layer_norm, layer_rules, mlp, stack
-from quire.models.pooling.spec import HeadLayer
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder
 
@@ -72,10 +72,6 @@ def _describe_roberta(c: ConfigReader) -> Decoder:
     )
 
 
-def _pooled(c: ConfigReader) -> tuple[HeadLayer, ...]:
-    return (HeadLayer(c.integer("hidden_size"), "tanh"),)
-
-
 _BERT = Family(
     (),
     _describe,
@@ -85,11 +81,11 @@ _BERT = Family(
     other_ends=(("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),
 )
 _ROBERTA = replace(_BERT, describe=_describe_roberta, prefix="roberta.")
-BERT, BERT_CLASSIFIER, BERT_TAGGER = forms(
+BERT = forms(
     _BERT,
     "Bert",
-    layers=_pooled,
-    rules=(rule("{prefix}pooler.dense.{leaf}", "pooler.layers.0.{leaf}"), *CLASSIFIER_RULES),
+    layers=hidden_layer("tanh"),
+    rules=POOLER_RULES,
 )
 
 
@@ -97,7 +93,7 @@ def _roberta(stem: str) -> tuple[Family, Family, Family]:
     return forms(
         _ROBERTA,
         stem,
-        layers=_pooled,
+        layers=hidden_layer("tanh"),
         rules=(
             rule("classifier.dense.{leaf}", "pooler.layers.0.{leaf}"),
             rule("classifier.out_proj.{leaf}", "pooler.classifier.{leaf}"),
@@ -105,6 +101,6 @@ def _roberta(stem: str) -> tuple[Family, Family, Family]:
     )
 
 
-ROBERTA, ROBERTA_CLASSIFIER, ROBERTA_TAGGER = _roberta("Roberta")
-XLM_ROBERTA, XLM_ROBERTA_CLASSIFIER, XLM_ROBERTA_TAGGER = _roberta("XLMRoberta")
-CAMEMBERT, CAMEMBERT_CLASSIFIER, CAMEMBERT_TAGGER = _roberta("Camembert")
+ROBERTA = _roberta("Roberta")
+XLM_ROBERTA = _roberta("XLMRoberta")
+CAMEMBERT = _roberta("Camembert")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import attention, layer_norm, layer_rules, stack
+from quire.models.families.llama import attention, layer_norm, layer_rules, stack, top_rules
 from quire.models.positions import Alibi
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Mlp
 
 _LAYER = "{prefix}h.{layer}."
 RULES = (
-    rule("{prefix}word_embeddings.weight", "embed.weight"),
     rule("{prefix}word_embeddings_layernorm.{leaf}", "embed_norm.{leaf}"),
-    rule("{prefix}ln_f.{leaf}", "norm.{leaf}"),
-    rule("lm_head.weight", "head.weight"),
+    *top_rules("word_embeddings", "ln_f"),
     *layer_rules(
         {"self_attention.query_key_value": "attn.q attn.k attn.v"}, at=_LAYER, step="by_head"
     ),

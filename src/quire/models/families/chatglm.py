@@ -5,15 +5,13 @@ keys of Megatron.
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import layer_rules, stack
+from quire.models.families.llama import layer_rules, stack, top_rules
 from quire.models.positions import Rope
-from quire.models.rules import Family, rule
+from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 
 RULES = (
-    rule("{prefix}embedding.word_embeddings.weight", "embed.weight"),
-    rule("{prefix}encoder.final_layernorm.weight", "norm.weight"),
-    rule("{prefix}output_layer.weight", "head.weight"),
+    *top_rules("embedding.word_embeddings", "encoder.final_layernorm", "{prefix}output_layer"),
     *layer_rules(
         {
             "input_layernorm": "attn_pre",

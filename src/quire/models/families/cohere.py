@@ -10,27 +10,22 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     RULES,
     attention,
-    context_of,
-    head_dim_of,
+    biases,
     layer_norm,
     mlp,
-    num_layers_of,
     read_layer_types,
+    rotated_where,
     stack,
     stack_of,
     window_of,
-    with_rope,
     with_windows,
 )
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 
 def _block(c: ConfigReader, **facts: Any) -> Block:
-    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
-    rope = read_rope(c, dim, theta=5e5, context=context_of(c), interleaved=True)
-    attn = attention(c, head_dim=dim, rope=rope, qkv_bias=bias, o_bias=bias, **facts)
+    attn = attention(c, theta=5e5, interleaved=True, **biases(c), **facts)
     return Block(attn, mlp(c), layer_norm(c, bias=False), parallel="one_norm")
 
 
@@ -48,13 +43,10 @@ def _describe_1(c: ConfigReader) -> Decoder:
 
 def _describe_2(c: ConfigReader) -> Decoder:
     _check_original_keys(c)
-    every, depth = c.integer("sliding_window_pattern", 4), num_layers_of(c)
-    default = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(depth)]
-    kinds = read_layer_types(c, default)
-    blocks = [
-        b if kind == "sliding_attention" else with_rope(b, None)
-        for b, kind in zip(with_windows(_block(c), kinds, window_of(c, 4096)), kinds, strict=True)
-    ]
+    every = c.integer("sliding_window_pattern", 4)
+    kinds = read_layer_types(c, lambda layer: (layer + 1) % every)
+    blocks = with_windows(_block(c), kinds, window_of(c, 4096))
+    blocks = rotated_where(blocks, [kind == "sliding_attention" for kind in kinds])
     return stack_of(c, blocks, **_top(c))
 
 

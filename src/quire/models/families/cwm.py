@@ -9,7 +9,6 @@ from quire.models.families.llama import (
     attention,
     head_dim_of,
     mlp,
-    num_layers_of,
     read_layer_types,
     rms,
     stack_of,
@@ -25,9 +24,8 @@ def _describe(c: ConfigReader) -> Decoder:
         raise LoadError("config.json lacks rope_scaling, which CWM needs.")
     attn = attention(c, head_dim=head_dim_of(c, 128), theta=1e6)
     block = Block(attn, mlp(c, bias=c.flag("mlp_bias", False)), rms(c, 1e-5))
-    depth = num_layers_of(c)
-    default = ["sliding_attention" if i % 4 else "full_attention" for i in range(depth)]
-    return stack_of(c, with_windows(block, read_layer_types(c, default), window_of(c, 8192)))
+    kinds = read_layer_types(c, lambda layer: layer % 4)
+    return stack_of(c, with_windows(block, kinds, window_of(c, 8192)))
 
 
 FAMILY = Family(("CwmForCausalLM",), _describe, RULES)

@@ -5,7 +5,7 @@ other.
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import ACTIVATIONS, most_experts, num_layers_of
+from quire.models.families.llama import ACTIVATIONS, most_experts, num_layers_of, top_rules
 from quire.models.rope_config import LEAST_THETA, read_rope
 from quire.models.rules import Family, rule
 from quire.models.spec import Activation, Attention, Block, Decoder, Moe, Norm
@@ -13,9 +13,7 @@ from quire.models.spec import Activation, Attention, Block, Decoder, Moe, Norm
 _STORED, _OURS = "{prefix}blocks.{layer}.", "layers.{layer}."
 _EXPERTS, _EXPERT = _STORED + "ffn.experts.mlp.", _OURS + "mlp.experts.{expert}."
 RULES = (
-    rule("{prefix}wte.weight", "embed.weight"),
-    rule("{prefix}norm_f.weight", "norm.weight"),
-    rule("lm_head.weight", "head.weight"),
+    *top_rules("wte", "norm_f"),
     rule(_STORED + "norm_attn_norm.norm_1.weight", _OURS + "attn_pre.weight"),
     rule(_STORED + "norm_attn_norm.norm_2.weight", _OURS + "mlp_pre.weight"),
     rule(

@@ -9,34 +9,25 @@ from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.latent_attention import LATENT_RULES, latent_attention
-from quire.models.families.llama import (
-    EMBEDDING_RULES,
-    MLP_RULES,
-    PRE_NORM_RULES,
-    mlp,
-    rms,
-    stack_of,
-)
+from quire.models.families.llama import mlp, rms, stack_of
 from quire.models.families.mixtures import (
     DEEPSEEK_RULES,
     experts_of,
     shared_expert,
     sparse_after,
+    with_experts,
 )
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Moe
 
-RULES = EMBEDDING_RULES + LATENT_RULES + MLP_RULES + DEEPSEEK_RULES + PRE_NORM_RULES
+RULES = LATENT_RULES + DEEPSEEK_RULES
 
 
 def _describe(c: ConfigReader) -> Decoder:
     c.only("mlp_bias", False)
-    attn = latent_attention(
-        c, interleaved=True, q_rank=1536, rank=512, unrotated=128, rotated=64, value_dim=128
-    )
+    attn = latent_attention(c, interleaved=True)
     dense = Block(attn, mlp(c), rms(c, 1e-6))
-    sparse = replace(dense, mlp=_experts(c))
-    return stack_of(c, [sparse if s else dense for s in sparse_after(c)])
+    return stack_of(c, with_experts(dense, _experts(c), sparse_after(c)))
 
 
 def _experts(c: ConfigReader) -> Moe:

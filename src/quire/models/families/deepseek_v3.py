@@ -4,13 +4,11 @@ and a learned bias.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
 from quire.models.families.deepseek_v2 import RULES
 from quire.models.families.latent_attention import latent_attention
 from quire.models.families.llama import mlp, rms, stack_of
-from quire.models.families.mixtures import deepseek_experts_of, sparse_after
+from quire.models.families.mixtures import deepseek_experts_of, sparse_after, with_experts
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -20,18 +18,9 @@ def _describe(c: ConfigReader) -> Decoder:
     c.integer("num_nextn_predict_layers", None, minimum=0)
     for key in ("n_group", "topk_group", "n_shared_experts"):
         c.integer(key)  # which others that have these experts may leave out
-    attn = latent_attention(
-        c,
-        interleaved=c.flag("rope_interleave", True),
-        q_rank=1536,
-        rank=512,
-        unrotated=128,
-        rotated=64,
-        value_dim=128,
-    )
+    attn = latent_attention(c)
     dense = Block(attn, mlp(c), rms(c, 1e-6))
-    sparse = replace(dense, mlp=deepseek_experts_of(c))
-    return stack_of(c, [sparse if s else dense for s in sparse_after(c, dense=3)])
+    return stack_of(c, with_experts(dense, deepseek_experts_of(c), sparse_after(c, dense=3)))
 
 
 FAMILY = Family(("DeepseekV3ForCausalLM",), _describe, RULES, drafts_after_layers=True)

@@ -8,10 +8,10 @@ from quire.models.families.encoders import (
     UNUSED_HEADS,
     check_encoder,
     forms,
+    hidden_layer,
     whole_attention,
 )
 from quire.models.families.llama import context_of, layer_rules, mlp, stack
-from quire.models.pooling.spec import HeadLayer
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Norm
 
@@ -55,11 +55,7 @@ def _describe(c: ConfigReader) -> Decoder:
     )
 
 
-def _layers(c: ConfigReader) -> tuple[HeadLayer, ...]:
-    return (HeadLayer(c.integer("hidden_size"), "relu"),)
-
-
-FAMILY, CLASSIFIER, TAGGER = forms(
+FAMILY = forms(
     Family(
         (),
         _describe,
@@ -69,6 +65,6 @@ FAMILY, CLASSIFIER, TAGGER = forms(
         other_ends=(("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),
     ),
     "DistilBert",
-    layers=_layers,
+    layers=hidden_layer("relu"),
     rules=(rule("pre_classifier.{leaf}", "pooler.layers.0.{leaf}"), *CLASSIFIER_RULES),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.pooling.keys import read_classifier
-from quire.models.pooling.spec import HeadLayer, PoolerSpec
+from quire.models.pooling.spec import HeadActivation, HeadLayer, PoolerSpec
 from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Attention
 
@@ -17,6 +17,7 @@ MakePooler = Callable[[ConfigReader], PoolerSpec]
 UNUSED_HEADS = r"(cls|lm_head|head|decoder|vocab_\w+)\..*"
 """Names of what predicts masked tokens, which no pooler needs."""
 CLASSIFIER_RULES = (rule("classifier.{leaf}", "pooler.classifier.{leaf}"),)
+POOLER_RULES = (rule("{prefix}pooler.dense.{leaf}", "pooler.layers.0.{leaf}"), *CLASSIFIER_RULES)
 
 
 def forms(
@@ -66,6 +67,11 @@ def _with(
         rules=(*own, *rules),
         pools=True,
     )
+
+
+def hidden_layer(act: HeadActivation) -> Callable[[ConfigReader], tuple[HeadLayer, ...]]:
+    """One layer as wide as the model."""
+    return lambda c: (HeadLayer(c.integer("hidden_size"), act),)
 
 
 def whole_attention(c: ConfigReader, head_dim: int | None = None, **facts: Any) -> Attention:

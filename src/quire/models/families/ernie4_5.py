@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import RULES, attention, context_of, head_dim_of, mlp, rms, stack
-from quire.models.rope_config import read_rope
+from quire.models.families.llama import RULES, attention, head_dim_of, mlp, rms, stack
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder
 
@@ -12,8 +11,7 @@ from quire.models.spec import Attention, Block, Decoder
 def ernie_attention(c: ConfigReader, head_dim: int | None) -> Attention:
     """The attention of the dense models and of the mixtures; `head_dim` is the default."""
     dim, bias = head_dim_of(c, head_dim), c.flag("use_bias", False)
-    rope = read_rope(c, dim, theta=5e5, context=context_of(c), interleaved=True)
-    return attention(c, head_dim=dim, rope=rope, qkv_bias=bias, o_bias=bias)
+    return attention(c, head_dim=dim, theta=5e5, interleaved=True, qkv_bias=bias, o_bias=bias)
 
 
 def _describe(c: ConfigReader) -> Decoder:

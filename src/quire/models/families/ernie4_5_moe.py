@@ -4,22 +4,15 @@ experts as one.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
 from quire.models.families.ernie4_5 import ernie_attention
-from quire.models.families.llama import (
-    RULES,
-    mlp,
-    num_layers_of,
-    rms,
-    stack_of,
-)
+from quire.models.families.llama import RULES, mlp, num_layers_of, rms, stack_of
 from quire.models.families.mixtures import (
     QWEN_RULES,
     experts_of,
     shared_expert,
     shared_rules,
+    with_experts,
 )
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Moe
@@ -37,16 +30,14 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("compression_ratio", 1.0)
     c.raw("num_nextn_predict_layers", None)  # their tensors are left out
     dense = Block(ernie_attention(c, None), mlp(c, bias=bias), rms(c, 1e-5))
-    sparse = replace(dense, mlp=_experts(c, bias))
-    blocks = [sparse if s else dense for s in _is_sparse(c)]
+    blocks = with_experts(dense, _experts(c, bias), _is_sparse(c))
     return stack_of(c, blocks, tie=c.flag("tie_word_embeddings", True), head_bias=bias)
 
 
 def _experts(c: ConfigReader, bias: bool) -> Moe:
     c.only("moe_use_aux_free", True)
     c.only("moe_gate", "top2_fused", "topk")
-    for key in ("moe_capacity", "moe_aux_loss_lambda", "moe_group"):
-        c.raw(key, None)  # of training
+    c.ignore("moe_capacity", "moe_aux_loss_lambda", "moe_group")  # of training
     width = c.integer("moe_intermediate_size")
     num_shared = c.integer("moe_num_shared_experts", 2, minimum=0)
     return experts_of(

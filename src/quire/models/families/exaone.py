@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import attention, layer_rules, mlp, stack
-from quire.models.rules import Family, rule
+from quire.models.families.llama import attention, layer_rules, mlp, stack, top_rules
+from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Norm
 
 RULES = (
-    rule("{prefix}wte.weight", "embed.weight"),
-    rule("{prefix}ln_f.weight", "norm.weight"),
-    rule("lm_head.weight", "head.weight"),
+    *top_rules("wte", "ln_f"),
     *layer_rules(
         {
             "ln_1": "attn_pre",

@@ -10,15 +10,14 @@ from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import (
     attention,
     mlp,
-    num_layers_of,
     read_layer_types,
     rms,
+    rotated_where,
     stack_of,
     window_of,
-    with_rope,
     with_windows,
 )
-from quire.models.families.olmo2 import RULES
+from quire.models.families.olmo2 import OLMO2_RULES
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -32,18 +31,16 @@ def _describe(c: ConfigReader) -> Decoder:
 def exaone_blocks(c: ConfigReader, block: Block) -> list[Block]:
     """The block of each layer: with a window, or in a model with windows without rotation."""
     window = window_of(c, 4096)
-    kinds = read_layer_types(c, _pattern(c, window))
+    letters = _pattern(c, window)
+    kinds = read_layer_types(c, lambda layer: letters[layer % len(letters)] == "L")
     blocks = with_windows(block, kinds, window)
     if window is None:
         return blocks
-    return [
-        b if kind == "sliding_attention" else with_rope(b, None)
-        for b, kind in zip(blocks, kinds, strict=True)
-    ]
+    return rotated_where(blocks, [kind == "sliding_attention" for kind in kinds])
 
 
-def _pattern(c: ConfigReader, window: int | None) -> list[str]:
-    """Every n-th layer sees everything; files write n, or letters such as LLLG."""
+def _pattern(c: ConfigReader, window: int | None) -> str:
+    """Every n-th layer sees everything; files write n, or letters such as LLLG, which repeat."""
     written: Any = c.raw("sliding_window_pattern", 4)
     if isinstance(written, str) and written and set(written) <= {"L", "G"}:
         letters = written
@@ -53,8 +50,7 @@ def _pattern(c: ConfigReader, window: int | None) -> list[str]:
         letters = "L" * (c.integer("sliding_window_pattern", 4) - 1) + "G"
     if not letters.strip("G") and window is not None:
         raise unsupported("sliding_window_pattern", written, "a pattern with sliding layers")
-    kinds = {"L": "sliding_attention", "G": "full_attention"}
-    return [kinds[letters[i % len(letters)]] for i in range(num_layers_of(c))]
+    return letters
 
 
-FAMILY = Family(("Exaone4ForCausalLM",), _describe, RULES)
+FAMILY = Family(("Exaone4ForCausalLM",), _describe, OLMO2_RULES)

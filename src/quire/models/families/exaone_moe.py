@@ -4,8 +4,6 @@ sub-layers and DeepSeek-V3's experts.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
 from quire.models.families.exaone4 import exaone_blocks
 from quire.models.families.llama import RULES, attention, mlp, rms, stack_of
@@ -16,6 +14,7 @@ from quire.models.families.mixtures import (
     shared_rules,
     sparse_after,
     sparse_by_type,
+    with_experts,
 )
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
@@ -29,9 +28,7 @@ def _describe(c: ConfigReader) -> Decoder:
     )
     blocks = exaone_blocks(c, dense)
     sparse = sparse_by_type(c, sparse_after(c, dense=1))
-    return stack_of(
-        c, [replace(b, mlp=moe) if s else b for b, s in zip(blocks, sparse, strict=True)]
-    )
+    return stack_of(c, with_experts(blocks, moe, sparse))
 
 
 FAMILY = Family(

@@ -14,17 +14,16 @@ from quire.models.families.llama import (
     layer_rules,
     mlp,
     stack,
+    top_rules,
 )
 from quire.models.positions import Alibi
 from quire.models.rope_config import read_rope
-from quire.models.rules import Family, Rule, rule
+from quire.models.rules import Family, Rule
 from quire.models.spec import Attention, Block, Decoder
 
 _LAYER = "{prefix}h.{layer}."
 _RULES = (
-    rule("{prefix}word_embeddings.weight", "embed.weight"),
-    rule("{prefix}ln_f.{leaf}", "norm.{leaf}"),
-    rule("lm_head.weight", "head.weight"),
+    *top_rules("word_embeddings", "ln_f"),
     *layer_rules(
         {"self_attention.query_key_value": "attn.q attn.k attn.v"}, at=_LAYER, step="by_head"
     ),

@@ -6,7 +6,7 @@ Multipliers of a projection's input or output are taken into its weights.
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader, is_number, unsupported
-from quire.models.families.llama import RULES, attention, layer_rules, mlp, rms, stack
+from quire.models.families.llama import RULES, attention, biases, layer_rules, mlp, rms, stack
 from quire.models.families.mamba import MAMBA2_NAMES, mixer_rules
 from quire.models.families.mamba2 import mamba2_of_hybrid
 from quire.models.rules import Family, rule
@@ -14,7 +14,7 @@ from quire.models.spec import Block, Decoder, ParallelMixers
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    norm, bias = rms(c, 1e-5), c.flag("attention_bias", False)
+    norm = rms(c, 1e-5)
     is_normed = c.flag("mamba_rms_norm", False)
     mamba = mamba2_of_hybrid(
         c,
@@ -26,7 +26,7 @@ def _describe(c: ConfigReader) -> Decoder:
     c.raw("mamba_expand", None)  # mamba_d_ssm says how wide the mixer is
     c.raw("mlp_expansion_factor", None)  # and intermediate_size the feed-forward part
     c.only("mamba_use_mlp", True)
-    mixers = ParallelMixers((mamba, attention(c, qkv_bias=bias, o_bias=bias)))
+    mixers = ParallelMixers((mamba, attention(c, **biases(c))))
     block = Block(mixers, mlp(c, bias=c.flag("mlp_bias", False)), norm)
     return stack(
         c,

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    attention,
-    norm_rules,
-    rms,
-    stack,
-)
+from quire.models.families.llama import attention, biases, rms, stack
 from quire.models.families.mixtures import QWEN_RULES, experts_of
+from quire.models.families.olmo2 import OLMO2_RULES
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    norm, bias = rms(c, 1e-6, "rms_late_cast"), c.flag("attention_bias", False)
-    attn = attention(c, theta=5e5, qk_norm=norm, qk_norm_over="full", qkv_bias=bias, o_bias=bias)
+    norm = rms(c, 1e-6, "rms_late_cast")
+    attn = attention(c, theta=5e5, qk_norm=norm, qk_norm_over="full", **biases(c))
     moe = experts_of(
         c,
         "num_experts",
@@ -28,10 +22,4 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, Block(attn, moe, norm, pre=False, post=True))
 
 
-RULES = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *QWEN_RULES,
-    *norm_rules(attn_post="post_attention_layernorm", mlp_post="post_feedforward_layernorm"),
-)
-FAMILY = Family(("FlexOlmoForCausalLM",), _describe, RULES)
+FAMILY = Family(("FlexOlmoForCausalLM",), _describe, OLMO2_RULES + QWEN_RULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import RULES, attention, head_dim_of, mlp, rms, stack
+from quire.models.families.llama import RULES, attention, biases, head_dim_of, mlp, rms, stack
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Norm
 
@@ -17,8 +17,7 @@ def gemma_norm(c: ConfigReader) -> Norm:
 
 def gemma_attention(c: ConfigReader, dim: int, **facts: Any) -> Attention:
     """Attention with the biases that all Gemma configs may ask for."""
-    bias = c.flag("attention_bias", False)
-    return attention(c, head_dim=dim, qkv_bias=bias, o_bias=bias, **facts)
+    return attention(c, head_dim=dim, **biases(c), **facts)
 
 
 def gemma_top(c: ConfigReader) -> dict[str, Any]:

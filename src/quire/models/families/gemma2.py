@@ -9,13 +9,10 @@ from typing import Any
 from quire.models.config_reader import ConfigReader
 from quire.models.families.gemma import gemma_attention, gemma_norm, gemma_top
 from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    MLP_RULES,
+    RULES,
     head_dim_of,
     mlp,
     norm_rules,
-    num_layers_of,
     read_layer_types,
     stack_of,
     window_of,
@@ -25,15 +22,12 @@ from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Mlp
 
 SANDWICH_RULES = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *MLP_RULES,
     *norm_rules(
-        attn_pre="input_layernorm",
         attn_post="post_attention_layernorm",
         mlp_pre="pre_feedforward_layernorm",
         mlp_post="post_feedforward_layernorm",
     ),
+    *RULES,
 )
 
 
@@ -60,11 +54,8 @@ def _describe(c: ConfigReader, **block: Any) -> Decoder:
         scale=c.number("query_pre_attn_scalar", 256) ** -0.5,
         softcap=c.bound("attn_logit_softcapping", 50.0),
     )
-    depth = num_layers_of(c)
-    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(depth)]
-    kinds = read_layer_types(c, alternating)
-    window = window_of(c, 4096)
-    blocks = with_windows(sandwich(c, attn, **block), kinds, window)
+    kinds = read_layer_types(c, lambda layer: layer % 2 == 0)
+    blocks = with_windows(sandwich(c, attn, **block), kinds, window_of(c, 4096))
     return stack_of(c, blocks, **capped(c, 30.0))
 
 

@@ -10,11 +10,10 @@ from quire.models.families.gemma2 import SANDWICH_RULES, capped, sandwich
 from quire.models.families.llama import (
     context_of,
     head_dim_of,
-    num_layers_of,
     read_layer_types,
     stack_of,
     window_of,
-    with_rope,
+    with_ropes,
     with_windows,
 )
 from quire.models.rope_config import read_ropes
@@ -29,7 +28,9 @@ def _describe(c: ConfigReader) -> Decoder:
     sees_all = c.flag("use_bidirectional_attention", False)
     norm = gemma_norm(c)
     attn = gemma_attention(c, dim, rope=None, scale=scale, qk_norm=norm, is_causal=not sees_all)
-    kinds = read_layer_types(c, _pattern(c))
+    # transformers 5 writes the period with an underscore in front
+    period = c.integer("sliding_window_pattern", c.integer("_sliding_window_pattern", 6))
+    kinds = read_layer_types(c, lambda layer: (layer + 1) % period)
     window = window_of(c, 4096)
     if sees_all and window is not None:
         window = window // 2 + 1  # it counts both sides
@@ -39,15 +40,8 @@ def _describe(c: ConfigReader) -> Decoder:
         "sliding_attention": c.number("rope_local_base_freq", 1e4),
     }
     ropes = read_ropes(c, dim, bases, context=context_of(c))
-    blocks = [with_rope(block, ropes[kind]) for block, kind in zip(blocks, kinds, strict=True)]
+    blocks = with_ropes(blocks, [ropes[kind] for kind in kinds])
     return stack_of(c, blocks, **capped(c, None))
-
-
-def _pattern(c: ConfigReader) -> list[str]:
-    """Every n-th layer sees everything; transformers 5 writes n with an underscore in front."""
-    period = c.integer("sliding_window_pattern", c.integer("_sliding_window_pattern", 6))
-    depth = num_layers_of(c)
-    return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(depth)]
 
 
 def _describe_part(c: ConfigReader) -> Decoder:

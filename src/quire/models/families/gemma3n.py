@@ -27,7 +27,7 @@ from quire.models.families.llama import (
     rms,
     stack_of,
     window_of,
-    with_rope,
+    with_ropes,
     with_windows,
 )
 from quire.models.rope_config import read_ropes
@@ -64,9 +64,8 @@ def _rules(d: Decoder) -> tuple[Rule, ...]:
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim, norm, depth = head_dim_of(c, 256), rms(c, 1e-6, "rms_late_cast"), num_layers_of(c)
-    usual = ["sliding_attention" if (i + 1) % 5 else "full_attention" for i in range(depth)]
-    kinds, window = read_layer_types(c, usual), window_of(c, 512)
+    dim, norm = head_dim_of(c, 256), rms(c, 1e-6, "rms_late_cast")
+    kinds, window = read_layer_types(c, lambda layer: (layer + 1) % 5), window_of(c, 512)
     inputs = layer_inputs_of(c, norm)
     if inputs is None:
         raise unsupported("hidden_size_per_layer_input", 0, "a positive integer")
@@ -79,12 +78,9 @@ def _describe(c: ConfigReader) -> Decoder:
         "sliding_attention": c.number("rope_local_base_freq", 1e4),
     }
     ropes = read_ropes(c, dim, bases, context=context_of(c))
-    blocks = [
-        replace(with_rope(windowed, ropes[kind]), mlp=feed)
-        for windowed, kind, feed in zip(
-            with_windows(block, kinds, window), kinds, _feeds(c, act), strict=True
-        )
-    ]
+    blocks = with_ropes(with_windows(block, kinds, window), [ropes[kind] for kind in kinds])
+    pairs = zip(blocks, _feeds(c, act), strict=True)
+    blocks = [replace(layer, mlp=feed) for layer, feed in pairs]
     blocks = with_sharing(blocks, kinds, num_sharing_of(c, 15))
     return stack_of(c, blocks, layer_inputs=inputs, streams=_streams(c), **capped(c, 30.0))
 

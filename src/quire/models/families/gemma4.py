@@ -33,15 +33,7 @@ from quire.models.families.llama import (
 from quire.models.positions import ProportionalScaling, Rope
 from quire.models.rope_config import SCALINGS, rope_from
 from quire.models.rules import Family, rule, text_of
-from quire.models.spec import (
-    Block,
-    Decoder,
-    DenseAndExperts,
-    FeedForward,
-    Mlp,
-    Moe,
-    Norm,
-)
+from quire.models.spec import Block, Decoder, DenseAndExperts, FeedForward, Mlp, Moe, Norm
 
 _MLP = "layers.{layer}.mlp."
 _RULES = (
@@ -91,10 +83,7 @@ def _describe(c: ConfigReader) -> Decoder:
 
 def _layer_types(c: ConfigReader) -> list[str]:
     """The last layer sees everything, whatever the config says."""
-    pattern = [
-        "full_attention" if i % 6 == 5 else "sliding_attention" for i in range(num_layers_of(c))
-    ]
-    return [*read_layer_types(c, pattern)[:-1], "full_attention"]
+    return [*read_layer_types(c, lambda layer: layer % 6 != 5)[:-1], "full_attention"]
 
 
 def _with_attention(

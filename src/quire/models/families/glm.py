@@ -8,12 +8,8 @@ from typing import Any
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    MLP_RULES,
-    PRE_NORM_RULES,
+    RULES,
     attention,
-    context_of,
     head_dim_of,
     layer_rules,
     mlp,
@@ -21,16 +17,10 @@ from quire.models.families.llama import (
     rms,
     stack,
 )
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
-_PARTS = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *layer_rules({"mlp.gate_up_proj": "mlp.gate mlp.up"}),
-    *MLP_RULES,
-)
+_RULES = layer_rules({"mlp.gate_up_proj": "mlp.gate mlp.up"}) + RULES
 _SANDWICH = norm_rules(
     attn_pre="input_layernorm",
     attn_post="post_self_attn_layernorm",
@@ -41,8 +31,8 @@ _SANDWICH = norm_rules(
 
 def _stack(c: ConfigReader, **block: Any) -> Decoder:
     dim = head_dim_of(c, 128)
-    rope = read_rope(c, dim, context=context_of(c), partial=0.5, interleaved=True)
-    attn = attention(c, head_dim=dim, rope=rope, qkv_bias=c.flag("attention_bias", True))
+    bias = c.flag("attention_bias", True)
+    attn = attention(c, head_dim=dim, partial=0.5, interleaved=True, qkv_bias=bias)
     return stack(c, Block(attn, mlp(c), rms(c, 1.5625e-07), **block))
 
 
@@ -54,5 +44,5 @@ def _describe_glm4(c: ConfigReader) -> Decoder:
     return _stack(c, post=True)
 
 
-GLM = Family(("GlmForCausalLM",), _describe_glm, _PARTS + PRE_NORM_RULES)
-GLM4 = Family(("Glm4ForCausalLM",), _describe_glm4, _PARTS + _SANDWICH)
+GLM = Family(("GlmForCausalLM",), _describe_glm, _RULES)
+GLM4 = Family(("Glm4ForCausalLM",), _describe_glm4, _SANDWICH + _RULES)

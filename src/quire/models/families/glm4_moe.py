@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    context_of,
-    head_dim_of,
-    mlp,
-    rms,
-    stack_of,
+from quire.models.families.llama import RULES, attention, mlp, rms, stack_of
+from quire.models.families.mixtures import (
+    DEEPSEEK_RULES,
+    deepseek_experts_of,
+    sparse_after,
+    with_experts,
 )
-from quire.models.families.mixtures import DEEPSEEK_RULES, deepseek_experts_of, sparse_after
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
     c.raw("num_nextn_predict_layers", None)  # their layers follow the decoder's and are left out
-    norm, dim = rms(c, 1e-5), head_dim_of(c)
+    norm = rms(c, 1e-5)
     attn = attention(
         c,
-        head_dim=dim,
-        rope=read_rope(c, dim, context=context_of(c), partial=0.5),
+        partial=0.5,
         qk_norm=norm if c.flag("use_qk_norm", False) else None,
         qkv_bias=c.flag("attention_bias", False),
     )
     dense = Block(attn, mlp(c), norm)
-    sparse = replace(dense, mlp=deepseek_experts_of(c))
-    return stack_of(c, [sparse if s else dense for s in sparse_after(c, dense=1)])
+    return stack_of(c, with_experts(dense, deepseek_experts_of(c), sparse_after(c, dense=1)))
 
 
 FAMILY = Family(

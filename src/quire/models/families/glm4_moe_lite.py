@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
 from quire.models.families.deepseek_v2 import RULES
 from quire.models.families.latent_attention import latent_attention
 from quire.models.families.llama import mlp, rms, stack_of
-from quire.models.families.mixtures import deepseek_experts_of, sparse_after, sparse_by_type
+from quire.models.families.mixtures import (
+    deepseek_experts_of,
+    sparse_after,
+    sparse_by_type,
+    with_experts,
+)
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -16,19 +19,10 @@ from quire.models.spec import Block, Decoder
 def _describe(c: ConfigReader) -> Decoder:
     # their layers follow the decoder's and are left out
     c.integer("num_nextn_predict_layers", None, minimum=0)
-    attn = latent_attention(
-        c,
-        interleaved=c.flag("rope_interleave", True),
-        q_rank=768,
-        rank=512,
-        unrotated=192,
-        rotated=64,
-        value_dim=256,
-    )
+    attn = latent_attention(c, q_rank=768, unrotated=192, value_dim=256)
     dense = Block(attn, mlp(c), rms(c, 1e-5))
-    sparse = replace(dense, mlp=deepseek_experts_of(c))
-    kinds = sparse_by_type(c, sparse_after(c, dense=1))
-    return stack_of(c, [sparse if s else dense for s in kinds])
+    sparse = sparse_by_type(c, sparse_after(c, dense=1))
+    return stack_of(c, with_experts(dense, deepseek_experts_of(c), sparse))
 
 
 FAMILY = Family(("Glm4MoeLiteForCausalLM",), _describe, RULES, drafts_after_layers=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import mlp, num_layers_of
+from quire.models.families.llama import mlp, num_layers_of, top_rules
 from quire.models.rules import Family, rule
 from quire.models.spec import Attention, Block, Decoder, Norm
 
 _STORED, _OURS = "{prefix}h.{layer}.", "layers.{layer}."
 _QKV = [f"{_OURS}attn.{part}." for part in "qkv"]
 RULES = (
-    rule("{prefix}wte.weight", "embed.weight"),
     rule("{prefix}wpe.weight", "positions.weight"),
-    rule("{prefix}ln_f.{leaf}", "norm.{leaf}"),
-    rule("lm_head.weight", "head.weight"),
+    *top_rules("wte", "ln_f"),
     rule(_STORED + "ln_1.{leaf}", _OURS + "attn_pre.{leaf}"),
     rule(_STORED + "ln_2.{leaf}", _OURS + "mlp_pre.{leaf}"),
     rule(

@@ -10,16 +10,15 @@ from quire.models.families.llama import (
     layer_rules,
     mlp,
     stack,
+    top_rules,
 )
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder
 
 _LAYER = "{prefix}h.{layer}."
 RULES = (
-    rule("{prefix}wte.weight", "embed.weight"),
     rule("{prefix}wpe.weight", "positions.weight"),
-    rule("{prefix}ln_f.{leaf}", "norm.{leaf}"),
-    rule("lm_head.weight", "head.weight"),
+    *top_rules("wte", "ln_f"),
     *layer_rules({"attn.c_attn": "attn.q attn.k attn.v"}, at=_LAYER, step="by_head"),
     *layer_rules(
         {

@@ -8,21 +8,18 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     PRE_NORM_RULES,
     attention,
-    context_of,
-    head_dim_of,
+    biases,
     layer_norm,
     layer_rules,
     mlp,
     stack,
+    top_rules,
 )
-from quire.models.rope_config import read_rope
-from quire.models.rules import Family, rule
+from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 RULES = (
-    rule("{prefix}embed_in.weight", "embed.weight"),
-    rule("{prefix}final_layer_norm.{leaf}", "norm.{leaf}"),
-    rule("embed_out.weight", "head.weight"),
+    *top_rules("embed_in", "final_layer_norm", "embed_out"),
     *layer_rules({"attention.query_key_value": "attn.q attn.k attn.v"}, step="by_head"),
     *layer_rules(
         {
@@ -37,9 +34,7 @@ RULES = (
 
 def _describe(c: ConfigReader) -> Decoder:
     c.rename(rope_theta="rotary_emb_base", partial_rotary_factor="rotary_pct")
-    dim, bias = head_dim_of(c), c.flag("attention_bias", True)
-    rope = read_rope(c, dim, context=context_of(c), partial=0.25)
-    attn = attention(c, head_dim=dim, rope=rope, qkv_bias=bias, o_bias=bias)
+    attn = attention(c, partial=0.25, **biases(c, True))
     feed = mlp(c, act="gelu", gated=False, bias=True)
     is_parallel = c.flag("use_parallel_residual", True)
     block = Block(attn, feed, layer_norm(c), parallel="two_norms" if is_parallel else "no")

@@ -7,12 +7,10 @@ from __future__ import annotations
 from quire.errors import LoadError
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    PRE_NORM_RULES,
+    RULES,
     attention,
+    biases,
     num_experts_of,
-    num_layers_of,
     read_layer_types,
     rms,
     stack_of,
@@ -36,16 +34,14 @@ def _expert_rule(stored: str, leaf: str, *parts: str) -> Rule:
     return rule(f"{_STORED}mlp.experts.{stored}", *targets, steps=steps)
 
 
-RULES = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *PRE_NORM_RULES,
+_RULES = (
     rule(_STORED + "self_attn.sinks", _OURS + "attn.sinks"),
     rule(_STORED + "mlp.router.{leaf}", _OURS + "mlp.router.{leaf}"),
     _expert_rule("gate_up_proj", "weight", "gate", "up"),
     _expert_rule("gate_up_proj_bias", "bias", "gate", "up"),
     _expert_rule("down_proj", "weight", "down"),
     _expert_rule("down_proj_bias", "bias", "down"),
+    *RULES,
 )
 
 
@@ -55,12 +51,9 @@ def _describe(c: ConfigReader) -> Decoder:
     if "rope_scaling" not in c and "rope_parameters" not in c:
         raise LoadError("config.json lacks rope_scaling, which gpt-oss needs.")
     c.raw("initial_context_length", None)  # rope_scaling repeats it
-    bias = c.flag("attention_bias", True)
-    attn = attention(c, theta=150000.0, qkv_bias=bias, o_bias=bias, sinks=True)
+    attn = attention(c, theta=150000.0, sinks=True, **biases(c, True))
     block = Block(attn, _experts(c), rms(c, 1e-5, "rms_late_cast"))
-    depth = num_layers_of(c)
-    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(depth)]
-    kinds = read_layer_types(c, alternating)
+    kinds = read_layer_types(c, lambda layer: layer % 2 == 0)
     return stack_of(c, with_windows(block, kinds, window_of(c, 128)))
 
 
@@ -79,4 +72,4 @@ def _experts(c: ConfigReader) -> Moe:
     )
 
 
-FAMILY = Family(("GptOssForCausalLM",), _describe, RULES)
+FAMILY = Family(("GptOssForCausalLM",), _describe, _RULES)

@@ -12,15 +12,14 @@ from quire.models.families.llama import (
     layer_rules,
     mlp,
     stack,
+    top_rules,
 )
 from quire.models.positions import Rope
-from quire.models.rules import Family, rule
+from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 RULES = (
-    rule("{prefix}wte.weight", "embed.weight"),
-    rule("{prefix}ln_f.{leaf}", "norm.{leaf}"),
-    rule("lm_head.{leaf}", "head.{leaf}"),
+    *top_rules("wte", "ln_f"),
     *layer_rules(
         {
             "ln_1": "attn_pre",

@@ -11,6 +11,7 @@ from quire.models.config_reader import ConfigReader, is_number, unsupported
 from quire.models.families.llama import (
     RULES,
     attention,
+    biases,
     mlp,
     num_layers_of,
     read_layer_types,
@@ -18,7 +19,7 @@ from quire.models.families.llama import (
     stack,
     stack_of,
     window_of,
-    with_rope,
+    with_ropes,
     with_windows,
 )
 from quire.models.positions import Rope
@@ -29,10 +30,9 @@ from quire.models.spec import Attention, Block, Decoder, Mlp, Moe
 
 def block_of(c: ConfigReader, feed: Mlp | Moe, eps: float, **facts: Any) -> Block:
     """Granite's block around a feed-forward part."""
-    bias = c.flag("attention_bias", False)
     scale = c.number("attention_multiplier", 1.0)
     return Block(
-        attention(c, scale=scale, qkv_bias=bias, o_bias=bias, **facts),
+        attention(c, scale=scale, **biases(c), **facts),
         feed,
         rms(c, eps),
         residual_scale=c.number("residual_multiplier", 1.0),
@@ -56,14 +56,11 @@ def _mlp(c: ConfigReader) -> Mlp:
 
 
 def _describe_swa(c: ConfigReader) -> Decoder:
-    depth = num_layers_of(c)
-    default = ["sliding_attention" if i % 4 else "full_attention" for i in range(depth)]
-    kinds = read_layer_types(c, default)
+    kinds = read_layer_types(c, lambda layer: layer % 4)
     blocks = with_windows(block_of(c, _mlp(c), 1e-5, sinks=True), kinds, window_of(c, 128))
     first = blocks[0].mixer
     assert isinstance(first, Attention), "with windows"
-    ropes = _ropes(c, first.rope)
-    blocks = [with_rope(block, rope) for block, rope in zip(blocks, ropes, strict=True)]
+    blocks = with_ropes(blocks, _ropes(c, first.rope))
     return stack_of(c, blocks, **multipliers_of(c), tie=c.flag("tie_word_embeddings", True))
 
 

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.config_reader import ConfigReader
 from quire.models.families.granite import multipliers_of
 from quire.models.families.granite_moe import EXPERT_RULES
 from quire.models.families.llama import (
     RULES,
     attention,
+    biases,
     context_of,
     head_dim_of,
     layer_rules,
     num_layers_of,
+    read_kinds,
     rms,
     stack_of,
 )
@@ -38,13 +40,12 @@ _KINDS = {
 
 def _describe(c: ConfigReader) -> Decoder:
     c.only("normalization_function", "rmsnorm")
-    norm, bias = rms(c, 1e-6), c.flag("attention_bias", False)
+    norm = rms(c, 1e-6)
     attn = attention(
         c,
         rope=_rope(c),
         scale=c.number("attention_multiplier", 1.0),
-        qkv_bias=bias,
-        o_bias=bias,
+        **biases(c),
     )
     scale = c.number("residual_multiplier", 1.0)
     attending = Block(attn, _feed_forward(c), norm, residual_scale=scale)
@@ -73,13 +74,8 @@ def _rope(c: ConfigReader) -> Rope | None:
 
 def _layer_types(c: ConfigReader) -> list[str]:
     depth = num_layers_of(c)
-    kinds = c.raw("layer_types", c.raw("layers_block_type", ["mamba"] * depth))
-    if not isinstance(kinds, list) or len(kinds) != depth:
-        raise unsupported("layer_types", kinds, "a list with one type per layer")
-    for kind in kinds:
-        if kind not in _KINDS:
-            raise unsupported("layer_types", kind, ", ".join(_KINDS))
-    return [_KINDS[kind] for kind in kinds]
+    older = c.raw("layers_block_type", ["mamba"] * depth)
+    return [_KINDS[kind] for kind in read_kinds(c, "layer_types", _KINDS, older)]
 
 
 FAMILY = Family(

@@ -6,12 +6,7 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.granite import block_of, multipliers_of
-from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    PRE_NORM_RULES,
-    stack,
-)
+from quire.models.families.llama import RULES, stack
 from quire.models.families.mixtures import experts_of, router_rule, shared_expert
 from quire.models.rules import Family, rule
 from quire.models.spec import Decoder
@@ -37,7 +32,6 @@ EXPERT_RULES = (
     ),
     rule(_STORED + "shared_mlp.output_linear.weight", _OURS + "shared.down.weight"),
 )
-RULES = (*EMBEDDING_RULES, *ATTENTION_RULES, *PRE_NORM_RULES, *EXPERT_RULES)
 
 
 def _describe(c: ConfigReader) -> Decoder:
@@ -52,4 +46,6 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, block_of(c, moe, 1e-6), **multipliers_of(c))
 
 
-FAMILY = Family(("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _describe, RULES)
+FAMILY = Family(
+    ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _describe, RULES + EXPERT_RULES
+)

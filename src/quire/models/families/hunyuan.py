@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    MLP_RULES,
-    PRE_NORM_RULES,
+    RULES,
     attention,
+    biases,
     context_of,
     head_dim_of,
     layer_rules,
@@ -21,10 +19,12 @@ from quire.models.rope_config import read_rope
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder
 
-QK_NORM_RULES = layer_rules(
-    {"self_attn.query_layernorm": "attn.q_norm", "self_attn.key_layernorm": "attn.k_norm"}
+HUNYUAN_RULES = (
+    *layer_rules(
+        {"self_attn.query_layernorm": "attn.q_norm", "self_attn.key_layernorm": "attn.k_norm"}
+    ),
+    *RULES,
 )
-RULES = EMBEDDING_RULES + QK_NORM_RULES + ATTENTION_RULES + MLP_RULES + PRE_NORM_RULES
 
 
 def hunyuan_attention(c: ConfigReader) -> Attention:
@@ -32,7 +32,7 @@ def hunyuan_attention(c: ConfigReader) -> Attention:
     c.only("use_qk_norm", True)
     c.only("use_rotary_pos_emb", True)
     c.only("use_cla", False)
-    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
+    dim = head_dim_of(c)
     c.only("attention_head_dim", dim)
     return attention(
         c,
@@ -40,8 +40,7 @@ def hunyuan_attention(c: ConfigReader) -> Attention:
         rope=_rope(c, dim),
         qk_norm=rms(c, 1e-5),
         qk_norm_after_rope=True,
-        qkv_bias=bias,
-        o_bias=bias,
+        **biases(c),
     )
 
 
@@ -68,11 +67,10 @@ def check_original_keys(c: ConfigReader) -> None:
     c.only("position_embedding_xdrope", False)
     c.only("add_classification_head", False)
     c.only("cla_share_factor", 1, 2)  # of attention shared between layers, which is off
-    for key in ("class_num", "pool_type", "dense_list", "enable_lm_head_fp32", "org_vocab_size"):
-        c.raw(key, None)  # of the classification head, and of training
+    # of the classification head, and of training
+    c.ignore("class_num", "pool_type", "dense_list", "enable_lm_head_fp32", "org_vocab_size")
     marks = ("pad_id", "mask_init_id", "im_start_id", "im_end_id", "im_newline_id")
-    for key in (*marks, "text_start_id", "text_end_id"):
-        c.raw(key, None)
+    c.ignore(*marks, "text_start_id", "text_end_id")
 
 
 def _describe(c: ConfigReader) -> Decoder:
@@ -80,4 +78,4 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, Block(hunyuan_attention(c), mlp(c), rms(c, 1e-5)))
 
 
-FAMILY = Family(("HunYuanDenseV1ForCausalLM",), _describe, RULES)
+FAMILY = Family(("HunYuanDenseV1ForCausalLM",), _describe, HUNYUAN_RULES)

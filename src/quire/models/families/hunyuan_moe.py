@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from quire.models.config_reader import LARGEST_SIZE, ConfigReader, unsupported
-from quire.models.families.hunyuan import QK_NORM_RULES, check_original_keys, hunyuan_attention
-from quire.models.families.llama import (
-    ACTIVATIONS,
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    PRE_NORM_RULES,
-    most_experts,
-    rms,
-    stack,
-)
+from quire.models.families.hunyuan import HUNYUAN_RULES, check_original_keys, hunyuan_attention
+from quire.models.families.llama import ACTIVATIONS, most_experts, rms, stack
 from quire.models.families.mixtures import expert_rules, router_rule, shared_expert, shared_rules
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Moe
 
 RULES = (
-    *EMBEDDING_RULES,
-    *QK_NORM_RULES,
-    *ATTENTION_RULES,
-    *PRE_NORM_RULES,
+    *HUNYUAN_RULES,
     router_rule("mlp.gate.wg"),
     *expert_rules("mlp.experts"),
     *shared_rules("mlp.shared_mlp"),
@@ -36,8 +25,8 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("group_limited_greedy", False)
     c.only("norm_topk_prob", True)
     c.only("routed_scaling_factor", False, 1.0)
-    for key in ("moe_drop_tokens", "moe_random_routing_dropped_token", "num_media_embeds"):
-        c.raw(key, None)  # of training
+    # of training
+    c.ignore("moe_drop_tokens", "moe_random_routing_dropped_token", "num_media_embeds")
     return stack(c, Block(hunyuan_attention(c), _experts(c), rms(c, 1e-5)))
 
 

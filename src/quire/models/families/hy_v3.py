@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import RULES, attention, head_dim_of, mlp, rms, stack_of
+from quire.models.families.llama import RULES, attention, biases, head_dim_of, mlp, rms, stack_of
 from quire.models.families.mixtures import (
     expert_rules,
     experts_of,
@@ -15,6 +13,7 @@ from quire.models.families.mixtures import (
     shared_rules,
     sparse_after,
     sparse_by_type,
+    with_experts,
 )
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Moe
@@ -28,7 +27,7 @@ _RULES = (
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    norm, bias = rms(c, 1e-5), c.flag("attention_bias", False)
+    norm = rms(c, 1e-5)
     c.only("qk_norm", True)
     c.only("mlp_bias", False)
     c.raw("num_nextn_predict_layers", None)  # their layers follow the decoder's and are left out
@@ -37,13 +36,11 @@ def _describe(c: ConfigReader) -> Decoder:
         head_dim=head_dim_of(c, 128),
         theta=11_158_840.0,
         qk_norm=norm,
-        qkv_bias=bias,
-        o_bias=bias,
+        **biases(c),
     )
     dense = Block(attn, mlp(c), norm)
-    sparse = replace(dense, mlp=_experts(c))
-    kinds = sparse_by_type(c, sparse_after(c, dense=1))
-    return stack_of(c, [sparse if s else dense for s in kinds])
+    sparse = sparse_by_type(c, sparse_after(c, dense=1))
+    return stack_of(c, with_experts(dense, _experts(c), sparse))
 
 
 def _experts(c: ConfigReader) -> Moe:

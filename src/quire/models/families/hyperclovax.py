@@ -6,6 +6,7 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     RULES,
     attention,
+    biases,
     head_dim_of,
     mlp,
     norm_rules,
@@ -17,10 +18,10 @@ from quire.models.spec import Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
+    dim = head_dim_of(c)
     scale = c.number("attention_multiplier", dim**-0.5)
     block = Block(
-        attention(c, head_dim=dim, scale=scale, qkv_bias=bias, o_bias=bias),
+        attention(c, head_dim=dim, scale=scale, **biases(c)),
         mlp(c, bias=c.flag("mlp_bias", False)),
         rms(c, 1e-6),
         post=c.flag("use_post_norm", True),

@@ -6,19 +6,19 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     RULES,
     attention,
+    biases,
     head_dim_of,
     layer_rules,
     mlp,
     rms,
     stack,
+    top_rules,
 )
-from quire.models.rules import Family, rule
+from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 _RULES_2 = (
-    rule("{prefix}tok_embeddings.weight", "embed.weight"),
-    rule("{prefix}norm.weight", "norm.weight"),
-    rule("output.weight", "head.weight"),
+    *top_rules("tok_embeddings", "norm", "output"),
     *layer_rules({"attention.wqkv": "attn.q attn.k attn.v"}, step="by_head"),
     *layer_rules(
         {
@@ -43,7 +43,7 @@ def _describe_3(c: ConfigReader) -> Decoder:
     c.rename(attention_bias="qkv_bias", mlp_bias="bias")
     bias = c.flag("attention_bias", False)
     c.only("mlp_bias", bias)
-    attn = attention(c, head_dim=head_dim_of(c, 128), qkv_bias=bias, o_bias=bias)
+    attn = attention(c, head_dim=head_dim_of(c, 128), **biases(c))
     return stack(c, Block(attn, mlp(c, bias=bias), rms(c, 1e-5)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import RULES, attention, head_dim_of, mlp, rms, stack
+from quire.models.families.llama import RULES, attention, biases, head_dim_of, mlp, rms, stack
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -11,10 +11,8 @@ from quire.models.spec import Block, Decoder
 def _describe(c: ConfigReader) -> Decoder:
     c.only("clip_qkv", None)
     c.only("use_sliding_window", False)
-    for key in ("sliding_window", "max_window_layers"):
-        c.raw(key, None)  # of windows, which are switched off
-    bias = c.flag("attention_bias", False)
-    attn = attention(c, head_dim=head_dim_of(c, 128), qkv_bias=bias, o_bias=bias)
+    c.ignore("sliding_window", "max_window_layers")  # of windows, which are switched off
+    attn = attention(c, head_dim=head_dim_of(c, 128), **biases(c))
     return stack(c, Block(attn, mlp(c, bias=c.flag("mlp_bias", False)), rms(c, 1e-5)))
 
 

@@ -6,21 +6,19 @@ import math
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import context_of, layer_rules
+from quire.models.families.llama import RULES, context_of, layer_rules
 from quire.models.positions import Rope
 from quire.models.rope_config import read_rope
 from quire.models.spec import LatentAttention, Norm
 
-LATENT_RULES = layer_rules(
+LATENT_RULES = RULES + layer_rules(
     {
-        "self_attn.q_proj": "attn.q",
         "self_attn.q_a_proj": "attn.q_a",
         "self_attn.q_a_layernorm": "attn.q_a_norm",
         "self_attn.q_b_proj": "attn.q_b",
         "self_attn.kv_a_proj_with_mqa": "attn.kv_a",
         "self_attn.kv_a_layernorm": "attn.kv_a_norm",
         "self_attn.kv_b_proj": "attn.kv_b",
-        "self_attn.o_proj": "attn.o",
     }
 )
 
@@ -28,26 +26,29 @@ LATENT_RULES = layer_rules(
 def latent_attention(
     c: ConfigReader,
     *,
-    interleaved: bool,
+    interleaved: bool | None = None,
     ropes: tuple[str, ...] = ("default", "yarn"),
-    q_rank: int | None,
-    rank: int,
-    unrotated: int,
-    rotated: int,
-    value_dim: int,
+    q_rank: int = 1536,
+    rank: int = 512,
+    unrotated: int = 128,
+    rotated: int = 64,
+    value_dim: int = 128,
 ) -> LatentAttention:
-    """The attention of all layers; sizes are what absent keys mean to the family. `ropes` are the
-    scalings that the family may have.
+    """The attention of all layers; sizes are what absent keys mean to the family, or else to
+    DeepSeek's. `interleaved` None: `rope_interleave` says it. `ropes` are the scalings that the
+    family may have.
     """
+    if interleaved is None:
+        interleaved = c.flag("rope_interleave", True)
     heads = c.integer("num_attention_heads")
     c.only("num_key_value_heads", heads)  # whose latent they share
     unrotated = c.integer("qk_nope_head_dim", unrotated)
     rotated = c.integer("qk_rope_head_dim", rotated)
     c.only("qk_head_dim", unrotated + rotated)
     c.only("head_dim", rotated)
-    q_rank = None if c.bound("q_lora_rank", q_rank) is None else c.integer("q_lora_rank", q_rank)
+    has_q_rank = c.bound("q_lora_rank", q_rank) is not None
     bias = c.flag("attention_bias", False)
-    if bias and q_rank is None:
+    if bias and not has_q_rank:
         raise unsupported("attention_bias", True, "false where q_lora_rank is null")
     return LatentAttention(
         heads=heads,
@@ -57,7 +58,7 @@ def latent_attention(
         value_dim=c.integer("v_head_dim", value_dim),
         scale=_scale(c, unrotated + rotated),
         norm=Norm("rms", 1e-6),  # whatever rms_norm_eps is
-        q_rank=q_rank,
+        q_rank=c.integer("q_lora_rank", q_rank) if has_q_rank else None,
         rope=_rope(c, rotated, interleaved, ropes),
         bias=bias,
         o_bias=bias,

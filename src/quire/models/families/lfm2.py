@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import EMBEDDING_RULES, attention, num_layers_of, stack_of
-from quire.models.families.mixtures import (
-    expert_rules,
-    experts_of,
-    router_rule,
-    select_bias_rule,
+from quire.models.families.llama import (
+    EMBEDDING_RULES,
+    attention,
+    num_layers_of,
+    read_kinds,
+    stack_of,
 )
+from quire.models.families.mixtures import expert_rules, experts_of, router_rule, select_bias_rule
 from quire.models.mixers.recurrent.spec import ShortConv
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Mlp, Moe, Norm
@@ -103,15 +104,8 @@ def _layer_types(c: ConfigReader) -> list[str]:
     attending = c.raw("full_attn_idxs", list(range(depth)))
     if not isinstance(attending, list):
         raise unsupported("full_attn_idxs", attending, "a list of layer numbers")
-    kinds = c.raw(
-        "layer_types", ["full_attention" if i in attending else "conv" for i in range(depth)]
-    )
-    if not isinstance(kinds, list) or len(kinds) != depth:
-        raise unsupported("layer_types", kinds, "a list with one type per layer")
-    for kind in kinds:
-        if kind not in ("full_attention", "conv"):
-            raise unsupported("layer_types", kind, "full_attention, conv")
-    return kinds
+    usual = ["full_attention" if i in attending else "conv" for i in range(depth)]
+    return read_kinds(c, "layer_types", ("full_attention", "conv"), usual)
 
 
 def _mlp(c: ConfigReader) -> Mlp:

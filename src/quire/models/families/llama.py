@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,11 +25,18 @@ ACTIVATIONS = {
 }
 
 LAYER = "{prefix}layers.{layer}."
-EMBEDDING_RULES = (
-    rule("{prefix}embed_tokens.{leaf}", "embed.{leaf}"),
-    rule("{prefix}norm.{leaf}", "norm.{leaf}"),
-    rule("lm_head.{leaf}", "head.{leaf}"),
-)
+
+
+def top_rules(embed: str, norm: str, head: str = "lm_head") -> tuple[Rule, ...]:
+    """Rules of the embedding, the final norm and the head, as the checkpoint calls them."""
+    return (
+        rule(f"{{prefix}}{embed}.{{leaf}}", "embed.{leaf}"),
+        rule(f"{{prefix}}{norm}.{{leaf}}", "norm.{leaf}"),
+        rule(f"{head}.{{leaf}}", "head.{leaf}"),
+    )
+
+
+EMBEDDING_RULES = top_rules("embed_tokens", "norm")
 
 
 def layer_rules(
@@ -92,16 +99,35 @@ def context_of(c: ConfigReader) -> int:
     return context
 
 
+def biases(c: ConfigReader, default: bool = False) -> dict[str, bool]:
+    """The biases of attention that one switch is for."""
+    has_bias = c.flag("attention_bias", default)
+    return {"qkv_bias": has_bias, "o_bias": has_bias}
+
+
 def attention(
-    c: ConfigReader, *, head_dim: int | None = None, theta: float = 1e4, **facts: Any
+    c: ConfigReader,
+    *,
+    head_dim: int | None = None,
+    theta: float = 1e4,
+    partial: float = 1.0,
+    interleaved: bool = False,
+    **facts: Any,
 ) -> Attention:
     """Llama's attention with what differs as keywords. Without `rope` among them it is read, with
-    `theta` as the family's base.
+    `theta` as the family's base, and `partial` as its share of a head that is rotated.
     """
     if head_dim is None:
         head_dim = head_dim_of(c)
     if "rope" not in facts:
-        facts["rope"] = read_rope(c, head_dim, theta=theta, context=context_of(c))
+        facts["rope"] = read_rope(
+            c,
+            head_dim,
+            theta=theta,
+            context=context_of(c),
+            partial=partial,
+            interleaved=interleaved,
+        )
     heads = c.integer("num_attention_heads")
     kv_heads = c.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -152,10 +178,19 @@ def stack(c: ConfigReader, block: Block, **facts: Any) -> Decoder:
     return stack_of(c, [block] * num_layers_of(c), **facts)
 
 
-def with_rope(block: Block, rope: Rope | None) -> Block:
-    """The block with another rotation in its attention."""
-    assert isinstance(block.mixer, Attention), "only attention rotates"
-    return replace(block, mixer=replace(block.mixer, rope=rope))
+def with_ropes(blocks: Iterable[Block], ropes: Iterable[Rope | None]) -> list[Block]:
+    """The blocks with these rotations in their attention."""
+    found = []
+    for block, rope in zip(blocks, ropes, strict=True):
+        assert isinstance(block.mixer, Attention), "only attention rotates"
+        found.append(replace(block, mixer=replace(block.mixer, rope=rope)))
+    return found
+
+
+def rotated_where(blocks: Iterable[Block], rotates: Iterable[bool]) -> list[Block]:
+    """The blocks, of which those without a true value do not rotate."""
+    pairs = zip(blocks, rotates, strict=True)
+    return [block if turns else with_ropes([block], [None])[0] for block, turns in pairs]
 
 
 def stack_of(c: ConfigReader, blocks: list[Block], **facts: Any) -> Decoder:
@@ -184,14 +219,23 @@ def layer_norm(c: ConfigReader, key: str = "layer_norm_eps", **facts: Any) -> No
     return Norm(**{"kind": "layer", "eps": c.number(key, 1e-5), "bias": True, **facts})
 
 
-def read_layer_types(c: ConfigReader, default: list[str]) -> list[str]:
-    """`layer_types`, one of full_attention and sliding_attention per layer."""
-    kinds = c.raw("layer_types", default)
+def read_layer_types(c: ConfigReader, slides: Callable[[int], object]) -> list[str]:
+    """`layer_types`, one of full_attention and sliding_attention per layer. Without that key those
+    layers slide of which `slides` is true.
+    """
+    layers = range(num_layers_of(c))
+    usual = ["sliding_attention" if slides(layer) else "full_attention" for layer in layers]
+    return read_kinds(c, "layer_types", ("full_attention", "sliding_attention"), usual)
+
+
+def read_kinds(c: ConfigReader, key: str, known: Iterable[str], *default: Any) -> list[str]:
+    """A type per layer, which is one of `known`; the key is needed unless there is a default."""
+    kinds = c.raw(key, *default)
     if not isinstance(kinds, list) or len(kinds) != num_layers_of(c):
-        raise unsupported("layer_types", kinds, "a list with one type per layer")
+        raise unsupported(key, kinds, "a list with one type per layer")
     for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise unsupported("layer_types", kind, "full_attention, sliding_attention")
+        if kind not in known:
+            raise unsupported(key, kind, ", ".join(known))
     return kinds
 
 
@@ -228,8 +272,7 @@ def _trim_window(block: Block, context: int) -> Block:
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    bias = c.flag("attention_bias", False)
-    attn = attention(c, qkv_bias=bias, o_bias=bias, is_causal=c.flag("is_causal", True))
+    attn = attention(c, is_causal=c.flag("is_causal", True), **biases(c))
     feed: Mlp | Moe = mlp(c, bias=c.flag("mlp_bias", False))
     return stack(c, Block(attn, feed, rms(c, 1e-6)))
 

@@ -9,38 +9,30 @@ from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    MLP_RULES,
-    PRE_NORM_RULES,
+    RULES,
     attention,
+    biases,
     context_of,
     head_dim_of,
+    layer_rules,
     mlp,
     num_layers_of,
+    read_kinds,
     rms,
     stack_of,
 )
 from quire.models.families.mixtures import experts_of, shared_expert
 from quire.models.positions import Temperature
 from quire.models.rope_config import read_rope
-from quire.models.rules import Family, Rule, rule, text_of
+from quire.models.rules import Family, rule, text_of
 from quire.models.spec import Attention, Block, Decoder, Moe, Norm
 
 _STORED, _OURS = "{prefix}layers.{layer}.feed_forward.", "layers.{layer}.mlp."
 _EXPERT = _OURS + "experts.{expert}."
 
 
-def _renamed(form: Rule) -> Rule:
-    """A rule of Llama's feed-forward part under the name that it has here."""
-    return replace(form, source=form.source.replace(".mlp.", ".feed_forward."))
-
-
-RULES = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *PRE_NORM_RULES,
-    *map(_renamed, MLP_RULES),
+_RULES = (
+    *layer_rules({f"feed_forward.{p}_proj": f"mlp.{p}" for p in ("gate", "up", "down")}),
     rule(_STORED + "router.weight", _OURS + "router.weight"),
     rule(
         _STORED + "experts.gate_up_proj",
@@ -53,6 +45,7 @@ RULES = (
         rule(f"{_STORED}shared_expert.{p}_proj.weight", f"{_OURS}shared.{p}.weight")
         for p in ("gate", "up", "down")
     ),
+    *RULES,
 )
 
 
@@ -91,8 +84,8 @@ def _has_experts(c: ConfigReader) -> list[bool]:
 
 def _mixers(c: ConfigReader, norm: Norm) -> list[Attention]:
     """Each layer's attention: rotated or not, in chunks or not."""
-    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
-    plain = attention(c, head_dim=dim, rope=None, qkv_bias=bias, o_bias=bias)
+    dim = head_dim_of(c)
+    plain = attention(c, head_dim=dim, rope=None, **biases(c))
     bare = Norm("rms_bare", norm.eps) if c.flag("use_qk_norm", True) else None
     rope = read_rope(c, dim, theta=5e5, context=context_of(c), interleaved=True)
     rotated = replace(plain, rope=rope, qk_norm=bare, qk_norm_after_rope=bare is not None)
@@ -130,15 +123,10 @@ def _chunks(c: ConfigReader, rotates: list[bool]) -> list[int | None]:
     the config does not say.
     """
     size = c.integer("attention_chunk_size", None)
-    kinds = ["chunked_attention" if r else "full_attention" for r in rotates]
-    kinds = c.raw("layer_types", kinds)
-    if not isinstance(kinds, list) or len(kinds) != len(rotates):
-        raise unsupported("layer_types", kinds, "a list with one type per layer")
-    for kind in kinds:
-        if kind not in ("full_attention", "chunked_attention"):
-            raise unsupported("layer_types", kind, "full_attention, chunked_attention")
+    usual = ["chunked_attention" if r else "full_attention" for r in rotates]
+    kinds = read_kinds(c, "layer_types", ("full_attention", "chunked_attention"), usual)
     return [size if kind == "chunked_attention" else None for kind in kinds]
 
 
-FAMILY = Family(("Llama4ForCausalLM",), _describe, RULES)
+FAMILY = Family(("Llama4ForCausalLM",), _describe, _RULES)
 TEXT = text_of(FAMILY, "Llama4ForConditionalGeneration", has_head=True)

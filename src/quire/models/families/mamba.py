@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import LAYER, layer_rules, num_layers_of
+from quire.models.families.llama import LAYER, layer_rules, num_layers_of, top_rules
 from quire.models.mixers.recurrent.spec import Mamba
 from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Block, Decoder, Mixer, Norm
@@ -31,9 +31,7 @@ def mixer_rules(at: str, names: Mapping[str, str]) -> tuple[Rule, ...]:
 
 
 RULES = (
-    rule("{prefix}embeddings.weight", "embed.weight"),
-    rule("{prefix}norm_f.weight", "norm.weight"),
-    rule("lm_head.weight", "head.weight"),
+    *top_rules("embeddings", "norm_f"),
     *layer_rules({"norm": "attn_pre"}),
 )
 

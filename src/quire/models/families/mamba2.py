@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.mamba import (
-    MAMBA2_NAMES,
-    RULES,
-    mamba_decoder,
-    mixer_rules,
-    rank_of,
-)
+from quire.models.families.mamba import MAMBA2_NAMES, RULES, mamba_decoder, mixer_rules, rank_of
 from quire.models.mixers.recurrent.spec import NO_LIMIT, Mamba2
 from quire.models.rules import Family
 from quire.models.spec import Decoder

@@ -34,13 +34,10 @@ _ROTATED = 0.334
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    depth, dim = num_layers_of(c), head_dim_of(c, 192)
-    usual = [
-        "sliding_attention" if i > 0 and (i + 1) % 6 else "full_attention" for i in range(depth)
-    ]
+    layers, dim = range(num_layers_of(c)), head_dim_of(c, 192)
     c.rename(rms_norm_eps="layernorm_epsilon")
-    names = ("full_attention", "sliding_attention")
-    kinds = read_layer_types(c, _by_number(c, "hybrid_layer_pattern", names, usual))
+    slides = _by_number(c, "hybrid_layer_pattern", [i > 0 and (i + 1) % 6 != 0 for i in layers])
+    kinds = read_layer_types(c, lambda layer: slides[layer])
     norm, window = rms(c, 1e-5), _window(c)
     bases = {
         "full_attention": c.number("rope_theta", 5e6),
@@ -48,9 +45,7 @@ def _describe(c: ConfigReader) -> Decoder:
     }
     partial = c.number("partial_rotary_factor", _ROTATED, maximum=1.0)
     ropes = read_ropes(c, dim, bases, context=context_of(c), partial=partial)
-    names, usual = ("dense", "sparse"), ["sparse" if i > 0 else "dense" for i in range(depth)]
-    mlps = _by_number(c, "moe_layer_freq", names, usual)
-    sparse = sparse_by_type(c, [kind == "sparse" for kind in mlps])
+    sparse = sparse_by_type(c, _by_number(c, "moe_layer_freq", [i > 0 for i in layers]))
     dense, experts = mlp(c), deepseek_experts_of(c, shared="n_shared_experts")
     blocks = []
     for kind, is_sparse in zip(kinds, sparse, strict=True):
@@ -62,16 +57,13 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack_of(c, blocks, leaf_scales=scales)
 
 
-def _by_number(c: ConfigReader, key: str, names: tuple[str, str], default: list[str]) -> list[str]:
-    """What layers are called by the published key of numbers, where 1 stands for the second name;
-    without it the default.
-    """
-    numbers = c.raw(key, [names.index(name) for name in default])
-    if not isinstance(numbers, list) or len(numbers) != len(default):
+def _by_number(c: ConfigReader, key: str, default: list[bool]) -> list[bool]:
+    """For each layer, whether the published key of numbers has a 1; without it the default."""
+    numbers = c.raw(key, default)
+    is_list = isinstance(numbers, list) and len(numbers) == len(default)
+    if not is_list or any(number not in (0, 1) for number in numbers):
         raise unsupported(key, numbers, "a list with 0 or 1 for each layer")
-    if any(number not in (0, 1) for number in numbers):
-        raise unsupported(key, numbers, "a list with 0 or 1 for each layer")
-    return [names[number] for number in numbers]
+    return [number == 1 for number in numbers]
 
 
 def _window(c: ConfigReader) -> int | None:

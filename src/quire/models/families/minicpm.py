@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import RULES, attention, mlp, num_layers_of, rms, stack
+from quire.models.families.llama import RULES, attention, biases, mlp, num_layers_of, rms, stack
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    bias = c.flag("attention_bias", False)
     depth_scale = c.number("scale_depth", 1.0) / num_layers_of(c) ** 0.5
     block = Block(
-        attention(c, qkv_bias=bias, o_bias=bias),
+        attention(c, **biases(c)),
         mlp(c),
         rms(c, 1e-6),
         residual_scale=depth_scale,

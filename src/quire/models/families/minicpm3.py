@@ -6,15 +6,7 @@ import math
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.latent_attention import LATENT_RULES, latent_attention
-from quire.models.families.llama import (
-    EMBEDDING_RULES,
-    MLP_RULES,
-    PRE_NORM_RULES,
-    mlp,
-    num_layers_of,
-    rms,
-    stack,
-)
+from quire.models.families.llama import mlp, num_layers_of, rms, stack
 from quire.models.rope_config import SCALINGS
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
@@ -51,5 +43,4 @@ def _describe(c: ConfigReader) -> Decoder:
     )
 
 
-RULES = EMBEDDING_RULES + LATENT_RULES + MLP_RULES + PRE_NORM_RULES
-FAMILY = Family(("MiniCPM3ForCausalLM",), _describe, RULES)
+FAMILY = Family(("MiniCPM3ForCausalLM",), _describe, LATENT_RULES)

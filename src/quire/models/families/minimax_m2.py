@@ -5,42 +5,28 @@ experts chosen by sigmoids and a bias.
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    PRE_NORM_RULES,
-    attention,
-    context_of,
-    head_dim_of,
-    rms,
-    stack,
-)
-from quire.models.families.mixtures import (
-    expert_rules,
-    experts_of,
-    router_rule,
-    select_bias_rule,
-)
-from quire.models.positions import Rope
-from quire.models.rope_config import read_rope
+from quire.models.families.llama import RULES, attention, head_dim_of, rms, stack
+from quire.models.families.mixtures import expert_rules, experts_of, router_rule, select_bias_rule
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 _AT = "block_sparse_moe."
-RULES = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *PRE_NORM_RULES,
+_RULES = (
     router_rule(_AT + "gate"),
     select_bias_rule(_AT + "e_score_correction_bias"),
     *expert_rules(_AT + "experts", ("w1", "w3", "w2")),
+    *RULES,
 )
 
 
 def _describe(c: ConfigReader) -> Decoder:
     norm, dim = rms(c, 1e-6), head_dim_of(c, 128)
     _refuse_other_forms(c)
-    attn = attention(c, head_dim=dim, rope=_rope(c, dim), qk_norm=norm, qk_norm_over="full")
+    # how much of a head is rotated
+    rotated = c.integer("rotary_dim", dim, minimum=2, maximum=dim)
+    attn = attention(
+        c, head_dim=dim, theta=5e6, partial=rotated / dim, qk_norm=norm, qk_norm_over="full"
+    )
     moe = experts_of(
         c,
         "num_local_experts",
@@ -64,16 +50,10 @@ def _refuse_other_forms(c: ConfigReader) -> None:
     types = c.raw("attn_type_list", [])
     if not isinstance(types, list) or any(kind != 1 for kind in types):
         raise unsupported("attn_type_list", types, "1 for every layer")
-    for key in ("shared_moe_mode", "mlp_intermediate_size"):
-        c.raw(key, None)  # of shared experts and dense layers, of which there are none
-    for key in ("use_mtp", "num_mtp_modules", "mtp_transformer_layers"):
-        c.raw(key, None)  # heads that predict further tokens are left out
+    # of shared experts and dense layers, of which there are none
+    c.ignore("shared_moe_mode", "mlp_intermediate_size")
+    # heads that predict further tokens are left out
+    c.ignore("use_mtp", "num_mtp_modules", "mtp_transformer_layers")
 
 
-def _rope(c: ConfigReader, dim: int) -> Rope:
-    """`rotary_dim` is how much of a head is rotated."""
-    rotated = c.integer("rotary_dim", dim, minimum=2, maximum=dim)
-    return read_rope(c, dim, theta=5e6, context=context_of(c), partial=rotated / dim)
-
-
-FAMILY = Family(("MiniMaxM2ForCausalLM",), _describe, RULES)
+FAMILY = Family(("MiniMaxM2ForCausalLM",), _describe, _RULES)

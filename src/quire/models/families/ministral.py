@@ -7,7 +7,6 @@ from quire.models.families.llama import (
     RULES,
     attention,
     mlp,
-    num_layers_of,
     read_layer_types,
     rms,
     stack_of,
@@ -20,9 +19,9 @@ from quire.models.spec import Block, Decoder
 
 def _describe(c: ConfigReader) -> Decoder:
     window = window_of(c, 4096)
-    default = ["full_attention" if window is None else "sliding_attention"] * num_layers_of(c)
+    kinds = read_layer_types(c, lambda _: window is not None)
     block = Block(attention(c), mlp(c), rms(c, 1e-6))
-    return stack_of(c, with_windows(block, read_layer_types(c, default), window))
+    return stack_of(c, with_windows(block, kinds, window))
 
 
 FAMILY = Family(("MinistralForCausalLM",), _describe, RULES)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     ACTIVATIONS,
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    PRE_NORM_RULES,
+    RULES,
     attention,
     num_experts_of,
     rms,
@@ -18,10 +16,7 @@ from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Moe
 
 _STORED, _OURS = "{prefix}layers.{layer}.block_sparse_moe.", "layers.{layer}.mlp."
-RULES = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *PRE_NORM_RULES,
+_RULES = (
     rule(_STORED + "gate.weight", _OURS + "router.weight"),
     *(
         rule(
@@ -30,6 +25,7 @@ RULES = (
         )
         for stored, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
     ),
+    *RULES,
 )
 
 
@@ -45,4 +41,4 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, Block(attn, moe, rms(c, 1e-5)))
 
 
-FAMILY = Family(("MixtralForCausalLM",), _describe, RULES)
+FAMILY = Family(("MixtralForCausalLM",), _describe, _RULES)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import ACTIVATIONS, num_experts_of, num_layers_of
+from quire.models.families.llama import ACTIVATIONS, num_experts_of, num_layers_of, read_kinds
 from quire.models.rules import Rule, rule
-from quire.models.spec import Mlp, Moe
+from quire.models.spec import Block, Mlp, Moe
 
 _AT, _OURS = "{prefix}layers.{layer}.", "layers.{layer}.mlp."
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -110,6 +111,12 @@ def shared_expert(c: ConfigReader, width: int, **facts: Any) -> Mlp:
     return Mlp(width, c.choice("hidden_act", ACTIVATIONS, "silu"), **facts)
 
 
+def with_experts(block: Block | list[Block], moe: Moe, sparse: list[bool]) -> list[Block]:
+    """The block, or that of each layer, with a mixture where `sparse` is true."""
+    blocks = [block] * len(sparse) if isinstance(block, Block) else block
+    return [replace(b, mlp=moe) if s else b for b, s in zip(blocks, sparse, strict=True)]
+
+
 def sparse_after(c: ConfigReader, dense: int = 0) -> list[bool]:
     """For each layer, whether it has experts: all but the first `first_k_dense_replace`, where the
     config has that key, or else the first `dense`.
@@ -122,12 +129,8 @@ def sparse_after(c: ConfigReader, dense: int = 0) -> list[bool]:
 
 def sparse_by_type(c: ConfigReader, default: list[bool]) -> list[bool]:
     """`mlp_layer_types`, one of dense and sparse per layer."""
-    kinds = c.raw("mlp_layer_types", ["sparse" if s else "dense" for s in default])
-    if not isinstance(kinds, list) or len(kinds) != num_layers_of(c):
-        raise unsupported("mlp_layer_types", kinds, "a list with one type per layer")
-    for kind in kinds:
-        if kind not in ("dense", "sparse"):
-            raise unsupported("mlp_layer_types", kind, "dense, sparse")
+    usual = ["sparse" if s else "dense" for s in default]
+    kinds = read_kinds(c, "mlp_layer_types", ("dense", "sparse"), usual)
     return [kind == "sparse" for kind in kinds]
 
 

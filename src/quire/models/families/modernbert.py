@@ -15,14 +15,14 @@ from quire.models.families.encoders import (
     whole_attention,
 )
 from quire.models.families.llama import (
+    biases,
     context_of,
     layer_norm,
     layer_rules,
     mlp,
-    num_layers_of,
     read_layer_types,
     stack_of,
-    with_rope,
+    with_ropes,
     with_windows,
 )
 from quire.models.pooling.spec import HeadActivation, HeadLayer, SequencePooling
@@ -75,11 +75,10 @@ def _describe(c: ConfigReader) -> Decoder:
     check_encoder(c)
     c.only("position_embedding_type", "absolute", "sans_pos")  # of which neither has any
     c.ignore(*_TRAINING, *_OF_CLASSIFIERS)
-    bias = c.flag("attention_bias", False)
-    attn = whole_attention(c, qkv_bias=bias, o_bias=bias)
+    attn = whole_attention(c, **biases(c))
     feed = mlp(c, act_key="hidden_activation", act="gelu", bias=c.flag("mlp_bias", False))
     period = c.integer("global_attn_every_n_layers", 3)
-    kinds = read_layer_types(c, _kinds(num_layers_of(c), period))
+    kinds = read_layer_types(c, lambda layer: layer % period)
     block = Block(attn, feed, _norm(c))
     # so many tokens in all: half of them on each side, and the query's own
     window = c.integer("local_attention", 128) // 2 + 1
@@ -88,17 +87,9 @@ def _describe(c: ConfigReader) -> Decoder:
         "sliding_attention": c.number("local_rope_theta", 10000.0),
     }
     ropes = read_ropes(c, attn.head_dim, bases, context=context_of(c))
-    blocks = [
-        with_rope(layer, ropes[kind])
-        for layer, kind in zip(with_windows(block, kinds, window), kinds, strict=True)
-    ]
+    blocks = with_ropes(with_windows(block, kinds, window), [ropes[kind] for kind in kinds])
     blocks[0] = replace(blocks[0], mixer_pre=False)
     return stack_of(c, blocks, embed_norm=block.norm, final_norm=block.norm, tie=False)
-
-
-def _kinds(depth: int, period: int) -> list[str]:
-    """Every n-th layer, from the first on, sees everything."""
-    return ["sliding_attention" if i % period else "full_attention" for i in range(depth)]
 
 
 def _head(c: ConfigReader) -> tuple[HeadLayer, ...]:
@@ -123,7 +114,7 @@ _HEAD_RULES = (
     rule("head.norm.{leaf}", "pooler.layers.0.norm.{leaf}"),
     *CLASSIFIER_RULES,
 )
-FAMILY, CLASSIFIER, TAGGER = forms(
+FAMILY = forms(
     Family((), _describe, _RULES, ignored=(UNUSED_HEADS,)),
     "ModernBert",
     layers=_head,

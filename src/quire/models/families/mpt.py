@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from quire.models.config_reader import IRRELEVANT, ConfigReader
-from quire.models.families.llama import attention, head_dim_of, layer_norm, layer_rules, stack
+from quire.models.families.llama import (
+    attention,
+    head_dim_of,
+    layer_norm,
+    layer_rules,
+    stack,
+    top_rules,
+)
 from quire.models.positions import Alibi
-from quire.models.rules import Family, rule
+from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Mlp
 
 RULES = (
-    rule("{prefix}wte.weight", "embed.weight"),
-    rule("{prefix}norm_f.weight", "norm.weight"),
-    rule("lm_head.weight", "head.weight"),
+    *top_rules("wte", "norm_f"),
     *layer_rules(
         {
             "norm_1": "attn_pre",
@@ -38,8 +43,8 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("logit_scale", None)
     c.only("embedding_fraction", 1.0)
     c.only("norm_type", "low_precision_layernorm")
-    for key in ("learned_pos_emb", "init_config", "tokenizer_name", "verbose"):
-        c.raw(key, None)  # positions are learned only where there are no biases
+    # positions are learned only where there are no biases
+    c.ignore("learned_pos_emb", "init_config", "tokenizer_name", "verbose")
     norm = layer_norm(c, "layer_norm_epsilon", bias=False)
     feed = Mlp(4 * c.integer("hidden_size"), "gelu", gated=False)
     return stack(c, Block(_attention(c), feed, norm), tie=c.flag("tie_word_embeddings", True))
@@ -53,8 +58,7 @@ def _attention(c: ConfigReader) -> Attention:
     section.only("alibi", True)
     for key in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
         section.only(key, False)
-    for key in (*IRRELEVANT, "attn_impl"):
-        section.raw(key, None)
+    section.ignore(*IRRELEVANT, "attn_impl")
     attn = attention(
         c,
         head_dim=dim,

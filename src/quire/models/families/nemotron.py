@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    context_of,
-    head_dim_of,
-    layer_norm,
-    mlp,
-    stack,
-)
-from quire.models.rope_config import read_rope
+from quire.models.families.llama import RULES, attention, biases, layer_norm, mlp, stack
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
-    rope = read_rope(c, dim, context=context_of(c), partial=0.5)
-    attn = attention(c, head_dim=dim, rope=rope, qkv_bias=bias, o_bias=bias)
+    attn = attention(c, partial=0.5, **biases(c))
     feed = mlp(c, act="relu2", gated=False, bias=c.flag("mlp_bias", False))
     return stack(c, Block(attn, feed, layer_norm(c, "norm_eps", kind="layer1p")))
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import attention, context_of, layer_rules, mlp, stack
+from quire.models.families.llama import attention, context_of, layer_rules, mlp, stack, top_rules
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Norm
 
 RULES = (
-    rule("{prefix}embed_tokens.weight", "embed.weight"),
     rule("{prefix}embed_positions.weight", "positions.weight"),
-    rule("{prefix}final_layer_norm.{leaf}", "norm.{leaf}"),
-    rule("lm_head.weight", "head.weight"),
+    *top_rules("embed_tokens", "final_layer_norm"),
     *layer_rules(
         {
             "self_attn_layer_norm": "attn_pre",

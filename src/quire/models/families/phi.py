@@ -9,21 +9,17 @@ from quire.models.families.llama import (
     ATTENTION_RULES,
     PRE_NORM_RULES,
     attention,
-    context_of,
-    head_dim_of,
     layer_norm,
     layer_rules,
     mlp,
     stack,
+    top_rules,
 )
-from quire.models.rope_config import read_rope
-from quire.models.rules import Family, rule
+from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 RULES = (
-    rule("{prefix}embed_tokens.weight", "embed.weight"),
-    rule("{prefix}final_layernorm.{leaf}", "norm.{leaf}"),
-    rule("lm_head.{leaf}", "head.{leaf}"),
+    *top_rules("embed_tokens", "final_layernorm"),
     *layer_rules(
         {
             "self_attn.dense": "attn.o",
@@ -40,11 +36,10 @@ RULES = (
 
 def _describe(c: ConfigReader) -> Decoder:
     c.only("tie_word_embeddings", False)
-    dim, norm = head_dim_of(c), layer_norm(c)
+    norm = layer_norm(c)
     attn = attention(
         c,
-        head_dim=dim,
-        rope=read_rope(c, dim, context=context_of(c), partial=0.5),
+        partial=0.5,
         qk_norm=norm if c.flag("qk_layernorm", False) else None,
         qkv_bias=True,
         o_bias=True,

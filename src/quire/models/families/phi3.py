@@ -6,34 +6,22 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    MLP_RULES,
-    PRE_NORM_RULES,
+    RULES,
     attention,
     context_of,
     head_dim_of,
+    layer_rules,
     mlp,
     rms,
     stack,
     window_of,
 )
 from quire.models.rope_config import read_rope
-from quire.models.rules import Family, rule
+from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
-_AT = "{prefix}layers.{layer}."
-_FUSED_RULES = (
-    rule(
-        _AT + "self_attn.qkv_proj.weight",
-        *(f"layers.{{layer}}.attn.{p}.weight" for p in "qkv"),
-        steps=("split",),
-    ),
-    rule(
-        _AT + "mlp.gate_up_proj.weight",
-        *(f"layers.{{layer}}.mlp.{p}.weight" for p in ("gate", "up")),
-        steps=("split",),
-    ),
+_FUSED_RULES = layer_rules(
+    {"self_attn.qkv_proj": "attn.q attn.k attn.v", "mlp.gate_up_proj": "mlp.gate mlp.up"}
 )
 
 
@@ -51,5 +39,4 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, Block(attn, mlp(c), rms(c, 1e-5)))
 
 
-RULES = _FUSED_RULES + EMBEDDING_RULES + ATTENTION_RULES + MLP_RULES + PRE_NORM_RULES
-FAMILY = Family(("Phi3ForCausalLM",), _describe, RULES)
+FAMILY = Family(("Phi3ForCausalLM",), _describe, _FUSED_RULES + RULES)

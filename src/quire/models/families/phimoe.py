@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    PRE_NORM_RULES,
+    RULES,
     attention,
+    biases,
     context_of,
     head_dim_of,
     stack,
@@ -23,17 +22,15 @@ from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Norm
 
 _AT = "block_sparse_moe."
-RULES = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *PRE_NORM_RULES,
+_RULES = (
     router_rule(_AT + "gate"),
     *expert_rules(_AT + "experts", ("w1", "w3", "w2")),
+    *RULES,
 )
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
+    dim = head_dim_of(c)
     original = c.integer("original_max_position_embeddings", None)
     rope = read_rope(
         c,
@@ -43,7 +40,7 @@ def _describe(c: ConfigReader) -> Decoder:
         kinds=("default", "longrope"),
         original=original,
     )
-    attn = attention(c, head_dim=dim, rope=rope, window=window_of(c), qkv_bias=bias, o_bias=bias)
+    attn = attention(c, head_dim=dim, rope=rope, window=window_of(c), **biases(c))
     c.raw("input_jitter_noise", None)  # in training
     moe = experts_of(
         c,
@@ -59,4 +56,4 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, Block(attn, moe, norm), head_bias=c.flag("lm_head_bias", False))
 
 
-FAMILY = Family(("PhimoeForCausalLM", "PhiMoEForCausalLM"), _describe, RULES)
+FAMILY = Family(("PhimoeForCausalLM", "PhiMoEForCausalLM"), _describe, _RULES)

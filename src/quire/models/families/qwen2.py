@@ -9,7 +9,6 @@ from quire.models.families.llama import (
     RULES,
     attention,
     mlp,
-    num_layers_of,
     read_layer_types,
     rms,
     stack_of,
@@ -29,10 +28,8 @@ def qwen_layers(c: ConfigReader, block: Block) -> list[Block]:
         c.only("use_sliding_window", False)
     window, first = window_of(c, 4096), c.integer("max_window_layers", 28, minimum=0)
     window = window if c.flag("use_sliding_window", False) else None
-    depth = num_layers_of(c)
-    sliding = [window is not None and layer >= first for layer in range(depth)]
-    default = ["sliding_attention" if s else "full_attention" for s in sliding]
-    return with_windows(block, read_layer_types(c, default), window)
+    kinds = read_layer_types(c, lambda layer: window is not None and layer >= first)
+    return with_windows(block, kinds, window)
 
 
 def _describe(c: ConfigReader) -> Decoder:

@@ -4,14 +4,11 @@ shared expert with a gate.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     RULES,
     attention,
     mlp,
-    num_layers_of,
     read_layer_types,
     rms,
     stack_of,
@@ -24,6 +21,7 @@ from quire.models.families.mixtures import (
     shared_expert,
     shared_rules,
     sparse_by_step,
+    with_experts,
 )
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder
@@ -44,9 +42,7 @@ def _describe(c: ConfigReader) -> Decoder:
         shared=shared_expert(c, c.integer("shared_expert_intermediate_size")),
         shared_gate=True,
     )
-    blocks = [replace(dense, mlp=moe) if sparse else dense for sparse in sparse_by_step(c)]
-    windows = _windows(c, dense)
-    return stack_of(c, [replace(b, mixer=w.mixer) for b, w in zip(blocks, windows, strict=True)])
+    return stack_of(c, with_experts(_windows(c, dense), moe, sparse_by_step(c)))
 
 
 def _windows(c: ConfigReader, block: Block) -> list[Block]:
@@ -56,10 +52,8 @@ def _windows(c: ConfigReader, block: Block) -> list[Block]:
     c.only("use_mrope", False)
     window, below = window_of(c, 4096), c.integer("max_window_layers", 28, minimum=0)
     window = window if c.flag("use_sliding_window", False) else None
-    depth = num_layers_of(c)
-    sliding = [window is not None and i % 2 == 0 and i < below for i in range(depth)]
-    default = ["sliding_attention" if s else "full_attention" for s in sliding]
-    return with_windows(block, read_layer_types(c, default), window)
+    kinds = read_layer_types(c, lambda i: window is not None and i % 2 == 0 and i < below)
+    return with_windows(block, kinds, window)
 
 
 FAMILY = Family(

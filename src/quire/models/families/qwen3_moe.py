@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import RULES, attention, mlp, rms, stack_of, window_of
-from quire.models.families.mixtures import QWEN_RULES, experts_of, sparse_by_step
+from quire.models.families.llama import RULES, attention, biases, mlp, rms, stack_of, window_of
+from quire.models.families.mixtures import QWEN_RULES, experts_of, sparse_by_step, with_experts
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    norm, bias = rms(c, 1e-6), c.flag("attention_bias", False)
-    attn = attention(c, qk_norm=norm, qkv_bias=bias, o_bias=bias, window=_window(c))
+    norm = rms(c, 1e-6)
+    attn = attention(c, qk_norm=norm, window=_window(c), **biases(c))
     dense = Block(attn, mlp(c), norm)
     moe = experts_of(c, _num_experts_key(c), renorm=c.flag("norm_topk_prob", False))
-    sparse = replace(dense, mlp=moe)
-    return stack_of(c, [sparse if s else dense for s in sparse_by_step(c)])
+    return stack_of(c, with_experts(dense, moe, sparse_by_step(c)))
 
 
 def _window(c: ConfigReader) -> int | None:

@@ -12,6 +12,7 @@ from quire.models.families.llama import (
     layer_rules,
     mlp,
     num_layers_of,
+    read_kinds,
     rms,
     stack_of,
 )
@@ -64,8 +65,8 @@ def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
     c.only("use_sliding_window", False)
     c.only("attn_output_gate", True)
     c.only("mamba_ssm_dtype", "float32")
-    for key in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
-        c.raw(key, None)  # layers that predict further tokens are left out
+    # layers that predict further tokens are left out
+    c.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     norm, dim = rms(c, 1e-6, "rms1p"), head_dim_of(c, 256)
     rope = read_rope(c, dim, context=context_of(c), partial=0.25, ignored=_ROPE_OF_MEDIA)
     attn = attention(c, head_dim=dim, rope=rope, qk_norm=norm, gate="full")
@@ -96,13 +97,7 @@ def _delta(c: ConfigReader, norm: Norm) -> GatedDelta:
 def _layer_types(c: ConfigReader) -> list[str]:
     depth, every = num_layers_of(c), c.integer("full_attention_interval", 4)
     usual = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(depth)]
-    kinds = c.raw("layer_types", usual)
-    if not isinstance(kinds, list) or len(kinds) != depth:
-        raise unsupported("layer_types", kinds, "a list with one type per layer")
-    for kind in kinds:
-        if kind not in ("linear_attention", "full_attention"):
-            raise unsupported("layer_types", kind, "linear_attention, full_attention")
-    return kinds
+    return read_kinds(c, "layer_types", ("linear_attention", "full_attention"), usual)
 
 
 def _experts(c: ConfigReader, *, renorm: bool) -> Moe:

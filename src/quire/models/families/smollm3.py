@@ -6,13 +6,14 @@ from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import (
     RULES,
     attention,
+    biases,
     mlp,
     num_layers_of,
     read_layer_types,
     rms,
+    rotated_where,
     stack_of,
     window_of,
-    with_rope,
     with_windows,
 )
 from quire.models.rules import Family
@@ -21,14 +22,10 @@ from quire.models.spec import Block, Decoder
 
 def _describe(c: ConfigReader) -> Decoder:
     c.raw("max_window_layers", None)  # says nothing where layer types are listed or follow
-    bias = c.flag("attention_bias", False)
-    attn = attention(c, theta=2e6, qkv_bias=bias, o_bias=bias)
+    attn = attention(c, theta=2e6, **biases(c))
     block = Block(attn, mlp(c, bias=c.flag("mlp_bias", False)), rms(c, 1e-6))
     rotated = _rotated(c)
-    blocks = [
-        b if turns else with_rope(b, None)
-        for b, turns in zip(_windowed(c, block, rotated), rotated, strict=True)
-    ]
+    blocks = rotated_where(_windowed(c, block, rotated), rotated)
     return stack_of(c, blocks, tie=c.flag("tie_word_embeddings", True))
 
 
@@ -46,8 +43,7 @@ def _windowed(c: ConfigReader, block: Block, rotated: list[bool]) -> list[Block]
     """Where windows are switched on, the layers that do not rotate have one."""
     window = window_of(c)
     is_on = c.flag("use_sliding_window", False) and window is not None
-    default = ["sliding_attention" if is_on and not r else "full_attention" for r in rotated]
-    kinds = read_layer_types(c, default)
+    kinds = read_layer_types(c, lambda layer: is_on and not rotated[layer])
     return with_windows(block, kinds, window) if is_on else [block] * len(kinds)
 
 

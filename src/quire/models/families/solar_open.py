@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    PRE_NORM_RULES,
-    attention,
-    head_dim_of,
-    rms,
-    stack,
-)
+from quire.models.families.llama import RULES, attention, head_dim_of, rms, stack
 from quire.models.families.mixtures import DEEPSEEK_RULES, deepseek_experts_of
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
@@ -26,5 +18,4 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, Block(attn, deepseek_experts_of(c), rms(c, 1e-5)))
 
 
-RULES = (*EMBEDDING_RULES, *ATTENTION_RULES, *PRE_NORM_RULES, *DEEPSEEK_RULES)
-FAMILY = Family(("SolarOpenForCausalLM",), _describe, RULES)
+FAMILY = Family(("SolarOpenForCausalLM",), _describe, RULES + DEEPSEEK_RULES)

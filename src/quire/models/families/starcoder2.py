@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
-    PRE_NORM_RULES,
-    attention,
-    mlp,
-    stack,
-    window_of,
-)
-from quire.models.rules import Family, rule
+from quire.models.families.llama import RULES, attention, layer_rules, mlp, stack, window_of
+from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Norm
 
-RULES = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *PRE_NORM_RULES,
-    rule("{prefix}layers.{layer}.mlp.c_fc.{leaf}", "layers.{layer}.mlp.up.{leaf}"),
-    rule("{prefix}layers.{layer}.mlp.c_proj.{leaf}", "layers.{layer}.mlp.down.{leaf}"),
+_RULES = (
+    *layer_rules({"mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}),
+    *RULES,
 )
 
 
@@ -35,4 +24,4 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, Block(attn, feed, norm), tie=c.flag("tie_word_embeddings", True))
 
 
-FAMILY = Family(("Starcoder2ForCausalLM",), _describe, RULES)
+FAMILY = Family(("Starcoder2ForCausalLM",), _describe, _RULES)

@@ -14,6 +14,7 @@ from quire.models.families.llama import (
     LAYER,
     RULES,
     attention,
+    biases,
     context_of,
     layer_rules,
     mlp,
@@ -90,7 +91,7 @@ def _attention(c: ConfigReader, kind: str, rope: Rope, norm: Norm) -> Attention:
     other = c.section("attention_other_setting")
     if other is not None:
         heads = _heads_elsewhere(c, other, kind, heads)
-    bias, dim = c.flag("attention_bias", False), c.integer("head_dim", 128)
+    dim = c.integer("head_dim", 128)
     return attention(
         c,
         head_dim=dim,
@@ -98,9 +99,8 @@ def _attention(c: ConfigReader, kind: str, rope: Rope, norm: Norm) -> Attention:
         rope=rope,
         scale=c.number("query_pre_attn_scalar", dim) ** -0.5,
         qk_norm=norm,
-        qkv_bias=bias,
-        o_bias=bias,
         gate="per_head",
+        **biases(c),
     )
 
 

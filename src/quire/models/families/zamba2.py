@@ -13,7 +13,7 @@ from quire.models.families.llama import (
     context_of,
     layer_rules,
     mlp,
-    num_layers_of,
+    read_kinds,
     rms,
     stack_of,
 )
@@ -22,14 +22,7 @@ from quire.models.families.mamba2 import divisor_of
 from quire.models.mixers.recurrent.spec import Mamba2
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family, Rule, rule
-from quire.models.spec import (
-    Attention,
-    Block,
-    Decoder,
-    MixerAfterShared,
-    Norm,
-    SharedTransformer,
-)
+from quire.models.spec import Attention, Block, Decoder, MixerAfterShared, Norm, SharedTransformer
 
 _KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 """Layer types as old and new files call them."""
@@ -115,13 +108,7 @@ def _attention(c: ConfigReader) -> Attention:
 
 
 def _layer_types(c: ConfigReader) -> list[str]:
-    kinds, depth = c.raw("layers_block_type"), num_layers_of(c)
-    if not isinstance(kinds, list) or len(kinds) != depth:
-        raise unsupported("layers_block_type", kinds, "a list with one type per layer")
-    for kind in kinds:
-        if kind not in _KINDS:
-            raise unsupported("layers_block_type", kind, ", ".join(_KINDS))
-    kinds = [_KINDS[kind] for kind in kinds]
+    kinds = [_KINDS[kind] for kind in read_kinds(c, "layers_block_type", _KINDS)]
     c.only("hybrid_layer_ids", [i for i, kind in enumerate(kinds) if kind == "hybrid"])
     return kinds
 

@@ -40,10 +40,9 @@ class WeightBuilder:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        progress: Callable[[int, int], None] | None = None,
-        coded: Collection[str] = (),
-        folder: Path | None = None,
-        cache_scales: Mapping[str, FixedScales] | None = None,
+        coded: Collection[str],
+        folder: Path | None,
+        cache_scales: Mapping[str, FixedScales],
     ) -> None:
         """`folder`: where large tensors are kept in files; None: in memory. `cache_scales`: those
         of keys and values that the checkpoint brings, by layer ("layers.0"). `read` gives a leaf in
@@ -52,11 +51,9 @@ class WeightBuilder:
         """
         self.dtype, self.device = dtype, device
         self._left = parameters(decoder)
-        self._read, self._progress, self._coded = read, progress, coded
+        self._read, self._coded = read, coded
         self._folder = folder
-        self._cache_scales = cache_scales or {}
-        self._total = sum(leaf.size for leaf in self._left.values())
-        self._done = 0
+        self._cache_scales = cache_scales
 
     def has(self, name: str) -> bool:
         """Whether the spec has this leaf (biases, norms) and it is still to be taken."""
@@ -106,8 +103,8 @@ class WeightBuilder:
     def skip(self, names: Sequence[str]) -> None:
         """These leaves, and their biases, are somebody else's."""
         for name in names:
-            for leaf in (self._left.pop(name + end, None) for end in (".weight", ".bias")):
-                self._done += 0 if leaf is None else leaf.size
+            for end in (".weight", ".bias"):
+                self._left.pop(name + end, None)
 
     def finish(self) -> None:
         """Check that the model is complete; an unused leaf is a bug in the decoder."""
@@ -146,7 +143,6 @@ class WeightBuilder:
                     "groups or the order of their codes. Quantise them alike."
                 )
             parts.append(part.each(self._own).scaled(leaf.scale))
-            self._count(leaf)
         merged = one_above_the_other(parts)
         if self._folder is not None and len(parts) > 1:  # which made it in memory
             merged = merged.each(self._own)
@@ -169,12 +165,6 @@ class WeightBuilder:
             if leaf.scale != 1.0:
                 part.mul_(leaf.scale)
             at += leaf.shape[0]
-            self._count(leaf)
-
-    def _count(self, leaf: Parameter) -> None:
-        self._done += leaf.size
-        if self._progress is not None:
-            self._progress(self._done, self._total)
 
 
 def _fresh_pages(num_bytes: int) -> mmap.mmap:

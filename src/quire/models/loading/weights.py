@@ -11,34 +11,32 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError, NotBuiltYet
-from quire.models.adapters.banks import AdapterRoom
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
-from quire.models.formats import Storage, read_storage
+from quire.models.formats import read_storage
+from quire.models.formats.storage import Storage
 from quire.models.loading.folder_files import LoadFormat, read_folder_config
 from quire.models.loading.leaves import OpenLeaves, open_leaves
 from quire.models.loading.read_ahead import Read, ReadAhead
 from quire.models.loading.sharded_state import check_pattern, save_leaves
 from quire.models.loading.weight_builder import WeightBuilder
-from quire.models.loading.weight_placement import WeightPlacement
+from quire.models.options import ModelOptions
 from quire.models.parameters import parameters
 from quire.models.rules import Family
 from quire.models.sharding import shard
 from quire.models.spec import Decoder
 from quire.ops import Ops
-from quire.quantization import UNQUANTIZED, Recipe
+from quire.quantization import Recipe
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
+_USUAL = ModelOptions()
 
 
 def load_model(
@@ -54,16 +52,8 @@ def load_model(
     max_model_len: int | None = None,
     family: Family | None = None,
     storage: Storage | None = None,
-    recipe: Recipe = UNQUANTIZED,
-    progress: Progress | None = None,
-    spread: ExpertExchange | None = None,
-    first_layer: int = 0,
-    aux_layers: Sequence[int] = (),
-    group: WorkerGroup | None = None,
-    keeps_experts: bool = False,
     weights_folder: Path | None = None,
-    make_placement: Callable[[], WeightPlacement] | None = None,
-    adapter_room: AdapterRoom | None = None,
+    options: ModelOptions = _USUAL,
     target: DecoderModel | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`; keys and values
@@ -73,12 +63,9 @@ def load_model(
     `seed` and reads none (other values on a GPU, where they are made). `max_model_len` (default:
     the spec's context) sizes position tables. `family` says how tensors are named, and `storage`
     how the files store quantised weights; without a family, both are those of the folder's
-    config.json. `recipe` says how other weights are kept. `progress` is called with leaf values
-    done and in all. `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel.
-    `weights_folder`: where large weights are kept in files instead of memory. `make_placement`
-    makes what keeps the weights of layers elsewhere; `adapter_room`: see DecoderModel. `target`: of
-    a draft network. With `group` it is the model of one worker, which takes its own part of each
-    leaf. Raises LoadError subclasses that name file and tensor.
+    config.json. `weights_folder`: where large weights are kept in files instead of memory.
+    `target`: of a draft network. With a group among the options it is the model of one worker,
+    which takes its own part of each leaf. Raises LoadError subclasses that name file and tensor.
     """
     if family is None and load_format != "dummy":
         config = read_folder_config(folder, load_format)
@@ -91,7 +78,8 @@ def load_model(
         )
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
-    own = _own_part(decoder, recipe, storage, group)
+    group = options.group
+    own = _own_part(decoder, options.recipe, storage, group)
 
     def build(read: Read, leaves: OpenLeaves) -> DecoderModel:
         weights = WeightBuilder(
@@ -99,25 +87,12 @@ def load_model(
             read,
             dtype=dtype,
             device=place,
-            progress=progress,
             coded=leaves.coded,
             folder=weights_folder,
             cache_scales=leaves.cache_scales,
         )
         model = DecoderModel(
-            own,
-            weights,
-            ops,
-            max_model_len=length,
-            recipe=recipe,
-            spread=spread,
-            first_layer=first_layer,
-            aux_layers=aux_layers,
-            group=group,
-            keeps_experts=keeps_experts,
-            placement=None if make_placement is None else make_placement(),
-            adapter_room=adapter_room,
-            target=target,
+            own, weights, ops, max_model_len=length, options=options, target=target
         )
         weights.finish()
         return model

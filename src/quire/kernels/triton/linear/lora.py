@@ -17,13 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launch import columns_of, dense, kernel, power_of_2
-from quire.ops.formats.lora import (
-    LoraPart,
-    LoraShape,
-    PlainBank,
-    allocate_lora,
-    load_lora,
-)
+from quire.ops.formats.lora import LoraPart, LoraShape, PlainBank, allocate_lora, load_lora
 from quire.ops.segments import Addend, add_up
 
 _RANKS = 8

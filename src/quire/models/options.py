@@ -1,0 +1,36 @@
+"""How a decoder is built beyond its spec and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.worker_group import WorkerGroup
+from quire.models.adapters.banks import AdapterRoom
+from quire.models.loading.weight_placement import WeightPlacement
+from quire.quantization import UNQUANTIZED, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """`recipe` says how weights are stored. With `spread` the experts are distributed over several
+    cores, and only this core's are loaded; the model may run only inside a round. With `group` the
+    spec is one worker's share of a decoder (sharding.py), and all workers run at the same time.
+
+    `first_layer` is the place of the first layer's memory among those of the pool (`Batch.kv`): not
+    0 for the second model of a pool. `aux_layers` are the layers, ascending, whose input every pass
+    returns: the residual stream that enters layer i (0: the embeddings; L: the output of the last
+    layer before the final norm). With `keeps_experts` every pass returns the chosen experts.
+    `make_placement` makes what keeps the weights of layers; None: they are where they are made.
+    `adapter_room`: the adapters that the model has room for; None: it has none.
+    """
+
+    recipe: Recipe = UNQUANTIZED
+    spread: ExpertExchange | None = None
+    group: WorkerGroup | None = None
+    first_layer: int = 0
+    aux_layers: tuple[int, ...] = ()
+    keeps_experts: bool = False
+    make_placement: Callable[[], WeightPlacement] | None = None
+    adapter_room: AdapterRoom | None = None
