@@ -118,7 +118,7 @@ def with_truncation(kwargs: Mapping[str, Any] | None, asked: int) -> Mapping[str
 def check_length(ids: list[int], limit: int) -> None:
     """Raise PromptTooLong for more tokens than the model takes."""
     if len(ids) > limit:
-        raise PromptTooLong(len(ids), limit)
+        raise PromptTooLong(len(ids), limit, is_pooled=True)
 
 
 def require_pooling_params(params: object) -> PoolingParams:
