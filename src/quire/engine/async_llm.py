@@ -218,12 +218,9 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         ) as mailbox:
             is_finished = False
             while not is_finished:
-                output = mailbox.get_nowait()
-                if output is None:
-                    await mailbox.arrival()
-                else:
-                    is_finished = output.finished
-                    yield output
+                output = mailbox.get_nowait() or await mailbox.get()
+                is_finished = output.finished
+                yield output
 
     async def add_request(
         self,

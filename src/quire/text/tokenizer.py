@@ -326,23 +326,17 @@ class Tokenizer:
             with _panics_as_errors():
                 [encoding] = encode([text], add_special_tokens=add_special_tokens)
         except TypeError as error:  # how the library refuses what it cannot take as UTF-8
-            raise InvalidParameter(
-                "text",
-                text,
-                "it holds a lone surrogate, which is not a character",
-                "Send valid Unicode.",
-            ) from error
+            allowed = "it holds a lone surrogate, which is not a character"
+            hint = "Send valid Unicode."
+            raise InvalidParameter("text", text, allowed, hint) from error
         return encoding
 
     def _truncation_limit(
         self, truncation: bool | str | None, max_length: int | None
     ) -> int | None:
         if truncation not in _TRUNCATIONS:
-            raise InvalidParameter(
-                "truncation",
-                truncation,
-                "True, False, 'longest_first', 'only_first' or 'do_not_truncate' is expected",
-            )
+            allowed = "True, False, 'longest_first', 'only_first' or 'do_not_truncate' is expected"
+            raise InvalidParameter("truncation", truncation, allowed)
         if max_length is not None and (
             isinstance(max_length, bool) or not isinstance(max_length, int)
         ):

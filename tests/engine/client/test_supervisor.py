@@ -15,7 +15,7 @@ from quire.engine.frontend.frontend import build_front_end
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import EngineDeadError, EngineError
 from quire.params import RequestOutputKind
-from tests.support.launched import launch_async
+from tests.engine.launched import launch_async
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreRequest, FinishReason
 from quire.errors import EngineError, RequestError
 from quire.testing.checkpoints import make_checkpoint
-from tests.support.launched import launch_async, launch_sync
+from tests.engine.launched import launch_async, launch_sync
 
 pytestmark = pytest.mark.slow
 

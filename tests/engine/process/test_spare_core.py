@@ -11,7 +11,7 @@ from quire import EngineArgs, SamplingParams
 from quire.engine.process import core_pool
 from quire.engine.process.core_pool import CorePool
 from quire.engine.wire.messages import EngineCoreRequest, EngineZmqAddresses
-from tests.support.launched import launch_sync
+from tests.engine.launched import launch_sync
 
 
 def plan_of(**wishes):

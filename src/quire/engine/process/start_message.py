@@ -110,9 +110,6 @@ def _named(value: object) -> Any:
     """A class is encoded as its name, by which the core imports it."""
     if isinstance(value, type) and value.__module__ != "__main__" and "<" not in value.__qualname__:
         return f"{value.__module__}:{value.__qualname__}"
-    raise InvalidParameter(
-        "engine argument",
-        value,
-        "another process must be able to import it by name",
-        "Put the class into a module of its own, or keep the core in this process.",
-    )
+    allowed = "another process must be able to import it by name"
+    hint = "Put the class into a module of its own, or keep the core in this process."
+    raise InvalidParameter("engine argument", value, allowed, hint)
