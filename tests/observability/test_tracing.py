@@ -151,8 +151,7 @@ def test_spans_reach_a_collector_and_a_death_is_one_too(collector):
             "one", "def f():", SamplingParams(max_tokens=4), trace_headers=HEADERS
         )
         assert mailbox.traceparent.split("-")[:2] == ["00", TRACE]
-        while not (mailbox.get_nowait() or await mailbox.arrival()):
-            continue
+        await mailbox.get()
         stream = engine.generate("a", SamplingParams(max_tokens=200, ignore_eos=True), "two")
         await anext(stream)
         engine.shutdown()

@@ -243,10 +243,6 @@ def tables(kind: str) -> list[dict[int, object]]:
     return [*pieces.tables.values(), *pieces.first_tables.values()]
 
 
-def test_without_a_tokenizer_there_is_no_text() -> None:
-    assert IncrementalDetokenizer(None, [1, 2]).feed([3, 4]) == ""
-
-
 def test_two_requests_do_not_meet() -> None:
     emoji = tokenizer("byte_level").encode("🙃", add_special_tokens=False)
     one, two = (IncrementalDetokenizer(tokenizer("byte_level"), []) for _ in range(2))

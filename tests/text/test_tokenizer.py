@@ -129,12 +129,8 @@ FLAGS = [
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@pytest.mark.parametrize("where", ["config", "call"])
-def test_flags_follow_transformers(
-    tmp_path: Path, flags: dict[str, bool], kind: str, where: str
-) -> None:
-    folder = write_folder(tmp_path, kind, flags if where == "config" else None)
-    assert_same(*load_both(folder, **(flags if where == "call" else {})))
+def test_flags_follow_transformers(tmp_path: Path, flags: dict[str, bool], kind: str) -> None:
+    assert_same(*load_both(write_folder(tmp_path, kind, flags)))
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)

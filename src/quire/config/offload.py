@@ -47,29 +47,20 @@ def is_wanted(args: EngineOptions) -> bool:
     each other or change nothing.
     """
     if args.cpu_offload_gb and args.offload_group_size:
-        raise InvalidParameter(
-            "cpu_offload_gb",
-            args.cpu_offload_gb,
-            "it chooses layers by their size, and offload_group_size by their number",
-            "Give one of them.",
-        )
+        allowed = "it chooses layers by their size, and offload_group_size by their number"
+        hint = "Give one of them."
+        raise InvalidParameter("cpu_offload_gb", args.cpu_offload_gb, allowed, hint)
     if args.offload_num_in_group > max(1, args.offload_group_size):
-        raise InvalidParameter(
-            "offload_num_in_group",
-            args.offload_num_in_group,
-            f"a group has offload_group_size={args.offload_group_size} layers",
-            "Give a group of more layers.",
-        )
+        allowed = f"a group has offload_group_size={args.offload_group_size} layers"
+        hint = "Give a group of more layers."
+        raise InvalidParameter("offload_num_in_group", args.offload_num_in_group, allowed, hint)
     has_layers = bool(args.cpu_offload_gb or args.offload_group_size)
     for name, neutral in (("offload_prefetch_step", 1), ("offload_params", None)):
         value = getattr(args, name)
         if not has_layers and value != neutral and value not in ([], (), set()):
-            raise InvalidParameter(
-                name,
-                value,
-                "it goes with offload_group_size or cpu_offload_gb, which choose layers",
-                "Give one of these, too.",
-            )
+            allowed = "it goes with offload_group_size or cpu_offload_gb, which choose layers"
+            hint = "Give one of these, too."
+            raise InvalidParameter(name, value, allowed, hint)
     return has_layers
 
 

@@ -10,8 +10,8 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Self, TypeVar, cast
 
@@ -48,13 +48,11 @@ from quire.errors import (
     RequestError,
 )
 from quire.lora.request import LoRARequest
-from quire.observability.metrics import Metric
 from quire.observability.prometheus import MetricsCollector
 from quire.observability.watchdog import LoopWatch, Watchdog
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from quire.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -68,22 +66,6 @@ STALL_S = 10.0
 """An event loop that is blocked for this long is logged with the stacks of all threads."""
 SLICE_ROWS = 256
 """The output handler yields to consumers after this many rows: about a millisecond of work."""
-
-
-@contextmanager
-def _stream_errors(request_id: str, log_requests: bool) -> Iterator[None]:
-    """Errors of a request's stream as its reader gets them."""
-    try:
-        yield
-    except (EngineDeadError, RequestError, CapacityError) as error:
-        if log_requests:
-            logger.info("Request %s failed: %s", request_id, error)
-        raise
-    except InputStreamError as error:
-        raise error.cause from None
-    except Exception as error:
-        logger.exception("Request %s failed in the front end.", request_id)
-        raise EngineGenerateError(f"The stream ended by an error: {error}") from error
 
 
 class AsyncLLM(EngineAttributes, AwaitedControl):
@@ -221,33 +203,24 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         Raises subclasses of RequestError, CapacityError when the queue is full, EngineDeadError,
         and EngineGenerateError for anything else.
         """
-        mailbox = None
-        try:
-            with _stream_errors(request_id, self._log_requests):
-                mailbox = await self.add_request(
-                    request_id,
-                    prompt,
-                    sampling_params,
-                    lora_request=lora_request,
-                    tokenization_kwargs=tokenization_kwargs,
-                    trace_headers=trace_headers,
-                    priority=priority,
-                    data_parallel_rank=data_parallel_rank,
-                    prompt_text=prompt_text,
-                    timeout_s=timeout_s,
-                    **unbuilt,
-                )
-                is_finished = False
-                while not is_finished:
-                    output = mailbox.get_nowait()
-                    if output is None:
-                        await mailbox.arrival()
-                    else:
-                        is_finished = output.finished
-                        yield output
-        finally:
-            if mailbox is not None:
-                self._leave(mailbox)
+        async with self._mailbox(
+            request_id,
+            prompt,
+            sampling_params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+            data_parallel_rank=data_parallel_rank,
+            prompt_text=prompt_text,
+            timeout_s=timeout_s,
+            **unbuilt,
+        ) as mailbox:
+            is_finished = False
+            while not is_finished:
+                output = mailbox.get_nowait() or await mailbox.get()
+                is_finished = output.finished
+                yield output
 
     async def add_request(
         self,
@@ -323,21 +296,39 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         A task that is None in `pooling_params` is one of tokens: see `PoolingParams`. Raises what
         `generate` raises.
         """
+        async with self._mailbox(
+            request_id,
+            prompt,
+            pooling_params,
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            data_parallel_rank=data_parallel_rank,
+            timeout_s=timeout_s,
+        ) as mailbox:
+            yield await mailbox.get_pooled()
+
+    @asynccontextmanager
+    async def _mailbox(
+        self, request_id: str, *inputs: Any, **options: Any
+    ) -> AsyncIterator[RequestOutputCollector]:
+        """The mailbox of a request, which is aborted where its reader leaves before the end;
+        errors as the reader gets them. The arguments are those of `add_request`.
+        """
         mailbox = None
         try:
-            with _stream_errors(request_id, self._log_requests):
-                mailbox = await self.add_request(
-                    request_id,
-                    prompt,
-                    pooling_params,
-                    lora_request=lora_request,
-                    trace_headers=trace_headers,
-                    priority=priority,
-                    tokenization_kwargs=tokenization_kwargs,
-                    data_parallel_rank=data_parallel_rank,
-                    timeout_s=timeout_s,
-                )
-                yield await mailbox.get_pooled()
+            mailbox = await self.add_request(request_id, *inputs, **options)
+            yield mailbox
+        except (EngineDeadError, RequestError, CapacityError) as error:
+            if self._log_requests:
+                logger.info("Request %s failed: %s", request_id, error)
+            raise
+        except InputStreamError as error:
+            raise error.cause from None
+        except Exception as error:
+            logger.exception("Request %s failed in the front end.", request_id)
+            raise EngineGenerateError(f"The stream ended by an error: {error}") from error
         finally:
             if mailbox is not None:
                 self._leave(mailbox)
@@ -362,10 +353,6 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         except CapacityError:
             self.front_end.stats.note_rejected(self._admission.num_rejected)
             raise
-
-    def get_num_unfinished_requests(self) -> int:
-        """The number of unfinished completions."""
-        return self.front_end.outputs.num_unfinished
 
     def get_num_queued_tokens(self) -> int:
         """Prompt tokens of requests that have no output yet."""
@@ -450,10 +437,6 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
 
     # the engine as a whole
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises EngineError when the engine was made without one."""
-        return self.front_end.require_tokenizer()
-
     async def is_tracing_enabled(self) -> bool:
         """Whether requests are traced (otlp_traces_endpoint)."""
         return self.front_end.tracer is not None
@@ -497,14 +480,6 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         if await self.is_paused() or await self.is_sleeping():
             raise EngineError("The engine is paused: resume_generation() or wake_up() first.")
         await self.front_end.client.scale(new_data_parallel_size, drain_timeout)
-
-    def get_metrics(self) -> list[Metric]:
-        """Totals since the start and the state of the queues. Raises EngineError when statistics
-        are off.
-        """
-        if not self._is_logging:
-            raise EngineError("Statistics are off: make the engine with disable_log_stats=False.")
-        return self.front_end.stats.metrics()
 
     async def refresh_metrics(self) -> None:
         """Fetch the current metrics for `get_metrics` and `metrics_collector`. Without this call,
@@ -563,11 +538,6 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
                     self._note_ended(len(self.front_end.take_in(step).ended))
         except Exception as error:
             self._die(error)
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; None when the engine was made without one."""
-        return self.front_end.tokenizer
 
     @property
     def is_running(self) -> bool:

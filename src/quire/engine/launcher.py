@@ -113,26 +113,6 @@ def start_owned(
     return OwnedCores(plan, client, CoreBroker(client, stats, interval_s))
 
 
-def launch_sync(plan: EnginePlan, max_restarts: int = 0) -> SyncMPClient:
-    """A client for a thread; its cores are ready. Raises LoadError, EngineDeadError."""
-    return _launch(SyncMPClient, plan, max_restarts)
-
-
-def launch_async(plan: EnginePlan, max_restarts: int = 0) -> AsyncMPClient:
-    """A client for an event loop; its cores are ready. Raises LoadError, EngineDeadError."""
-    return _launch(AsyncMPClient, plan, max_restarts)
-
-
-def _launch(make: Callable[[RemoteCores, int], C], plan: EnginePlan, max_restarts: int) -> C:
-    client = make(start(plan), max_restarts)
-    try:
-        client.wait_until_ready()
-    except BaseException:
-        client.shutdown()
-        raise
-    return client
-
-
 @held_back()
 def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     """The plan's cores, of which those on this machine have been started; none is ready yet.

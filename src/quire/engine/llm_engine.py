@@ -27,11 +27,8 @@ from quire.engine.launcher import launch_front_end
 from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats, with_stat_loggers
 from quire.engine.wire.control_calls import Utility
 from quire.environment import read_environment
-from quire.errors import EngineError
 from quire.lora.request import LoRARequest
-from quire.observability.metrics import Metric
 from quire.params import PoolingParams, SamplingParams
-from quire.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -180,10 +177,6 @@ class LLMEngine(EngineAttributes, BlockingControl):
         self.front_end.abort(self.front_end.outputs.unfinished_ids(), internal=True)
         self._ready.clear()
 
-    def get_num_unfinished_requests(self) -> int:
-        """The number of unfinished completions (a request with n=3 counts three times)."""
-        return self.front_end.outputs.num_unfinished
-
     def has_unfinished_requests(self) -> bool:
         """Whether the core has work to do."""
         return self.front_end.outputs.num_unfinished > 0
@@ -195,11 +188,6 @@ class LLMEngine(EngineAttributes, BlockingControl):
     # the engine as a whole
 
     @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; None when the engine was made without one."""
-        return self.front_end.tokenizer
-
-    @property
     def model_executor(self) -> Any:
         """The executor of a core in this process. Raises AttributeError where it is in another."""
         client: Any = self.front_end.client
@@ -208,18 +196,6 @@ class LLMEngine(EngineAttributes, BlockingControl):
         except AttributeError:
             text = "The core is in another process: use collective_rpc, or keep it in this one."
             raise AttributeError(text, name="model_executor", obj=self) from None
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises EngineError when the engine was made without one."""
-        return self.front_end.require_tokenizer()
-
-    def get_metrics(self) -> list[Metric]:
-        """Totals since the start and the state of the queues. Raises EngineError when statistics
-        are off.
-        """
-        if not self._is_logging:
-            raise EngineError("Statistics are off: make the engine with disable_log_stats=False.")
-        return self.front_end.stats.metrics()
 
     def do_log_stats(self) -> None:
         """Log one line of throughput and load, if statistics are on."""

@@ -75,13 +75,3 @@ class BuiltExecutor(Executor, Protocol):
     def facts(self) -> WorkerFacts:
         """The facts about every worker that the scheduler and the core need."""
         ...
-
-    def read_adapter(self, folder: str) -> int:
-        """Read a LoRA adapter into the workers' host memory and return its number, which follows
-        from its contents. May be called in a thread while steps run. Raises RequestError.
-        """
-        ...
-
-    def drop_adapter(self, number: int) -> None:
-        """Forget an adapter in host memory, if it is there; slots that have it keep it."""
-        ...

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -52,6 +52,15 @@ class Prompt:
     text: str | None
     ids: list[int]
     params: SamplingParams
+
+
+class NamesModel(Protocol):
+    """A body that says which model is asked."""
+
+    model: str | None
+
+
+M = TypeVar("M", bound=NamesModel)
 
 
 class Routed(Protocol):
@@ -127,15 +136,19 @@ class Server:
         request.scope["state"][BODY_SLOT] = body
         return body
 
-    async def check_model(self, request: Request, name: str | None) -> None:
-        """Find the model, or its adapter, that a request asks for; None is the served model. Raises
-        Refusal (404) for another name, RequestError for an adapter that cannot be loaded.
+    async def read_for_model(self, request: Request, type: type[M]) -> M:
+        """The body of a request to the model or to an adapter, which is found by its name; None is
+        the model. Raises Refusal, with 404 for another name, and RequestError for an adapter that
+        cannot be loaded.
         """
+        body = await self.read(request, type)
+        name = body.model
         if name and name not in self.names:
             adapter = await self.adapters.find(name)
             if adapter is None:
                 raise self.unknown_model(name)
             request.scope["state"][ADAPTER_SLOT] = adapter
+        return body
 
     def unknown_model(self, name: str) -> Refusal:
         """The reply (404) to a name that is neither the model's nor that of an adapter."""

@@ -20,10 +20,10 @@ import msgspec
 
 from quire.engine.frontend.pooling_input import Truncation
 from quire.engine.process.child_process import ChildProcess
+from quire.engine.process.start_message import LENGTH
 from quire.errors import CapacityError, EngineError, PromptTooLong, RequestError
 from quire.hardware.task_limits import OVER_TIME
 from quire.server.text_process import (
-    LENGTH,
     EncodeTask,
     PairTask,
     RenderTask,

@@ -8,7 +8,6 @@ import array
 import ctypes
 import os
 import socket
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,13 @@ import msgspec
 from quire.engine.frontend.pooling_input import PoolingFacts, Truncation
 from quire.engine.frontend.score_prompts import CrossPrompts
 from quire.engine.process.child_main import ChildProgram
-from quire.engine.process.start_message import ChildStart
+from quire.engine.process.start_message import ChildStart, receive_frame, send_frame
 from quire.errors import PromptTooLong, RequestError
 from quire.hardware.task_limits import cpu_time, limit_memory
 from quire.params import PoolingParams
 from quire.text.chat import render_chat
 from quire.text.tokenizer import Tokenizer
 
-LENGTH = struct.Struct("<Q")
-"""In front of every message."""
 READY = b"ready"
 """The first message of the process."""
 NICENESS = 5
@@ -168,16 +165,19 @@ def _run(start: TextStart, pipe: socket.socket) -> int:
     tokenizer.encode("a")
     limit_memory(start.memory_bytes)
     decoder = msgspec.msgpack.Decoder(TextTask)
-    _send(pipe, READY)
-    while (data := _receive(pipe)) is not None:
+    send_frame(pipe, READY)
+    while True:
+        try:
+            data = receive_frame(pipe)
+        except EOFError:
+            return 0
         with cpu_time(start.time_s):
             answer = answer_to(tokenizer, decoder.decode(data))
-        _send(pipe, msgspec.msgpack.encode(answer))
+        send_frame(pipe, msgspec.msgpack.encode(answer))
         is_long = len(data) > _TRIMMED_BYTES
         del data, answer
         if is_long:
             _trim()
-    return 0
 
 
 def _trim() -> None:
@@ -186,28 +186,6 @@ def _trim() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
-
-
-def _send(pipe: socket.socket, data: bytes) -> None:
-    pipe.sendall(LENGTH.pack(len(data)))
-    pipe.sendall(data)
-
-
-def _receive(pipe: socket.socket) -> bytearray | None:
-    """The next message; None when the other end is closed."""
-    head = _exactly(pipe, LENGTH.size)
-    return None if head is None else _exactly(pipe, LENGTH.unpack(head)[0])
-
-
-def _exactly(pipe: socket.socket, length: int) -> bytearray | None:
-    data = bytearray(length)
-    view, place = memoryview(data), 0
-    while place < length:
-        num = pipe.recv_into(view[place:])
-        if not num:
-            return None
-        place += num
-    return data
 
 
 def raise_failure(answer: TextAnswer, limit: int | None) -> None:

@@ -72,8 +72,7 @@ class DetokenizeReply(msgspec.Struct):
 
 async def tokenize(server: Server, request: Request) -> Response:
     """The ids of a text or a conversation, and if asked for their own texts."""
-    body = await server.read(request, TokenizeRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, TokenizeRequest)
     tokenizer = server.need_tokenizer()
     ids = await _ids_of(server, body)
     texts = None
@@ -112,8 +111,7 @@ async def tokenizer_info(server: Server, request: Request) -> Response:
 
 async def detokenize(server: Server, request: Request) -> Response:
     """The text of ids."""
-    body = await server.read(request, DetokenizeRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, DetokenizeRequest)
     tokenizer = server.need_tokenizer()
     largest = max(body.tokens, default=0)
     if largest >= tokenizer.vocab_size:

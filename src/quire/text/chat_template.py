@@ -109,12 +109,9 @@ class ChatTemplate:
         last message has no text, or when the template leaves its text out.
         """
         if variables.get("add_generation_prompt"):
-            raise InvalidParameter(
-                "continue_final_message",
-                True,
-                "it cannot be combined with add_generation_prompt=True",
-                "Set one of the two.",
-            )
+            allowed = "it cannot be combined with add_generation_prompt=True"
+            hint = "Set one of the two."
+            raise InvalidParameter("continue_final_message", True, allowed, hint)
         prepared = _prepared(messages)
         final_text = _mark_end(prepared[-1])
         text = self._render(prepared, variables)

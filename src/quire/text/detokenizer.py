@@ -44,23 +44,20 @@ class IncrementalDetokenizer:
     character) and are not kept. With `skip_special_tokens` special tokens give nothing; with
     `spaces_between_special_tokens=False` decoders that put blanks between tokens put none between
     consecutive added tokens. `clean_up_tokenization_spaces` is not applied: it would change text
-    that is already out. Without a tokenizer every text is "".
+    that is already out.
     """
 
     __slots__ = ("_stream",)
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
+        tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> None:
         self._stream: TextStream
-        if tokenizer is None:
-            self._stream = NoText()
-            return
         pieces, prompt = tokenizer.pieces, prompt_token_ids
         if pieces.kind == "byte_level":
             self._stream = ByteLevelText(pieces.tables[skip_special_tokens], prompt)
@@ -77,14 +74,6 @@ class IncrementalDetokenizer:
         for one id.
         """
         return self._stream.feed(ids)
-
-
-class NoText:
-    """The stream of an engine without a tokenizer."""
-
-    def feed(self, ids: Iterable[int]) -> str:
-        """Nothing."""
-        return ""
 
 
 class ByteLevelText:

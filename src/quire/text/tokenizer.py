@@ -88,30 +88,15 @@ class Tokenizer:
         self._token_texts = TokenTexts(library)
 
     @classmethod
-    def from_folder(
-        cls,
-        folder: Path | str,
-        *,
-        mode: str = "auto",
-        add_bos_token: bool | None = None,
-        add_eos_token: bool | None = None,
-    ) -> Tokenizer:
-        """Load the tokenizer of a checkpoint folder.
+    def from_folder(cls, folder: Path | str, *, mode: str = "auto") -> Tokenizer:
+        """Load the tokenizer of a checkpoint folder. `mode` is the engine's `tokenizer_mode`.
 
-        `mode` is the engine's `tokenizer_mode`. The two flags, when given, rule over the file's
-        post-processor. Raises LoadError for anything about the files, InvalidParameter for another
-        mode.
+        Raises LoadError for anything about the files, InvalidParameter for another mode.
         """
         if mode not in MODES:
-            raise InvalidParameter(
-                "tokenizer_mode",
-                mode,
-                "auto, hf or mistral",
-                "auto reads what the folder has.",
-            )
-        library, facts = read_tokenizer_folder(
-            Path(folder), mode=mode, add_bos_token=add_bos_token, add_eos_token=add_eos_token
-        )
+            hint = "auto reads what the folder has."
+            raise InvalidParameter("tokenizer_mode", mode, "auto, hf or mistral", hint)
+        library, facts = read_tokenizer_folder(Path(folder), mode=mode)
         return cls(library, facts, str(folder), mode)
 
     def __len__(self) -> int:
@@ -341,23 +326,17 @@ class Tokenizer:
             with _panics_as_errors():
                 [encoding] = encode([text], add_special_tokens=add_special_tokens)
         except TypeError as error:  # how the library refuses what it cannot take as UTF-8
-            raise InvalidParameter(
-                "text",
-                text,
-                "it holds a lone surrogate, which is not a character",
-                "Send valid Unicode.",
-            ) from error
+            allowed = "it holds a lone surrogate, which is not a character"
+            hint = "Send valid Unicode."
+            raise InvalidParameter("text", text, allowed, hint) from error
         return encoding
 
     def _truncation_limit(
         self, truncation: bool | str | None, max_length: int | None
     ) -> int | None:
         if truncation not in _TRUNCATIONS:
-            raise InvalidParameter(
-                "truncation",
-                truncation,
-                "True, False, 'longest_first', 'only_first' or 'do_not_truncate' is expected",
-            )
+            allowed = "True, False, 'longest_first', 'only_first' or 'do_not_truncate' is expected"
+            raise InvalidParameter("truncation", truncation, allowed)
         if max_length is not None and (
             isinstance(max_length, bool) or not isinstance(max_length, int)
         ):

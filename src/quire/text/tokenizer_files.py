@@ -57,16 +57,10 @@ class TokenizerFacts:
 
 
 def read_tokenizer_folder(
-    folder: Path,
-    *,
-    mode: str = "auto",
-    add_bos_token: bool | None = None,
-    add_eos_token: bool | None = None,
+    folder: Path, *, mode: str = "auto"
 ) -> tuple[LibraryTokenizer, TokenizerFacts]:
     """Read every tokenizer file of `folder`; raises LoadError with one sentence that says what to
     do. `mode`: the engine's `tokenizer_mode`.
-
-    `add_bos_token` and `add_eos_token`, when given, rule over the file's post-processor.
     """
     if not folder.is_dir():
         raise LoadError(f"{str(folder)!r} is not a folder, so there is no tokenizer to read in it.")
@@ -91,9 +85,7 @@ def read_tokenizer_folder(
     special_tokens, extra = collect_special_tokens(config, class_name, declared, library)
     add_missing_tokens(library, declared, special_tokens, extra)
     roles = {role: str(token) for role, token in special_tokens.items()}
-    _set_bos_and_eos(
-        library, folder, config, roles, add_bos_token, add_eos_token, is_foreign=foreign is not None
-    )
+    _set_bos_and_eos(library, folder, config, roles, is_foreign=foreign is not None)
     return library, TokenizerFacts(
         special_tokens=roles,
         extra_special_tokens=tuple(str(token) for token in extra),
@@ -241,31 +233,22 @@ def _set_bos_and_eos(
     folder: Path,
     config: dict[str, Any],
     roles: dict[str, str],
-    add_bos: bool | None,
-    add_eos: bool | None,
     *,
     is_foreign: bool,
 ) -> None:
-    """Let flags replace the post-processor: the caller's always, the file's only where no
-    tokenizer.json rules.
+    """Let the file's flags replace the post-processor where no tokenizer.json rules.
 
     transformers (since 5.0) takes tokenizer.json's post-processor for the truth and drops the flags
     of tokenizer_config.json; a disagreement is logged, because older releases went the
     other way.
     """
     in_file = {k: config.get(k) for k in ("add_bos_token", "add_eos_token")}
-    if (
-        add_bos is None
-        and add_eos is None
-        and not is_foreign
-        and has_file(folder / "tokenizer.json", MOST_VOCABULARY_BYTES)
-    ):
+    if not is_foreign and has_file(folder / "tokenizer.json", MOST_VOCABULARY_BYTES):
         _warn_of_disagreement(library, folder, in_file, roles)
         if library.post_processor is not None:
             return
         in_file = dict.fromkeys(in_file)
-    bos = bool(in_file["add_bos_token"] if add_bos is None else add_bos)
-    eos = bool(in_file["add_eos_token"] if add_eos is None else add_eos)
+    bos, eos = map(bool, in_file.values())
     install_bos_and_eos(library, roles, bos, eos)
 
 

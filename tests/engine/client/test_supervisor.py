@@ -12,10 +12,10 @@ from quire import LLM, EngineArgs, SamplingParams
 from quire.embedded import path as embedded_model
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.frontend.frontend import build_front_end
-from quire.engine.launcher import launch_async
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import EngineDeadError, EngineError
 from quire.params import RequestOutputKind
+from tests.engine.launched import launch_async
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ import psutil
 import pytest
 
 from quire import EngineArgs, SamplingParams
-from quire.engine.launcher import launch_async, launch_sync
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreRequest, FinishReason
 from quire.errors import EngineError, RequestError
 from quire.testing.checkpoints import make_checkpoint
+from tests.engine.launched import launch_async, launch_sync
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,6 @@ import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
 from quire.engine.core.builder import build_client
-from quire.engine.launcher import launch_async, launch_sync
 from quire.engine.wire.codec import core_header
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
@@ -28,6 +27,7 @@ from quire.engine.wire.messages import (
     EngineCoreRequestType,
 )
 from quire.errors import EngineDeadError, EngineError, InvalidParameter, LoadError, RequestError
+from tests.engine.launched import launch_async, launch_sync
 
 pytestmark = pytest.mark.slow
 
@@ -376,7 +376,7 @@ def test_no_core_and_no_socket_outlives_a_killed_front_end(short_path):
     code = textwrap.dedent(f"""
         import os, sys, time
         from quire import EngineArgs
-        from quire.engine.launcher import launch_sync
+        from tests.engine.launched import launch_sync
         client = launch_sync(EngineArgs(**{SMALL!r}).create_engine_config())
         print(client.core_status(0).pid, flush=True)
         sys.stdin.read()

@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from quire import EngineArgs, SamplingParams
-from quire.engine.launcher import launch_sync
 from quire.engine.process import core_pool
 from quire.engine.process.core_pool import CorePool
 from quire.engine.wire.messages import EngineCoreRequest, EngineZmqAddresses
+from tests.engine.launched import launch_sync
 
 
 def plan_of(**wishes):

@@ -37,11 +37,8 @@ def choose_device(args: EngineOptions, machine: MachineFacts) -> ChosenDevice:
     if trouble or machine.gpu is None:
         return ChosenDevice(machine, f"{machine.cpu_name}; no GPU: {trouble}")
     if args.data_parallel_size > 1:
-        raise NotBuiltYet(
-            "data_parallel_size",
-            f"{args.data_parallel_size} on GPUs",
-            "Start one engine for each GPU, with CUDA_VISIBLE_DEVICES set to it.",
-        )
+        hint = "Start one engine for each GPU, with CUDA_VISIBLE_DEVICES set to it."
+        raise NotBuiltYet("data_parallel_size", f"{args.data_parallel_size} on GPUs", hint)
     given = "device was given" if args.device == "cuda" else "a GPU that can be used"
     return ChosenDevice(_on(machine.gpu, machine), f"{_described(machine.gpu)}; {given}")
 

@@ -206,11 +206,8 @@ def _kind(d: Decisions) -> str:
 def _check_given(d: Decisions, dtype: str) -> None:
     stored, model_type = d.model.checkpoint_dtype, d.model.model_type
     if dtype == "float16" and model_type in _NOT_IN_FLOAT16:
-        raise InvalidParameter(
-            "dtype",
-            "float16",
-            f"activations of {model_type} leave its range",
-            "Use bfloat16 or float32.",
-        )
+        allowed = f"activations of {model_type} leave its range"
+        hint = "Use bfloat16 or float32."
+        raise InvalidParameter("dtype", "float16", allowed, hint)
     if {stored, dtype} == {"float16", "bfloat16"}:
         d.note(f"dtype={dtype} converts a {stored} checkpoint; neither holds the other's values.")

@@ -38,12 +38,9 @@ def _chosen(d: Decisions) -> Offload:
     by = "cpu_offload_gb" if d.args.cpu_offload_gb else "offload_group_size"
     given = vars(d.args)[by]
     if d.machine.device == "cpu":
-        raise InvalidParameter(
-            by,
-            given,
-            "weights are offloaded from a GPU, and this engine runs on the CPU",
-            "Use load_format='mmap' (--load-format mmap): weights are then in mapped files.",
-        )
+        allowed = "weights are offloaded from a GPU, and this engine runs on the CPU"
+        hint = "Use load_format='mmap' (--load-format mmap): weights are then in mapped files."
+        raise InvalidParameter(by, given, allowed, hint)
     if d.value("model_impl") == "transformers":
         hint = "Use a model that Quire describes itself, or a smaller one."
         raise NotBuiltYet(by, f"{given} with model_impl=transformers", hint)

@@ -101,11 +101,9 @@ def _check_external(d: Decisions) -> None:
     if args.data_parallel_rank is None:
         raise InvalidParameter("data_parallel_rank", None, "data_parallel_external_lb needs it")
     if not d.model.num_experts:
-        raise InvalidParameter(
-            "data_parallel_rank", args.data_parallel_rank,
-            "copies of a dense model know nothing of each other",
-            "Start independent engines, each with its own address, and balance between them.",
-        )  # fmt: skip
+        allowed = "copies of a dense model know nothing of each other"
+        hint = "Start independent engines, each with its own address, and balance between them."
+        raise InvalidParameter("data_parallel_rank", args.data_parallel_rank, allowed, hint)
 
 
 def _ranks(d: Decisions, mode: str, is_headless: bool) -> tuple[int, ...]:
@@ -117,11 +115,9 @@ def _ranks(d: Decisions, mode: str, is_headless: bool) -> tuple[int, ...]:
     count = args.data_parallel_size if local is None else local
     start = args.data_parallel_start_rank or 0
     if start and mode == INTERNAL and not is_headless:
-        raise InvalidParameter(
-            "data_parallel_start_rank", start,
-            "the front end has the first copies: 0",
-            "Give data_parallel_size_local too, or start these copies headless.",
-        )  # fmt: skip
+        allowed = "the front end has the first copies: 0"
+        hint = "Give data_parallel_size_local too, or start these copies headless."
+        raise InvalidParameter("data_parallel_start_rank", start, allowed, hint)
     if is_headless and not count:
         raise InvalidParameter("data_parallel_size_local", count, "a headless machine has some")
     return tuple(range(start, start + count))

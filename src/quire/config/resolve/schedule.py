@@ -50,12 +50,9 @@ def _length(d: Decisions) -> int | None:
         d.decide("max_model_len", length, known.source)
         return length
     if known.limit is not None and given > known.limit:
-        raise InvalidParameter(
-            "max_model_len",
-            given,
-            f"the model's limit is {known.limit} ({known.source})",
-            "To go beyond it, change the key itself with hf_overrides.",
-        )
+        allowed = f"the model's limit is {known.limit} ({known.source})"
+        hint = "To go beyond it, change the key itself with hf_overrides."
+        raise InvalidParameter("max_model_len", given, allowed, hint)
     _warn_of_longer(d, given)
     d.decide("max_model_len", given, "max_model_len was given")
     return given
@@ -121,17 +118,11 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
     seqs = _DEFAULT_SEQS if given_seqs is None else given_seqs
     tokens, why = _tokens(given_tokens, seqs, length, chunked, *_default_tokens(d))
     if not chunked and tokens < length:
-        raise InvalidParameter(
-            "max_num_batched_tokens",
-            tokens,
-            f"at least max_model_len={length}, since enable_chunked_prefill is off",
-        )
+        allowed = f"at least max_model_len={length}, since enable_chunked_prefill is off"
+        raise InvalidParameter("max_num_batched_tokens", tokens, allowed)
     if given_seqs is not None and tokens < given_seqs:
-        raise InvalidParameter(
-            "max_num_batched_tokens",
-            tokens,
-            f"at least max_num_seqs={given_seqs}: each needs one token a step",
-        )
+        allowed = f"at least max_num_seqs={given_seqs}: each needs one token a step"
+        raise InvalidParameter("max_num_batched_tokens", tokens, allowed)
     d.decide("max_num_batched_tokens", tokens, why)
     if given_seqs is not None:
         d.decide("max_num_seqs", given_seqs, "max_num_seqs was given")

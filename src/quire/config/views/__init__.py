@@ -1,25 +1,25 @@
 """The plan by the nested names of the reference: `vllm_config.model_config.max_model_len`.
 
 A view reads the plan each time and holds nothing of its own, so that every fact stays in one place.
-Views are imported when they are first asked for. What a view lacks, and what is assigned to one,
-is an AttributeError that says so.
+What a view lacks, and what is assigned to one, is an AttributeError that says so.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quire.config.adapter_plan import AdapterPlan
+from quire.config.views.engine import (
+    CacheView,
+    DeviceView,
+    LoadView,
+    ObservabilityView,
+    ParallelView,
+    SchedulerView,
+    SpeculativeView,
+)
+
 if TYPE_CHECKING:
-    from quire.config.adapter_plan import AdapterPlan
-    from quire.config.views.engine import (
-        CacheView,
-        DeviceView,
-        LoadView,
-        ObservabilityView,
-        ParallelView,
-        SchedulerView,
-        SpeculativeView,
-    )
     from quire.config.views.model import ModelView
 
 
@@ -31,50 +31,38 @@ class PlanViews:
     @property
     def model_config(self) -> ModelView:
         """The model: its names, sizes and types."""
-        from quire.config.views.model import ModelView
+        from quire.config.views.model import ModelView  # reads descriptions of models
 
         return ModelView(self)
 
     @property
     def cache_config(self) -> CacheView:
         """The KV cache."""
-        from quire.config.views.engine import CacheView
-
         return CacheView(self)
 
     @property
     def parallel_config(self) -> ParallelView:
         """How many cores and workers there are, and where."""
-        from quire.config.views.engine import ParallelView
-
         return ParallelView(self)
 
     @property
     def scheduler_config(self) -> SchedulerView:
         """What bounds a step."""
-        from quire.config.views.engine import SchedulerView
-
         return SchedulerView(self)
 
     @property
     def device_config(self) -> DeviceView:
         """The device that computes."""
-        from quire.config.views.engine import DeviceView
-
         return DeviceView(self)
 
     @property
     def load_config(self) -> LoadView:
         """Where the weights come from."""
-        from quire.config.views.engine import LoadView
-
         return LoadView(self)
 
     @property
     def observability_config(self) -> ObservabilityView:
         """Where traces go."""
-        from quire.config.views.engine import ObservabilityView
-
         return ObservabilityView(self)
 
     @property
@@ -87,8 +75,6 @@ class PlanViews:
     @property
     def speculative_config(self) -> SpeculativeView | None:
         """How tokens are drafted; None: they are not."""
-        from quire.config.views.engine import SpeculativeView
-
         plan: Any = self
         return None if plan.speculation is None else SpeculativeView(self)
 

@@ -80,6 +80,14 @@ class MPClient:
                 "new engine here."
             )
 
+    def _wait(self, limit_s: float = math.inf) -> None:
+        """Block until something has come, or is due, or `limit_s` is over."""
+        self.remote.wakeup.select(min(limit_s, self._cores.next_check_s))
+
+    def _take(self) -> None:
+        self._cores.take()
+        self.remote.check_health()
+
 
 class SyncMPClient(MPClient):
     """`EngineCoreClient` of cores in other processes; for one thread. A signal handler that raises
@@ -116,14 +124,6 @@ class SyncMPClient(MPClient):
                 self._take()
         return future.result()
 
-    def _wait(self, limit_s: float = math.inf) -> None:
-        """Block until something has come, or is due, or `limit_s` is over."""
-        self.remote.wakeup.select(min(limit_s, self._cores.next_check_s))
-
-    def _take(self) -> None:
-        self._cores.take()
-        self.remote.check_health()
-
 
 class AsyncMPClient(MPClient):
     """`AsyncEngineCoreClient` of cores in other processes; for one event loop at a time."""
@@ -152,9 +152,8 @@ class AsyncMPClient(MPClient):
         self._require_open()
         outputs = self._cores.next_output()
         if outputs is None:
-            self.remote.wakeup.select(min(limit_s, self._cores.next_check_s))
-            self._cores.take()
-            self.remote.check_health()
+            self._wait(limit_s)
+            self._take()
             outputs = self._cores.next_output()
         return outputs
 

@@ -11,12 +11,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Protocol
 
 from quire.engine.core.adapter_folders import KnownFolders, remember
 from quire.engine.core.adapter_loading import AdapterLoading, FolderReader
 from quire.engine.wire.messages import AdapterRef
 from quire.errors import InvalidParameter, RequestError
+from quire.executor.abstract import Executor
 from quire.lora.request import ADAPTER_FAILED
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
@@ -27,20 +27,6 @@ _CHANGED = "its files have changed since the request began"
 _GONE = "its weights have left the memory, and it is not known where they came from"
 
 
-class AdapterWorkers(Protocol):
-    """What the workers do for adapters (`Executor` has it)."""
-
-    def read_adapter(self, folder: str) -> int:
-        """Read a folder's adapter, keep its weights in host memory, and give its number. Called in
-        a thread. Raises RequestError.
-        """
-        ...
-
-    def drop_adapter(self, number: int) -> None:
-        """Forget the weights in host memory, if they are there; slots keep theirs."""
-        ...
-
-
 class AdapterStore:
     """Resolves the adapters of requests and keeps the most recently used in host memory.
 
@@ -49,7 +35,7 @@ class AdapterStore:
     workers' memory.
     """
 
-    def __init__(self, scheduler: Scheduler, workers: AdapterWorkers, most_kept: int) -> None:
+    def __init__(self, scheduler: Scheduler, workers: Executor, most_kept: int) -> None:
         assert scheduler.adapters is not None, "the scheduler has slots"
         self._scheduler = scheduler
         self._slots = scheduler.adapters

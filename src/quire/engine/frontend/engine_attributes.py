@@ -1,4 +1,4 @@
-"""The read-only attributes by which programs look into an engine, the same for both faces."""
+"""The attributes and methods by which programs look into an engine, the same for both faces."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.input_processor import InputProcessor
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.errors import EngineError
+from quire.observability.metrics import Metric
+from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.config.views.model import ModelView
@@ -38,6 +40,27 @@ class EngineAttributes:
     def log_stats(self) -> bool:
         """Whether statistics are logged, and `get_metrics()` has them."""
         return self._is_logging
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None when the engine was made without one."""
+        return self.front_end.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises EngineError when the engine was made without one."""
+        return self.front_end.require_tokenizer()
+
+    def get_num_unfinished_requests(self) -> int:
+        """The number of unfinished completions (a request with n=3 counts three times)."""
+        return self.front_end.outputs.num_unfinished
+
+    def get_metrics(self) -> list[Metric]:
+        """Totals since the start and the state of the queues. Raises EngineError when statistics
+        are off.
+        """
+        if not self._is_logging:
+            raise EngineError("Statistics are off: make the engine with disable_log_stats=False.")
+        return self.front_end.stats.metrics()
 
     @property
     def input_processor(self) -> InputProcessor:

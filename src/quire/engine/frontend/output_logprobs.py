@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from quire.engine.wire.messages import LogprobColumns, PromptLogprobs
 from quire.outputs import FlatLogprobs, Logprob
 from quire.params import SamplingParams
+from quire.text.tokenizer import Tokenizer
 
 MAX_CONTEXT = 4
 """The most previous tokens that can complete a character together with a token's bytes."""
-
-
-class TokenDecoder(Protocol):
-    """The part of a tokenizer that shows single tokens."""
-
-    def token_text(self, id: int, context: Sequence[int] = ()) -> str:
-        """Return the text of one token that follows the tokens of `context`."""
-        ...
 
 
 class LogprobFrame:
@@ -50,7 +42,7 @@ class Positions:
     __slots__ = ("_listed", "_most", "_tokenizer", "positions")
 
     def __init__(
-        self, *, flat: bool, most: int | None, listed: bool, tokenizer: TokenDecoder | None
+        self, *, flat: bool, most: int | None, listed: bool, tokenizer: Tokenizer | None
     ) -> None:
         self.positions: list[dict[int, Logprob] | None] | FlatLogprobs
         self.positions = FlatLogprobs() if flat else []
@@ -92,7 +84,7 @@ class OutputLogprobs:
 
     __slots__ = ("_builder", "cumulative")
 
-    def __init__(self, params: SamplingParams, tokenizer: TokenDecoder | None) -> None:
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.cumulative = 0.0
         self._builder = Positions(
             flat=params.flat_logprobs,
@@ -122,7 +114,7 @@ class PromptLogprobsBuilder:
         self,
         params: SamplingParams,
         prompt_token_ids: Sequence[int],
-        tokenizer: TokenDecoder | None,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self._prompt = prompt_token_ids
         self._builder = Positions(

@@ -339,13 +339,6 @@ def _deliver(group: RequestGroup, output: AnyOutput | None, processed: Processed
         group.mailbox.put(output)
 
 
-def child_id(group: RequestGroup, handle: int) -> str:
-    """Our id of one completion of a group; the group's own when there is only one."""
-    if len(group.handles) == 1:
-        return group.internal_id
-    return f"{handle - group.handles.start}_{group.internal_id}"
-
-
 def _rows(outputs: EngineCoreOutputs) -> Iterable[tuple[int, Sequence[int]]]:
     if outputs.counts is None:
         return zip(outputs.handles, zip(outputs.token_ids, strict=True), strict=True)

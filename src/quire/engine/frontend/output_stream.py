@@ -89,16 +89,16 @@ class RequestOutputCollector:
         while self._pooled is None:
             if self._error is not None:
                 raise self._error
-            await self.arrival()
+            await self._arrival()
         return self._pooled
 
     async def get(self) -> RequestOutput:
         """Wait until there is something new, and return it like `get_nowait`."""
         while (output := self.get_nowait()) is None:
-            await self.arrival()
+            await self._arrival()
         return output
 
-    def arrival(self) -> asyncio.Future[None]:
+    def _arrival(self) -> asyncio.Future[None]:
         """A future that is done at the next arrival; for one consumer, while nothing is here."""
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter

@@ -5,21 +5,13 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from quire.engine.frontend.stop_strings import StopMatch, StopStringFinder
 from quire.params import RequestOutputKind, SamplingParams
+from quire.text.detokenizer import IncrementalDetokenizer
 
 DECODE_EVERY = 512
 """Tokens that are decoded at a time when the text is not needed before the end."""
-
-
-class Detokenizer(Protocol):
-    """Turns ids into text bit by bit: the newly complete characters of each bit."""
-
-    def feed(self, ids: Sequence[int]) -> str:
-        """The characters that `ids` complete."""
-        ...
 
 
 class OutputText:
@@ -36,7 +28,7 @@ class OutputText:
         *("_num_decoded", "_num_textual", "_pieces", "_taken", "_waits"),
     )
 
-    def __init__(self, detokenizer: Detokenizer | None, params: SamplingParams) -> None:
+    def __init__(self, detokenizer: IncrementalDetokenizer | None, params: SamplingParams) -> None:
         self.token_ids: list[int] = []
         self._detokenizer = detokenizer
         self._finder = StopStringFinder(params.stop) if params.stop else None

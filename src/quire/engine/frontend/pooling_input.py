@@ -14,8 +14,7 @@ TRUNCATE = "truncate_prompt_tokens"
 """The name in `tokenization_kwargs` and in parameters: at most as many tokens are left."""
 
 _OF_TOKENS = ("token_embed", "token_classify")
-_WITHOUT_TASK = ("token_embed", "token_classify")
-"""What a request without a task asks for, the first of these that the model can do."""
+"""A request without a task asks for the first of these that the model can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def completed(params: PoolingParams, facts: PoolingFacts) -> PoolingParams:
 
 def _task(asked: str | None, pooler: PoolerSpec) -> str:
     if asked is None:
-        return next((t for t in _WITHOUT_TASK if t in pooler.tasks), pooler.tasks[0])
+        return next((t for t in _OF_TOKENS if t in pooler.tasks), pooler.tasks[0])
     if asked not in pooler.tasks:
         raise InvalidParameter("task", asked, f"this model can do {', '.join(pooler.tasks)}")
     return asked
@@ -118,7 +117,7 @@ def with_truncation(kwargs: Mapping[str, Any] | None, asked: int) -> Mapping[str
 def check_length(ids: list[int], limit: int) -> None:
     """Raise PromptTooLong for more tokens than the model takes."""
     if len(ids) > limit:
-        raise PromptTooLong(len(ids), limit)
+        raise PromptTooLong(len(ids), limit, is_pooled=True)
 
 
 def require_pooling_params(params: object) -> PoolingParams:

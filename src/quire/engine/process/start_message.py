@@ -16,7 +16,8 @@ from quire.config.plan import EnginePlan
 from quire.engine.wire.messages import PROTOCOL_VERSION, EngineZmqAddresses
 from quire.errors import EngineError, InvalidParameter
 
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")
+"""In front of every frame."""
 
 
 class ChildStart(msgspec.Struct, kw_only=True):
@@ -52,16 +53,14 @@ M = TypeVar("M", bound=ChildStart)
 
 def send_start(pipe: socket.socket, message: ChildStart) -> None:
     """Write the message. Raises OSError when the process has exited."""
-    data = msgspec.msgpack.encode(message, enc_hook=_named)
-    pipe.sendall(_LENGTH.pack(len(data)) + data)
+    send_frame(pipe, msgspec.msgpack.encode(message, enc_hook=_named))
 
 
 def receive_start(pipe: socket.socket, kind: type[M]) -> M:
     """Wait for the message, of the struct `kind`. Raises EOFError when the sender has exited,
     EngineError when it is of another version.
     """
-    (length,) = _LENGTH.unpack(_receive(pipe, _LENGTH.size))
-    data = _receive(pipe, length)
+    data = receive_frame(pipe)
     if msgspec.msgpack.decode(data)["protocol_version"] != PROTOCOL_VERSION:
         raise EngineError("This process and its starter are of different releases; restart both.")
     return msgspec.msgpack.decode(data, type=kind)
@@ -85,23 +84,32 @@ def last_words(pipe: socket.socket) -> tuple[str, str] | None:
         return None
 
 
-def _receive(pipe: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        part = pipe.recv(length - len(data))
-        if not part:
-            raise EOFError("the front end has exited")
-        data += part
-    return bytes(data)
+def send_frame(pipe: socket.socket, data: bytes) -> None:
+    """Write `data` with its length. Raises OSError when the other end is closed."""
+    pipe.sendall(LENGTH.pack(len(data)))
+    pipe.sendall(data)
+
+
+def receive_frame(pipe: socket.socket) -> bytearray:
+    """Wait for the next frame. Raises EOFError when the other end is closed."""
+    return _receive(pipe, LENGTH.unpack(_receive(pipe, LENGTH.size))[0])
+
+
+def _receive(pipe: socket.socket, length: int) -> bytearray:
+    data = bytearray(length)
+    view, place = memoryview(data), 0
+    while place < length:
+        num = pipe.recv_into(view[place:])
+        if not num:
+            raise EOFError("the other end of the pipe is closed")
+        place += num
+    return data
 
 
 def _named(value: object) -> Any:
     """A class is encoded as its name, by which the core imports it."""
     if isinstance(value, type) and value.__module__ != "__main__" and "<" not in value.__qualname__:
         return f"{value.__module__}:{value.__qualname__}"
-    raise InvalidParameter(
-        "engine argument",
-        value,
-        "another process must be able to import it by name",
-        "Put the class into a module of its own, or keep the core in this process.",
-    )
+    allowed = "another process must be able to import it by name"
+    hint = "Put the class into a module of its own, or keep the core in this process."
+    raise InvalidParameter("engine argument", value, allowed, hint)

@@ -109,14 +109,13 @@ class EventStream(PieceStream):
         on_end: Callable[[], Awaitable[None]],
         keep_alive_s: float = 0.0,
         stall_s: float = 120.0,
-        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(
             events,
             media_type="text/event-stream",
             keep_alive_s=keep_alive_s,
             stall_s=stall_s,
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})},
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
         self._end = on_end
 

@@ -44,8 +44,7 @@ from quire.server.output_parsing import NO_TOOLS, ToolUse
 
 async def chat_completions(server: Server, request: Request) -> Response:
     """Answer a conversation."""
-    body = await server.read(request, ChatRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, ChatRequest)
     prompt = await chat_prompt(server, body)
     name = RequestName.of(request, "chatcmpl-", body.request_id)
     reply = ChatWriter(server, body, name, prompt)

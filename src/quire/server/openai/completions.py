@@ -31,8 +31,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def completions(server: Server, request: Request) -> Response:
     """Continue one prompt or several."""
-    body = await server.read(request, CompletionRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, CompletionRequest)
     prompts = await completion_prompts(server, body)
     name = RequestName.of(request, "cmpl-", body.request_id)
     reply = _CompletionWriter(server, body, name, prompts)

@@ -33,8 +33,7 @@ class Rendered(msgspec.Struct, kw_only=True):
 
 async def render_completions(server: Server, request: Request) -> Response:
     """The prompts of a completion request, as a list."""
-    body = await server.read(request, CompletionRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, CompletionRequest)
     prompts = await completion_prompts(server, body)
     name = RequestName.of(request, "cmpl-", body.request_id)
     return json_response([_rendered(server, body, name, prompt) for prompt in prompts])
@@ -42,8 +41,7 @@ async def render_completions(server: Server, request: Request) -> Response:
 
 async def render_chat_completions(server: Server, request: Request) -> Response:
     """The prompt of a conversation."""
-    body = await server.read(request, ChatRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, ChatRequest)
     prompt = await chat_prompt(server, body)
     name = RequestName.of(request, "chatcmpl-", body.request_id)
     return json_response(_rendered(server, body, name, prompt))

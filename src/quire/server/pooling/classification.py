@@ -28,8 +28,7 @@ class LabelItem(msgspec.Struct):
 
 async def classify(server: Server, request: Request) -> Response:
     """Give the labels of each input their numbers."""
-    body = await server.read(request, ClassificationRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, ClassificationRequest)
     items = body.items()
     labels = _labels(server)
     check_size(len(items) * len(labels))

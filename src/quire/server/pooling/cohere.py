@@ -100,8 +100,7 @@ class CohereReply(msgspec.Struct, kw_only=True):
 
 async def embed(server: Server, request: Request) -> Response:
     """Make a vector of each text."""
-    body = await server.read(request, CohereRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, CohereRequest)
     texts = body.given_texts()
     before = _prompt(server, body.input_type)
     asked: Sequence[EmbeddingType] = body.embedding_types or ["float"]

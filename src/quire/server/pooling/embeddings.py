@@ -30,8 +30,7 @@ _OF_ITEM = 8
 
 async def embeddings(server: Server, request: Request) -> Response:
     """Make a vector of each input."""
-    body = await server.read(request, EmbeddingRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, EmbeddingRequest)
     items = _items(body)
     check_size(len(items) * (body.dimensions or server.abilities.facts.width))
     name = RequestName.of(request, "embd-", body.request_id)
@@ -62,8 +61,7 @@ async def _in_pieces(
 
 async def pooling(server: Server, request: Request) -> Response:
     """Pool each input by the task that is served."""
-    body = await server.read(request, PoolingRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, PoolingRequest)
     items = _items(body)
     name = RequestName.of(request, "pooling-", body.request_id)
     prompts = prompts_of(

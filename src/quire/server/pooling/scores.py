@@ -88,8 +88,7 @@ class RerankReply(msgspec.Struct):
 
 async def score(server: Server, request: Request) -> Response:
     """Score each text of one list with the text of another, or with that in its place."""
-    body = await server.read(request, ScoreRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, ScoreRequest)
     first, second = body.sides()
     name = RequestName.of(request, "score-", body.request_id)
     pairs = await _scores(server, request, body, name, first, second)
@@ -111,8 +110,7 @@ async def score(server: Server, request: Request) -> Response:
 
 async def rerank(server: Server, request: Request) -> Response:
     """Put documents in the order of how well they answer a query."""
-    body = await server.read(request, RerankRequest)
-    await server.check_model(request, body.model)
+    body = await server.read_for_model(request, RerankRequest)
     first, documents = body.sides()
     name = RequestName.of(request, "rerank-", body.request_id)
     pairs = await _scores(server, request, body, name, first, documents)

@@ -56,10 +56,7 @@ class Deleted(msgspec.Struct):
 
 async def create(server: Server, request: Request) -> Response:
     """Make a response to an input."""
-    body = await server.read(request, ResponsesRequest)
-    await server.check_model(request, body.model)
-    body.check()
-    talk, before = _history(server, request, body)
+    body, talk, before = await _asked(server, request)
     chat = body.as_chat(before)
     chat.stream = True  # so that the engine gives deltas
     prompt = await chat_prompt(server, chat)
@@ -114,10 +111,7 @@ async def retrieve(server: Server, request: Request) -> Response:
 
 async def input_tokens(server: Server, request: Request) -> Response:
     """How many tokens the prompt of an input has."""
-    body = await server.read(request, ResponsesRequest)
-    await server.check_model(request, body.model)
-    body.check()
-    _, before = _history(server, request, body)
+    body, _, before = await _asked(server, request)
     chat = body.as_chat(before)
     chat.check()
     rendered = await render_conversation(server, chat, limit=None)
@@ -126,10 +120,7 @@ async def input_tokens(server: Server, request: Request) -> Response:
 
 async def compact(server: Server, request: Request) -> Response:
     """Make a conversation short: see compaction.py."""
-    body = await server.read(request, ResponsesRequest)
-    await server.check_model(request, body.model)
-    body.check()
-    _, before = _history(server, request, body)
+    body, _, before = await _asked(server, request)
     chat = body.as_chat(before)
     chat.messages.append({"role": "user", "content": compaction.REQUEST})
     chat.tools = chat.tool_choice = chat.response_format = None
@@ -271,16 +262,18 @@ def _writer(
     return ResponseWriter(response, chat, answer, server.need_tokenizer())
 
 
-def _history(
-    server: Server, request: Request, body: ResponsesRequest
-) -> tuple[Conversation | None, list[dict[str, Any]]]:
-    """The conversation that the response belongs to, and the messages that the input goes on from.
-    Raises Refusal for what is not kept.
+async def _asked(
+    server: Server, request: Request
+) -> tuple[ResponsesRequest, Conversation | None, list[dict[str, Any]]]:
+    """The body, the conversation that the response belongs to, and the messages that the input goes
+    on from. Raises Refusal for what is not kept.
     """
+    body = await server.read_for_model(request, ResponsesRequest)
+    body.check()
     if body.conversation_id is None:
-        return None, _before(server, request, body)
+        return body, None, _before(server, request, body)
     talk = kept_conversation(server, request, body.conversation_id)
-    return talk, conversation(talk.items)
+    return body, talk, conversation(talk.items)
 
 
 def _before(server: Server, request: Request, body: ResponsesRequest) -> list[dict[str, Any]]:
