@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from quire.engine.wire.messages import LogprobColumns, PromptLogprobs
+from quire.engine.wire.output_parts import LogprobColumns, PromptLogprobs
 from quire.outputs import FlatLogprobs, Logprob
 from quire.params import SamplingParams
 
