@@ -87,6 +87,9 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.logits_process": {"quire.runner.sampling": "LogitsProcessor=RequestLogitsProcessor"},
     "vllm.logprobs": {"quire.outputs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs"},
     "vllm.lora.request": {"quire.lora.request": "LoRARequest"},
+    "vllm.model_executor.model_loader": {
+        "quire.as_vllm.stand_ins": "ShardedStateLoader=ShardedFiles"
+    },
     "vllm.model_executor.models": {"quire": "ModelRegistry"},
     "vllm.model_executor.models.registry": {"quire": "ModelRegistry"},
     "vllm.outputs": {
