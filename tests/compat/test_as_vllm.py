@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,29 @@ def test_the_server_s_names_are_ours():
     assert out == plain_python("import quire; print(quire.__version__)").stdout
     out, _ = run("-m", "vllm.entrypoints.openai.api_server", "--help")
     assert out.startswith("usage: quire serve")
+
+
+def test_the_command_vllm_is_there_for_children(tmp_path):
+    code = (
+        "import shutil, subprocess, sys",
+        "assert shutil.which('vllm')",
+        "subprocess.run(['vllm', 'serve', '--help=dtype'], check=True)",
+        "subprocess.run('cd / && exec vllm --version', shell=True, check=True)",
+        "sys.exit(subprocess.run(['vllm', 'serve', 'no such model, \"$HOME\"']).returncode)",
+    )
+    hidden = tmp_path / "vllm"
+    hidden.write_text("#!/bin/sh\nexit 9\n")
+    hidden.chmod(0o755)
+    paths = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = run("-c", "\n".join(code), env=paths, code=1)
+    assert "usage: quire serve" in done[0] or "--dtype" in done[0]
+    version = plain_python("import quire; print(quire.__version__)").stdout
+    assert done[0].endswith(version)
+    assert 'no such model, "$HOME"' in done[1]
+    assert run("vllm", "--version", env=paths)[0] == version
+    assert plain_python("import quire.as_vllm, shutil; print(shutil.which('vllm'))").stdout == (
+        f"{shutil.which('vllm')}\n"
+    ), "only the runner's children have it"
 
 
 def test_a_sitecustomize_behind_ours_runs(tmp_path):

@@ -3,9 +3,11 @@
 import gc
 import logging
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+import safetensors.torch
 import torch
 
 from quire import LLM, AsyncEngineArgs, EngineArgs, LLMEngine, PoolingParams, SamplingParams
@@ -161,6 +163,22 @@ def test_an_engine_shows_its_parts(llm):
     assert engine.io_processor is None and not hasattr(engine, "renderer")
     with pytest.raises(AttributeError):
         engine.vllm_config = None
+
+
+def test_the_client_of_the_core_passes_calls_to_workers(llm, tmp_path):
+    client = llm.llm_engine.engine_core
+    assert client.collective_rpc("kv_cache_bytes") == llm.collective_rpc("kv_cache_bytes")
+    written = client.save_sharded_state(path=str(tmp_path), pattern=None, max_size=5 * 1024**3)
+    assert [Path(name).parent for name in written] == [tmp_path]
+    assert safetensors.torch.load_file(written[0])
+    with pytest.raises(InvalidParameter, match="pattern"):
+        client.save_sharded_state(path=str(tmp_path), pattern="model-pp-{pp_rank}")
+
+
+def test_weights_that_a_program_would_put_into_a_model_are_refused(llm):
+    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    with pytest.raises(NotBuiltYet, match=r"load_weights.*reload_weights"):
+        model.load_weights([("a", torch.ones(1))])
 
 
 def test_what_each_level_of_sleep_gives_back(llm):

@@ -8,7 +8,7 @@ import torch
 
 from quire import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from quire.engine.frontend.output_experts import OutputExperts
-from quire.engine.wire.messages import RoutedExperts
+from quire.engine.wire.output_parts import RoutedExperts
 from quire.errors import InvalidParameter
 from quire.models import read_spec
 from quire.models.config_reader import read_config

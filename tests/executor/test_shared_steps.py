@@ -14,7 +14,8 @@ import pytest
 from quire import SamplingParams
 from quire.distributed.inproc_group import InprocGroup
 from quire.engine.control_verbs import perform
-from quire.engine.wire.messages import EngineCoreRequest, FinishReason
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError, LoadError
 from quire.kernels.cpu.runtime import find_native
 from quire.runner.faults import RowFailures

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.engine.wire.messages import FinishReason
+from quire.engine.wire.output_parts import FinishReason
 from quire.errors import InvalidParameter
 from quire.grammar.guidance import GuidanceMatcher
 from quire.grammar.library import GrammarError

@@ -12,7 +12,8 @@ from quire.config.args.engine_args import EngineArgs
 from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.messages import AdapterRef, EngineCoreOutputs, EngineCoreRequest, Started
+from quire.engine.wire.messages import AdapterRef, EngineCoreOutputs, EngineCoreRequest
+from quire.engine.wire.output_parts import Started
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.server.adapters import ServedAdapters, adapter_id, is_plain_name, parse_modules
 

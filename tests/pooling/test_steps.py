@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from quire import PoolingParams
-from quire.engine.wire.messages import EngineCoreRequest, FinishReason
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.engine.wire.output_parts import FinishReason
 from quire.kernels.cpu.runtime import find_native
 from quire.runner.warm_up import warm_up_pooling
 from quire.testing import make_checkpoint

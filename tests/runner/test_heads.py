@@ -14,7 +14,8 @@ import torch
 from quire import PoolingParams, SamplingParams
 from quire.engine.core.core import EngineCore
 from quire.engine.wire.codec import MessageDecoder, MessageEncoder
-from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
+from quire.engine.wire.output_parts import FinishReason
 from quire.kernels.cpu.runtime import find_native
 from quire.runner.runner_output import PooledRow
 from quire.scheduling.scheduler import Scheduler

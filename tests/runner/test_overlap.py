@@ -8,7 +8,8 @@ import torch
 
 from quire import SamplingParams
 from quire.engine.core.builder import build_core
-from quire.engine.wire.messages import EngineCoreRequest, FinishReason
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.engine.wire.output_parts import FinishReason
 from quire.runner.faults import RowFailures
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling.custom import CustomProcessors

@@ -26,13 +26,8 @@ from quire.engine.core.core import EngineCore
 from quire.engine.wire.codec import FrameOrder, LostFrames
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.delivery_monitor import Overdue
-from quire.engine.wire.messages import (
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Finished,
-    FinishReason,
-    UtilityOutput,
-)
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, UtilityOutput
+from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError
 from quire.params import RequestParams, SamplingParams
 from quire.runner.runner_output import RunnerOutput

@@ -1,6 +1,6 @@
 """`python -m quire.as_vllm PROGRAM ARGS...`: run a program that imports vllm.
 
-PROGRAM is a file, the name of an installed command that is a Python script, `-m MODULE` or
+PROGRAM is a file, the name of an installed command that is a Python script, `vllm`, `-m MODULE` or
 `-c CODE`, as with the interpreter itself.
 """
 
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from quire.as_vllm.table import COMMAND, ROOT
 from quire.as_vllm.variables import name_for_children
 
 _USAGE = "usage: python -m quire.as_vllm {PROGRAM | -m MODULE | -c CODE} [ARGS...]"
@@ -23,6 +24,8 @@ def main(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help") or (words[0] in ("-m", "-c") and not words[1:]):
         raise SystemExit(f"{_USAGE}\n\n{__doc__}")
     name_for_children()
+    if words[0] == ROOT and not os.path.isfile(ROOT):
+        words = ["-m", COMMAND, *words[1:]]
     if words[0] == "-m":
         sys.argv = words[1:]  # the module puts its path at the head
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -69,6 +69,13 @@ class Vector(msgspec.Struct, frozen=True):
     values: list[int]
 
 
+class ShardedFiles:
+    """Names that files of save_sharded_state may have; those of the second are refused there."""
+
+    TP_ONLY_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+    PP_AND_TP_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
+
+
 class DeviceKind:
     """What models run on in this process: an NVIDIA device if torch sees one, else the CPU."""
 

@@ -11,6 +11,9 @@ ROOT = "vllm"
 VERSION = "0.32.0"
 """The release whose names these are, which programs compare with those that they support."""
 
+COMMAND = "vllm.entrypoints.cli.main"
+"""The module that the command `vllm` runs."""
+
 REFUSED = ""
 """The home of what can be imported and not called: programs import it whatever they go on to do."""
 
@@ -67,7 +70,7 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.engine.llm_engine": _SYNC_ENGINE,
     "vllm.engine.protocol": {"quire": "EngineClient=AsyncLLM", "quire.engine": "StreamingInput"},
     "vllm.entrypoints.chat_utils": _CHAT_TEMPLATES,
-    "vllm.entrypoints.cli.main": {"quire.cli.main": "main"},
+    COMMAND: {"quire.cli.main": "main"},
     "vllm.entrypoints.generate.beam_search.utils": _BEAMS,
     "vllm.entrypoints.llm": _LLM,
     "vllm.entrypoints.openai.api_server": {"quire.as_vllm.stand_ins": "main=api_server"},
@@ -84,6 +87,9 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.logits_process": {"quire.runner.sampling": "LogitsProcessor=RequestLogitsProcessor"},
     "vllm.logprobs": {"quire.outputs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs"},
     "vllm.lora.request": {"quire.lora.request": "LoRARequest"},
+    "vllm.model_executor.model_loader": {
+        "quire.as_vllm.stand_ins": "ShardedStateLoader=ShardedFiles"
+    },
     "vllm.model_executor.models": {"quire": "ModelRegistry"},
     "vllm.model_executor.models.registry": {"quire": "ModelRegistry"},
     "vllm.outputs": {
@@ -160,7 +166,7 @@ MODULES = frozenset(
 """All of them, with the packages that they are in."""
 
 PROGRAMS = {
-    "vllm.entrypoints.cli.main": "import sys; from quire.cli.main import main; sys.exit(main())",
+    COMMAND: "import sys; from quire.cli.main import main; sys.exit(main())",
     "vllm.entrypoints.openai.api_server": (
         "import sys; from quire.as_vllm.stand_ins import api_server; sys.exit(api_server())"
     ),

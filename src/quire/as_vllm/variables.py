@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 _PREFIX = "VLLM_"
@@ -55,7 +56,10 @@ INSTEAD = {
 }
 """Variables that are reported with what to do instead, where their value is not the one above."""
 
-_CHILD_SITE = Path(__file__).parent / "child_site"
+_HERE = Path(__file__).parent
+
+_INTERPRETER = "AS_VLLM_PYTHON"
+"""What child_bin/vllm runs."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +84,15 @@ def read_variables() -> None:
 
 
 def name_for_children() -> None:
-    """Have the Python processes that this one starts import quire.as_vllm before all else: through
-    PYTHONPATH, which leads them to child_site/sitecustomize.py.
+    """Have the Python processes that this one starts import quire.as_vllm before all else, by
+    child_site/sitecustomize.py in PYTHONPATH, and find the command `vllm`, in child_bin, in PATH.
     """
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    others = [path for path in paths if path and path != str(_CHILD_SITE)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(_CHILD_SITE), *others])
+    os.environ[_INTERPRETER] = sys.executable
+    for variable, folder, default in (
+        ("PYTHONPATH", "child_site", ""),
+        ("PATH", "child_bin", os.defpath),
+    ):
+        first = str(_HERE / folder)
+        others = os.environ.get(variable, default).split(os.pathsep)
+        rest = (path for path in others if path and path != first)
+        os.environ[variable] = os.pathsep.join([first, *rest])

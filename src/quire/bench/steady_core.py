@@ -10,14 +10,8 @@ from typing import TypeVar, cast
 
 from quire.engine.client.client import CoreStatus
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.messages import (
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Finished,
-    FinishReason,
-    SchedulerStats,
-    Started,
-)
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
+from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.params import SamplingParams
 
 T = TypeVar("T")

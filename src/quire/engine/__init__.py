@@ -21,20 +21,20 @@ _HOMES = {
     "ENGINE_CORE_DEAD": "quire.engine.wire.messages",
     "EngineCore": "quire.engine.core.core",
     "EngineCoreClient": "quire.engine.client.client",
-    "EngineCoreEvent": "quire.engine.wire.messages",
-    "EngineCoreEventType": "quire.engine.wire.messages",
-    "EngineCoreOutput": "quire.engine.wire.messages",
-    "EngineCoreOutputs": "quire.engine.wire.messages",
+    "EngineCoreEvent": "quire.engine.wire.output_parts",
+    "EngineCoreEventType": "quire.engine.wire.output_parts",
+    "EngineCoreOutput": "quire.engine.wire.core_output",
+    "EngineCoreOutputs": "quire.engine.wire.documented",
     "EngineCoreProc": "quire.engine.process.core_server",
     "EngineCoreReadyResponse": "quire.engine.wire.messages",
-    "EngineCoreRequest": "quire.engine.wire.messages",
+    "EngineCoreRequest": "quire.engine.wire.documented",
     "EngineCoreRequestType": "quire.engine.wire.messages",
     "EngineDeadError": "quire.errors",
     "EngineGenerateError": "quire.errors",
     "EngineStatusType": "quire.engine.client.client",
     "EngineZmqAddresses": "quire.engine.wire.messages",
-    "FINISH_REASON_STRINGS": "quire.engine.wire.messages",
-    "FinishReason": "quire.engine.wire.messages",
+    "FINISH_REASON_STRINGS": "quire.engine.wire.output_parts",
+    "FinishReason": "quire.engine.wire.output_parts",
     "HANDSHAKE_TIMEOUT_MINS": "quire.engine.data_parallel.handshake",
     "InprocClient": "quire.engine.client.inproc",
     "InputStreamError": "quire.errors",
@@ -74,24 +74,25 @@ if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
     from quire.engine.process.core_server import EngineCoreProc
     from quire.engine.wire.control_calls import PauseMode
+    from quire.engine.wire.core_output import EngineCoreOutput
+    from quire.engine.wire.documented import EngineCoreOutputs, EngineCoreRequest
     from quire.engine.wire.messages import (
         ENGINE_CORE_DEAD,
-        FINISH_REASON_STRINGS,
         PROTOCOL_VERSION,
-        EngineCoreEvent,
-        EngineCoreEventType,
-        EngineCoreOutput,
-        EngineCoreOutputs,
         EngineCoreReadyResponse,
-        EngineCoreRequest,
         EngineCoreRequestType,
         EngineZmqAddresses,
-        FinishReason,
         ReconfigureDistributedRequest,
         ReconfigureRankType,
         SchedulerStats,
         UtilityOutput,
         UtilityRequest,
+    )
+    from quire.engine.wire.output_parts import (
+        FINISH_REASON_STRINGS,
+        EngineCoreEvent,
+        EngineCoreEventType,
+        FinishReason,
     )
     from quire.errors import EngineDeadError, EngineGenerateError, InputStreamError
 

@@ -32,7 +32,41 @@ from quire.errors import InvalidParameter
 from quire.lora.request import LoRARequest, check_lora_request
 
 
-class ControlVerbs(UnbuiltEngineMethods):
+class WorkerVerbs:
+    """What is asked of the workers. A client that blocks has these, too: programs of others look
+    for them there (`engine_core.save_sharded_state`).
+    """
+
+    @verb(combine=joined, is_repeatable=False)
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Utility[list[Any]]:
+        """Call a method of every worker by name, or, where the workers are in this process, a
+        function with each worker as first argument; one result for each worker.
+
+        Raises TimeoutError after `timeout` seconds. The call itself is not ended: a core in another
+        process, or whoever uses one in this process next, goes on when it is done.
+        """
+        return Utility("collective_rpc", (method, None, list(args), dict(kwargs or {})), timeout)
+
+    @verb()
+    def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | None = None
+    ) -> Utility[list[str]]:
+        """Write each worker's part of the weights into files in `path`, for
+        load_format="sharded_state", and return their names; config.json and the tokenizer's files
+        are the caller's to copy. `max_size`: bytes of a file at most.
+
+        Raises InvalidParameter for a `pattern` other than None or the one that is looked for.
+        """
+        return Utility("save_sharded_state", (os.fspath(path), pattern, max_size))
+
+
+class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
     """The verbs of every face."""
 
     @verb(combine=all)
@@ -105,34 +139,6 @@ class ControlVerbs(UnbuiltEngineMethods):
     def stop_profile(self) -> Utility[list[str]]:
         """End the trace; the files that were written, one for each worker."""
         return Utility("profile", (False,))
-
-    @verb(combine=joined, is_repeatable=False)
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Utility[list[Any]]:
-        """Call a method of every worker by name, or, where the workers are in this process, a
-        function with each worker as first argument; one result for each worker.
-
-        Raises TimeoutError after `timeout` seconds. The call itself is not ended: a core in another
-        process, or whoever uses one in this process next, goes on when it is done.
-        """
-        return Utility("collective_rpc", (method, None, list(args), dict(kwargs or {})), timeout)
-
-    @verb()
-    def save_sharded_state(
-        self, path: str, pattern: str | None = None, max_size: int | None = None
-    ) -> Utility[list[str]]:
-        """Write each worker's part of the weights into files in `path`, for
-        load_format="sharded_state", and return their names; config.json and the tokenizer's files
-        are the caller's to copy. `max_size`: bytes of a file at most.
-
-        Raises InvalidParameter for a `pattern` other than None or the one that is looked for.
-        """
-        return Utility("save_sharded_state", (os.fspath(path), pattern, max_size))
 
     @verb(convert=tuple)
     def get_supported_tasks(self) -> Utility[tuple[str, ...]]:
@@ -222,7 +228,7 @@ class AwaitedControl(ControlVerbs, UnbuiltAsyncMethods, AwaitedFace):
 
 UTILITIES: dict[str, CoreMethod] = {
     entry.core.name: entry.core
-    for face in (ControlVerbs, AwaitedControl)
+    for face in (WorkerVerbs, ControlVerbs, AwaitedControl)
     for entry in vars(face).values()
     if isinstance(entry, Verb)
 }

@@ -44,7 +44,7 @@ class UnbuiltTransferMethods:
     start_weight_update = Refused(_TRANSFER)
     update_weights = Refused(_TRANSFER)
     finish_weight_update = Refused(_TRANSFER)
-    start_draft_weight_update = Refused("There is no draft model.")
+    start_draft_weight_update = Refused(_TRANSFER)
     update_weight_version = Refused(_ONE_VERSION)
     shutdown_weight_transfer_engine = Refused("There is no weight transfer to shut down.")
 
@@ -66,7 +66,7 @@ class UnbuiltCoreMethods(UnbuiltEngineMethods):
 
     save_tensorized_model = Refused("Use save_sharded_state().")
     preprocess_add_request = Refused("add_request takes the message as it comes from the wire.")
-    post_step = Refused("There are no drafts to take after a step: step() does all of it.")
+    post_step = Refused("step() takes the drafts, too: leave it out.")
 
 
 class UnbuiltProcMethods:

@@ -23,6 +23,7 @@ from quire.models.assembly import Assembly
 from quire.models.drafting.inputs import DraftStage
 from quire.models.heads import LanguageModelHead
 from quire.models.layers import Embedding
+from quire.models.loading.fixed_weights import FixedWeights
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer
 from quire.models.maker import tensors_of, tensors_within
@@ -44,7 +45,7 @@ class HiddenStates:
     experts: tuple[Tensor, ...] = ()
 
 
-class DecoderModel:
+class DecoderModel(FixedWeights):
     """A decoder with its weights. Layers can be run in pieces (`layers[a:b]`); embedding and head
     are stages of their own.
     """

@@ -17,14 +17,12 @@ import numpy as np
 from quire.engine.client.client import CoreStatus
 from quire.engine.control_verbs import perform
 from quire.engine.wire.control_calls import PauseMode, Utility
-from quire.engine.wire.messages import (
-    EngineCoreOutputs,
-    EngineCoreRequest,
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
+from quire.engine.wire.output_parts import (
     Finished,
     FinishReason,
     LogprobColumns,
     PromptLogprobs,
-    SchedulerStats,
     Started,
 )
 from quire.params import SamplingParams

@@ -8,7 +8,8 @@ from quire.engine.process.step_board import StepBoard, board_path, read_step_boa
 from quire.engine.wire.codec import FrameOrder, LostFrames
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.delivery_monitor import Overdue
-from quire.engine.wire.messages import EngineCoreOutputs, Finished, FinishReason, Started
+from quire.engine.wire.messages import EngineCoreOutputs
+from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from tests.engine.core.core_over_hashes import request
 
 

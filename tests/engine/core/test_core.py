@@ -3,7 +3,7 @@
 import pytest
 
 from quire.engine.control_verbs import perform
-from quire.engine.wire.messages import FinishReason
+from quire.engine.wire.output_parts import FinishReason
 from tests.engine.core.core_over_hashes import drain, expected, make_core, request
 from tests.support import invariants
 
@@ -44,8 +44,7 @@ def test_outputs_tell_when_a_request_was_queued_scheduled_and_preempted():
         ended = {output.request_id for output in outputs.outputs if output.finished}
         assert (outputs.finished_requests or set()) == ended
         for output in outputs.outputs:
-            assert output.request_id == str(output.handle)
-            events[output.handle] += output.events
+            events[int(output.request_id)] += output.events
     kinds = {handle: [event.type.name for event in found] for handle, found in events.items()}
     assert all(found[:2] == ["QUEUED", "SCHEDULED"] for found in kinds.values())
     assert "PREEMPTED" in kinds[2] and "PREEMPTED" not in kinds[0]

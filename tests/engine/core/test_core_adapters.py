@@ -13,7 +13,8 @@ import pytest
 from quire.engine.core.adapter_loading import FolderReader
 from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.core import EngineCore
-from quire.engine.wire.messages import AdapterRef, EngineCoreRequest, FinishReason
+from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
+from quire.engine.wire.output_parts import FinishReason
 from quire.errors import RequestError
 from quire.params import SamplingParams
 from quire.scheduling.scheduler import Scheduler

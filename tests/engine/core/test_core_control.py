@@ -9,7 +9,8 @@ import pytest
 from quire.config.args.engine_args import EngineArgs
 from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
-from quire.engine.wire.messages import EngineCoreRequest, FinishReason
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.engine.wire.output_parts import FinishReason
 from quire.errors import (
     EngineError,
     InvalidParameter,

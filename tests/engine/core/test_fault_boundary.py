@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.core import fault_isolation
-from quire.engine.wire.messages import FinishReason
+from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError
 from quire.runner.faults import RowFailures, processor_text
 from quire.scheduling import scheduler, stop

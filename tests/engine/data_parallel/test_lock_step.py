@@ -8,7 +8,8 @@ import pytest
 
 from quire import EngineArgs, SamplingParams
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.messages import EngineCoreRequest, FinishReason
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineError, RequestError
 from quire.testing.checkpoints import make_checkpoint
 from tests.engine.launched import launch_async, launch_sync

@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.wire.messages import (
-    EngineCoreOutputs,
-    Finished,
-    FinishReason,
-    PooledOutput,
-)
+from quire.engine.wire.messages import EngineCoreOutputs
+from quire.engine.wire.output_parts import Finished, FinishReason, PooledOutput
 from quire.outputs import FlatLogprobs
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.scripted_core import logprob_row, rank, value

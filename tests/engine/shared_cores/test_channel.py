@@ -17,12 +17,8 @@ from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
 from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats, merge_stats
 from quire.engine.wire.channel import Channel
-from quire.engine.wire.messages import (
-    CLIENT_SHIFT,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    FinishReason,
-)
+from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
+from quire.engine.wire.output_parts import FinishReason
 from quire.errors import QueueOverflowError
 from quire.params import SamplingParams
 

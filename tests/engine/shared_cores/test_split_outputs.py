@@ -5,15 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.shared_cores.split_outputs import outputs_by_client
-from quire.engine.wire.messages import (
-    CLIENT_SHIFT,
-    EngineCoreOutputs,
+from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, SchedulerStats
+from quire.engine.wire.output_parts import (
     Finished,
     FinishReason,
     LogprobColumns,
     PooledOutput,
     PromptLogprobs,
-    SchedulerStats,
     Started,
 )
 
@@ -60,9 +58,10 @@ def steps(draw):
 def rows(step):
     """What each request is told, by its handle."""
     return {
-        one.handle: (
+        int(one.request_id): (
             one.new_token_ids,
-            one.end,
+            one.finish_reason,
+            one.events,
             one.new_prompt_logprobs is not None,
             one.pooling_output is not None,
             one.num_cached_tokens,

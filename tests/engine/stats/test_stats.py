@@ -26,14 +26,8 @@ from quire.engine.stats.loggers import (
     with_stat_loggers,
 )
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats
-from quire.engine.wire.messages import (
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Finished,
-    FinishReason,
-    SchedulerStats,
-    Started,
-)
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
+from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.errors import InvalidType
 from quire.observability.metrics import Counter
 from quire.observability.prometheus import exposition, registry_of

@@ -14,17 +14,19 @@ from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreReadyResponse,
     EngineCoreRequest,
-    Finished,
-    FinishReason,
     Hello,
-    LogprobColumns,
-    PooledOutput,
-    PromptLogprobs,
     SchedulerStats,
-    Started,
     UtilityOutput,
     UtilityRequest,
     Welcome,
+)
+from quire.engine.wire.output_parts import (
+    Finished,
+    FinishReason,
+    LogprobColumns,
+    PooledOutput,
+    PromptLogprobs,
+    Started,
 )
 from quire.params import PoolingParams, SamplingParams
 

@@ -16,15 +16,15 @@ from typing import Any, TypeVar, cast
 
 from quire.engine.client.client import CoreStatus
 from quire.engine.client.pending_calls import not_answered
-from quire.engine.control_verbs import perform
+from quire.engine.control_verbs import WorkerVerbs, perform
 from quire.engine.core.core import EngineCore
-from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.control_calls import BlockingFace, Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 
 T = TypeVar("T")
 
 
-class InprocClient:
+class InprocClient(WorkerVerbs, BlockingFace):
     """`EngineCoreClient` without processes: functions may be given to `collective_rpc`."""
 
     def __init__(self, core: EngineCore) -> None:
@@ -67,6 +67,9 @@ class InprocClient:
                 self._held.append(self.engine_core.step())
             answer = answer.result()
         return cast(T, answer)
+
+    def _call(self, call: Utility[T]) -> T:
+        return self.call(call)
 
     def _within(self, limit_s: float, utility: Utility[Any]) -> Any:
         answer: Future[Any] = Future()

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Started
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
+from quire.engine.wire.output_parts import Started
 
 CLEARING_TOKENS = 2
 """How many tokens in one incarnation of a core clear a request: the first comes from computing its

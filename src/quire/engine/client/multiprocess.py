@@ -19,8 +19,9 @@ from quire.engine.client.pending_calls import answer_to, not_answered
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.scaling import scale
 from quire.engine.client.supervisor import Supervisor
+from quire.engine.control_verbs import WorkerVerbs
 from quire.engine.process.owner_signals import held_back
-from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.control_calls import BlockingFace, Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineDeadError, EngineError
 
@@ -89,7 +90,7 @@ class MPClient:
         self.remote.check_health()
 
 
-class SyncMPClient(MPClient):
+class SyncMPClient(MPClient, WorkerVerbs, BlockingFace):
     """`EngineCoreClient` of cores in other processes; for one thread. A signal handler that raises
     in a method other than `call` may lose messages, so offline.py holds Ctrl-C back.
     """
@@ -123,6 +124,9 @@ class SyncMPClient(MPClient):
             with held_back():
                 self._take()
         return future.result()
+
+    def _call(self, call: Utility[T]) -> T:
+        return self.call(call)
 
 
 class AsyncMPClient(MPClient):

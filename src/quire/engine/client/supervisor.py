@@ -20,7 +20,8 @@ from quire.engine.client.journal import CoreJournal
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.process.child_process import is_shortage
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
+from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError
 
 logger = logging.getLogger(__name__)

@@ -19,16 +19,14 @@ from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.control import CoreControl
 from quire.engine.core.fault_isolation import FaultBoundary, GuardedStep
 from quire.engine.core.lockstep import LockStep
-from quire.engine.wire.messages import (
-    EngineCoreOutputs,
-    EngineCoreRequest,
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
+from quire.engine.wire.output_parts import (
     Finished,
     FinishReason,
     LogprobColumns,
     PooledOutput,
     PromptLogprobs,
     RoutedExperts,
-    SchedulerStats,
     Started,
 )
 from quire.errors import EngineDeadError, RequestError

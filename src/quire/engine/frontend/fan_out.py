@@ -26,6 +26,7 @@ def fan_out(request: EngineCoreRequest, params: SamplingParams) -> list[EngineCo
             arrival_time=request.arrival_time,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            data_parallel_rank=request.data_parallel_rank,
             thinking=request.thinking,
             request_id=f"{index}_{request.request_id}",
             external_req_id=request.external_req_id,

@@ -29,6 +29,7 @@ from quire.engine.stats.engine_stats import EngineStats, Stats
 from quire.engine.stats.loggers import StatsOptions
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.core_output import give_handles
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineError, InvalidParameter, InvalidType
 from quire.lora.request import LoRARequest
@@ -231,6 +232,8 @@ class FrontEnd(Generic[Client]):
 
     def take_in(self, step: EngineCoreOutputs) -> Processed:
         """Turn a step of the core into outputs, and abort in the core what they end."""
+        if step.names:  # a program made it
+            give_handles(step, self.outputs.handle_of)
         processed = self.outputs.process(step)
         self._settle(processed, step)
         return processed

@@ -253,8 +253,7 @@ class InputProcessor:
             return None
         if not self.limits.serves_adapters:
             raise RequestError(ADAPTERS_ARE_OFF, parameter="lora_request")
-        checked = check_lora_request(asked)
-        return AdapterRef(checked.lora_name, checked.lora_int_id, str(checked.folder))
+        return AdapterRef.of(check_lora_request(asked))
 
     def _check_experts_start(self, start: int, prompt_len: int) -> None:
         name = "routed_experts_prompt_start"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.engine.wire.messages import RoutedExperts
+from quire.engine.wire.output_parts import RoutedExperts
 
 
 class OutputExperts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.engine.wire.messages import LogprobColumns, PromptLogprobs
+from quire.engine.wire.output_parts import LogprobColumns, PromptLogprobs
 from quire.outputs import FlatLogprobs, Logprob
 from quire.params import SamplingParams
 from quire.text.tokenizer import Tokenizer

@@ -23,7 +23,8 @@ from quire.engine.frontend.pooling_state import PoolingState
 from quire.engine.frontend.request_spans import end_span
 from quire.engine.frontend.request_state import RequestGroup, RequestState
 from quire.engine.stats.step_stats import IterationStats, finished_stats, note_tokens
-from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
+from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.outputs import RequestOutput, RequestStateStats
 from quire.params import PoolingParams, SamplingParams
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
@@ -125,6 +126,10 @@ class OutputProcessor:
                 if state is not None:
                     self._abort(state, stop_reason, processed)
         return processed
+
+    def handle_of(self, internal_id: str) -> int | None:
+        """The handle of an unfinished request by our own id; None for an unknown one."""
+        return next(iter(self._handles(internal_id, internal=True)), None)
 
     def _handles(self, request_id: str, internal: bool) -> list[int]:
         if not internal:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from quire.engine.frontend.request_state import RequestGroup
-from quire.engine.wire.messages import Finished, FinishReason
+from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.outputs import RequestStateStats
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 

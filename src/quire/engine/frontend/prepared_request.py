@@ -7,17 +7,21 @@ from __future__ import annotations
 from typing import Any
 
 from quire.engine.wire.messages import EngineCoreRequest
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, NotBuiltYet
 from quire.prompts import TokensPrompt
 
 
 def parts_of(request: EngineCoreRequest, prompt_text: str | None) -> dict[str, Any]:
     """The arguments of `FrontEnd.add` that a request which was processed before stands for; they
-    rule over those that come with it. Raises InvalidParameter for one that has an external id.
+    rule over those that come with it. Raises InvalidParameter for one that has an external id,
+    NotBuiltYet for a resumable one.
     """
     if request.external_req_id is not None:
         allowed = "the engine sets it, from request_id"
         raise InvalidParameter("external_req_id", request.external_req_id, allowed)
+    if request.resumable:
+        hint = "Give an AsyncLLM an async generator of StreamingInput."
+        raise NotBuiltYet("resumable", True, hint)
     prompt = TokensPrompt(prompt_token_ids=request.prompt_token_ids, cache_salt=request.cache_salt)
     text = request.prompt_text if prompt_text is None else prompt_text
     if text is not None:
@@ -26,7 +30,8 @@ def parts_of(request: EngineCoreRequest, prompt_text: str | None) -> dict[str, A
         "request_id": request.request_id,
         "prompt": prompt,
         "params": request.params,
-        "arrival_time": request.arrival_time,
+        "arrival_time": request.arrival_time or None,
+        "lora_request": request.lora_request,
         "priority": request.priority,
         "data_parallel_rank": request.data_parallel_rank,
         "trace_headers": request.trace_headers,

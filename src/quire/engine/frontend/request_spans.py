@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.stats.step_stats import FinishedRequestStats
-from quire.engine.wire.messages import Finished, FinishReason
+from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.observability.tracing import RequestSpan
 from quire.outputs import RequestStateStats
 from quire.params import RequestParams, SamplingParams

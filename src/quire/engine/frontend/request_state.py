@@ -16,7 +16,7 @@ from quire.engine.frontend.output_logprobs import (
 )
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.output_text import OutputText
-from quire.engine.wire.messages import Finished, FinishReason
+from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.lora.request import LoRARequest
 from quire.observability.tracing import RequestSpan
 from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats

@@ -41,12 +41,11 @@ from quire.engine.wire.messages import (
     EngineCoreReadyResponse,
     EngineCoreRequest,
     EngineCoreRequestType,
-    Finished,
-    FinishReason,
     Heartbeat,
     UtilityOutput,
     UtilityRequest,
 )
+from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.observability.watchdog import Watchdog
 from quire.release import __version__
 

@@ -35,11 +35,10 @@ from quire.engine.wire.messages import (
     CLIENT_SHIFT,
     EngineCoreOutputs,
     EngineCoreRequest,
-    Finished,
-    FinishReason,
     UtilityOutput,
     UtilityRequest,
 )
+from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
 
 logger = logging.getLogger(__name__)

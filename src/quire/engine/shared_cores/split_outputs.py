@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, LogprobColumns
+from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs
+from quire.engine.wire.output_parts import LogprobColumns
 
 
 def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs]:

@@ -29,7 +29,8 @@ from quire.engine.stats.loggers import (
     StatsOptions,
 )
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats
-from quire.engine.wire.messages import FinishReason, SchedulerStats
+from quire.engine.wire.messages import SchedulerStats
+from quire.engine.wire.output_parts import FinishReason
 from quire.observability.metrics import Counter, Gauge, Histogram, Metric
 from quire.observability.prometheus import MetricsCollector
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.engine.wire.messages import Finished, FinishReason
+from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.outputs import RequestStateStats
 
 

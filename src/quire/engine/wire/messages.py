@@ -13,11 +13,20 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import msgspec
-import numpy as np
 
+from quire.engine.wire.core_output import EngineCoreOutput, outputs_of
+from quire.engine.wire.output_parts import (
+    Finished,
+    LogprobColumns,
+    PooledOutput,
+    PromptLogprobs,
+    RoutedExperts,
+    Started,
+)
+from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, RequestParams, SamplingParams
 from quire.params.thinking import Thinking
 
@@ -29,41 +38,6 @@ CLIENT_SHIFT = 40
 
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
 """First frame of the last message of a core that ends by an error; the second is the error."""
-
-
-class FinishReason(enum.IntEnum):
-    """Why a request ended; `str()` is the word that users see."""
-
-    STOP = 0
-    LENGTH = 1
-    ABORT = 2
-    ERROR = 3
-    REPETITION = 4
-
-    def __str__(self) -> str:
-        return self.name.lower()
-
-
-FINISH_REASON_STRINGS = tuple(map(str, FinishReason))
-"""Those words, by number."""
-
-
-class EngineCoreEventType(enum.IntEnum):
-    """The events of a request in a core: the core got it, gave it a row for the first time, took
-    the row away.
-    """
-
-    QUEUED = 1
-    SCHEDULED = 2
-    PREEMPTED = 3
-
-
-@dataclass(slots=True, frozen=True)
-class EngineCoreEvent:
-    """It happened at `timestamp` (seconds, monotonic)."""
-
-    type: EngineCoreEventType
-    timestamp: float
 
 
 class EngineCoreRequestType(enum.Enum):
@@ -99,6 +73,11 @@ class AdapterRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
     folder: str
     number: int = 0
 
+    @classmethod
+    def of(cls, request: LoRARequest) -> Self:
+        """The adapter that a request asks for."""
+        return cls(request.lora_name, request.lora_int_id, str(request.folder))
+
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One request, checked and completed by the input processor: a generation, or a pooling of its
@@ -113,6 +92,9 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     core goes by the handle. `prompt_text` and `trace_headers` are of one that a program gives to an
     engine in place of a prompt (frontend/prepared_request.py), and do not travel.
     """
+
+    mm_features: ClassVar[None] = None
+    prompt_embeds: ClassVar[None] = None
 
     handle: int = -1
     prompt_token_ids: list[int] = []
@@ -136,6 +118,12 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     adapter: AdapterRef | None = None
 
     @property
+    def lora_request(self) -> LoRARequest | None:
+        """The adapter as the caller asks for it."""
+        asked = self.adapter
+        return None if asked is None else LoRARequest(asked.name, asked.id, asked.folder)
+
+    @property
     def sampling_params(self) -> SamplingParams | None:
         """`params` of a generation."""
         return self.params if isinstance(self.params, SamplingParams) else None
@@ -155,74 +143,6 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     def pooling_params(self) -> PoolingParams | None:
         """`params` of a pooling request."""
         return self.params if isinstance(self.params, PoolingParams) else None
-
-
-class LogprobColumns(msgspec.Struct, array_like=True, gc=False):
-    """Log-probabilities of M tokens in W columns (padding: id -1).
-
-    `index[m]` says whose: the position in the flat `token_ids` of the outputs that carry this
-    frame. Column 0 is the token itself, with its `ranks[m]`; `counts[m]` columns are valid.
-    """
-
-    index: list[int]
-    token_ids: np.ndarray[Any, np.dtype[np.int32]]
-    values: np.ndarray[Any, np.dtype[np.float32]]
-    ranks: np.ndarray[Any, np.dtype[np.int32]]
-    counts: list[int]
-
-
-class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
-    """The prompt's log-probabilities of one request: row i describes prompt token i + 1."""
-
-    handle: int
-    token_ids: np.ndarray[Any, np.dtype[np.int32]]
-    values: np.ndarray[Any, np.dtype[np.float32]]
-    ranks: np.ndarray[Any, np.dtype[np.int32]]
-
-
-class RoutedExperts(msgspec.Struct, array_like=True, gc=False):
-    """The experts that tokens of one request were sent to, from position `first` on: values [n, L,
-    k] for n tokens and L layers, 0 in layers without experts.
-    """
-
-    handle: int
-    first: int
-    values: np.ndarray[Any, np.dtype[np.int16]]
-
-
-class PooledOutput(msgspec.Struct, array_like=True, gc=False):
-    """The result of one pooling request: a vector [D], or a vector for each token [n, D]."""
-
-    handle: int
-    values: np.ndarray[Any, np.dtype[np.float32]]
-
-
-class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """The one final state of a request; `message` says what went wrong when the reason is ERROR.
-
-    `preempted_times` are in seconds, monotonic. `is_in_text` with STOP: the last token is the end
-    of the text, which its grammar completed, and no stop token.
-    """
-
-    handle: int
-    reason: FinishReason
-    stop_reason: int | str | None = None
-    message: str | None = None
-    num_preemptions: int = 0
-    is_in_text: bool = False
-    preempted_times: list[float] = []
-
-
-class Started(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """A request's first output: when the core got it and scheduled it first (seconds, monotonic),
-    what the prefix cache gave, and the number of its adapter.
-    """
-
-    handle: int
-    num_cached_tokens: int
-    scheduled_time: float
-    queued_time: float = 0.0
-    adapter: int = 0
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -334,7 +254,10 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     its prompt has its result in `pooled` instead. Outputs of a
     core process carry its `incarnation`: a front end drops those of an earlier one. Their
     `sequence` counts the messages of one incarnation from 1, so that a lost one is noticed; 0 is a
-    heartbeat, which overtakes them. Iterating gives a view for each request.
+    heartbeat, which overtakes them.
+
+    One that a program made (documented.py) may have `names`: requests' ids, by handles that stand
+    for them until a front end knows whose they are.
     """
 
     handles: list[int] = []
@@ -356,11 +279,12 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     sequence: int = 0
     pooled: list[PooledOutput] = []
     routed_experts: list[RoutedExperts] = []
+    names: dict[int, str] = {}
 
     @property
     def outputs(self) -> list[EngineCoreOutput]:
-        """One view for each request that has new tokens or has ended; not kept."""
-        return list(self)
+        """One for each request that has new tokens or has ended; not kept."""
+        return list(outputs_of(self))
 
     @property
     def scheduler_stats(self) -> SchedulerStats | None:
@@ -370,98 +294,10 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     @property
     def finished_requests(self) -> set[str] | None:
         """The `request_id`s of the outputs that are their request's last; None without any."""
-        return {str(end.handle) for end in self.finished} or None
+        return {self.names.get(end.handle, str(end.handle)) for end in self.finished} or None
 
     def __iter__(self) -> Iterator[EngineCoreOutput]:
-        ended = {end.handle: end for end in self.finished}
-        start = 0
-        counts: Sequence[int] = self.counts or [1] * len(self.handles)
-        for handle, count in zip(self.handles, counts, strict=True):
-            ids = self.token_ids[start : start + count]
-            yield EngineCoreOutput(handle, ids, ended.pop(handle, None), self, start)
-            start += count
-        for handle, end in ended.items():
-            yield EngineCoreOutput(handle, [], end, self, start)
-
-
-@dataclass(slots=True, frozen=True)
-class EngineCoreOutput:
-    """The output of a step for one request: a view of the columns, made on demand."""
-
-    handle: int
-    new_token_ids: list[int]
-    end: Finished | None
-    columns: EngineCoreOutputs
-    start: int
-    """Where its ids begin in `columns.token_ids`."""
-
-    @property
-    def request_id(self) -> str:
-        """The request's handle, as text: names stay in the front end."""
-        return str(self.handle)
-
-    @property
-    def finished(self) -> bool:
-        """Whether this is the request's last output."""
-        return self.end is not None
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None while it goes on."""
-        return None if self.end is None else self.end.reason
-
-    @property
-    def stop_reason(self) -> int | str | None:
-        """The stop token or string that ended it."""
-        return None if self.end is None else self.end.stop_reason
-
-    @property
-    def events(self) -> list[EngineCoreEvent]:
-        """With the first output that it was queued and scheduled, with the last that it was
-        preempted.
-        """
-        kind, found = EngineCoreEventType, []
-        for start in (s for s in self.columns.started if s.handle == self.handle):
-            found.append(EngineCoreEvent(kind.QUEUED, start.queued_time))
-            found.append(EngineCoreEvent(kind.SCHEDULED, start.scheduled_time))
-        times = () if self.end is None else self.end.preempted_times
-        return found + [EngineCoreEvent(kind.PREEMPTED, time) for time in times]
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """How many tokens the prefix cache gave; 0 after the first output."""
-        found = [s.num_cached_tokens for s in self.columns.started if s.handle == self.handle]
-        return found[0] if found else 0
-
-    @property
-    def pooling_output(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-        """The result of a pooling request, which comes with its end; None for a generation."""
-        found = [p.values for p in self.columns.pooled if p.handle == self.handle]
-        return found[0] if found else None
-
-    @property
-    def new_prompt_logprobs(self) -> PromptLogprobs | None:
-        """The prompt's logprobs, where they were asked for and are new."""
-        found = [p for p in self.columns.prompt_logprobs if p.handle == self.handle]
-        return found[0] if found else None
-
-    @property
-    def new_logprobs(self) -> LogprobColumns | None:
-        """The columns of the new tokens; `index` counts them from 0."""
-        columns = self.columns.logprobs
-        if columns is None:
-            return None
-        end = self.start + len(self.new_token_ids)
-        rows = [row for row, at in enumerate(columns.index) if self.start <= at < end]
-        if not rows:
-            return None
-        return LogprobColumns(
-            index=[columns.index[row] - self.start for row in rows],
-            token_ids=columns.token_ids[rows],
-            values=columns.values[rows],
-            ranks=columns.ranks[rows],
-            counts=[columns.counts[row] for row in rows],
-        )
+        return outputs_of(self)
 
 
 class UtilityRequest(msgspec.Struct, array_like=True, gc=False):

@@ -18,11 +18,12 @@ from quire.models.foreign.attention import STEP, PagedStep, PlacedLayer
 from quire.models.foreign.packing import PackedEmbedding, PackedExperts, PackedLinear
 from quire.models.foreign.parts import split
 from quire.models.foreign.spec import ForeignDecoder
+from quire.models.loading.fixed_weights import FixedWeights
 from quire.models.maker import tensors_within
 from quire.ops import Batch, Ops
 
 
-class ForeignModel:
+class ForeignModel(FixedWeights):
     """A causal language model of transformers with its weights, in one piece."""
 
     def __init__(
