@@ -134,6 +134,7 @@ def _with_types(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:
         activates=activates,
         step_tag=step_tag,
         returned_ids=pooler.returned_ids if returned is None else returned,
+        similarity=files.similarity or pooler.similarity,
     )
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
 from quire.errors import LoadError
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.pooling.spec import HeadActivation, HeadLayer, SequencePooling
+from quire.models.pooling.spec import HeadActivation, HeadLayer, SequencePooling, Similarity
 from quire.text.json_files import read_json, read_value
 from quire.text.model_files import has_file
 
@@ -41,6 +41,7 @@ _TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_ABOUT = "config_sentence_transformers.json"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 """Of a Dense module, the first that is there."""
 
@@ -52,7 +53,8 @@ class SentenceFiles:
     `pooling` None: they name none that is implemented, and `note` says which. `normalizes` None:
     there is no list of modules. `dense_inputs`: the width that each of the `dense` layers reads.
     `max_length` None: the model's own. `lowers`: input is in small
-    letters. `prompts`, by name, are for callers to put before their texts.
+    letters. `prompts`, by name, are for callers to put before their texts. `similarity` None: they
+    do not say how vectors are compared.
     """
 
     pooling: SequencePooling | None = None
@@ -63,6 +65,7 @@ class SentenceFiles:
     max_length: int | None = None
     lowers: bool = False
     prompts: Mapping[str, str] | None = None
+    similarity: Similarity | None = None
     note: str = ""
 
 
@@ -72,11 +75,14 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     """
     modules = _modules(folder)
     length, lowers = _transformer(folder)
-    prompts = read_json(folder / "config_sentence_transformers.json").get("prompts")
+    about = read_json(folder / _ABOUT)
+    prompts, similarity = about.get("prompts"), _similarity(about.get("similarity_fn_name"))
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
         prompts = {}
     if modules is None:
-        return SentenceFiles(max_length=length, lowers=lowers, prompts=prompts)
+        return SentenceFiles(
+            max_length=length, lowers=lowers, prompts=prompts, similarity=similarity
+        )
     paths = {name: [path for kind, path in modules if kind == name] for name, _ in modules}
     pooling, note = None, ""
     if "Pooling" in paths:
@@ -92,8 +98,20 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         max_length=length,
         lowers=lowers,
         prompts=prompts,
+        similarity=similarity,
         note=note,
     )
+
+
+def _similarity(name: Any) -> Similarity | None:
+    """How vectors are compared, by its name in the files."""
+    if name is None or (isinstance(name, str) and name.lower() == "maxsim"):
+        return None  # as token vectors always are
+    allowed: tuple[Similarity, ...] = get_args(Similarity)
+    for known in allowed:
+        if name == known:
+            return known
+    raise unsupported("similarity_fn_name", name, ", ".join(allowed), _ABOUT)
 
 
 def _modules(folder: Path) -> list[tuple[str, str]] | None:

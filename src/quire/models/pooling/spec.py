@@ -17,6 +17,8 @@ PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 SequencePooling = Literal["cls", "mean", "last"]
 TokenPooling = Literal["all", "step"]
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+"""How two vectors are compared; of the latter two it is the negative distance."""
 LabelActivation = Literal["identity", "sigmoid", "softmax"]
 
 
@@ -69,7 +71,8 @@ class PoolerSpec:
     a request does not say. `dense` is of vectors only, the `classifier` of labels only. `sizes`:
     to how many numbers a vector may be cut; () for any, None where it may not. `is_wide`: the head
     computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
-    tokenizer encodes pairs, not as one text after the other.
+    tokenizer encodes pairs, not as one text after the other. `similarity`: the score of two
+    vectors.
     """
 
     tasks: tuple[PoolingTask, ...]
@@ -84,6 +87,7 @@ class PoolerSpec:
     dimensions: int | None = None
     is_wide: bool = True
     encodes_pairs: bool = True
+    similarity: Similarity = "cosine"
 
     @property
     def reads_tokens(self) -> bool:
