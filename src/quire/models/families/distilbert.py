@@ -6,12 +6,14 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families.encoders import (
     CLASSIFIER_RULES,
     UNUSED_HEADS,
+    TermHead,
     check_encoder,
     forms,
+    term_layer,
     whole_attention,
 )
 from quire.models.families.llama import context_of, layer_rules, mlp, stack
-from quire.models.pooling.spec import HeadLayer
+from quire.models.pooling.spec import HeadLayer, TermWeights
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Norm
 
@@ -59,6 +61,15 @@ def _layers(c: ConfigReader) -> tuple[HeadLayer, ...]:
     return (HeadLayer(c.integer("hidden_size"), "relu"),)
 
 
+def _terms(c: ConfigReader) -> TermWeights:
+    return TermWeights(c.integer("vocab_size"), (term_layer(c, _NORM.eps, "activation"),))
+
+
+_TERM_RULES = (
+    rule("vocab_transform.{leaf}", "pooler.layers.0.{leaf}"),
+    rule("vocab_layer_norm.{leaf}", "pooler.layers.0.norm.{leaf}"),
+    rule("vocab_projector.bias", "pooler.terms.bias"),
+)
 FAMILY, CLASSIFIER, TAGGER = forms(
     Family(
         (),
@@ -71,4 +82,5 @@ FAMILY, CLASSIFIER, TAGGER = forms(
     "DistilBert",
     layers=_layers,
     rules=(rule("pre_classifier.{leaf}", "pooler.layers.0.{leaf}"), *CLASSIFIER_RULES),
+    term_head=TermHead(_terms, _TERM_RULES),
 )

@@ -61,6 +61,25 @@ class Classifier:
 
 
 @dataclass(frozen=True, slots=True)
+class TermWeights:
+    """A weight for each of `size` tokens of the vocabulary (SPLADE, Formal et al. 2021): of what
+    the language-model head scores at each token of a prompt, log(1 + relu(score)), the largest, or
+    with `pooling` "sum" the sum.
+
+    `layers` are between hidden states and the head, which is the input embedding, with a `bias`.
+    `is_damped`: the logarithm of one more is taken twice. `ends`: the ids of a first and of a last
+    token that do not count.
+    """
+
+    size: int
+    layers: tuple[HeadLayer, ...]
+    bias: bool = True
+    pooling: Literal["max", "sum"] = "max"
+    is_damped: bool = False
+    ends: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PoolerSpec:
     """A pooling head.
 
@@ -72,7 +91,7 @@ class PoolerSpec:
     to how many numbers a vector may be cut; () for any, None where it may not. `is_wide`: the head
     computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
     tokenizer encodes pairs, not as one text after the other. `similarity`: the score of two
-    vectors.
+    vectors. `terms`: vectors are of these weights, and nothing else is pooled.
     """
 
     tasks: tuple[PoolingTask, ...]
@@ -88,14 +107,18 @@ class PoolerSpec:
     is_wide: bool = True
     encodes_pairs: bool = True
     similarity: Similarity = "cosine"
+    terms: TermWeights | None = None
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether labels are scored with rows of the language-model head."""
-        return self.classifier is not None and bool(self.classifier.token_ids)
+        """Whether something is scored with rows of the language-model head."""
+        c = self.classifier
+        return self.terms is not None or (c is not None and bool(c.token_ids))
 
     def width(self, dim: int) -> int:
         """Numbers of a whole vector, of hidden states with `dim`."""
+        if self.terms is not None:
+            return self.terms.size
         return self.dense[-1].width if self.dense else dim
 
 

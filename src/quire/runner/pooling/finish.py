@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.models.pooling.spec import Classifier, PoolerSpec, Similarity
+from quire.models.pooling.spec import Classifier, PoolerSpec, Similarity, TermWeights
 from quire.params import PoolingParams
 from quire.params.pooling import QueryVectors
 
@@ -26,6 +26,8 @@ def finished(values: Array, spec: PoolerSpec, params: PoolingParams) -> Array:
     """values [D] or [n, D] fp32, as the head's layers give them -> fp32 of the requested form."""
     activates = spec.activates if params.use_activation is None else params.use_activation
     if params.task in ("embed", "token_embed"):
+        if spec.terms is not None:
+            values = _term_weights(values, spec.terms)
         size = spec.dimensions if params.dimensions is None else params.dimensions
         cut = values if size is None else values[..., :size]
         vectors = _normalised(cut) if activates else cut.copy()
@@ -70,6 +72,14 @@ def largest_similarities(query: Array, document: Array) -> float:
     """
     products = query @ document.T
     return float(np.add.reduce(products.max(axis=1)))
+
+
+def _term_weights(scores: Array, terms: TermWeights) -> Array:
+    """log(1 + relu(scores)) of the largest scores; sums are of weights already."""
+    if terms.pooling == "sum":
+        return scores
+    wide = np.log1p(np.maximum(scores.astype(np.float64), 0.0))
+    return (np.log1p(wide) if terms.is_damped else wide).astype(np.float32)
 
 
 def _normalised(vectors: Array) -> Array:
