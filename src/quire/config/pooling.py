@@ -38,6 +38,8 @@ def choose_form(args: EngineOptions, files: SentenceFiles) -> Form | None:
     runner, convert = args.runner, args.convert
     if runner == "draft":
         raise NotBuiltYet("runner", runner, "Use 'generate' or 'pooling'.")
+    if files.terms is not None and runner != "generate":
+        return "terms"
     if convert in ("embed", "classify"):
         if runner == "generate":
             allowed = "with runner='generate' it must be 'auto' or 'none'"
@@ -87,7 +89,7 @@ def finished_pooler(
 ) -> tuple[PoolerSpec, str]:
     """The pooler with everything decided, and why. `dim`: numbers of a hidden state."""
     s = _Sources(pooler_config(args.pooler_config), files, config, token_ids)
-    pooler = _with_types(pooler, s)
+    pooler = _with_types(_with_terms(pooler, s), s)
     if pooler.classifier is None:
         _check_widths(files, dim)
         pooler = replace(pooler, dense=files.dense)
@@ -98,6 +100,27 @@ def finished_pooler(
         check_dimensions(pooler, s.asked.dimensions, pooler.width(dim), "this model")
         pooler = replace(pooler, dimensions=s.asked.dimensions)
     return pooler, _reason(args, s)
+
+
+def _with_terms(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:
+    """The pooler, whose sparse vectors are as the files say. Raises LoadError for a model that has
+    none, InvalidParameter for another pooling.
+    """
+    found, asked = s.files.terms, s.asked.seq_pooling_type or s.asked.tok_pooling_type
+    if pooler.terms is None:
+        if found is not None:
+            raise LoadError(
+                "SpladePooling needs what predicts masked tokens in BERT, RoBERTa, XLM-RoBERTa, "
+                "CamemBERT, DistilBERT or ModernBERT, which this model does not have."
+            )
+        return pooler
+    if asked is not None:
+        allowed = "sparse vectors have no other pooling than that of their files"
+        raise InvalidParameter("pooling_type", asked, allowed, "Leave it out.")
+    if found is None:
+        return pooler
+    terms = replace(pooler.terms, pooling=found.pooling, is_damped=found.is_damped)
+    return replace(pooler, terms=terms)
 
 
 def _check_widths(files: SentenceFiles, dim: int) -> None:
@@ -134,6 +157,7 @@ def _with_types(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:
         activates=activates,
         step_tag=step_tag,
         returned_ids=pooler.returned_ids if returned is None else returned,
+        similarity=files.similarity or pooler.similarity,
     )
 
 

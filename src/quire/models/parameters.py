@@ -194,7 +194,11 @@ def _draft_inputs(d: DraftDecoder) -> Iterator[Parameter]:
 
 def _pooler(p: PoolerSpec, dim: int) -> Iterator[Parameter]:
     yield from _head_layers("pooler.dense.", p.dense, dim)
-    c = p.classifier
+    c, terms = p.classifier, p.terms
+    if terms is not None:
+        yield from _head_layers("pooler.layers.", terms.layers, dim)
+        if terms.bias:
+            yield Parameter("pooler.terms.bias", (terms.size,), "replicated", "bias")
     if c is not None:
         yield from _head_layers("pooler.layers.", c.layers, dim)
         if not c.token_ids:

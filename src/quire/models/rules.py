@@ -54,7 +54,8 @@ class Family:
     tensors that files carry and that hold nothing of the model, unless a rule names them.
     drafts_after_layers: layers beyond those of the config predict further tokens (MTP), and are
     ignored as well. pools: its specs have a pooler. other_ends: how names of tensors may end
-    instead in older files.
+    instead in older files. terms: the same with its language-model head, for weights of the
+    vocabulary's tokens; None: they are not implemented.
     """
 
     architectures: tuple[str, ...]
@@ -67,6 +68,7 @@ class Family:
     drafts_after_layers: bool = False
     pools: bool = False
     other_ends: tuple[tuple[str, str], ...] = ()
+    terms: Family | None = None
 
     def rules_for(self, decoder: Decoder) -> tuple[Rule, ...]:
         """The rules of a checkpoint of `decoder`."""

@@ -52,7 +52,7 @@ class PoolingParams(
     `skip_reading_prefix_cache`: every token is computed. `requires_token_ids` is set by the engine.
     `extra_kwargs` bound the texts of a scored pair: `max_tokens_per_query`, `max_tokens_per_doc`
     (0: not). With `compared_with` the result is one number, the score of the prompt for this query:
-    the cosine of vectors, or of token vectors the sum of the query's largest products.
+    the similarity of vectors, or of token vectors the sum of the query's largest products.
     """
 
     use_activation: bool | None = None

@@ -12,7 +12,7 @@ from typing import Any
 from quire.errors import UnsupportedArchitecture
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats import read_storage
-from quire.models.pooling.conversion import Form, converted, generators_of, with_pooler
+from quire.models.pooling.conversion import Form, converted, form_of, generators_of, with_pooler
 from quire.models.pooling.keys import with_pooler_keys
 from quire.models.pooling.spec import PoolerSpec
 from quire.models.rules import Family
@@ -21,6 +21,7 @@ from quire.models.spec import Decoder
 _HOMES = {
     "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
+    "BertSpladeSparseEmbeddingModel": "bert.BERT_SPLADE",
     "BloomForCausalLM": "bloom",
     "ChatGLMForConditionalGeneration": "chatglm",
     "ChatGLMModel": "chatglm",
@@ -161,7 +162,7 @@ def find_family(
             f"config.json: architectures={named!r} is not a list of names."
         )
     if pooler is not None:
-        form = "embed" if pooler.classifier is None else "classify"
+        form = form_of(pooler)
     for name in named:
         if name in _HOMES:
             return _in_form(family_of(name), form)
@@ -172,6 +173,8 @@ def find_family(
 
 def _in_form(family: Family, form: Form | None) -> Family:
     """A family that is named itself: a generator's as it is or in a form, or a pooler's."""
+    if form == "terms":  # a model without them is refused with its pooler
+        family, form = family.terms or family, "embed"
     if family.pools:
         return with_pooler(family, ())
     return family if form is None else converted(family, form)

@@ -8,12 +8,16 @@ from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.encoders import (
     POOLER_RULES,
     UNUSED_HEADS,
+    TermHead,
     check_encoder,
     forms,
     hidden_layer,
+    term_layer,
     whole_attention,
+    with_terms,
 )
 from quire.models.families.llama import context_of, layer_norm, layer_rules, mlp, stack
+from quire.models.pooling.spec import TermWeights
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder
 
@@ -43,11 +47,15 @@ _OF_OLD_FILES = (
 """Keys of another library's poolers."""
 
 
+def _eps(c: ConfigReader) -> float:
+    return c.number("layer_norm_eps", 1e-12)
+
+
 def _describe(c: ConfigReader) -> Decoder:
     check_encoder(c)
     c.only("position_embedding_type", "absolute")
     c.ignore(*_OF_OLD_FILES)
-    norm = layer_norm(c, eps=c.number("layer_norm_eps", 1e-12))
+    norm = layer_norm(c, eps=_eps(c))
     feed = mlp(c, act="gelu", gated=False, bias=True)
     return stack(
         c,
@@ -72,6 +80,30 @@ def _describe_roberta(c: ConfigReader) -> Decoder:
     )
 
 
+def _terms(c: ConfigReader) -> TermWeights:
+    return TermWeights(c.integer("vocab_size"), (term_layer(c, _eps(c)),))
+
+
+def _terms_between(c: ConfigReader) -> TermWeights:
+    """Those of the tokens between the first and the last."""
+    ends = c.integer("cls_token_id", 101, minimum=0), c.integer("sep_token_id", 102, minimum=0)
+    return replace(_terms(c), ends=ends)
+
+
+def _terms_of_roberta(c: ConfigReader) -> TermWeights:
+    return TermWeights(c.integer("vocab_size"), (term_layer(c, _eps(c), None),))
+
+
+_TERM_RULES = (
+    rule("cls.predictions.transform.dense.{leaf}", "pooler.layers.0.{leaf}"),
+    rule("cls.predictions.transform.LayerNorm.{leaf}", "pooler.layers.0.norm.{leaf}"),
+    rule("cls.predictions.bias", "pooler.terms.bias"),
+)
+_TERM_RULES_OF_ROBERTA = (
+    rule("lm_head.dense.{leaf}", "pooler.layers.0.{leaf}"),
+    rule("lm_head.layer_norm.{leaf}", "pooler.layers.0.norm.{leaf}"),
+    rule("lm_head.bias", "pooler.terms.bias"),
+)
 _BERT = Family(
     (),
     _describe,
@@ -86,6 +118,10 @@ BERT = forms(
     "Bert",
     layers=hidden_layer("tanh"),
     rules=POOLER_RULES,
+    term_head=TermHead(_terms, _TERM_RULES),
+)
+BERT_SPLADE = with_terms(
+    _BERT, TermHead(_terms_between, _TERM_RULES), ("BertSpladeSparseEmbeddingModel",)
 )
 
 
@@ -98,6 +134,7 @@ def _roberta(stem: str) -> tuple[Family, Family, Family]:
             rule("classifier.dense.{leaf}", "pooler.layers.0.{leaf}"),
             rule("classifier.out_proj.{leaf}", "pooler.classifier.{leaf}"),
         ),
+        term_head=TermHead(_terms_of_roberta, _TERM_RULES_OF_ROBERTA),
     )
 
 

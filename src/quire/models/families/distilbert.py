@@ -6,12 +6,15 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families.encoders import (
     CLASSIFIER_RULES,
     UNUSED_HEADS,
+    TermHead,
     check_encoder,
     forms,
     hidden_layer,
+    term_layer,
     whole_attention,
 )
 from quire.models.families.llama import context_of, layer_rules, mlp, stack
+from quire.models.pooling.spec import TermWeights
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Norm
 
@@ -55,6 +58,15 @@ def _describe(c: ConfigReader) -> Decoder:
     )
 
 
+def _terms(c: ConfigReader) -> TermWeights:
+    return TermWeights(c.integer("vocab_size"), (term_layer(c, _NORM.eps, "activation"),))
+
+
+_TERM_RULES = (
+    rule("vocab_transform.{leaf}", "pooler.layers.0.{leaf}"),
+    rule("vocab_layer_norm.{leaf}", "pooler.layers.0.norm.{leaf}"),
+    rule("vocab_projector.bias", "pooler.terms.bias"),
+)
 FAMILY = forms(
     Family(
         (),
@@ -67,4 +79,5 @@ FAMILY = forms(
     "DistilBert",
     layers=hidden_layer("relu"),
     rules=(rule("pre_classifier.{leaf}", "pooler.layers.0.{leaf}"), *CLASSIFIER_RULES),
+    term_head=TermHead(_terms, _TERM_RULES),
 )

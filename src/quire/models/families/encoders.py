@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.pooling.keys import read_classifier
-from quire.models.pooling.spec import HeadActivation, HeadLayer, PoolerSpec
+from quire.models.pooling.spec import HeadActivation, HeadLayer, PoolerSpec, TermWeights
 from quire.models.rules import Family, Rule, rule
-from quire.models.spec import Attention
+from quire.models.spec import Attention, Decoder
 
+HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "relu": "relu",
+    "tanh": "tanh",
+}
 MakePooler = Callable[[ConfigReader], PoolerSpec]
 
 UNUSED_HEADS = r"(cls|lm_head|head|decoder|vocab_\w+)\..*"
 """Names of what predicts masked tokens, which no pooler needs."""
 CLASSIFIER_RULES = (rule("classifier.{leaf}", "pooler.classifier.{leaf}"),)
 POOLER_RULES = (rule("{prefix}pooler.dense.{leaf}", "pooler.layers.0.{leaf}"), *CLASSIFIER_RULES)
+
+
+class TermHead(NamedTuple):
+    """What predicts masked tokens: it weighs the terms of sparse vectors."""
+
+    describe: Callable[[ConfigReader], TermWeights]
+    rules: tuple[Rule, ...]
 
 
 def forms(
@@ -29,12 +44,14 @@ def forms(
     token_layers: Callable[[ConfigReader], tuple[HeadLayer, ...]] | None = None,
     token_rules: tuple[Rule, ...] = CLASSIFIER_RULES,
     pooling: Callable[[ConfigReader], Any] = lambda c: "cls",
+    term_head: TermHead | None = None,
 ) -> tuple[Family, Family, Family]:
     """The family of `stem`Model and `stem`ForMaskedLM, whose heads are left out, of
     `stem`ForSequenceClassification and of `stem`ForTokenClassification.
 
     layers, token_layers: what is between hidden states and classifiers, with `rules` and
-    `token_rules` for both. pooling: what a classifier of texts reads.
+    `token_rules` for both. pooling: what a classifier of texts reads. `term_head`: that of
+    `stem`ForMaskedLM, which folders of sparse vectors use.
     """
 
     def embed(c: ConfigReader) -> PoolerSpec:
@@ -48,8 +65,10 @@ def forms(
         classifier = read_classifier(c, layers=() if token_layers is None else token_layers(c))
         return PoolerSpec(("token_classify",), classifier=classifier)
 
+    terms = None if term_head is None else with_terms(family, term_head)
+    embedder = _with(family, (f"{stem}Model", f"{stem}ForMaskedLM"), embed, ())
     return (
-        _with(family, (f"{stem}Model", f"{stem}ForMaskedLM"), embed, ()),
+        replace(embedder, terms=terms),
         _with(family, (f"{stem}ForSequenceClassification",), classify, rules),
         _with(family, (f"{stem}ForTokenClassification",), classify_tokens, token_rules),
     )
@@ -72,6 +91,32 @@ def _with(
 def hidden_layer(act: HeadActivation) -> Callable[[ConfigReader], tuple[HeadLayer, ...]]:
     """One layer as wide as the model."""
     return lambda c: (HeadLayer(c.integer("hidden_size"), act),)
+
+
+def with_terms(family: Family, head: TermHead, architectures: tuple[str, ...] = ()) -> Family:
+    """The family of models with sparse vectors."""
+
+    def weigh(c: ConfigReader) -> PoolerSpec:
+        terms = head.describe(c)
+        return PoolerSpec(("embed",), "cls", activates=False, similarity="dot", terms=terms)
+
+    def describe(c: ConfigReader) -> Decoder:
+        c.only("tie_word_embeddings", True)
+        return replace(family.describe(c), tie=True)
+
+    return _with(replace(family, describe=describe), architectures, weigh, head.rules)
+
+
+def term_layer(
+    c: ConfigReader, eps: float, act_key: str | None = "hidden_act", **facts: Any
+) -> HeadLayer:
+    """The layer before the language-model head: a product, an activation (gelu without a key) and
+    a norm.
+    """
+    act: HeadActivation = "gelu"
+    if act_key is not None:
+        act = c.choice(act_key, HEAD_ACTIVATIONS, "gelu")
+    return HeadLayer(c.integer("hidden_size"), act, **{"norm_eps": eps, "norm_bias": True, **facts})
 
 
 def whole_attention(c: ConfigReader, head_dim: int | None = None, **facts: Any) -> Attention:

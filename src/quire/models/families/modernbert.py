@@ -10,8 +10,10 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families.encoders import (
     CLASSIFIER_RULES,
     UNUSED_HEADS,
+    TermHead,
     check_encoder,
     forms,
+    term_layer,
     whole_attention,
 )
 from quire.models.families.llama import (
@@ -25,7 +27,7 @@ from quire.models.families.llama import (
     with_ropes,
     with_windows,
 )
-from quire.models.pooling.spec import HeadActivation, HeadLayer, SequencePooling
+from quire.models.pooling.spec import HeadLayer, SequencePooling, TermWeights
 from quire.models.rope_config import read_ropes
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Norm
@@ -57,13 +59,6 @@ _TRAINING = (
 """Keys about training and about the head that predicts masked tokens."""
 _OF_CLASSIFIERS = ("classifier_activation", "classifier_bias", "classifier_pooling")
 """Keys that files of other models have as well."""
-_HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "relu": "relu",
-    "tanh": "tanh",
-}
 _POOLINGS: dict[str, SequencePooling] = {"cls": "cls", "mean": "mean"}
 
 
@@ -93,15 +88,12 @@ def _describe(c: ConfigReader) -> Decoder:
 
 
 def _head(c: ConfigReader) -> tuple[HeadLayer, ...]:
-    norm = _norm(c)
-    layer = HeadLayer(
-        c.integer("hidden_size"),
-        c.choice("classifier_activation", _HEAD_ACTIVATIONS, "gelu"),
-        bias=c.flag("classifier_bias", False),
-        norm_eps=norm.eps,
-        norm_bias=norm.bias,
-    )
-    return (layer,)
+    norm, bias = _norm(c), c.flag("classifier_bias", False)
+    return (term_layer(c, norm.eps, "classifier_activation", bias=bias, norm_bias=norm.bias),)
+
+
+def _terms(c: ConfigReader) -> TermWeights:
+    return TermWeights(c.integer("vocab_size"), _head(c), c.flag("decoder_bias", True))
 
 
 def _pooling(c: ConfigReader) -> SequencePooling:
@@ -109,10 +101,14 @@ def _pooling(c: ConfigReader) -> SequencePooling:
     return pooling
 
 
-_HEAD_RULES = (
+_LAYER_RULES = (
     rule("head.dense.{leaf}", "pooler.layers.0.{leaf}"),
     rule("head.norm.{leaf}", "pooler.layers.0.norm.{leaf}"),
-    *CLASSIFIER_RULES,
+)
+_HEAD_RULES = (*_LAYER_RULES, *CLASSIFIER_RULES)
+_TERM_RULES = (
+    *_LAYER_RULES,
+    rule("decoder.bias", "pooler.terms.bias"),
 )
 FAMILY = forms(
     Family((), _describe, _RULES, ignored=(UNUSED_HEADS,)),
@@ -122,4 +118,5 @@ FAMILY = forms(
     token_layers=_head,
     token_rules=_HEAD_RULES,
     pooling=_pooling,
+    term_head=TermHead(_terms, _TERM_RULES),
 )

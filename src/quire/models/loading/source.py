@@ -39,6 +39,7 @@ _SENTENCES = [
     "sentence_*_config.json",
     "config_sentence_transformers.json",
     "*_Pooling/config.json",
+    "*_SpladePooling/config.json",
     "*_Dense/config.json",
     "*_Normalize/config.json",
 ]

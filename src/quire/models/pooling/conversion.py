@@ -15,8 +15,10 @@ from quire.models.pooling.spec import Classifier, HeadLayer, PoolerSpec
 from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Decoder
 
-Form = Literal["embed", "classify", "token_classify", "reward", "process_reward", "value_head"]
-"""What is made of a generator."""
+Form = Literal[
+    "embed", "terms", "classify", "token_classify", "reward", "process_reward", "value_head"
+]
+"""What is made of a generator; "terms" only of encoders."""
 
 STEP_TAG = 151651
 """The token behind each step of a solution that Qwen's process reward models score."""
@@ -50,6 +52,13 @@ def generators_of(architecture: str) -> tuple[tuple[str, ...], Form] | None:
             form = "value_head" if form == "reward" and stem in _VALUE_HEADS else form
             return tuple(stem + generator for generator in _GENERATORS), form
     return None
+
+
+def form_of(pooler: PoolerSpec) -> Form:
+    """The form that a checkpoint with this pooler has, where its architecture does not say."""
+    if pooler.terms is not None:
+        return "terms"
+    return "embed" if pooler.classifier is None else "classify"
 
 
 def converted(family: Family, form: Form) -> Family:

@@ -42,7 +42,10 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class Pooler:
-    """A pooling head with its weights, in `dtype`. A row's result depends on that row alone."""
+    """A pooling head with its weights, in `dtype`. A row's result depends on that row alone.
+
+    `classifier` is the product behind `layers`: of labels, or of the vocabulary for their weights.
+    """
 
     ops: Ops
     spec: PoolerSpec
@@ -58,7 +61,9 @@ class Pooler:
         return _through(self.dense, x.to(self.dtype))
 
     def classify(self, x: Tensor) -> Tensor:
-        """Hidden states [M, C] -> a score for each label [M, num_labels], before its activation."""
+        """Hidden states [M, C] -> a score for each label [M, num_labels], before its activation,
+        or for each token of the vocabulary [M, V].
+        """
         assert self.classifier is not None, "the model has no classifier"
         return self.ops.linear(_through(self.layers, x.to(self.dtype)), self.classifier)
 
@@ -73,12 +78,17 @@ def make_pooler(make: Maker, spec: PoolerSpec, token_rows: Callable[[], Tensor])
     """Take the leaves of a pooler; `token_rows` takes the language-model head's [V, C]."""
     dtype = torch.float32 if spec.is_wide else make.dtype
     dense = _layers(make, "pooler.dense.", spec.dense, dtype)
-    c = spec.classifier
-    if c is None:
+    c, terms = spec.classifier, spec.terms
+    scored = c if terms is None else terms
+    if scored is None:
         return Pooler(make.ops, spec, dtype, dense, (), None)
-    layers = _layers(make, "pooler.layers.", c.layers, dtype)
+    layers = _layers(make, "pooler.layers.", scored.layers, dtype)
     name = "pooler.classifier"
-    if c.token_ids:
+    if terms is not None:
+        bias = make.weights.tensor("pooler.terms.bias", dtype) if terms.bias else None
+        weight = make.ops.pack_linear(token_rows().to(dtype), bias)
+        make.keep(name, weight)
+    elif c is not None and c.token_ids:
         weight = make.ops.pack_linear(_rows_of(c, token_rows()).to(dtype), None)
         make.keep(name, weight)
     else:

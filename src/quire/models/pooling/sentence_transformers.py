@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal, get_args
 
 from quire.errors import LoadError
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.pooling.spec import HeadActivation, HeadLayer, SequencePooling
+from quire.models.pooling.spec import HeadActivation, HeadLayer, SequencePooling, Similarity
 from quire.text.json_files import read_json, read_value
 from quire.text.model_files import has_file
 
@@ -19,6 +19,8 @@ _PACKAGES = (
     "sentence_transformers.models.",
     "sentence_transformers.sentence_transformer.modules.",
     "sentence_transformers.base.modules.",
+    "sentence_transformers.sparse_encoder.models.",
+    "sentence_transformers.sparse_encoder.modules.",
     "pylate.models.",
 )
 _POOLINGS: dict[str, SequencePooling] = {
@@ -41,8 +43,20 @@ _TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_ABOUT = "config_sentence_transformers.json"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 """Of a Dense module, the first that is there."""
+
+
+_MODULES = ("Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize")
+
+
+@dataclass(frozen=True, slots=True)
+class TermPooling:
+    """How a SpladePooling module makes weights of scores: fields of `TermWeights`."""
+
+    pooling: Literal["max", "sum"]
+    is_damped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +66,8 @@ class SentenceFiles:
     `pooling` None: they name none that is implemented, and `note` says which. `normalizes` None:
     there is no list of modules. `dense_inputs`: the width that each of the `dense` layers reads.
     `max_length` None: the model's own. `lowers`: input is in small
-    letters. `prompts`, by name, are for callers to put before their texts.
+    letters. `prompts`, by name, are for callers to put before their texts. `similarity` None: they
+    do not say how vectors are compared. `terms`: vectors are sparse, of the vocabulary's tokens.
     """
 
     pooling: SequencePooling | None = None
@@ -63,6 +78,8 @@ class SentenceFiles:
     max_length: int | None = None
     lowers: bool = False
     prompts: Mapping[str, str] | None = None
+    similarity: Similarity | None = None
+    terms: TermPooling | None = None
     note: str = ""
 
 
@@ -72,28 +89,49 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     """
     modules = _modules(folder)
     length, lowers = _transformer(folder)
-    prompts = read_json(folder / "config_sentence_transformers.json").get("prompts")
+    about = read_json(folder / _ABOUT)
+    prompts, similarity = about.get("prompts"), _similarity(about.get("similarity_fn_name"))
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
         prompts = {}
     if modules is None:
-        return SentenceFiles(max_length=length, lowers=lowers, prompts=prompts)
+        return SentenceFiles(
+            max_length=length, lowers=lowers, prompts=prompts, similarity=similarity
+        )
     paths = {name: [path for kind, path in modules if kind == name] for name, _ in modules}
     pooling, note = None, ""
     if "Pooling" in paths:
         config = read_json(folder / paths["Pooling"][0] / "config.json")
         pooling, note = _pooling(config)
+    terms = None
+    if "SpladePooling" in paths:
+        if "Pooling" in paths or "Dense" in paths:
+            raise LoadError(f"{folder}/modules.json: SpladePooling has neither Pooling nor Dense.")
+        terms = _terms(folder / paths["SpladePooling"][0] / "config.json")
     dense = [_dense(folder, path) for path in paths.get("Dense", ())]
     return SentenceFiles(
         pooling=pooling,
-        has_pooling="Pooling" in paths,
+        has_pooling="Pooling" in paths or terms is not None,
         normalizes="Normalize" in paths,
         dense=tuple(layer for layer, _ in dense),
         dense_inputs=tuple(inputs for _, inputs in dense),
         max_length=length,
         lowers=lowers,
         prompts=prompts,
+        similarity=similarity,
+        terms=terms,
         note=note,
     )
+
+
+def _similarity(name: Any) -> Similarity | None:
+    """How vectors are compared, by its name in the files."""
+    if name is None or (isinstance(name, str) and name.lower() == "maxsim"):
+        return None  # as token vectors always are
+    allowed: tuple[Similarity, ...] = get_args(Similarity)
+    for known in allowed:
+        if name == known:
+            return known
+    raise unsupported("similarity_fn_name", name, ", ".join(allowed), _ABOUT)
 
 
 def _modules(folder: Path) -> list[tuple[str, str]] | None:
@@ -116,11 +154,11 @@ def _modules(folder: Path) -> list[tuple[str, str]] | None:
 def _type(path: Path, kind: str) -> str:
     """The name of a module's class. Raises LoadError for one that is not implemented."""
     name = kind.rpartition(".")[2]
-    if kind.startswith(_PACKAGES) and name in ("Transformer", "Pooling", "Dense", "Normalize"):
+    if kind.startswith(_PACKAGES) and name in _MODULES:
         return name
     raise LoadError(
-        f"{path}: modules of type {kind[:200]} are not implemented; there are Transformer, "
-        "Pooling, Dense and Normalize of sentence-transformers."
+        f"{path}: modules of type {kind[:200]} are not implemented; there are "
+        f"{', '.join(_MODULES)} of sentence-transformers."
     )
 
 
@@ -141,6 +179,15 @@ def _pooling(config: dict[str, Any]) -> tuple[SequencePooling | None, str]:
         f"sentence-transformers pools this model by {names}, which is not implemented: vectors "
         "differ from theirs. CLS, MEAN and LAST are implemented."
     )
+
+
+def _terms(path: Path) -> TermPooling:
+    c = ConfigReader(read_json(path), f"{path.parent.name}/config.json: ")
+    c.ignore("embedding_dimension", "word_embedding_dimension", "chunk_size")
+    pooling = c.choice_of("pooling_strategy", "max", "sum", absent="max")
+    is_damped = c.choice("activation_function", {"relu": False, "log1p_relu": True}, "relu")
+    c.finish()
+    return TermPooling(pooling, is_damped)
 
 
 def _dense(folder: Path, inside: str) -> tuple[HeadLayer, int]:

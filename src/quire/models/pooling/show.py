@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quire.models.pooling.spec import HeadLayer, PoolerSpec
+from quire.models.pooling.spec import HeadLayer, PoolerSpec, TermWeights
 
 _POOLED = {"cls": "x[first token]", "mean": "mean of x", "last": "x[last token]"}
 
 
 def pooler_lines(p: PoolerSpec, dim: int) -> Iterator[str]:
     """What becomes of hidden states x with `dim` numbers."""
+    if p.terms is not None:
+        yield from _term_lines(p.terms, dim, " / |p|" if p.activates else "")
+        return
     yield f"p = {_POOLED[p.pooling]}    # for tasks of tokens each x"
     yield from _layers(p.dense, dim)
     c = p.classifier
@@ -25,6 +28,15 @@ def pooler_lines(p: PoolerSpec, dim: int) -> Iterator[str]:
         scores = f"({scores} - {c.mean:g}) / {c.deviation:g}"
     is_plain = c.activation == "identity" or not p.activates
     yield f"labels = {scores}" if is_plain else f"labels = {c.activation}({scores})"
+
+
+def _term_lines(terms: TermWeights, dim: int, length: str) -> Iterator[str]:
+    yield "p = x    # of each token"
+    yield from _layers(terms.layers, dim)
+    product = f"head[{terms.size} x {dim}] @ p{' + bias' if terms.bias else ''}"
+    weight = f"log(1 + relu({product}))"
+    yield f"p = {f'log(1 + {weight})' if terms.is_damped else weight}"
+    yield f"vector[{terms.size}] = {terms.pooling} of p{length}"
 
 
 def _layers(layers: Sequence[HeadLayer], inputs: int) -> Iterator[str]:

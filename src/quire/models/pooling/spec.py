@@ -17,6 +17,8 @@ PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 SequencePooling = Literal["cls", "mean", "last"]
 TokenPooling = Literal["all", "step"]
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+"""How two vectors are compared; of the latter two it is the negative distance."""
 LabelActivation = Literal["identity", "sigmoid", "softmax"]
 
 
@@ -59,6 +61,25 @@ class Classifier:
 
 
 @dataclass(frozen=True, slots=True)
+class TermWeights:
+    """A weight for each of `size` tokens of the vocabulary (SPLADE, Formal et al. 2021): of what
+    the language-model head scores at each token of a prompt, log(1 + relu(score)), the largest, or
+    with `pooling` "sum" the sum.
+
+    `layers` are between hidden states and the head, which is the input embedding, with a `bias`.
+    `is_damped`: the logarithm of one more is taken twice. `ends`: the ids of a first and of a last
+    token that do not count.
+    """
+
+    size: int
+    layers: tuple[HeadLayer, ...]
+    bias: bool = True
+    pooling: Literal["max", "sum"] = "max"
+    is_damped: bool = False
+    ends: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PoolerSpec:
     """A pooling head.
 
@@ -69,7 +90,8 @@ class PoolerSpec:
     a request does not say. `dense` is of vectors only, the `classifier` of labels only. `sizes`:
     to how many numbers a vector may be cut; () for any, None where it may not. `is_wide`: the head
     computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
-    tokenizer encodes pairs, not as one text after the other.
+    tokenizer encodes pairs, not as one text after the other. `similarity`: the score of two
+    vectors. `terms`: vectors are of these weights, and nothing else is pooled.
     """
 
     tasks: tuple[PoolingTask, ...]
@@ -84,14 +106,19 @@ class PoolerSpec:
     dimensions: int | None = None
     is_wide: bool = True
     encodes_pairs: bool = True
+    similarity: Similarity = "cosine"
+    terms: TermWeights | None = None
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether labels are scored with rows of the language-model head."""
-        return self.classifier is not None and bool(self.classifier.token_ids)
+        """Whether something is scored with rows of the language-model head."""
+        c = self.classifier
+        return self.terms is not None or (c is not None and bool(c.token_ids))
 
     def width(self, dim: int) -> int:
         """Numbers of a whole vector, of hidden states with `dim`."""
+        if self.terms is not None:
+            return self.terms.size
         return self.dense[-1].width if self.dense else dim
 
 

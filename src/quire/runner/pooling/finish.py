@@ -7,11 +7,13 @@ others.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from quire.models.pooling.spec import Classifier, PoolerSpec
+from quire.models.pooling.spec import Classifier, PoolerSpec, Similarity, TermWeights
 from quire.params import PoolingParams
 from quire.params.pooling import QueryVectors
 
@@ -24,27 +26,44 @@ def finished(values: Array, spec: PoolerSpec, params: PoolingParams) -> Array:
     """values [D] or [n, D] fp32, as the head's layers give them -> fp32 of the requested form."""
     activates = spec.activates if params.use_activation is None else params.use_activation
     if params.task in ("embed", "token_embed"):
+        if spec.terms is not None:
+            values = _term_weights(values, spec.terms)
         size = spec.dimensions if params.dimensions is None else params.dimensions
         cut = values if size is None else values[..., :size]
         vectors = _normalised(cut) if activates else cut.copy()
         query = params.compared_with
-        return vectors if query is None else _score(query, vectors)
+        return vectors if query is None else _score(query, vectors, spec.similarity)
     assert spec.classifier is not None, "the task needs a classifier"
     return _activated(values, spec.classifier, activates)
 
 
-def _score(query: QueryVectors, vectors: Array) -> Array:
+def _score(query: QueryVectors, vectors: Array, similarity: Similarity) -> Array:
     """How near a prompt's vectors are to those of a query -> [1]."""
     asked = np.frombuffer(query.data, dtype=np.float32).reshape(query.shape)
-    compare = cosine if vectors.ndim == 1 else largest_similarities
-    return np.array([compare(asked, vectors)], dtype=np.float32)
+    if vectors.ndim > 1:
+        return np.array([largest_similarities(asked, vectors)], dtype=np.float32)
+    compare = _SIMILARITIES[similarity]
+    score = compare(asked.astype(np.float64), vectors.astype(np.float64))
+    return np.array([score], dtype=np.float32)
 
 
-def cosine(first: Array, second: Array) -> float:
-    """The cosine of two vectors [D]; 0 where one of them is 0."""
-    a, b = first.astype(np.float64), second.astype(np.float64)
-    lengths = np.sqrt(np.add.reduce(a * a)) * np.sqrt(np.add.reduce(b * b))
-    return float(np.add.reduce(a * b) / max(lengths, 1e-16))
+def _dot(a: Array, b: Array) -> float:
+    return float(np.add.reduce(a * b))
+
+
+def _cosine(a: Array, b: Array) -> float:
+    """0 where one of them is 0."""
+    return _dot(a, b) / max(np.sqrt(_dot(a, a)) * np.sqrt(_dot(b, b)), 1e-16)
+
+
+_SIMILARITIES: Mapping[Similarity, Callable[[Array, Array], float]] = MappingProxyType(
+    {
+        "cosine": _cosine,
+        "dot": _dot,
+        "euclidean": lambda a, b: -np.sqrt(_dot(a - b, a - b)),
+        "manhattan": lambda a, b: -np.add.reduce(np.abs(a - b)),
+    }
+)
 
 
 def largest_similarities(query: Array, document: Array) -> float:
@@ -53,6 +72,14 @@ def largest_similarities(query: Array, document: Array) -> float:
     """
     products = query @ document.T
     return float(np.add.reduce(products.max(axis=1)))
+
+
+def _term_weights(scores: Array, terms: TermWeights) -> Array:
+    """log(1 + relu(scores)) of the largest scores; sums are of weights already."""
+    if terms.pooling == "sum":
+        return scores
+    wide = np.log1p(np.maximum(scores.astype(np.float64), 0.0))
+    return (np.log1p(wide) if terms.is_damped else wide).astype(np.float32)
 
 
 def _normalised(vectors: Array) -> Array:

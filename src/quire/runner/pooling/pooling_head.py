@@ -21,6 +21,7 @@ from quire.runner.devices.device import Device
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.pooling.finish import finished
 from quire.runner.pooling.ordered_sums import PartialSum, PromptChunk, add_chunks
+from quire.runner.pooling.term_scores import term_scores
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PooledRow, RunnerOutput
 from quire.scheduling.step import NewRow
@@ -94,7 +95,9 @@ class PoolingHead:
     def add_row(self, new: NewRow) -> None:
         params = new.params
         assert isinstance(params, PoolingParams), "the head of rows that pool"
+        terms = self.spec.terms
         by_place = params.task in _OF_TOKENS and self.spec.token_pooling == "step"
+        by_place = by_place or (terms is not None and terms.ends is not None)
         ids = np.array(new.token_ids, dtype=np.int64) if by_place else None
         self.prompts[new.row] = _Prompt(new.handle, params, new.num_prompt_tokens, new.adapter, ids)
 
@@ -140,15 +143,31 @@ class PoolingStep:
         tokens = [part for part in self._parts if part.prompt.params.task in _OF_TOKENS]
         found: list[Tensor] = []
         if vectors:
-            pooled, ended = self._pool(states.last, vectors), [p for p in vectors if p.is_last]
+            has_terms = self._head.spec.terms is not None
+            pooled = states.last if has_terms else self._pool(states.last, vectors)
+            ended = [part for part in vectors if part.is_last]
             kinds = [(part.prompt.params.task, part.prompt.slot) for part in ended]
             for task, slot in sorted(set(kinds)):
                 mine = [i for i, kind in enumerate(kinds) if kind == (task, slot)]
                 pooler = self._head.pooler(slot)
-                layers = pooler.embed if task == "embed" else pooler.classify
-                found.append(layers(pooled if len(mine) == len(ended) else pooled[mine]))
+                if has_terms:
+                    places = [self._counted(ended[i]) for i in mine]
+                    found.append(term_scores(pooler, pooled, places))
+                else:
+                    layers = pooler.embed if task == "embed" else pooler.classify
+                    found.append(layers(pooled if len(mine) == len(ended) else pooled[mine]))
                 self._results += [(ended[i].prompt, at) for at, i in enumerate(mine)]
         return [*found, *self._pool_tokens(states.last, tokens)]
+
+    def _counted(self, part: _Part) -> range:
+        """The rows of a prompt's tokens that count for the weights of terms."""
+        assert part.first == 0 and part.is_last, "a prompt in one step"
+        start, end = part.start, part.start + part.count
+        terms, ids = self._head.spec.terms, part.prompt.ids
+        if terms is not None and terms.ends is not None and ids is not None:
+            first, last = terms.ends
+            start, end = start + int(ids[0] == first), end - int(ids[-1] == last)
+        return range(start, end)
 
     def _pool(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
         """The pooled hidden states [M, C] of the M prompts that end in this step."""
