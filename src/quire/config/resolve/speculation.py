@@ -27,6 +27,7 @@ def decide_speculation(d: Decisions, length: int | None) -> None:
     Raises InvalidParameter for what the model cannot have.
     """
     wish = d.model.drafts
+    _decide_metrics(d, has_drafts=wish is not None)
     if wish is None:
         d.decide("speculation", None, "speculative_config: none")
         return
@@ -53,6 +54,14 @@ def decide_speculation(d: Decisions, length: int | None) -> None:
         custom_class=config.model if config.method == "custom_class" else None,
     )
     d.decide("speculation", plan, why)
+
+
+def _decide_metrics(d: Decisions, *, has_drafts: bool) -> None:
+    name = "per_request_spec_decode_metrics"
+    level = d.requested(name, "draft_reports")
+    if level != "none" and not has_drafts:
+        allowed = "nothing is drafted, so that there is nothing to count"
+        raise InvalidParameter(name, level, allowed, "Give speculative_config, or leave it out.")
 
 
 def _config_name(d: Decisions) -> str:

@@ -330,6 +330,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     """The output of one step, as columns: request `handles[i]` got `counts[i]` of the flat
     `token_ids` (None: one each).
 
+    `verified` has (handle, drafts, right ones) of those that verified drafts, where that is wanted.
     A request in `finished` may have no new token (an error, an abort by the core); one that pooled
     its prompt has its result in `pooled` instead. Outputs of a
     core process carry its `incarnation`: a front end drops those of an earlier one. Their
@@ -356,6 +357,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     sequence: int = 0
     pooled: list[PooledOutput] = []
     routed_experts: list[RoutedExperts] = []
+    verified: list[tuple[int, int, int]] = []
 
     @property
     def outputs(self) -> list[EngineCoreOutput]:
