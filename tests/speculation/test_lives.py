@@ -151,7 +151,8 @@ def run(core, preempt_every=None):
         found[handle] = []
     while core.has_work:
         steps += 1
-        if preempt_every and steps % preempt_every == 0:
+        # Without an end, prompts might start over again and again.
+        if preempt_every and steps % preempt_every == 0 and steps < 12 * preempt_every:
             perform(core, "reset_prefix_cache", (True,))
         out = core.step()
         values = None if out.logprobs is None else out.logprobs.values[:, 0].tolist()
