@@ -8,7 +8,12 @@ from typing import Any
 import msgspec
 
 from quire.config.args.engine_options import EngineOptions
-from quire.config.speculative_config import REFUSED_METHODS, SpeculativeConfig, speculative_config
+from quire.config.speculative_config import (
+    REFUSED_METHODS,
+    SpeculativeConfig,
+    check_keys,
+    speculative_config,
+)
 from quire.config.speculators import proposed_tokens
 from quire.errors import NotBuiltYet
 from quire.models.drafting.medusa import read_medusa
@@ -95,6 +100,7 @@ def gather_draft_wish(
         raise NotBuiltYet(key, config.model, REFUSED_METHODS[method])
     draft = _facts(method, config.model, str(found), form, hf_config, is_target=False)
     config = msgspec.structs.replace(config, method=method)
+    check_keys(config)
     return DraftWish(config, _measured(draft, decoder))
 
 
