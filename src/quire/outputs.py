@@ -160,14 +160,14 @@ class CompletionOutput(msgspec.Struct, gc=False):
     `routed_experts_prompt_start` to the token before the last, which the model has not read; 0 in
     layers without experts.
     """
+    spec_decode_metrics: Any = None
+    """With `per_request_spec_decode_metrics`, when the completion has ended: what became of its
+    drafts, a `RequestSpecDecodeMetrics`.
+    """
 
     @property
     def sampling_mask(self) -> None:
         """None: which tokens sampling left possible is not reported."""
-
-    @property
-    def spec_decode_metrics(self) -> None:
-        """None: what drafts of one completion were worth is not counted."""
 
     @property
     def weight_versions(self) -> None:
@@ -190,6 +190,7 @@ class CompletionOutput(msgspec.Struct, gc=False):
         self.stop_reason = new.stop_reason
         self.error = new.error
         self.routed_experts = new.routed_experts
+        self.spec_decode_metrics = new.spec_decode_metrics
 
 
 class RequestStateStats(msgspec.Struct, gc=False):

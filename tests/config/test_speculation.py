@@ -152,3 +152,45 @@ def test_a_path_of_a_class_is_a_method():
     config = {"model": "my_package.drafts.Mine", "num_speculative_tokens": 2}
     plan = planned(config).speculation
     assert (plan.method, plan.custom_class) == ("custom_class", "my_package.drafts.Mine")
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "value"),
+    [
+        ("ngram", "max_model_len", 64),
+        ("ngram", "suffix_decoding_min_token_prob", 0.3),
+        ("suffix", "prompt_lookup_max", 4),
+        ("auto", "draft_sample_method", "greedy"),
+        ("auto", "quantization", "int8"),
+        ("ngram", "revision", "main"),
+        ("eagle", "prompt_lookup_min", 2),
+        ("medusa", "quantization", "int8"),
+    ],
+)
+def test_keys_of_other_methods_are_refused(method, key, value):
+    given = {"method": method, "num_speculative_tokens": 3, key: value}
+    if method in ("eagle", "medusa"):
+        given["model"] = "some/folder"
+    with pytest.raises(InvalidParameter, match=f"it goes with .*the method is {method}") as caught:
+        speculative_config(EngineArgs(speculative_config=given))
+    assert caught.value.parameter == f"speculative_config[{key!r}]"
+
+
+def test_a_draft_is_rounded_in_known_ways_only():
+    def rounding(given, **config):
+        wish = {"method": "draft_model", "model": "d", "num_speculative_tokens": 3}
+        facts = draft("draft_model", hf_config=config)
+        plan = planned(wish | {"quantization": given}, facts)
+        return plan.speculation.draft.quantization
+
+    assert rounding(None) is None and rounding("int8") == "int8"
+    with pytest.raises(InvalidParameter, match=r"speculative_config\['quantization'\]='int9'"):
+        rounding("int9")
+    with pytest.raises(InvalidParameter, match="8-bit floats are for GPUs"):
+        rounding("fp8")
+    stored = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+    stored["version"] = "gemm"
+    assert rounding(None, quantization_config=stored) is None
+    assert rounding("awq_marlin", quantization_config=stored) is None
+    with pytest.raises(InvalidParameter, match="as the draft is stored"):
+        rounding("int8", quantization_config=stored)

@@ -1,5 +1,7 @@
 """What guesses from tokens, against plain searches of the same texts."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from quire.config.speculation import SpeculationPlan, SuffixRules
 from quire.errors import InvalidParameter
 from quire.runner.drafting.custom import make_proposer
 from quire.runner.drafting.from_tokens import FirstOf, open_guessers
+from quire.runner.drafting.guesser import GuessingDrafter
 from quire.runner.drafting.ngram import NgramGuesser
 from quire.runner.drafting.suffix import OutputCache, SuffixGuesser
 from quire.runner.drafting.suffix_trie import GrowingText, SuffixTrie
@@ -148,3 +151,39 @@ def test_the_first_that_knows_something_guesses():
     assert isinstance(auto, FirstOf)
     assert auto.guess(4)[:1] == [6]
     auto.close()
+
+
+class Moody:
+    """Raises for texts that begin with 9; else guesses the number of tokens that it knows."""
+
+    def __init__(self, plan):
+        pass
+
+    def propose(self, token_ids, num_tokens):
+        if token_ids[0] == 9:
+            raise ValueError("not this one")
+        return [len(token_ids)]
+
+
+class Written:
+    """Rows that keep their drafts."""
+
+    def __init__(self):
+        self.drafts = {}
+
+    def write_drafts(self, row, drafts):
+        self.drafts[row] = drafts
+
+
+def test_a_guesser_that_raises_leaves_others_their_tokens():
+    opened = open_guessers(plan("custom_class", custom_class=f"{__name__}.Moody"))
+    drafter, rows = GuessingDrafter(opened, 100), Written()
+    for row, first in enumerate((1, 9, 2)):
+        drafter.add_row(SimpleNamespace(row=row, token_ids=[first], num_prompt_tokens=1))
+    wanted = SimpleNamespace(sampled=[0, 1, 2], new_tokens=[[3], [4], [5, 6]], limits=[1, 1, 1])
+    for _ in range(3):
+        with pytest.raises(ValueError, match="not this one"):
+            drafter.propose(rows, wanted)
+    drafter.remove_row(1)
+    assert drafter.propose(rows, wanted) == [1, 0, 1]
+    assert rows.drafts == {0: [1 + 4], 2: [1 + 4 * 2]}

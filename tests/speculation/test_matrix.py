@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from quire import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
+from quire import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, embedded
 from quire.kernels.cpu.runtime import find_native
 from quire.params import RequestOutputKind
 from tests.speculation.crowd import MARKS, PROMPTS, answers, crowd
@@ -81,12 +81,23 @@ def test_every_drafter(right, num_tokens, depth):
                         assert drafter.num_accepted > 0 or spoiled == 1.0
 
 
+MORTAL = {
+    "suffix": {"suffix_decoding_min_token_prob": 0},
+    "draft_model": {"model": str(embedded.path())},
+    "eagle3": {"model": str(embedded.draft_head())},
+}
+
+
 @pytest.mark.anyio
-async def test_streams_go_on_with_the_same_tokens_after_their_core_has_died():
-    config = {"method": "suffix", "num_speculative_tokens": 5, "suffix_decoding_min_token_prob": 0}
-    engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(max_model_len=160, max_num_seqs=8, speculative_config=config)
-    )
+@pytest.mark.parametrize("method", MORTAL)
+async def test_streams_go_on_with_the_same_tokens_after_their_core_has_died(method):
+    config = {"method": method, "num_speculative_tokens": 5} | MORTAL[method]
+    config["num_speculative_tokens_per_batch_size"] = [[1, 8, 5]]
+    args = AsyncEngineArgs(
+        max_model_len=160, max_num_seqs=8, speculative_config=config,
+        per_request_spec_decode_metrics="detailed",
+    )  # fmt: skip
+    engine = AsyncLLM.from_engine_args(args)
     with LLM(max_model_len=160) as llm:
         params = [
             SamplingParams(temperature=t, seed=5, max_tokens=80, ignore_eos=True, detokenize=False)
@@ -105,6 +116,10 @@ async def test_streams_go_on_with_the_same_tokens_after_their_core_has_died():
             if number == 0 and len(found) >= 10 and not is_dead:
                 is_dead = True
                 os.kill(engine.front_end.client.core_status(0).pid, signal.SIGKILL)
+        accepted = output.outputs[0].spec_decode_metrics.per_step_accepted
+        assert accepted
+        if method != "suffix":  # which may have no drafts: the others go without only at first
+            assert 80 - 5 <= sum(accepted) + len(accepted) < 80, "counted before the death, too"
         return found
 
     try:

@@ -148,6 +148,7 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "vllm.v1.metrics.stats": {
         "quire.engine": "SchedulerStats",
+        "quire.engine.stats.request_drafts": "RequestSpecDecodeMetrics",
         "quire.engine.stats.step_stats": "IterationStats",
         "quire.outputs": "RequestStateStats",
     },

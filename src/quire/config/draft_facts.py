@@ -8,7 +8,13 @@ from typing import Any
 import msgspec
 
 from quire.config.args.engine_options import EngineOptions
-from quire.config.speculative_config import REFUSED_METHODS, SpeculativeConfig, speculative_config
+from quire.config.speculative_config import (
+    REFUSED_METHODS,
+    SpeculativeConfig,
+    check_keys,
+    speculative_config,
+)
+from quire.config.speculators import proposed_tokens
 from quire.errors import NotBuiltYet
 from quire.models.drafting.medusa import read_medusa
 from quire.models.drafting.read import read_network
@@ -94,6 +100,7 @@ def gather_draft_wish(
         raise NotBuiltYet(key, config.model, REFUSED_METHODS[method])
     draft = _facts(method, config.model, str(found), form, hf_config, is_target=False)
     config = msgspec.structs.replace(config, method=method)
+    check_keys(config)
     return DraftWish(config, _measured(draft, decoder))
 
 
@@ -124,7 +131,7 @@ def _facts(
     *,
     is_target: bool,
 ) -> DraftFacts:
-    counts = (hf_config.get(key) for key in _NUM_PREDICTED)
+    counts = (*(hf_config.get(key) for key in _NUM_PREDICTED), proposed_tokens(hf_config))
     count = next((n for n in counts if isinstance(n, int) and n > 0), None)
     return DraftFacts(
         method=method,

@@ -92,6 +92,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str
     max_steps_in_flight: int
     speculation: SpeculationPlan | None
+    draft_reports: str
     enable_return_routed_experts: bool
     # adapters
     adapters: AdapterPlan | None

@@ -19,6 +19,7 @@ from quire.config.facts import ModelFacts
 from quire.config.plan import EnginePlan
 from quire.config.pooling import TokenIds, check_runner, choose_form, finished_pooler
 from quire.config.resolve.resolve import check_args, resolve
+from quire.config.speculators import is_speculator, with_verifier
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
 from quire.models import find_family
@@ -70,11 +71,19 @@ def with_names(args: EngineOptions) -> EngineOptions:
     return replace(args, dtype=str(args.dtype).removeprefix("torch."))
 
 
-def gather_model_facts(args: EngineOptions) -> ModelFacts:
-    """Find the model's files (downloaded where `model` is a hub id) and read the small ones."""
+def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> ModelFacts:
+    """Find the model's files (downloaded where `model` is a hub id) and read the small ones. A
+    draft network of the speculators library stands for its verifier (`is_verifier`: the model is
+    one), with its drafts.
+    """
     folder = _model_folder(args)
     load_format = _load_format(args, folder)
-    config = overridden(read_folder_config(folder, load_format), args.hf_overrides)
+    config = read_folder_config(folder, load_format)
+    if is_speculator(config):
+        if is_verifier:
+            raise LoadError(f"{args.model} drafts for another model: it cannot be the verifier.")
+        return gather_model_facts(with_verifier(args, config), is_verifier=True)
+    config = overridden(config, args.hf_overrides)
     model_impl, why = choose_implementation(config, args.model_impl)
     files = SentenceFiles() if args.runner == "generate" else read_sentence_files(folder)
     decoder = describe_model(config, model_impl, form=choose_form(args, files))

@@ -80,6 +80,22 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     draft_sample_method: str | None = None
 
 
+_NGRAM, _SUFFIX = ("ngram", "auto"), ("suffix", "auto")
+_LAYERED = ("draft_model", "eagle", "eagle3", "mtp")
+_METHODS_OF = {
+    "prompt_lookup_min": _NGRAM,
+    "prompt_lookup_max": _NGRAM,
+    "suffix_decoding_max_tree_depth": _SUFFIX,
+    "suffix_decoding_max_cached_requests": _SUFFIX,
+    "suffix_decoding_max_spec_factor": _SUFFIX,
+    "suffix_decoding_min_token_prob": _SUFFIX,
+    "max_model_len": _LAYERED,
+    "quantization": _LAYERED,
+    "revision": (*_LAYERED, "medusa"),
+    "draft_sample_method": (*_LAYERED, "medusa"),
+}
+"""Keys that mean nothing to other methods than these."""
+
 _SHORT_FORMS = {
     "spec_method": "method",
     "spec_model": "model",
@@ -108,7 +124,19 @@ def speculative_config(args: EngineOptions) -> SpeculativeConfig | None:
     if config.draft_sample_method not in (None, "greedy", "probabilistic"):
         name = _named("draft_sample_method")
         raise InvalidParameter(name, config.draft_sample_method, "greedy or probabilistic")
+    if config.method is not None:
+        check_keys(config)
     return config
+
+
+def check_keys(config: SpeculativeConfig) -> None:
+    """Raise InvalidParameter for a key that would not have an effect with the method."""
+    defaults = SpeculativeConfig()
+    for key, methods in _METHODS_OF.items():
+        value = getattr(config, key)
+        if config.method not in methods and value != getattr(defaults, key):
+            allowed = f"it goes with {', '.join(methods)}, and the method is {config.method}"
+            raise InvalidParameter(_named(key), value, allowed, "Leave it out.")
 
 
 def _given(args: EngineOptions) -> dict[str, Any]:

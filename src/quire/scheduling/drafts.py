@@ -10,6 +10,19 @@ from quire.scheduling.scheduler_output import InFlightStep
 from quire.scheduling.step import StepResult
 
 
+def verified_drafts(
+    step: InFlightStep, result: StepResult, gone: Collection[int]
+) -> list[tuple[int, int, int]]:
+    """Return (handle, drafts, how many of them were right) of the requests that verified some."""
+    requests, asked = step.asked_drafts()
+    rows = zip(requests, asked, result.counts or [1] * len(asked), strict=True)
+    return [
+        (request.handle, drafts, count - 1)
+        for request, drafts, count in rows
+        if drafts and request.handle not in gone
+    ]
+
+
 def record_drafts(
     step: InFlightStep,
     result: StepResult,

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 
 from quire.errors import RequestError
 from quire.params import SamplingParams
-from quire.scheduling.drafts import record_drafts
+from quire.scheduling.drafts import record_drafts, verified_drafts
 from quire.scheduling.lifecycle import Lifecycle, choose_victim
 from quire.scheduling.request import NextInput, Reason, Request, State, Stop
 from quire.scheduling.resources import Resource
@@ -177,6 +177,8 @@ class Scheduler:
         out = append_tokens(step, result, dropped=gone)
         if self.config.num_drafts:
             record_drafts(step, result, self.lane, gone, self.counters)
+            if self.config.reports_drafts:
+                out.verified = verified_drafts(step, result, gone)
         for handle, chunk in step.chunks.items():
             if handle not in gone:
                 self._confirm(chunk, out)

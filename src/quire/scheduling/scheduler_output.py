@@ -122,7 +122,8 @@ class SchedulerOutput:
     each), which are already in its output.
 
     `kept[j]` is the place of the j-th token id among those of the step's result (None: all of
-    them, in order), to cut other columns alike.
+    them, in order), to cut other columns alike. `verified` has (handle, drafts, right ones) of the
+    requests that verified drafts, where that is wanted.
     """
 
     requests: Sequence[Request] = ()
@@ -132,6 +133,7 @@ class SchedulerOutput:
     kept: list[int] | None = None
     finished: list[FinishedRequest] = field(default_factory=list)
     started: list[StartedRequest] = field(default_factory=list)
+    verified: list[tuple[int, int, int]] = field(default_factory=list)
 
     def num_new(self) -> dict[int, int]:
         """The number of new tokens by handle, for those that do not have exactly one."""

@@ -32,7 +32,8 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
 class SchedulerConfig(msgspec.Struct, frozen=True):
     """Counts are in tokens unless stated otherwise. `groups` are the KV groups of the model;
     `num_drafts` is the most drafts that a request verifies in a step, `max_drafts` the most of all
-    requests (None: any). Snapshots of recurrent states
+    requests (None: any); `reports_drafts` puts what became of each one's into the outputs.
+    Snapshots of recurrent states
     are made of prompts about every `snapshot_interval` tokens and at their last block border; all
     of them together have at most `num_snapshot_blocks` blocks (None: any). A request whose LoRA
     adapter has none of the slots is passed over at most `max_adapter_passes` times before a slot is
@@ -51,6 +52,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     long_prefill_token_threshold: int = 0
     num_drafts: int = 0
     max_drafts: int | None = None
+    reports_drafts: bool = False
     snapshot_interval: int = 1024
     num_snapshot_blocks: int | None = None
     num_adapter_slots: int = 0

@@ -48,6 +48,7 @@ def steps(draw):
         prompt_logprobs=[PromptLogprobs(handle, *arrays) for handle in ended],
         logprobs=columns(index) if draw(st.booleans()) else None,
         pooled=[PooledOutput(handle, arrays[1][0]) for handle in ended if draw(st.booleans())],
+        verified=[(handle, 3, handle % 4) for handle in handles if draw(st.booleans())],
         stats=SchedulerStats(num_running_reqs=4),
         timestamp=3.5,
         engine_index=2,
@@ -65,6 +66,7 @@ def rows(step):
             one.new_prompt_logprobs is not None,
             one.pooling_output is not None,
             one.num_cached_tokens,
+            [each for each in step.verified if each[0] == one.handle],
             None
             if one.new_logprobs is None
             else (one.new_logprobs.index, one.new_logprobs.token_ids.tolist()),

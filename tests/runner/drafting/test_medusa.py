@@ -71,3 +71,12 @@ def test_heads_that_do_not_fit_are_refused(target, tmp_path):
     write(folder, config, tensors)
     with pytest.raises(WeightMismatch, match=r"missing blocks\.0\.layers\.1.*unknown blocks\.0"):
         open_with(target, folder, "medusa")
+
+
+@pytest.mark.parametrize("wrong", [-1, 300, 2**40])
+def test_ids_that_the_target_does_not_have_are_refused(target, tmp_path, wrong):
+    config, tensors = read(write_medusa(tmp_path, target, vocab=90))
+    tensors["token_map"][17] = wrong
+    write(tmp_path, config, tensors)
+    with pytest.raises(LoadError, match="token_map has ids that the target does not have"):
+        open_with(target, tmp_path, "medusa")

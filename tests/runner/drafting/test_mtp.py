@@ -171,6 +171,10 @@ def test_a_model_without_such_layers_is_refused(tmp_path):
     folder = make_checkpoint(tmp_path, {"num_hidden_layers": 2}, "qwen3_5", dtype="float32")
     with pytest.raises(LoadError, match="one layer that predicts further tokens"):
         open_with(folder, None, "mtp")
+    several = {"num_hidden_layers": 2, "mtp_num_hidden_layers": 2}
+    folder = make_checkpoint(tmp_path, several, "qwen3_5", dtype="float32")
+    with pytest.raises(LoadError, match="mtp_num_hidden_layers=2.*one layer that predicts"):
+        open_with(folder, None, "mtp")
     folder = make_checkpoint(tmp_path, {"num_hidden_layers": 2}, "llama", dtype="float32")
     with pytest.raises(NotBuiltYet, match="mtp with LlamaForCausalLM"):
         open_with(folder, None, "mtp")

@@ -184,6 +184,20 @@ def test_networks_that_cannot_draft_for_the_target_are_refused(target, tmp_path)
         folder = write(tmp_path / str(number), config | changes, tensors)
         with pytest.raises(LoadError, match=message):
             open_with(target, folder, "eagle3")
+    config, tensors = read(write_eagle3(tmp_path / "ids", target, layers=[1, 2, 3], vocab=90))
+    offsets = tensors["d2t"]
+    for number, (wrong, message) in enumerate(
+        [
+            (offsets[:-1], "89 entries for 90 ids"),
+            (offsets[:1], "1 entries for 90 ids"),
+            (offsets - 200, "ids that the target does not have"),
+            (torch.cat([offsets[:-1], torch.tensor([300 - 89])]), "target does not have"),
+            (torch.cat([offsets[1:2] + 9, offsets[1:]]), "ascending"),
+        ]
+    ):
+        folder = write(tmp_path / f"ids{number}", config, tensors | {"d2t": wrong})
+        with pytest.raises(LoadError, match=message):
+            open_with(target, folder, "eagle3")
     other = make_checkpoint(tmp_path / "other", {"vocab_size": 310}, "llama", dtype="float32")
     with pytest.raises(LoadError, match="310 token ids and the model 300"):
         open_with(target, other, "draft_model")

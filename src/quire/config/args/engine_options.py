@@ -383,6 +383,12 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     spec_tokens: int | None = _DRAFTS.integer(
         None, "Short for speculative_config['num_speculative_tokens'].", unit="tokens", minimum=1
     )
+    per_request_spec_decode_metrics: str = _DRAFTS.text(
+        "none",
+        "What became of the drafts of each completion, in its output and in replies: a summary, or "
+        "detailed, which adds the numbers of each step.",
+        choices=("none", "summary", "detailed"),
+    )
     max_logprobs: int = SAMPLING_AND_OUTPUT.integer(
         20, "Most logprobs that a request may ask for; -1: no limit.", minimum=-1
     )

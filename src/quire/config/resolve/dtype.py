@@ -55,7 +55,7 @@ def _decide_kv_dtype(d: Decisions, dtype: str) -> None:
             raise NotBuiltYet("kv_cache_dtype", f"{given} with latent attention", hint)
         stored = _SCALED_NAMES[given]
         if stored == _FP8_KV:
-            _require_fp8(d, "kv_cache_dtype", given)
+            require_fp8(d, "kv_cache_dtype", given)
         d.decide("kv_dtype", stored, f"kv_cache_dtype={given}: a scale per token and head")
     elif given in ("auto", dtype):
         d.decide("kv_dtype", dtype, "K/V are stored as they are computed")
@@ -64,7 +64,7 @@ def _decide_kv_dtype(d: Decisions, dtype: str) -> None:
         raise NotBuiltYet("kv_cache_dtype", f"{given} with dtype={dtype}", hint)
 
 
-def _require_fp8(d: Decisions, name: str, given: str) -> None:
+def require_fp8(d: Decisions, name: str, given: str) -> None:
     """Raise InvalidParameter where the device has no 8-bit floats."""
     gpu = d.machine.gpu
     if d.machine.device != "cuda" or gpu is None:
@@ -112,7 +112,7 @@ def decide_quantization(d: Decisions) -> None:
         d.decide("quantization", None, reason)
         return
     if given == "fp8":
-        _require_fp8(d, "quantization", given)
+        require_fp8(d, "quantization", given)
     d.decide(
         "quantization",
         given,

@@ -6,6 +6,7 @@ from typing import cast
 
 from quire.config.draft_facts import DraftFacts
 from quire.config.resolve.decisions import Decisions
+from quire.config.resolve.dtype import BITS_PER_WEIGHT, STORED_NAMES, require_fp8
 from quire.config.speculation import (
     DraftPlan,
     Method,
@@ -15,6 +16,7 @@ from quire.config.speculation import (
 )
 from quire.config.speculative_config import SpeculativeConfig
 from quire.errors import InvalidParameter
+from quire.models.formats import read_storage
 
 _MOST = 128
 """Drafts of a request in a step. Costs grow with them, and far ones are hardly ever right."""
@@ -27,6 +29,7 @@ def decide_speculation(d: Decisions, length: int | None) -> None:
     Raises InvalidParameter for what the model cannot have.
     """
     wish = d.model.drafts
+    _decide_metrics(d, has_drafts=wish is not None)
     if wish is None:
         d.decide("speculation", None, "speculative_config: none")
         return
@@ -53,6 +56,14 @@ def decide_speculation(d: Decisions, length: int | None) -> None:
         custom_class=config.model if config.method == "custom_class" else None,
     )
     d.decide("speculation", plan, why)
+
+
+def _decide_metrics(d: Decisions, *, has_drafts: bool) -> None:
+    name = "per_request_spec_decode_metrics"
+    level = d.requested(name, "draft_reports")
+    if level != "none" and not has_drafts:
+        allowed = "nothing is drafted, so that there is nothing to count"
+        raise InvalidParameter(name, level, allowed, "Give speculative_config, or leave it out.")
 
 
 def _config_name(d: Decisions) -> str:
@@ -91,6 +102,23 @@ def _ngram(config: SpeculativeConfig) -> NgramRules:
     return NgramRules(low or high or 1, high or low or 1)
 
 
+def _rounding(d: Decisions, config: SpeculativeConfig, draft: DraftFacts) -> str | None:
+    """How the draft's weights are rounded while they are loaded; None: they are as stored."""
+    given, storage = config.quantization, read_storage(draft.hf_config)
+    name = "speculative_config['quantization']"
+    if storage is not None:
+        if given is not None and STORED_NAMES.get(given) != storage.method:
+            allowed = f"None or {storage.method}, as the draft is stored"
+            raise InvalidParameter(name, given, allowed, "Leave it out.")
+        return None
+    if given is not None and given not in BITS_PER_WEIGHT:
+        allowed = f"None, or one of {', '.join(BITS_PER_WEIGHT)}"
+        raise InvalidParameter(name, given, allowed)
+    if given == "fp8":
+        require_fp8(d, name, given)
+    return given
+
+
 def _draft_plan(
     d: Decisions, config: SpeculativeConfig, draft: DraftFacts, length: int | None
 ) -> DraftPlan:
@@ -107,7 +135,7 @@ def _draft_plan(
         load_format=draft.load_format,
         hf_config=draft.hf_config,
         is_target=draft.is_target,
-        quantization=d.value("quantization") if draft.is_target else config.quantization,
+        quantization=d.value("quantization") if draft.is_target else _rounding(d, config, draft),
         max_model_len=config.max_model_len or own,
         is_greedy=config.draft_sample_method == "greedy",
         use_graphs=d.value("use_graphs") and not config.enforce_eager,

@@ -152,3 +152,4 @@ class ObservabilityView(PlanView):
 
     name = "observability_config"
     otlp_traces_endpoint = Fact()
+    per_request_spec_decode_metrics = Fact("draft_reports")

@@ -77,6 +77,7 @@ def core_over(
             num_adapter_slots=0 if plan.adapters is None else plan.adapters.max_loras,
             num_drafts=0 if plan.speculation is None else plan.speculation.num_tokens,
             max_drafts=None if plan.speculation is None else plan.speculation.max_drafts,
+            reports_drafts=plan.draft_reports != "none",
         )
     )
     adapters = None

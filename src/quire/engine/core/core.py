@@ -285,6 +285,7 @@ class EngineCore(CoreControl):
                 for r in (runner_output.routed if runner_output else ())
             ],
             pooled=_pooled(runner_output, scheduler_output.finished) if runner_output else [],
+            verified=scheduler_output.verified,
             stats=self._stats() if self._log_stats else None,
             timestamp=self._clock(),
         )

@@ -27,6 +27,7 @@ from quire.engine.frontend.request_spans import begun_attributes
 from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.stats.engine_stats import EngineStats, Stats
 from quire.engine.stats.loggers import StatsOptions
+from quire.engine.stats.request_drafts import DraftReports
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import give_handles
@@ -339,6 +340,7 @@ def build_front_end(
             tokenizer,
             stream_interval=plan.stream_interval,
             log_stats=plan.log_stats or tracer is not None,  # spans carry the same times
+            drafts=_draft_reports(plan),
         ),
         model_name=plan.served_model_names[0],
         log_stats=plan.log_stats,
@@ -356,6 +358,13 @@ def _pooling_facts(plan: EnginePlan) -> PoolingFacts | None:
         return None
     name = plan.served_model_names[0]
     return PoolingFacts(plan.pooler, plan.embedding_size, name, plan.lowers_input)
+
+
+def _draft_reports(plan: EnginePlan) -> DraftReports | None:
+    level = plan.draft_reports
+    if plan.speculation is None or level == "none":
+        return None
+    return DraftReports(plan.speculation.num_tokens, is_detailed=level == "detailed")
 
 
 def _seed_of(plan: EnginePlan, client_index: int) -> int:

@@ -22,6 +22,7 @@ from quire.engine.frontend.output_text import OutputText
 from quire.engine.frontend.pooling_state import PoolingState
 from quire.engine.frontend.request_spans import end_span
 from quire.engine.frontend.request_state import RequestGroup, RequestState
+from quire.engine.stats.request_drafts import DraftReports
 from quire.engine.stats.step_stats import IterationStats, finished_stats, note_tokens
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Finished, FinishReason
@@ -59,11 +60,18 @@ class OutputProcessor:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, *, stream_interval: int = 1, log_stats: bool = False
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        stream_interval: int = 1,
+        log_stats: bool = False,
+        drafts: DraftReports | None = None,
     ) -> None:
+        """`drafts` None: what becomes of the drafts of each completion is not reported."""
         self._tokenizer = tokenizer
         self._stream_interval = stream_interval
         self._log_stats = log_stats
+        self._drafts = drafts
         self._states: dict[int, State] = {}
         self._groups: dict[str, RequestGroup] = {}
         self._by_name: dict[str, list[RequestGroup]] = {}
@@ -93,6 +101,8 @@ class OutputProcessor:
         self._note_prompts(outputs, processed)
         self._note_experts(outputs)
         self._note_pooled(outputs, stats, processed)
+        if self._drafts is not None:
+            self._note_drafts(self._drafts, outputs)
         frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
         ended = {finished.handle: finished for finished in outputs.finished}
         position = 0
@@ -184,6 +194,7 @@ class OutputProcessor:
             times=times,
             max_tokens=params.max_tokens,
             experts_start=params.routed_experts_prompt_start,
+            drafts=None if self._drafts is None else self._drafts.new(),
         )
 
     def _new_stats(self, outputs: EngineCoreOutputs, processed: Processed) -> IterationStats | None:
@@ -223,6 +234,12 @@ class OutputProcessor:
                 if state.experts is None:
                     state.experts = OutputExperts(state.experts_start)
                 state.experts.add(message)
+
+    def _note_drafts(self, reports: DraftReports, outputs: EngineCoreOutputs) -> None:
+        for handle, num_drafts, num_accepted in outputs.verified:
+            state = self._states.get(handle)
+            if isinstance(state, RequestState) and state.drafts is not None:
+                state.drafts.observe(num_drafts, num_accepted, reports.is_detailed)
 
     def _note_pooled(
         self, outputs: EngineCoreOutputs, stats: IterationStats | None, processed: Processed

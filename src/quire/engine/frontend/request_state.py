@@ -16,6 +16,7 @@ from quire.engine.frontend.output_logprobs import (
 )
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.output_text import OutputText
+from quire.engine.stats.request_drafts import RequestSpecDecodeMetrics
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.lora.request import LoRARequest
 from quire.observability.tracing import RequestSpan
@@ -91,13 +92,14 @@ class RequestState:
     """Collects a completion's tokens and makes `RequestOutput`s of the requested kind.
 
     `interval`: a DELTA output comes with the first token, then every `interval` tokens, then at the
-    end. `engine_index` is the core that runs it; `times` is kept if statistics are on.
+    end. `engine_index` is the core that runs it; `times` is kept if statistics are on, `drafts` if
+    what becomes of them is reported.
     """
 
     __slots__ = (
         *("_interval", "_kind", "_num_given", "engine_index", "group", "handle", "index"),
         *("experts", "experts_start", "is_ended", "logprobs", "max_tokens", "prompt_logprobs"),
-        *("text", "times"),
+        *("drafts", "text", "times"),
     )
 
     def __init__(
@@ -112,6 +114,7 @@ class RequestState:
         times: RequestStateStats | None = None,
         max_tokens: int | None = None,
         experts_start: int = 0,
+        drafts: RequestSpecDecodeMetrics | None = None,
     ) -> None:
         self.handle = handle
         self.index = handle - group.handles.start
@@ -125,6 +128,7 @@ class RequestState:
         self.experts: OutputExperts | None = None
         """None until the core reports some, from `experts_start` on."""
         self.experts_start = experts_start
+        self.drafts = drafts
         self.engine_index = 0
         self._kind = group.output_kind
         self._interval = interval
@@ -174,6 +178,7 @@ class RequestState:
         if self.experts is not None:
             num_tokens = len(self.group.prompt_token_ids) + len(self.text.token_ids)
             completion.routed_experts = self.experts.of(num_tokens)
+        completion.spec_decode_metrics = self.drafts
         self.is_ended = True
         self.group.num_open -= 1
         return self._output(completion)

@@ -15,6 +15,7 @@ def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs
     handles += [one.handle for one in outputs.prompt_logprobs]
     handles += [one.handle for one in outputs.pooled]
     handles += [one.handle for one in outputs.routed_experts]
+    handles += [handle for handle, _, _ in outputs.verified]
     clients = {handle >> CLIENT_SHIFT for handle in handles}
     if len(clients) == 1:
         return {clients.pop(): outputs}
@@ -43,6 +44,7 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs:
         prompt_logprobs=[p for p in outputs.prompt_logprobs if p.handle >> CLIENT_SHIFT == client],
         pooled=[one for one in outputs.pooled if one.handle >> CLIENT_SHIFT == client],
         routed_experts=[r for r in outputs.routed_experts if r.handle >> CLIENT_SHIFT == client],
+        verified=[each for each in outputs.verified if each[0] >> CLIENT_SHIFT == client],
         logprobs=_logprobs(outputs.logprobs, places),
         timestamp=outputs.timestamp,
         engine_index=outputs.engine_index,

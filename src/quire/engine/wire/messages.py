@@ -250,6 +250,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     """The output of one step, as columns: request `handles[i]` got `counts[i]` of the flat
     `token_ids` (None: one each).
 
+    `verified` has (handle, drafts, right ones) of those that verified drafts, where that is wanted.
     A request in `finished` may have no new token (an error, an abort by the core); one that pooled
     its prompt has its result in `pooled` instead. Outputs of a
     core process carry its `incarnation`: a front end drops those of an earlier one. Their
@@ -280,6 +281,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     pooled: list[PooledOutput] = []
     routed_experts: list[RoutedExperts] = []
     names: dict[int, str] = {}
+    verified: list[tuple[int, int, int]] = []
 
     @property
     def outputs(self) -> list[EngineCoreOutput]:

@@ -79,8 +79,11 @@ def read_token_ids(
     with closing(open_files(load_format, folder, spec)) as files:
         if network.ids not in files.entries:
             raise LoadError(f"{folder} has no tensor {network.ids}, which maps the draft's ids.")
-        ids = places + files.read(network.ids).flatten().to(torch.int64)
-    if len(ids) != spec.vocab or ids[0] < 0 or ids[-1] >= spec.inputs.vocab:
+        offsets = files.read(network.ids).flatten().to(torch.int64)
+    if len(offsets) != spec.vocab:
+        raise LoadError(f"{folder}: {network.ids} has {len(offsets)} entries for {spec.vocab} ids.")
+    ids = places + offsets
+    if ids[0] < 0 or ids[-1] >= spec.inputs.vocab:
         raise LoadError(f"{folder}: {network.ids} gives ids that the target does not have.")
     if not bool((ids[1:] > ids[:-1]).all()):
         raise LoadError(f"{folder}: {network.ids} does not map the ids in ascending order.")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.errors import WeightMismatch
+from quire.errors import LoadError, WeightMismatch
 from quire.models.drafting.medusa import MedusaSpec
 from quire.models.loading.folder_files import LoadFormat
 from quire.models.loading.load_formats import WeightFiles, open_files
@@ -75,7 +75,9 @@ def load_medusa(
     dtype: torch.dtype,
     device: torch.device,
 ) -> MedusaHeads:
-    """Read the heads. Raises WeightMismatch unless the files have just these tensors."""
+    """Read the heads. Raises WeightMismatch unless the files have just these tensors, LoadError for
+    ids that the target does not have.
+    """
     with closing(open_files(load_format, folder, target)) as files:
         has_bias = spec.bias or any(name.endswith(".bias") for name in files.entries)
         spec = replace(spec, bias=has_bias)
@@ -86,6 +88,8 @@ def load_medusa(
 
         blocks = [[_pack(ops, read, spec, h, b) for b in range(spec.blocks)] for h in _heads(spec)]
         ids = read("token_map", torch.int64) if "token_map" in stored else None
+        if ids is not None and (int(ids.min()) < 0 or int(ids.max()) >= target.vocab):
+            raise LoadError(f"{folder}: token_map has ids that the target does not have.")
         heads = [
             ops.pack_linear(_rows(read(f"lm_heads.{h}.weight"), ids), None, None)
             for h in ([0] if spec.has_one_head else _heads(spec))

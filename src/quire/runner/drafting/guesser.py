@@ -48,13 +48,15 @@ class GuessingDrafter:
 
     def propose(self, rows: Rows, step: VerifiedStep) -> list[int]:
         counts = []
-        for row, new, most in zip(step.sampled, step.new_tokens, step.limits, strict=True):
-            guesser = self._guessers.get(row)
-            if guesser is None:
-                counts.append(0)  # the request has left, or could not be taken
-                continue
-            guesser.extend(new)
-            drafts = self._valid(guesser.guess(most), most) if most else []
+        guessers = [self._guessers.get(row) for row in step.sampled]
+        for guesser, new in zip(guessers, step.new_tokens, strict=True):
+            if guesser is not None:  # else the request has left, or could not be taken
+                guesser.extend(new)
+        # All know their tokens by now, so that one that raises costs the others no more than this.
+        for row, guesser, most in zip(step.sampled, guessers, step.limits, strict=True):
+            drafts = []
+            if guesser is not None and most:
+                drafts = self._valid(guesser.guess(most), most)
             if drafts:
                 rows.write_drafts(row, drafts)
             counts.append(len(drafts))

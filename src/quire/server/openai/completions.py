@@ -109,6 +109,7 @@ class _CompletionWriter(ReplyWriter):
             choices=choices,
             usage=self.usage.total(Usage),
             system_fingerprint=self.server.replies.fingerprint,
+            metrics=self.usage.metrics,
         )
 
     def chunks(self, prompt: int, output: RequestOutput) -> Iterable[CompletionChunk]:

@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.engine.stats.request_drafts import RequestSpecDecodeMetrics
 from quire.outputs import CompletionOutput, PromptLogprobs, RequestOutput, SampleLogprobs
 from quire.server.context import Prompt, RequestName, Server
 from quire.server.engine_outputs import Outputs, close_all, last_outputs, merged, raise_error
@@ -165,6 +166,7 @@ class ReplyWriter(ABC):
             choices=[],
             usage=self.usage.total(StreamUsage),
             system_fingerprint=self.fingerprint,
+            metrics=self.usage.metrics or UNSET,
         )
 
     @property
@@ -185,6 +187,7 @@ class UsageCounter:
         self._shows_cached = shows_cached
         self._cached: dict[int, int] = {}
         self._generated: dict[tuple[int, int], int] = {}
+        self._drafts: RequestSpecDecodeMetrics | None = None
         self.reasoning_tokens: int | None = None
 
     def add(self, prompt: int, output: RequestOutput) -> None:
@@ -194,6 +197,7 @@ class UsageCounter:
         for completion in output.outputs:
             key = prompt, completion.index
             self._generated[key] = self._generated.get(key, 0) + len(completion.token_ids)
+            self._drafts = completion.spec_decode_metrics or self._drafts
 
     def total(self, kind: type[U]) -> U:
         """The usage of the whole reply."""
@@ -202,6 +206,15 @@ class UsageCounter:
         reasoning = self.reasoning_tokens
         details = None if reasoning is None else CompletionTokensDetails(reasoning)
         return kind(prompt, prompt + generated, generated, cached, details)
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """The reply's `metrics`: what became of the drafts of its one completion; None where that
+        is not counted, and where there are several.
+        """
+        if self._drafts is None or len(self._generated) > 1:
+            return None
+        return {"speculative_decoding": self._drafts.to_dict()}
 
     def of_choice(self, prompt: int, index: int) -> StreamUsage:
         """Return the usage of one choice so far."""

@@ -182,6 +182,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: StreamUsage | None | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    metrics: Any | UnsetType = UNSET
     prompt_token_ids: list[int] | None | UnsetType = UNSET
     prompt_text: str | None | UnsetType = UNSET
 
@@ -247,3 +248,4 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[CompletionChunkChoice]
     usage: StreamUsage | None | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    metrics: Any | UnsetType = UNSET
