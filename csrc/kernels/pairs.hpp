@@ -57,34 +57,47 @@ struct TwoInputs {
     F32 even, odd;
 };
 
-inline TwoInputs load_two(const float* pair, int vector) {
-    const float* at = pair + vector * kLanes;
-    return {load(at), load(at + kPanel)};
-}
-inline TwoInputs load_two(const F16* pair, int vector) {
-    const F16* at = pair + vector * kLanes;
-    return {load(at), load(at + kPanel)};
+// Whether so many sums leave no other register for long.
+constexpr bool fill_registers(int sums) { return sums >= kRowBlock * kVectors - 1; }
+
+// Those of the first or of the second of a pair's inputs, to be multiplied into so many sums.
+template <int kOdd, int kSums, class E>
+inline F32 load_input(const E* pair, int vector) {
+    return load(pair + kOdd * kPanel + vector * kLanes);
 }
 #if defined(__AVX512F__)
-inline TwoInputs load_two(const BF16* pair, int vector) {
+template <int kOdd, int kSums>
+inline F32 load_input(const BF16* pair, int vector) {
     const __m512i both = _mm512_loadu_si512(pair + vector * 2 * kLanes);
-    return {{_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))},
-            {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(0xffff0000)))}};
+    const __m512i mask = _mm512_set1_epi32(0xffff0000);
+    return {_mm512_castsi512_ps(kOdd ? _mm512_and_si512(both, mask) : _mm512_slli_epi32(both, 16))};
 }
 #elif defined(__AVX2__)
-inline __m256 even_of(__m256i both) { return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16)); }
-inline __m256 odd_of(__m256i both) {
-    return _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(0xffff0000)));
+alignas(32) inline constexpr uint32_t kUpperHalves[8] = {
+    0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+
+template <int kOdd, int kSums>
+inline __m256 input_of(__m256i both) {
+    const auto& mask = *reinterpret_cast<const __m256i*>(kUpperHalves);
+    if constexpr (!kOdd)
+        both = _mm256_slli_epi32(both, 16);
+    else if constexpr (fill_registers(kSums))  // GCC would put the mask into one, and a sum aside
+        __asm__("vpand %1, %0, %0" : "+x"(both) : "m"(mask));
+    else
+        both = _mm256_and_si256(both, mask);
+    return _mm256_castsi256_ps(both);
 }
-inline TwoInputs load_two(const BF16* pair, int vector) {
+template <int kOdd, int kSums>
+inline F32 load_input(const BF16* pair, int vector) {
     const auto* at = reinterpret_cast<const __m256i*>(pair + vector * 2 * kLanes);
-    const __m256i low = _mm256_loadu_si256(at), high = _mm256_loadu_si256(at + 1);
-    return {{even_of(low), even_of(high)}, {odd_of(low), odd_of(high)}};
+    return {input_of<kOdd, kSums>(_mm256_loadu_si256(at)),
+            input_of<kOdd, kSums>(_mm256_loadu_si256(at + 1))};
 }
 #else
-inline TwoInputs load_two(const BF16* pair, int vector) {
+template <int kOdd, int kSums>
+inline F32 load_input(const BF16* pair, int vector) {
     const Words both = load_bits<Words>(pair + vector * 2 * kLanes);
-    return {{of_bits(both << 16)}, {of_bits(both & all(0xffff0000u))}};
+    return {of_bits(kOdd ? both & all(0xffff0000u) : both << 16)};
 }
 #endif
 
@@ -105,7 +118,7 @@ inline F32 add_product(F32 sum, F32 a, F32 b) { return fma(a, b, sum); }
 // Loads stay on their side of this, or those of all rows come first and take the registers of sums.
 template <int kSums>
 inline void stay_in_order() {
-    if constexpr (kSums >= kRowBlock * kVectors - 1) __asm__ volatile("" ::: "memory");
+    if constexpr (fill_registers(kSums)) __asm__ volatile("" ::: "memory");
 }
 
 // How weights of type E are multiplied: the type that rows are prepared in, and one step.
@@ -116,20 +129,24 @@ struct Dots {
     // sums += x[row][k] * w[k] + x[row][k + 1] * w[k + 1], k first.
     template <int M, int V>
     static void add_pair(F32 (&sums)[M][V], const X* x, const E* pair, int vector) {
-        TwoInputs w[V];
-        for (int v = 0; v < V; ++v) w[v] = load_two(pair, vector + v);
+        constexpr bool kIsFull = fill_registers(M * V);
+        F32 even[V], odd[V];
+        for (int v = 0; v < V; ++v) even[v] = load_input<0, M * V>(pair, vector + v);
+        if constexpr (!kIsFull)
+            for (int v = 0; v < V; ++v) odd[v] = load_input<1, M * V>(pair, vector + v);
+        add_input(sums, x, even);
+        if constexpr (kIsFull)
+            for (int v = 0; v < V; ++v) odd[v] = load_input<1, M * V>(pair, vector + v);
+        add_input(sums, x + 1, odd);
+    }
+
+   private:
+    template <int M, int V>
+    static void add_input(F32 (&sums)[M][V], const X* x, const F32 (&w)[V]) {
 #pragma GCC unroll 16
         for (int r = 0; r < M; ++r) {
-            const F32 even = splat(x[r * kDepth]);
-            for (int v = 0; v < V; ++v) sums[r][v] = add_product(sums[r][v], even, w[v].even);
-            stay_in_order<M * V>();
-        }
-        if constexpr (M * V >= kRowBlock * kVectors - 1)
-            for (int v = 0; v < V; ++v) w[v].odd = load_two(pair, vector + v).odd;
-#pragma GCC unroll 16
-        for (int r = 0; r < M; ++r) {
-            const F32 odd = splat(x[r * kDepth + 1]);
-            for (int v = 0; v < V; ++v) sums[r][v] = add_product(sums[r][v], odd, w[v].odd);
+            const F32 here = splat(x[r * kDepth]);
+            for (int v = 0; v < V; ++v) sums[r][v] = add_product(sums[r][v], here, w[v]);
             stay_in_order<M * V>();
         }
     }

@@ -157,19 +157,23 @@ struct Chunk {
 };
 
 // Rows that are multiplied with each panel while it is read: whole register blocks, and at least so
-// many that reading weights again takes less time than multiplying.
+// many that reading weights again takes less time than multiplying. All chunks of some tokens are
+// about as long, so that none has so few rows that they wait for the memory.
 template <class Product>
-inline int64_t chunk_rows(const LinearArgs& a) {
+inline int64_t chunk_rows(const LinearArgs& a, int64_t tokens) {
     constexpr int64_t kLeast = 4 * kRowBlock;
     const int64_t bytes = Product::num_bytes(a, 1);
     const int64_t fitting = kChunkBytes / (bytes + !bytes) / kRowBlock * kRowBlock;
-    return fitting < kLeast ? kLeast : fitting < kChunk ? fitting : kChunk;
+    const int64_t most = fitting < kLeast ? kLeast : fitting < kChunk ? fitting : kChunk;
+    const int64_t chunks = (tokens + most - 1) / most;
+    const int64_t blocks = (tokens + kRowBlock - 1) / kRowBlock;
+    return chunks <= 1 ? most : (blocks + chunks - 1) / chunks * kRowBlock;
 }
 
 // y = finish(x @ weight).
 template <class Product>
 inline Status multiply(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    const int64_t most = chunk_rows<Product>(a);
+    const int64_t most = chunk_rows<Product>(a, tokens);
     for (int64_t first = 0; first < tokens; first += most) {
         const int64_t rows = tokens - first < most ? tokens - first : most;
         const Chunk<Product> chunk(a, first, rows,
@@ -199,7 +203,7 @@ inline LinearArgs product_of(const HeadsArgs& a, int64_t head, int64_t element_b
 // The products of all heads, whose elements have so many bytes; a tile is of one head.
 template <class Product>
 inline Status multiply_heads(const HeadsArgs& a, int64_t tokens, Pool& pool, int64_t bytes) {
-    const int64_t most = chunk_rows<Product>(a.first);
+    const int64_t most = chunk_rows<Product>(a.first, tokens);
     for (int64_t first = 0; first < tokens; first += most) {
         const int64_t rows = tokens - first < most ? tokens - first : most;
         const int64_t apart = (Product::num_bytes(a.first, rows) + 63) / 64 * 64;
