@@ -29,7 +29,8 @@ from quire.bench.startup import one_start
 from quire.bench.workload import random_model
 from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config
-from quire.models.formats import FLATTENED, CodeLayout, StoredPart, quant_state, read_storage
+from quire.models.formats import read_storage
+from quire.models.formats.storage import FLATTENED, CodeLayout, StoredPart, quant_state
 from quire.models.rules import StoredTensor, tensor_map
 
 _WEIGHTS = {"targets": ["Linear"], "output_activations": None}

@@ -24,7 +24,8 @@ from quire.models.costs import (
     size_in_codes,
     table_parameters,
 )
-from quire.models.formats import CodeLayout, RowScheme, read_storage
+from quire.models.formats import read_storage
+from quire.models.formats.storage import CodeLayout, RowScheme
 from quire.models.layer_memory import NumberBytes
 from quire.models.parameters import parameters
 from quire.models.rules import StoredTensor

@@ -77,30 +77,15 @@ IRRELEVANT = frozenset(key for keys in _IRRELEVANT_BY_REASON.values() for key in
 """Keys that say nothing about the computation, whatever their value."""
 
 _OF_OTHER_PARTS = frozenset(
-    [
-        "vision_config",
-        "audio_config",
-        "image_token_id",
-        "image_token_index",
-        "video_token_id",
-        "audio_token_id",
-        "boi_token_id",
-        "boi_token_index",
-        "eoi_token_id",
-        "eoi_token_index",
-        "boa_token_id",
-        "eoa_token_id",
-        "eoa_token_index",
-        "mm_tokens_per_image",
-        "vision_soft_tokens_per_image",
-        "vision_start_token_id",
-        "vision_end_token_id",
-        "vision_feature_layer",
-        "spatial_merge_size",
-        "projector_hidden_act",
-        "multimodal_projector_bias",
-        "audio_soft_tokens_per_image",
-    ]
+    (
+        *("vision_config", "audio_config", "image_token_id", "image_token_index"),
+        *("video_token_id", "audio_token_id", "boi_token_id", "boi_token_index"),
+        *("eoi_token_id", "eoi_token_index", "boa_token_id", "eoa_token_id"),
+        *("eoa_token_index", "mm_tokens_per_image", "vision_soft_tokens_per_image"),
+        *("vision_start_token_id", "vision_end_token_id", "vision_feature_layer"),
+        *("spatial_merge_size", "projector_hidden_act", "multimodal_projector_bias"),
+        *("audio_soft_tokens_per_image",),
+    )
 )
 """Keys of a model that also takes pictures or sound, next to its `text_config`."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from quire.models.formats import Storage
+from quire.models.formats.storage import Storage
 from quire.models.parameters import num_parameters, num_repeated_parameters, outer_parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.spec import Block, Decoder

@@ -22,5 +22,4 @@ class LanguageModelHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, C], after the final norm -> fp32 [R, V]."""
-        scores: Tensor = self.ops.logits(hidden, self.weight, self.scale, self.softcap)
-        return scores
+        return self.ops.logits(hidden, self.weight, self.scale, self.softcap)

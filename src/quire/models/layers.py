@@ -120,8 +120,7 @@ class SharedProjection:
             peaks = self.group.all_gather(ops.row_peaks(x)).amax(0)
         parts = self.group.all_gather(ops.linear_partial(x, self.weight, peaks))
         parts = parts.transpose(0, 1).flatten(1, 2)
-        total: Tensor = ops.linear_total(parts, self.weight, peaks, x.dtype)
-        return total
+        return ops.linear_total(parts, self.weight, peaks, x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

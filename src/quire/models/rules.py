@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.models.config_reader import ConfigReader
-from quire.models.formats import FLOATS, CodeLayout, Storage, StoredPart
+from quire.models.formats.storage import FLOATS, CodeLayout, Storage, StoredPart
 from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 

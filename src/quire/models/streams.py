@@ -30,8 +30,7 @@ class StreamRouter:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, C] -> [T, n]."""
-        y: Tensor = self.ops.linear(self.ops.norm(x, self.norm), self.project)
-        return y
+        return self.ops.linear(self.ops.norm(x, self.norm), self.project)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,7 @@ class LowRankProjection:
     def __call__(self, h: Tensor) -> Tensor:
         """h [T, C] -> [T, C]."""
         ops = self.ops
-        y: Tensor = ops.add(
-            h, ops.norm(ops.linear(ops.linear(h, self.left), self.right), self.norm)
-        )
-        return y
+        return ops.add(h, ops.norm(ops.linear(ops.linear(h, self.left), self.right), self.norm))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +60,7 @@ class NormedPart:
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """x [T, C] -> [T, C]."""
         h = x if self.pre is None else self.ops.norm(x, self.pre)
-        y: Tensor = self.ops.norm(self.part(h, batch), self.post)
-        return y
+        return self.ops.norm(self.part(h, batch), self.post)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +102,7 @@ class StreamsLayer:
         ops = self.ops
         h = ops.norm(x, self.mixer_norm)
         total = ops.add(ops.add(x, self.mix(h, batch)), self.low_rank(h))
-        y: Tensor = ops.add(self.feed(total, batch), total, _HALF)
-        return y
+        return ops.add(self.feed(total, batch), total, _HALF)
 
     def _active(self, x: Tensor) -> Tensor:
         width = x.shape[1] // self.streams.count
@@ -136,8 +130,7 @@ def make_exit(make: Maker, d: Decoder, s: Streams) -> Callable[[Tensor], Tensor]
         first = total = x.narrow(1, 0, dim)
         for i, project in enumerate(projections, start=1):
             total = ops.add_matched(total, ops.linear(x.narrow(1, i * dim, dim), project), first)
-        y: Tensor = ops.norm(total, norm)
-        return y
+        return ops.norm(total, norm)
 
     return leave
 

@@ -26,6 +26,9 @@ PROVIDERS: MappingProxyType[str, tuple[str, ...]] = MappingProxyType(
 only here; its `implementations(facts)` gives a tuple of `Implementation`."""
 
 
+TensorOp = Callable[..., torch.Tensor]
+
+
 class Choice(NamedTuple):
     """The provider of an op, and why each better one is not used ("" if there is no better one)."""
 
@@ -43,70 +46,70 @@ class Ops:
     models; `invariance_reason` says why, or why not.
     """
 
-    embed: Callable[..., Any]
-    embed_packed: Callable[..., Any]
-    norm: Callable[..., Any]
-    add: Callable[..., Any]
-    multiply: Callable[..., Any]
+    embed: TensorOp
+    embed_packed: TensorOp
+    norm: TensorOp
+    add: TensorOp
+    multiply: TensorOp
     add_norm: Callable[..., Any]
-    scale_gate: Callable[..., Any]
-    scale_heads: Callable[..., Any]
-    modulate: Callable[..., Any]
-    bounded_gated: Callable[..., Any]
-    sparse_gated: Callable[..., Any]
-    xielu: Callable[..., Any]
+    scale_gate: TensorOp
+    scale_heads: TensorOp
+    modulate: TensorOp
+    bounded_gated: TensorOp
+    sparse_gated: TensorOp
+    xielu: TensorOp
     pack_linear: Callable[..., Any]
-    linear: Callable[..., Any]
-    hidden: Callable[..., Any]
-    logits: Callable[..., Any]
-    row_peaks: Callable[..., Any]
-    linear_partial: Callable[..., Any]
-    linear_total: Callable[..., Any]
+    linear: TensorOp
+    hidden: TensorOp
+    logits: TensorOp
+    row_peaks: TensorOp
+    linear_partial: TensorOp
+    linear_total: TensorOp
     allocate_lora: Callable[..., Any]
     load_lora: Callable[..., Any]
     lora: Callable[..., Any]
-    lora_partial: Callable[..., Any]
+    lora_partial: TensorOp
     lora_total: Callable[..., Any]
-    lora_embed: Callable[..., Any]
+    lora_embed: TensorOp
     allocate_kv: Callable[..., Any]
     allocate_shared_kv: Callable[..., Any]
-    export_kv: Callable[..., Any]
+    export_kv: TensorOp
     import_kv: Callable[..., Any]
     copy_kv: Callable[..., Any]
     zero_kv: Callable[..., Any]
-    rope_store: Callable[..., Any]
-    rope_queries: Callable[..., Any]
-    scale_queries: Callable[..., Any]
+    rope_store: TensorOp
+    rope_queries: TensorOp
+    scale_queries: TensorOp
     plan_attention: Callable[..., Any]
-    attend: Callable[..., Any]
+    attend: TensorOp
     plan_prompts: Callable[..., Any]
-    attend_prompts: Callable[..., Any]
+    attend_prompts: TensorOp
     pack_heads: Callable[..., Any]
-    heads_linear: Callable[..., Any]
-    latent_store: Callable[..., Any]
+    heads_linear: TensorOp
+    latent_store: TensorOp
     plan_latent: Callable[..., Any]
-    latent_attend: Callable[..., Any]
-    short_conv: Callable[..., Any]
-    mamba_scan: Callable[..., Any]
-    mamba2_scan: Callable[..., Any]
-    gated_delta: Callable[..., Any]
-    gated_norm: Callable[..., Any]
-    join_streams: Callable[..., Any]
-    enter_streams: Callable[..., Any]
-    predict_streams: Callable[..., Any]
-    correct_streams: Callable[..., Any]
-    add_to_streams: Callable[..., Any]
-    add_matched: Callable[..., Any]
+    latent_attend: TensorOp
+    short_conv: TensorOp
+    mamba_scan: TensorOp
+    mamba2_scan: TensorOp
+    gated_delta: TensorOp
+    gated_norm: TensorOp
+    join_streams: TensorOp
+    enter_streams: TensorOp
+    predict_streams: TensorOp
+    correct_streams: TensorOp
+    add_to_streams: TensorOp
+    add_matched: TensorOp
     pack_experts: Callable[..., Any]
     route: Callable[..., Any]
-    moe: Callable[..., Any]
+    moe: TensorOp
     mask_logits: Callable[..., Any]
     bias_logits: Callable[..., Any]
     penalize: Callable[..., Any]
     forbid_words: Callable[..., Any]
     greedy: Callable[..., Any]
     draw: Callable[..., Any]
-    truncate: Callable[..., Any]
+    truncate: TensorOp
     rank: Callable[..., Any]
     choices: tuple[Choice, ...]
     batch_invariant: bool

@@ -19,30 +19,11 @@ from quire.ops.catalog import CATALOG
 from quire.ops.registry import Facts, Implementation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ROW_OPS = ("embed", "norm", "add", "add_norm", "scale_gate")
-KV_OPS = (
-    *("allocate_kv", "allocate_shared_kv"),
-    *("export_kv", "import_kv", "copy_kv", "zero_kv"),
+FAMILIES: tuple[type, ...] = (
+    *(RowOps, LinearOps, LoraOps, KVOps, AttentionOps, PromptOps),
+    *(LatentOps, StateOps, MaskOps, SampleOps),
 )
-ATTENTION_OPS = ("rope_store", "rope_queries", "plan_attention", "attend")
-PROMPT_OPS = ("plan_prompts", "attend_prompts")
-LINEAR_OPS = (
-    *("embed_packed", "pack_linear", "linear", "hidden", "logits"),
-    *("linear_partial", "linear_total", "pack_experts", "moe"),
-)
-LORA_OPS = (
-    *("allocate_lora", "load_lora", "lora"),
-    *("lora_partial", "lora_total", "lora_embed"),
-)
-LATENT_OPS = ("pack_heads", "heads_linear", "latent_store", "plan_latent", "latent_attend")
-MASK_OPS = ("mask_logits",)
-STATE_OPS = ("short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm")
-SAMPLE_OPS = ("greedy", "draw", "truncate", "rank")
-NATIVE_OPS = (
-    *(*ROW_OPS, *LINEAR_OPS, *LORA_OPS, *KV_OPS, *ATTENTION_OPS),
-    *PROMPT_OPS,
-    *(*LATENT_OPS, *STATE_OPS, *MASK_OPS, *SAMPLE_OPS),
-)
+"""Each method that is named as an op is its native body."""
 
 
 def implementations(facts: Facts) -> tuple[Implementation, ...]:
@@ -50,27 +31,25 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
     native, reason = find_native()
     if native is None:
         return tuple(
-            Implementation(op, "cpu", CATALOG[op].definition, lambda _: reason) for op in NATIVE_OPS
+            Implementation(name, "cpu", CATALOG[name].definition, lambda _: reason)
+            for kind in FAMILIES
+            for name in ops_of(kind)
         )
     runtime = facts.runtime or CpuRuntime()
     assert isinstance(runtime, CpuRuntime)
-    families = (
-        (RowOps(runtime), ROW_OPS),
-        (LinearOps(runtime, facts.dtype), LINEAR_OPS),
-        (LoraOps(runtime), LORA_OPS),
-        (KVOps(runtime), KV_OPS),
-        (AttentionOps(runtime), ATTENTION_OPS),
-        (PromptOps(runtime), PROMPT_OPS),
-        (LatentOps(runtime), LATENT_OPS),
-        (StateOps(runtime), STATE_OPS),
-        (MaskOps(runtime), MASK_OPS),
-        (SampleOps(runtime), SAMPLE_OPS),
-    )
+    families = [
+        LinearOps(runtime, facts.dtype) if kind is LinearOps else kind(runtime) for kind in FAMILIES
+    ]
     return tuple(
-        Implementation(op, "cpu", getattr(family, op), supports, batch_invariant=True)
-        for family, names in families
-        for op in names
+        Implementation(name, "cpu", getattr(family, name), supports, batch_invariant=True)
+        for family in families
+        for name in ops_of(type(family))
     )
+
+
+def ops_of(family: type) -> list[str]:
+    """The ops that one of `FAMILIES` has."""
+    return [name for name in CATALOG if name in vars(family)]
 
 
 def supports(facts: Facts) -> bool | str:

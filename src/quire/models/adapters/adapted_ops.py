@@ -58,20 +58,17 @@ class _Products:
 
     def linear(self, x: Tensor, w: Any) -> Tensor:
         weight, addend = self._split(x, w)
-        y: Tensor = self._ops.linear(x, weight, addend)
-        return y
+        return self._ops.linear(x, weight, addend)
 
     def hidden(self, x: Tensor, up: Any, act: str, gated: bool) -> Tensor:
         weight, addend = self._split(x, up)
-        y: Tensor = self._ops.hidden(x, weight, act, gated, addend)
-        return y
+        return self._ops.hidden(x, weight, act, gated, addend)
 
     def logits(
         self, x: Tensor, head: Any, scale: float = 1.0, softcap: float | None = None
     ) -> Tensor:
         weight, addend = self._split(x, head)
-        y: Tensor = self._ops.logits(x, weight, scale, softcap, addend)
-        return y
+        return self._ops.logits(x, weight, scale, softcap, addend)
 
     def embed_packed(self, ids: Tensor, w: Any, scale: float = 1.0) -> Tensor:
         """The table may also be one of its own (`embed`)."""
@@ -81,8 +78,7 @@ class _Products:
         slots = self._banks.slots
         if slots is None or not isinstance(w, AdaptedLinear):
             return x
-        y: Tensor = self._ops.lora_embed(x, ids, w.bank, slots, scale)
-        return y
+        return self._ops.lora_embed(x, ids, w.bank, slots, scale)
 
     def moe(
         self, x: Tensor, chosen: Tensor, weights: Tensor, experts: Any, args: MoeArgs
@@ -92,8 +88,7 @@ class _Products:
             if slots is not None:
                 adapters = ExpertAdapters(experts.up, experts.down, experts.experts, slots)
             experts = experts.weights
-        y: Tensor = self._ops.moe(x, chosen, weights, experts, args, adapters)
-        return y
+        return self._ops.moe(x, chosen, weights, experts, args, adapters)
 
 
 def adapted(ops: Ops, banks: AdapterBanks) -> Ops:

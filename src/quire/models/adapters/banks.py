@@ -149,11 +149,6 @@ class AdapterBanks:
         for product in self._products:
             self.ops.load_lora(product.bank, product.place(slot), product.parts(adapter.products))
 
-    def clear(self, slot: int) -> None:
-        """Have the slot add nothing."""
-        for product in self._products:
-            self.ops.load_lora(product.bank, product.place(slot), [None] * len(product.leaves))
-
 
 def bank_bytes(shape: LoraShape) -> int:
     """The memory of a bank's matrices in bytes."""

@@ -15,14 +15,10 @@ from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.drafting.network import DraftNetwork
 from quire.models.drafting.spec import DraftDecoder, DraftInputs
 from quire.models.families.llama import (
-    ATTENTION_RULES,
-    EMBEDDING_RULES,
     LAYER,
-    MLP_RULES,
-    PRE_NORM_RULES,
+    RULES,
     attention,
     context_of,
-    layer_rules,
     mlp,
     num_layers_of,
     rms,
@@ -60,7 +56,7 @@ def read_eagle(config: Mapping[str, Any], target: Decoder, names: Collection[str
     c.ignore("tie_word_embeddings", "attention_bias", "bias", *_OF_TRAINING)
     c.finish()
     spec = DraftDecoder(target.vocab, target.dim, tuple(blocks), None, context, inputs=inputs)
-    rules = (rule("fc.{leaf}", "draft.fc.{leaf}"), *_rules())
+    rules = (rule("fc.{leaf}", "draft.fc.{leaf}"), *RULES)
     return DraftNetwork(spec, _family(rules))
 
 
@@ -105,7 +101,7 @@ def read_eagle3(config: Mapping[str, Any], target: Decoder, names: Collection[st
         rule("input_norm.{leaf}", "draft.fc_norm.{leaf}"),
         rule(first + "hidden_norm.{leaf}", norm + ".{leaf}"),
         rule(first + "input_layernorm.{leaf}", "layers.0.embed_norm.{leaf}"),
-        *(_rules() if first != _MIDLAYER else map(_of_midlayer, _rules())),
+        *(RULES if first != _MIDLAYER else map(_of_midlayer, RULES)),
     )
     return DraftNetwork(spec, _family(rules), "d2t" if spec.is_partial else None)
 
@@ -182,10 +178,6 @@ def _has_embedding(dim: int, target: Decoder, names: Collection[str]) -> bool:
             f"it: {target.dim} numbers, scaled by {target.embed_scale:g}, for {dim}."
         )
     return "embed_tokens.weight" in names
-
-
-def _rules() -> tuple[Rule, ...]:
-    return (*EMBEDDING_RULES, *ATTENTION_RULES, *MLP_RULES, *PRE_NORM_RULES, *layer_rules({}))
 
 
 def _of_midlayer(form: Rule) -> Rule:

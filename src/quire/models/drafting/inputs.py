@@ -56,8 +56,7 @@ class DraftStage:
         if self.state_norm is not None:
             states = ops.norm(states, self.state_norm)
         first, second = (states, embedded) if self.inputs.states_first else (embedded, states)
-        x: Tensor = ops.linear(ops.join_streams(first, second), self.fc)
-        return x
+        return ops.linear(ops.join_streams(first, second), self.fc)
 
     def _beside(self, batch: Batch, x: Tensor) -> Tensor:
         batch.layer_inputs = self._embedded(batch)

@@ -49,8 +49,7 @@ class MedusaHeads:
         ops = self._ops
         for block in self._blocks[head]:
             hidden = ops.add(hidden, ops.hidden(hidden, block, "silu", False))
-        scores: Tensor = ops.logits(hidden, self._heads[head])
-        return scores
+        return ops.logits(hidden, self._heads[head])
 
     def weight_tensors(self) -> Iterator[Tensor]:
         """All tensors that the weights are kept in; some may share memory."""

@@ -38,8 +38,7 @@ class LayerInputStage:
         ops = self.ops
         projected = ops.linear(x, self.project).unflatten(1, (-1, self.width))
         own = ops.embed(ids, self.table, self.scale)
-        total: Tensor = ops.add(own, ops.norm(projected, self.norm).flatten(1))
-        return total
+        return ops.add(own, ops.norm(projected, self.norm).flatten(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,7 @@ class InputGate:
         ops, inputs = self.ops, batch.layer_inputs
         assert inputs is not None, "the embedding stage has not run"
         own = inputs.narrow(1, self.start, self.width)
-        y: Tensor = ops.linear(ops.modulate(ops.linear(h, self.gate), own, self.act), self.project)
-        return y
+        return ops.linear(ops.modulate(ops.linear(h, self.gate), own, self.act), self.project)
 
 
 def make_layer_inputs(make: Maker, d: Decoder, inputs: LayerInputs) -> LayerInputStage:

@@ -77,8 +77,7 @@ class WithSharedExpert:
 
     def __call__(self, h: Tensor) -> Tensor:
         """h [T, C] -> [T, C]."""
-        total: Tensor = self.ops.add(self.routed(h), self.shared(h))
-        return total
+        return self.ops.add(self.routed(h), self.shared(h))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,7 @@ class GatedFeedForward:
 
     def __call__(self, h: Tensor) -> Tensor:
         """h [T, C] -> [T, C]."""
-        y: Tensor = self.ops.scale_gate(self.feed(h), self.ops.linear(h, self.gate))
-        return y
+        return self.ops.scale_gate(self.feed(h), self.ops.linear(h, self.gate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +114,7 @@ class DenseAndMixture:
         dense = ops.norm(self.dense(ops.norm(x, self.dense_pre)), self.dense_post)
         choice = mixture.router(ops.norm(x, self.router_norm))
         routed = mixture.experts(ops.norm(x, self.experts_pre), *choice)
-        total: Tensor = ops.add(dense, ops.norm(routed, self.experts_post))
-        return total
+        return ops.add(dense, ops.norm(routed, self.experts_post))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +144,7 @@ class LocalExperts:
         """h [T, C] -> [T, C]."""
         chosen = torch.zeros(len(h), 1, dtype=torch.int32, device=h.device)
         weights = torch.ones(len(h), 1, device=h.device)
-        y: Tensor = self.ops.moe(h, chosen, weights, self.experts[expert], self.args)
-        return y
+        return self.ops.moe(h, chosen, weights, self.experts[expert], self.args)
 
 
 class MixtureMaker:

@@ -16,33 +16,7 @@ from quire.models.formats.bitsandbytes import read_bitsandbytes
 from quire.models.formats.compressed_tensors import read_compressed_tensors
 from quire.models.formats.fp8 import read_fp8, read_modelopt, read_mxfp4
 from quire.models.formats.gptq import read_gptq
-from quire.models.formats.storage import (
-    FLATTENED,
-    FLOATS,
-    FOUR_BIT_FLOATS,
-    SCALES_WITH_ONE_SCALE,
-    SMALLEST_GROUP,
-    CodeLayout,
-    RowScheme,
-    Storage,
-    StoredPart,
-    quant_state,
-)
-
-__all__ = [
-    "FLATTENED",
-    "FLOATS",
-    "FOUR_BIT_FLOATS",
-    "METHODS",
-    "SCALES_WITH_ONE_SCALE",
-    "SMALLEST_GROUP",
-    "CodeLayout",
-    "RowScheme",
-    "Storage",
-    "StoredPart",
-    "quant_state",
-    "read_storage",
-]
+from quire.models.formats.storage import Storage
 
 METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
     {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.errors import CorruptCheckpoint
-from quire.models.formats import Storage
+from quire.models.formats.storage import Storage
 from quire.models.loading.load_formats import WeightFiles
 from quire.ops.fp8 import FP8
 from quire.ops.kv import LARGEST_NUMBER, FixedScales

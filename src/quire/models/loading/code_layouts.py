@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.errors import CorruptCheckpoint, UnsupportedConfigValue
-from quire.models.formats import FLATTENED, FOUR_BIT_FLOATS, CodeLayout
+from quire.models.formats.storage import FLATTENED, FOUR_BIT_FLOATS, CodeLayout
 from quire.models.loading.flattened_codes import Parts, check_state, unpack_flattened
 from quire.ops import CodedWeight
 from quire.ops.formats.row_rounding import RowRounding

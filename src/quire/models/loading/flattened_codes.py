@@ -10,8 +10,13 @@ from torch import Tensor
 
 from quire.errors import CorruptCheckpoint, LoadError
 from quire.models.config_reader import unsupported
-from quire.models.formats import FLATTENED, SCALES_WITH_ONE_SCALE, SMALLEST_GROUP, CodeLayout
-from quire.models.formats import quant_state as name_of_state
+from quire.models.formats.storage import (
+    FLATTENED,
+    SCALES_WITH_ONE_SCALE,
+    SMALLEST_GROUP,
+    CodeLayout,
+)
+from quire.models.formats.storage import quant_state as name_of_state
 
 Parts = Mapping[str, Tensor]
 """A module's tensors by what follows its name."""

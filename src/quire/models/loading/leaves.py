@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError
-from quire.models.formats import Storage
+from quire.models.formats.storage import Storage
 from quire.models.loading.cache_scales import used_cache_scales
 from quire.models.loading.code_layouts import coded_weight
 from quire.models.loading.folder_files import LoadFormat

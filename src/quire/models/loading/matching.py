@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from quire.errors import LoadError, WeightMismatch
-from quire.models.formats import Storage
+from quire.models.formats.storage import Storage
 from quire.models.loading.cache_scales import is_cache_scale
 from quire.models.loading.load_formats import WeightFiles
 from quire.models.rules import Family, StoredTensor, tensor_map

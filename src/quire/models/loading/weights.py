@@ -19,7 +19,8 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError, NotBuiltYet
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
-from quire.models.formats import Storage, read_storage
+from quire.models.formats import read_storage
+from quire.models.formats.storage import Storage
 from quire.models.loading.folder_files import LoadFormat, read_folder_config
 from quire.models.loading.leaves import OpenLeaves, open_leaves
 from quire.models.loading.read_ahead import Read, ReadAhead

@@ -48,10 +48,9 @@ class PromptAttentionLayer:
         """x [T, heads * D], normed and rotated -> [T, heads, D]."""
         if self.rotary is None and norm is None:
             return x.unflatten(1, (heads, self.head_dim))
-        turned: Tensor = self.ops.rope_queries(
+        return self.ops.rope_queries(
             x, positions, heads=heads, head_dim=self.head_dim, rotary=self.rotary, q_norm=norm
         )
-        return turned
 
 
 def make_prompt_attention(make: Maker, at: str, a: Attention) -> PromptAttentionLayer:

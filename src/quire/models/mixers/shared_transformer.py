@@ -29,8 +29,7 @@ class AdaptedProjection:
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]."""
         ops = self.ops
-        y: Tensor = ops.add(self.base(x), ops.linear(ops.linear(x, self.down), self.up))
-        return y
+        return ops.add(self.base(x), ops.linear(ops.linear(x, self.down), self.up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,7 @@ class SharedTransformerUse:
         both = ops.norm(ops.join_streams(x, embeddings), shared.norm)
         hidden = self.gate_up(ops.norm(self.attend(both, batch), shared.mlp_norm))
         gate, up = hidden.narrow(1, 0, self.width), hidden.narrow(1, self.width, self.width)
-        y: Tensor = ops.linear(shared.down(ops.modulate(gate, up, self.act)), self.out)
-        return y
+        return ops.linear(shared.down(ops.modulate(gate, up, self.act)), self.out)
 
 
 def make_shared_weights(make: Maker, s: SharedTransformer) -> SharedWeights:

@@ -60,8 +60,7 @@ class Pooler:
     def classify(self, x: Tensor) -> Tensor:
         """Hidden states [M, C] -> a score for each label [M, num_labels], before its activation."""
         assert self.classifier is not None, "the model has no classifier"
-        scores: Tensor = self.ops.linear(_through(self.layers, x.to(self.dtype)), self.classifier)
-        return scores
+        return self.ops.linear(_through(self.layers, x.to(self.dtype)), self.classifier)
 
 
 def _through(layers: Sequence[_Layer], x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Convolution:
     ) -> Tensor:
         """x [T, W] -> [T, W], between two gates where they are given; moves the window on."""
         kernel, width = self.weight.shape
-        y: Tensor = self.ops.short_conv(
+        return self.ops.short_conv(
             x,
             state.view(self.start, (kernel - 1, width), x.dtype),
             group.reads,
@@ -44,7 +44,6 @@ class Convolution:
             before,
             after,
         )
-        return y
 
 
 @dataclass(frozen=True, slots=True)
