@@ -40,7 +40,7 @@ from quire.models.loading.source import What, locate
 from quire.models.max_length import LengthFacts, bounded, length_facts
 from quire.models.parameters import adapter_size, num_expert_parameters, num_parameters
 from quire.models.pooling.sentence_transformers import SentenceFiles, read_sentence_files
-from quire.models.spec import Block, Decoder
+from quire.models.spec import Block, Decoder, MixerAfterShared, single_mixers
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
 from quire.text.tokenizer import Tokenizer
@@ -375,4 +375,6 @@ def _width(block: Block) -> int:
         feed_forward = max(feed_forward, moe.width * 2 * moe.top_k)
     if moe is not None and moe.shared is not None:
         feed_forward = max(feed_forward, moe.shared.width * 2)
-    return max(0 if block.mixer is None else block.mixer.widest, feed_forward)
+    if isinstance(block.mixer, MixerAfterShared):
+        feed_forward = max(feed_forward, 2 * block.mixer.shared.mlp.width)
+    return max(feed_forward, *(mixer.widest for mixer in single_mixers(block.mixer)), 0)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from quire.models.formats.storage import Storage
 from quire.models.parameters import num_parameters, num_repeated_parameters, outer_parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
-from quire.models.spec import Block, Decoder
+from quire.models.spec import Block, Decoder, single_mixers
 
 __all__ = [
     "active_parameters",
@@ -42,9 +42,8 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
     layers.
     """
     weights = active_parameters(decoder) + num_repeated_parameters(decoder)
-    return 2 * weights + sum(
-        block.mixer.flops(context) for block in decoder.blocks if block.mixer is not None
-    )
+    mixers = (mixer for block in decoder.blocks for mixer in single_mixers(block.mixer))
+    return 2 * weights + sum(mixer.flops(context) for mixer in mixers)
 
 
 def coded_tensors(family: Family, decoder: Decoder, storage: Storage) -> list[StoredTensor]:

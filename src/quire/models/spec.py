@@ -237,15 +237,6 @@ class ParallelMixers:
 
     mixers: tuple[SingleMixer, ...]
 
-    @property
-    def widest(self) -> int:
-        """Numbers of a token's widest activation."""
-        return max(mixer.widest for mixer in self.mixers)
-
-    def flops(self, context: int) -> int:
-        """Multiplications and additions, apart from those with weights, for a token."""
-        return sum(mixer.flops(context) for mixer in self.mixers)
-
 
 @dataclass(frozen=True, slots=True)
 class SharedTransformer:
@@ -279,15 +270,6 @@ class MixerAfterShared:
         """In the order of their memories."""
         return (self.shared.attention, self.mixer)
 
-    @property
-    def widest(self) -> int:
-        """Numbers of a token's widest activation."""
-        return max(2 * self.shared.mlp.width, *(mixer.widest for mixer in self.mixers))
-
-    def flops(self, context: int) -> int:
-        """Multiplications and additions, apart from those with weights, for a token."""
-        return sum(mixer.flops(context) for mixer in self.mixers)
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionOverEmbedding:
@@ -302,15 +284,6 @@ class AttentionOverEmbedding:
     def mixers(self) -> tuple[SingleMixer, ...]:
         """In the order of their memories."""
         return (self.attention,)
-
-    @property
-    def widest(self) -> int:
-        """Numbers of a token's widest activation."""
-        return self.attention.widest
-
-    def flops(self, context: int) -> int:
-        """Multiplications and additions, apart from those with weights, for a token."""
-        return self.attention.flops(context)
 
 
 Mixer = SingleMixer | ParallelMixers | MixerAfterShared | AttentionOverEmbedding

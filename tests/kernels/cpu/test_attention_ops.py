@@ -7,7 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from quire.kernels.cpu import ATTENTION_OPS, KV_OPS, PROMPT_OPS
+from quire.kernels.cpu import ops_of
+from quire.kernels.cpu.attention_ops import AttentionOps
+from quire.kernels.cpu.kv_ops import KVOps
+from quire.kernels.cpu.prompt_ops import PromptOps
 from quire.kernels.cpu.runtime import find_native
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import QKNorm, RotaryTable
@@ -23,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),
     pytest.mark.usefixtures("one_torch_thread"),
 ]
-OPS = (*KV_OPS, *ATTENTION_OPS, *PROMPT_OPS)
+OPS = (*ops_of(KVOps), *ops_of(AttentionOps), *ops_of(PromptOps))
 HOSTILE = [case for case in CASES if case.op in OPS and not case.is_bench]
 
 

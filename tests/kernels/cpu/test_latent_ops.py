@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from quire.kernels.cpu import LATENT_OPS
+from quire.kernels.cpu import ops_of
+from quire.kernels.cpu.latent_ops import LatentOps
 from quire.kernels.cpu.runtime import find_native
 from quire.ops import NormWeight
 from quire.ops.kv import LatentShape
@@ -22,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),
     pytest.mark.usefixtures("one_torch_thread"),
 ]
-HOSTILE = [case for case in CASES if case.op in LATENT_OPS and not case.is_bench]
+HOSTILE = [case for case in CASES if case.op in ops_of(LatentOps) and not case.is_bench]
 
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)

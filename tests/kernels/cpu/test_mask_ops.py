@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 import torch
 
-from quire.kernels.cpu import MASK_OPS
+from quire.kernels.cpu import ops_of
+from quire.kernels.cpu.mask_ops import MaskOps
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import select
 from tests.support.op_cases import CASES
@@ -18,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),
     pytest.mark.usefixtures("one_torch_thread"),
 ]
-HOSTILE = [case for case in CASES if case.op in MASK_OPS and not case.is_bench]
+HOSTILE = [case for case in CASES if case.op in ops_of(MaskOps) and not case.is_bench]
 
 
 @cache

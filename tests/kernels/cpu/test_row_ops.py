@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from quire.kernels.cpu import ROW_OPS
+from quire.kernels.cpu import ops_of
+from quire.kernels.cpu.row_ops import RowOps
 from quire.kernels.cpu.runtime import find_native
 from quire.ops import NormWeight
 from tests.kernels.cpu import native_ops
@@ -25,7 +26,7 @@ pytestmark = [
 ]
 REFUSALS = dict(NATIVE.levels()) if NATIVE else {}
 NO_AVX512 = REFUSALS.get("avx512", "the native module has no code for AVX-512")
-HOSTILE = [case for case in CASES if case.op in ROW_OPS and not case.is_bench]
+HOSTILE = [case for case in CASES if case.op in ops_of(RowOps) and not case.is_bench]
 
 
 @cache

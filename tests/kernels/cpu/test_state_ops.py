@@ -9,8 +9,9 @@ import dataclasses
 import pytest
 import torch
 
-from quire.kernels.cpu import STATE_OPS
+from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.runtime import find_native
+from quire.kernels.cpu.state_ops import StateOps
 from quire.ops import NO_BLOCK
 from tests.kernels.cpu import native_ops
 from tests.kernels.cpu.native_ops import DTYPES, case_id, dtype_id
@@ -27,7 +28,7 @@ pytestmark = [
 REFUSALS = dict(NATIVE.levels()) if NATIVE else {}
 NO_AVX512 = REFUSALS.get("avx512", "the native module has no code for AVX-512")
 WITH_FULL = [torch.float32, *(pytest.param(dtype, marks=pytest.mark.full) for dtype in DTYPES[1:])]
-HOSTILE = [case for case in CASES if case.op in STATE_OPS and not case.is_bench]
+HOSTILE = [case for case in CASES if case.op in ops_of(StateOps) and not case.is_bench]
 STATEFUL = [case for case in HOSTILE if case.op != "gated_norm" and "5,1,7" in case.name]
 
 

@@ -223,7 +223,7 @@ def products_with_the_last_expert():
             rows = linear.tile_rows(2, HALF)
             chosen = torch.tensor([0, len(w) - 1], dtype=torch.int32)
             with Watch(corners):
-                y = linear.multiply_pairs(x, Pairs(order, chosen, *tiles, rows), 1)
+                y = linear.product(x, pairs=Pairs(order, chosen, *tiles, rows))
             found.append(y[:, [*range(16), *range(-16, 0)]])
         assert torch.equal(*found)
 

@@ -33,7 +33,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         return tuple(
             Implementation(name, "cpu", CATALOG[name].definition, lambda _: reason)
             for kind in FAMILIES
-            for name in _ops_of(kind)
+            for name in ops_of(kind)
         )
     runtime = facts.runtime or CpuRuntime()
     assert isinstance(runtime, CpuRuntime)
@@ -43,11 +43,12 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
     return tuple(
         Implementation(name, "cpu", getattr(family, name), supports, batch_invariant=True)
         for family in families
-        for name in _ops_of(type(family))
+        for name in ops_of(type(family))
     )
 
 
-def _ops_of(family: type) -> list[str]:
+def ops_of(family: type) -> list[str]:
+    """The ops that one of `FAMILIES` has."""
     return [name for name in CATALOG if name in vars(family)]
 
 

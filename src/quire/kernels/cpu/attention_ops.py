@@ -62,20 +62,7 @@ class AttentionOps:
         assert kv.dtype in (qkv.dtype, torch.int8)
         runtime.keep(num_tokens, qkv, kv.memory, slots, positions)
         q = runtime.output((num_tokens, heads, head_dim), qkv.dtype)
-        self._context.rope_store(
-            self._types[qkv.dtype],
-            num_tokens,
-            heads,
-            qkv.data_ptr(),
-            qkv.stride(0),
-            q.data_ptr(),
-            kv.native,
-            slots.data_ptr(),
-            positions.data_ptr(),
-            *turns(runtime, num_tokens, rotary),
-            *self._norms(num_tokens, qk_norm, head_dim, qkv.dtype),
-            math.inf if clip is None else clip,
-        )
+        self._rotate(qkv, q, kv.native, slots, positions, rotary, qk_norm, clip)
         return q
 
     def rope_queries(
@@ -98,23 +85,37 @@ class AttentionOps:
         nowhere = torch.full((num_tokens,), PAD_SLOT, dtype=torch.int64)
         runtime.keep(num_tokens, q, positions, nowhere)
         out = runtime.output((num_tokens, heads, head_dim), q.dtype)
+        no_heads = self._memory(0, 0, 1, 0, head_dim, 1, 0, 0, 0, 0, False)
+        qk_norm = None if q_norm is None else QKNorm(q_norm, q_norm)
+        self._rotate(q, out, no_heads, nowhere, positions, rotary, qk_norm, None)
+        return out
+
+    def _rotate(
+        self,
+        source: Tensor,
+        q: Tensor,
+        memory: object,
+        slots: Tensor,
+        positions: Tensor,
+        rotary: RotaryTable | None,
+        qk_norm: QKNorm | None,
+        clip: float | None,
+    ) -> None:
+        num_tokens, heads, head_dim = q.shape
         self._context.rope_store(
             self._types[q.dtype],
             num_tokens,
             heads,
+            source.data_ptr(),
+            source.stride(0),
             q.data_ptr(),
-            q.stride(0),
-            out.data_ptr(),
-            self._memory(0, 0, 1, 0, head_dim, 1, 0, 0, 0, 0, False),
-            nowhere.data_ptr(),
+            memory,
+            slots.data_ptr(),
             positions.data_ptr(),
-            *turns(runtime, num_tokens, rotary),
-            *self._norms(
-                num_tokens, None if q_norm is None else QKNorm(q_norm, q_norm), head_dim, q.dtype
-            ),
-            math.inf,
+            *turns(self._runtime, num_tokens, rotary),
+            *self._norms(num_tokens, qk_norm, head_dim, q.dtype),
+            math.inf if clip is None else clip,
         )
-        return out
 
     def _norms(
         self, num_tokens: int, n: QKNorm | None, head_dim: int, dtype: torch.dtype

@@ -13,15 +13,13 @@ from quire.models.families.llama import (
     biases,
     layer_norm,
     mlp,
-    read_layer_types,
-    rotated_where,
+    sliding_blocks,
     stack,
     stack_of,
     window_of,
-    with_windows,
 )
 from quire.models.rules import Family
-from quire.models.spec import Block, Decoder
+from quire.models.spec import Attention, Block, Decoder
 
 
 def _block(c: ConfigReader, **facts: Any) -> Block:
@@ -44,9 +42,11 @@ def _describe_1(c: ConfigReader) -> Decoder:
 def _describe_2(c: ConfigReader) -> Decoder:
     _check_original_keys(c)
     every = c.integer("sliding_window_pattern", 4)
-    kinds = read_layer_types(c, lambda layer: (layer + 1) % every)
-    blocks = with_windows(_block(c), kinds, window_of(c, 4096))
-    blocks = rotated_where(blocks, [kind == "sliding_attention" for kind in kinds])
+    block = _block(c)
+    assert isinstance(block.mixer, Attention)
+    ropes = {"sliding_attention": block.mixer.rope, "full_attention": None}
+    window = window_of(c, 4096)
+    blocks = sliding_blocks(c, block, lambda layer: (layer + 1) % every, window, ropes)
     return stack_of(c, blocks, **_top(c))
 
 

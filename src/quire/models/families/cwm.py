@@ -9,11 +9,10 @@ from quire.models.families.llama import (
     attention,
     head_dim_of,
     mlp,
-    read_layer_types,
     rms,
+    sliding_blocks,
     stack_of,
     window_of,
-    with_windows,
 )
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
@@ -24,8 +23,7 @@ def _describe(c: ConfigReader) -> Decoder:
         raise LoadError("config.json lacks rope_scaling, which CWM needs.")
     attn = attention(c, head_dim=head_dim_of(c, 128), theta=1e6)
     block = Block(attn, mlp(c, bias=c.flag("mlp_bias", False)), rms(c, 1e-5))
-    kinds = read_layer_types(c, lambda layer: layer % 4)
-    return stack_of(c, with_windows(block, kinds, window_of(c, 8192)))
+    return stack_of(c, sliding_blocks(c, block, lambda i: i % 4, window_of(c, 8192)))
 
 
 FAMILY = Family(("CwmForCausalLM",), _describe, RULES)

@@ -7,19 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import (
-    attention,
-    mlp,
-    read_layer_types,
-    rms,
-    rotated_where,
-    stack_of,
-    window_of,
-    with_windows,
-)
+from quire.models.families.llama import attention, mlp, rms, sliding_blocks, stack_of, window_of
 from quire.models.families.olmo2 import OLMO2_RULES
 from quire.models.rules import Family
-from quire.models.spec import Block, Decoder
+from quire.models.spec import Attention, Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
@@ -32,11 +23,10 @@ def exaone_blocks(c: ConfigReader, block: Block) -> list[Block]:
     """The block of each layer: with a window, or in a model with windows without rotation."""
     window = window_of(c, 4096)
     letters = _pattern(c, window)
-    kinds = read_layer_types(c, lambda layer: letters[layer % len(letters)] == "L")
-    blocks = with_windows(block, kinds, window)
-    if window is None:
-        return blocks
-    return rotated_where(blocks, [kind == "sliding_attention" for kind in kinds])
+    assert isinstance(block.mixer, Attention), "EXAONE attends"
+    rope = block.mixer.rope
+    ropes = {"sliding_attention": rope, "full_attention": rope if window is None else None}
+    return sliding_blocks(c, block, lambda i: letters[i % len(letters)] == "L", window, ropes)
 
 
 def _pattern(c: ConfigReader, window: int | None) -> str:

@@ -13,10 +13,9 @@ from quire.models.families.llama import (
     head_dim_of,
     mlp,
     norm_rules,
-    read_layer_types,
+    sliding_blocks,
     stack_of,
     window_of,
-    with_windows,
 )
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Mlp
@@ -54,8 +53,8 @@ def _describe(c: ConfigReader, **block: Any) -> Decoder:
         scale=c.number("query_pre_attn_scalar", 256) ** -0.5,
         softcap=c.bound("attn_logit_softcapping", 50.0),
     )
-    kinds = read_layer_types(c, lambda layer: layer % 2 == 0)
-    blocks = with_windows(sandwich(c, attn, **block), kinds, window_of(c, 4096))
+    block_of_all, window = sandwich(c, attn, **block), window_of(c, 4096)
+    blocks = sliding_blocks(c, block_of_all, lambda layer: layer % 2 == 0, window)
     return stack_of(c, blocks, **capped(c, 30.0))
 
 

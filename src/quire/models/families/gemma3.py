@@ -7,15 +7,7 @@ from dataclasses import replace
 from quire.models.config_reader import ConfigReader
 from quire.models.families.gemma import gemma_attention, gemma_norm
 from quire.models.families.gemma2 import SANDWICH_RULES, capped, sandwich
-from quire.models.families.llama import (
-    context_of,
-    head_dim_of,
-    read_layer_types,
-    stack_of,
-    window_of,
-    with_ropes,
-    with_windows,
-)
+from quire.models.families.llama import context_of, head_dim_of, sliding_blocks, stack_of, window_of
 from quire.models.rope_config import read_ropes
 from quire.models.rules import Family, text_of
 from quire.models.spec import Decoder
@@ -30,17 +22,15 @@ def _describe(c: ConfigReader) -> Decoder:
     attn = gemma_attention(c, dim, rope=None, scale=scale, qk_norm=norm, is_causal=not sees_all)
     # transformers 5 writes the period with an underscore in front
     period = c.integer("sliding_window_pattern", c.integer("_sliding_window_pattern", 6))
-    kinds = read_layer_types(c, lambda layer: (layer + 1) % period)
     window = window_of(c, 4096)
     if sees_all and window is not None:
         window = window // 2 + 1  # it counts both sides
-    blocks = with_windows(sandwich(c, attn), kinds, window)
     bases = {
         "full_attention": c.number("rope_theta", 1e6),
         "sliding_attention": c.number("rope_local_base_freq", 1e4),
     }
     ropes = read_ropes(c, dim, bases, context=context_of(c))
-    blocks = with_ropes(blocks, [ropes[kind] for kind in kinds])
+    blocks = sliding_blocks(c, sandwich(c, attn), lambda i: (i + 1) % period, window, ropes)
     return stack_of(c, blocks, **capped(c, None))
 
 

@@ -11,11 +11,10 @@ from quire.models.families.llama import (
     attention,
     biases,
     num_experts_of,
-    read_layer_types,
     rms,
+    sliding_blocks,
     stack_of,
     window_of,
-    with_windows,
 )
 from quire.models.rules import Family, Rule, Step, rule
 from quire.models.spec import Block, Decoder, Moe
@@ -53,8 +52,7 @@ def _describe(c: ConfigReader) -> Decoder:
     c.raw("initial_context_length", None)  # rope_scaling repeats it
     attn = attention(c, theta=150000.0, sinks=True, **biases(c, True))
     block = Block(attn, _experts(c), rms(c, 1e-5, "rms_late_cast"))
-    kinds = read_layer_types(c, lambda layer: layer % 2 == 0)
-    return stack_of(c, with_windows(block, kinds, window_of(c, 128)))
+    return stack_of(c, sliding_blocks(c, block, lambda i: i % 2 == 0, window_of(c, 128)))
 
 
 def _experts(c: ConfigReader) -> Moe:

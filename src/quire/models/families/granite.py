@@ -14,13 +14,12 @@ from quire.models.families.llama import (
     biases,
     mlp,
     num_layers_of,
-    read_layer_types,
     rms,
+    sliding_blocks,
     stack,
     stack_of,
     window_of,
     with_ropes,
-    with_windows,
 )
 from quire.models.positions import Rope
 from quire.models.rope_config import LEAST_THETA
@@ -56,8 +55,8 @@ def _mlp(c: ConfigReader) -> Mlp:
 
 
 def _describe_swa(c: ConfigReader) -> Decoder:
-    kinds = read_layer_types(c, lambda layer: layer % 4)
-    blocks = with_windows(block_of(c, _mlp(c), 1e-5, sinks=True), kinds, window_of(c, 128))
+    block = block_of(c, _mlp(c), 1e-5, sinks=True)
+    blocks = sliding_blocks(c, block, lambda layer: layer % 4, window_of(c, 128))
     first = blocks[0].mixer
     assert isinstance(first, Attention), "with windows"
     blocks = with_ropes(blocks, _ropes(c, first.rope))

@@ -187,12 +187,6 @@ def with_ropes(blocks: Iterable[Block], ropes: Iterable[Rope | None]) -> list[Bl
     return found
 
 
-def rotated_where(blocks: Iterable[Block], rotates: Iterable[bool]) -> list[Block]:
-    """The blocks, of which those without a true value do not rotate."""
-    pairs = zip(blocks, rotates, strict=True)
-    return [block if turns else with_ropes([block], [None])[0] for block, turns in pairs]
-
-
 def stack_of(c: ConfigReader, blocks: list[Block], **facts: Any) -> Decoder:
     """A decoder from its blocks, the shared keys and what differs as keywords."""
     context = facts["context"] if "context" in facts else context_of(c)
@@ -255,6 +249,21 @@ def with_windows(block: Block, kinds: list[str], window: int | None) -> list[Blo
     mixer = block.mixer
     assert isinstance(mixer, Attention), "windows are for keys and values"
     return [replace(block, mixer=replace(mixer, window=seeing[kind])) for kind in kinds]
+
+
+def sliding_blocks(
+    c: ConfigReader,
+    block: Block,
+    slides: Callable[[int], object],
+    window: int | None,
+    ropes: Mapping[str, Rope | None] | None = None,
+) -> list[Block]:
+    """The block of each layer by its type (`read_layer_types`): with or without `window`, and where
+    rotations differ with that of the type.
+    """
+    kinds = read_layer_types(c, slides)
+    blocks = with_windows(block, kinds, window)
+    return blocks if ropes is None else with_ropes(blocks, [ropes[kind] for kind in kinds])
 
 
 def _trim_window(block: Block, context: int) -> Block:

@@ -7,11 +7,10 @@ from quire.models.families.llama import (
     RULES,
     attention,
     mlp,
-    read_layer_types,
     rms,
+    sliding_blocks,
     stack_of,
     window_of,
-    with_windows,
 )
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
@@ -19,9 +18,8 @@ from quire.models.spec import Block, Decoder
 
 def _describe(c: ConfigReader) -> Decoder:
     window = window_of(c, 4096)
-    kinds = read_layer_types(c, lambda _: window is not None)
     block = Block(attention(c), mlp(c), rms(c, 1e-6))
-    return stack_of(c, with_windows(block, kinds, window))
+    return stack_of(c, sliding_blocks(c, block, lambda _: window is not None, window))
 
 
 FAMILY = Family(("MinistralForCausalLM",), _describe, RULES)

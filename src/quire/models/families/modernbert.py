@@ -22,10 +22,8 @@ from quire.models.families.llama import (
     layer_norm,
     layer_rules,
     mlp,
-    read_layer_types,
+    sliding_blocks,
     stack_of,
-    with_ropes,
-    with_windows,
 )
 from quire.models.pooling.spec import HeadLayer, SequencePooling, TermWeights
 from quire.models.rope_config import read_ropes
@@ -73,7 +71,6 @@ def _describe(c: ConfigReader) -> Decoder:
     attn = whole_attention(c, **biases(c))
     feed = mlp(c, act_key="hidden_activation", act="gelu", bias=c.flag("mlp_bias", False))
     period = c.integer("global_attn_every_n_layers", 3)
-    kinds = read_layer_types(c, lambda layer: layer % period)
     block = Block(attn, feed, _norm(c))
     # so many tokens in all: half of them on each side, and the query's own
     window = c.integer("local_attention", 128) // 2 + 1
@@ -82,7 +79,7 @@ def _describe(c: ConfigReader) -> Decoder:
         "sliding_attention": c.number("local_rope_theta", 10000.0),
     }
     ropes = read_ropes(c, attn.head_dim, bases, context=context_of(c))
-    blocks = with_ropes(with_windows(block, kinds, window), [ropes[kind] for kind in kinds])
+    blocks = sliding_blocks(c, block, lambda layer: layer % period, window, ropes)
     blocks[0] = replace(blocks[0], mixer_pre=False)
     return stack_of(c, blocks, embed_norm=block.norm, final_norm=block.norm, tie=False)
 

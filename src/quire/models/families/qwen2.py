@@ -9,11 +9,10 @@ from quire.models.families.llama import (
     RULES,
     attention,
     mlp,
-    read_layer_types,
     rms,
+    sliding_blocks,
     stack_of,
     window_of,
-    with_windows,
 )
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
@@ -28,8 +27,7 @@ def qwen_layers(c: ConfigReader, block: Block) -> list[Block]:
         c.only("use_sliding_window", False)
     window, first = window_of(c, 4096), c.integer("max_window_layers", 28, minimum=0)
     window = window if c.flag("use_sliding_window", False) else None
-    kinds = read_layer_types(c, lambda layer: window is not None and layer >= first)
-    return with_windows(block, kinds, window)
+    return sliding_blocks(c, block, lambda i: window is not None and i >= first, window)
 
 
 def _describe(c: ConfigReader) -> Decoder:

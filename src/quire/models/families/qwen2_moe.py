@@ -9,11 +9,10 @@ from quire.models.families.llama import (
     RULES,
     attention,
     mlp,
-    read_layer_types,
     rms,
+    sliding_blocks,
     stack_of,
     window_of,
-    with_windows,
 )
 from quire.models.families.mixtures import (
     QWEN_RULES,
@@ -52,8 +51,8 @@ def _windows(c: ConfigReader, block: Block) -> list[Block]:
     c.only("use_mrope", False)
     window, below = window_of(c, 4096), c.integer("max_window_layers", 28, minimum=0)
     window = window if c.flag("use_sliding_window", False) else None
-    kinds = read_layer_types(c, lambda i: window is not None and i % 2 == 0 and i < below)
-    return with_windows(block, kinds, window)
+    slides = range(0, 0 if window is None else below, 2)
+    return sliding_blocks(c, block, lambda layer: layer in slides, window)
 
 
 FAMILY = Family(

@@ -11,9 +11,9 @@ from quire.models.families.llama import (
     num_layers_of,
     read_layer_types,
     rms,
-    rotated_where,
     stack_of,
     window_of,
+    with_ropes,
     with_windows,
 )
 from quire.models.rules import Family
@@ -25,7 +25,8 @@ def _describe(c: ConfigReader) -> Decoder:
     attn = attention(c, theta=2e6, **biases(c))
     block = Block(attn, mlp(c, bias=c.flag("mlp_bias", False)), rms(c, 1e-6))
     rotated = _rotated(c)
-    blocks = rotated_where(_windowed(c, block, rotated), rotated)
+    blocks = _windowed(c, block, rotated)
+    blocks = with_ropes(blocks, [attn.rope if turns else None for turns in rotated])
     return stack_of(c, blocks, tie=c.flag("tie_word_embeddings", True))
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton.language as tl
@@ -235,38 +236,14 @@ def rope_store(
     qkv, slots, positions = dense(qkv), slots.contiguous(), positions.contiguous()
     num_tokens = qkv.shape[0]
     q = qkv.new_empty(num_tokens, heads, head_dim)
-    if not num_tokens:
-        return q
-    key_scales, value_scales = kv.scales if kv.scales is not None else (qkv, qkv)
-    block = power_of_2(heads) * power_of_2(head_dim)
-    _rope_store_kernel[(num_tokens, 3)](
-        qkv,
-        q,
-        kv.keys,
-        kv.values,
-        key_scales,
-        value_scales,
-        slots,
-        positions,
-        qkv if rotary is None else rotary.cos_sin,
-        *_weights(qkv, qk_norm),
-        *(kv_scales or (1.0, 1.0)),
-        H=heads,
-        K=kv_heads,
-        D=head_dim,
-        S=kv.block_size,
-        PAGE=kv.page_slots,
-        BLOCK_H=power_of_2(heads),
-        BLOCK_K=power_of_2(kv_heads),
-        BLOCK_D=power_of_2(head_dim),
-        DIM=0 if rotary is None else rotary.dim,
-        INTERLEAVED=rotary is not None and rotary.interleaved,
-        **_norm_facts(qk_norm),
-        CLIP=clip or 0.0,
-        HAS_SCALES=kv.scales is not None,
-        IS_FIXED=kv_scales is not None and kv.dtype is FP8,
-        num_warps=min(8, max(1, block // 512)),
-    )
+    if num_tokens:
+        _rotate(
+            qkv, q, (kv.keys, kv.values, *(kv.scales if kv.scales is not None else (qkv, qkv))),
+            slots, positions, rotary, qk_norm, kv_scales,
+            K=kv_heads, S=kv.block_size, PAGE=kv.page_slots, CLIP=clip or 0.0,
+            HAS_SCALES=kv.scales is not None,
+            IS_FIXED=kv_scales is not None and kv.dtype is FP8,
+        )  # fmt: skip
     return q
 
 
@@ -284,36 +261,46 @@ def rope_queries(
     source, positions = dense(q), positions.contiguous()
     num_tokens = source.shape[0]
     out = source.new_empty(num_tokens, heads, head_dim)
-    if not num_tokens:
-        return out
-    qk_norm = None if q_norm is None else QKNorm(q_norm, q_norm)
-    block = power_of_2(heads) * power_of_2(head_dim)
-    _rope_store_kernel[(num_tokens, 1)](
-        source,
-        out,
-        *(source,) * 4,
-        positions,
-        positions,
+    if num_tokens:
+        qk_norm = None if q_norm is None else QKNorm(q_norm, q_norm)
+        _rotate(
+            source, out, (source,) * 4, positions, positions, rotary, qk_norm, None,
+            K=0, S=1, PAGE=1, CLIP=0.0, HAS_SCALES=False, IS_FIXED=False,
+        )  # fmt: skip
+    return out
+
+
+def _rotate(
+    source: Tensor,
+    out: Tensor,
+    memory: Sequence[Tensor],
+    slots: Tensor,
+    positions: Tensor,
+    rotary: RotaryTable | None,
+    n: QKNorm | None,
+    kv_scales: FixedScales | None,
+    *,
+    K: int,
+    **facts: Any,
+) -> None:
+    """Run the kernel for queries -> out [T, H, D], and for K heads of keys and values if there are
+    some. `memory`: theirs and that of their scales.
+    """
+    num_tokens, heads, head_dim = out.shape
+    block_h, block_d = power_of_2(heads), power_of_2(head_dim)
+    _rope_store_kernel[(num_tokens, 3 if K else 1)](
+        source, out, *memory, slots, positions,
         source if rotary is None else rotary.cos_sin,
-        *_weights(source, qk_norm),
-        *(1.0, 1.0),
-        H=heads,
-        K=0,
-        D=head_dim,
-        S=1,
-        PAGE=1,
-        BLOCK_H=power_of_2(heads),
-        BLOCK_K=1,
-        BLOCK_D=power_of_2(head_dim),
+        *_weights(source, n),
+        *(kv_scales or (1.0, 1.0)),
+        H=heads, K=K, D=head_dim,
+        BLOCK_H=block_h, BLOCK_K=power_of_2(K), BLOCK_D=block_d,
         DIM=0 if rotary is None else rotary.dim,
         INTERLEAVED=rotary is not None and rotary.interleaved,
-        **_norm_facts(qk_norm),
-        CLIP=0.0,
-        HAS_SCALES=False,
-        IS_FIXED=False,
-        num_warps=min(8, max(1, block // 512)),
-    )
-    return out
+        **_norm_facts(n),
+        **facts,
+        num_warps=min(8, max(1, block_h * block_d // 512)),
+    )  # fmt: skip
 
 
 def _weights(stand_in: Tensor, n: QKNorm | None) -> tuple[Tensor, ...]:

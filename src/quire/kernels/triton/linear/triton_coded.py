@@ -25,7 +25,12 @@ from quire.kernels.triton.linear.product_tiles import (
     run_tile,
 )
 from quire.kernels.triton.linear.rounding import fp8_rows, rounded_rows
-from quire.kernels.triton.linear.triton_linear import BUSY_EXPERTS, Pairs, TritonLinear
+from quire.kernels.triton.linear.triton_linear import (
+    BUSY_EXPERTS,
+    Pairs,
+    TritonLinear,
+    programs_of,
+)
 from quire.ops.formats.coded import CodedWeight
 from quire.ops.formats.row_rounding import RowRounding
 from quire.ops.formats.tables import E2M1
@@ -69,25 +74,13 @@ class TritonCoded:
 
     def multiply(self, x: Tensor, addend: Addend | None = None) -> Tensor:
         """x [*, in] -> [*, out] in x's dtype; with an addend, x is [T, in]."""
-        y = self._product(x.reshape(-1, self.in_features), None, 1, addend)
+        y = self.product(x.reshape(-1, self.in_features), addend)
         return y.view(*x.shape[:-1], self.out_features)
-
-    def multiply_pairs(
-        self, x: Tensor, pairs: Pairs, shared: int, addend: Addend | None = None
-    ) -> Tensor:
-        """Row p // shared of x [*, in] times the weight of p's expert, for each pair p, plus an
-        addend of pairs.
-        """
-        return self._product(x, pairs, shared, addend)
 
     def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
         """Raise NotBuiltYet: no GPUs share such a weight."""
         hint = "Use a checkpoint that is not quantised."
         raise NotBuiltYet("quantization", "stored codes that several GPUs share", hint)
-
-    def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
-        """total [T, out] plus bias."""
-        return total if self.bias is None else total + self.bias
 
     def tile_rows(self, num_rows: int, dtype: torch.dtype) -> int:
         """Rows that a program multiplies if x has `num_rows` rows of this dtype; for each expert if
@@ -96,9 +89,14 @@ class TritonCoded:
         is_fixed = self.is_fixed or self._operands(dtype) is tl.float32
         return min(MORE, row_class(num_rows, 1, is_fixed=is_fixed))
 
-    def _product(
-        self, x: Tensor, pairs: Pairs | None, shared: int, addend: Addend | None
+    def product(
+        self,
+        x: Tensor,
+        addend: Addend | None = None,
+        pairs: Pairs | None = None,
+        shared: int = 1,
     ) -> Tensor:
+        """See `TritonLinear.product`."""
         dtype = x.dtype
         x = dense(x if self.order is None else x.index_select(1, self.order))
         num_rows = len(x) if pairs is None else len(pairs.order)
@@ -109,10 +107,7 @@ class TritonCoded:
         rows = self.tile_rows(num_rows, dtype) if pairs is None else pairs.rows
         dot = self._operands(dtype)
         tile = self._tile(rows, x, dot)
-        grouped, programs = (x, x, x, x), -(-num_rows // tile.rows)
-        if pairs is not None:
-            grouped = (pairs.order, pairs.experts, pairs.starts, pairs.ends)
-            programs = len(pairs.experts)
+        programs, grouped = programs_of(pairs, x, num_rows, tile.rows)
         coded_product_kernel[(programs, -(-self.out_features // tile.outputs))](
             x,
             x if row_scales is None else row_scales,

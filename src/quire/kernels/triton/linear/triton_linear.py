@@ -49,6 +49,17 @@ class Pairs:
     rows: int
 
 
+def programs_of(
+    pairs: Pairs | None, x: Tensor, num_rows: int, tile_rows: int
+) -> tuple[int, tuple[Tensor, ...]]:
+    """How many programs share out the rows of a product, and what says which rows a program has;
+    without pairs kernels do not read it, and x stands in.
+    """
+    if pairs is None:
+        return -(-num_rows // tile_rows), (x, x, x, x)
+    return len(pairs.experts), (pairs.order, pairs.experts, pairs.starts, pairs.ends)
+
+
 @dataclass(frozen=True, slots=True)
 class TritonLinear:
     """A weight [(E,) out, in] in the model's dtype or in small integers, and its bias [(E,) out].
@@ -82,7 +93,7 @@ class TritonLinear:
         if addend is None and self._is_for_torch(x.dtype):
             y = self._scaled(rows)
         else:
-            y = self._product(rows, None, 1, addend)
+            y = self.product(rows, addend)
         return y.view(*x.shape[:-1], self.out_features)
 
     def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
@@ -95,7 +106,7 @@ class TritonLinear:
             )
         width = self.in_features // self.segments
         parts = [slice(i * width, (i + 1) * width) for i in range(self.segments)]
-        return torch.stack([self._product(x, None, 1, None, part) for part in parts], 1)
+        return torch.stack([self.product(x, part=part) for part in parts], 1)
 
     def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] plus bias."""
@@ -107,14 +118,6 @@ class TritonLinear:
         """
         is_fixed = self.is_fixed or self._operands(dtype) is tl.float32
         return row_class(num_rows, 2 * self.group, is_fixed=is_fixed)
-
-    def multiply_pairs(
-        self, x: Tensor, pairs: Pairs, shared: int, addend: Addend | None = None
-    ) -> Tensor:
-        """Row p // shared of x [*, in] times the weight of p's expert, for each pair p, plus an
-        addend of pairs.
-        """
-        return self._product(x, pairs, shared, addend)
 
     def _is_for_torch(self, dtype: torch.dtype) -> bool:
         """Whether torch's product of 8-bit floats takes this weight."""
@@ -130,15 +133,18 @@ class TritonLinear:
         )
         return y if self.bias is None else y.add_(self.bias)
 
-    def _product(
+    def product(
         self,
         x: Tensor,
-        pairs: Pairs | None,
-        shared: int,
-        addend: Addend | None,
+        addend: Addend | None = None,
+        pairs: Pairs | None = None,
+        shared: int = 1,
         part: slice | None = None,
     ) -> Tensor:
-        """`part`: of the inputs, whose sums are returned in fp32."""
+        """x [T, in] -> [T, out], plus an addend of rows; with pairs, row p // shared of x times the
+        weight of p's expert, for each pair p. `part`: of the inputs, whose sums are returned in
+        fp32.
+        """
         x, dtype, weight, bias = dense(x), x.dtype, self.weight, self.bias
         num_rows = len(x) if pairs is None else len(pairs.order)
         out = x.new_empty(num_rows, self.out_features)
@@ -151,11 +157,7 @@ class TritonLinear:
             x, row_scales = fp8_rows(x) if self.stored == "fp8" else rounded_rows(x)
         rows = self.tile_rows(num_rows, dtype) if pairs is None else pairs.rows
         tile = self._tile(rows, x, dot)
-        grouped = (x, x, x, x)
-        programs = -(-num_rows // tile.rows)
-        if pairs is not None:
-            grouped = (pairs.order, pairs.experts, pairs.starts, pairs.ends)
-            programs = len(pairs.experts)
+        programs, grouped = programs_of(pairs, x, num_rows, tile.rows)
         product_kernel[(programs, -(-self.out_features // tile.outputs))](
             x,
             row_scales,

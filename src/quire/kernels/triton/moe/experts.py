@@ -78,12 +78,12 @@ def moe(
     pairs = grouped(chosen.flatten(), experts.experts, rows)
     slots = None if adapters is None else adapters.of_choices(chosen).flatten()
     up, down = (None, None) if adapters is None else (adapters.up, adapters.down)
-    h = experts.up.multiply_pairs(x, pairs, shared, _added(x, shared, up, slots))
+    h = experts.up.product(x, _added(x, shared, up, slots), pairs, shared)
     if args.bound is not None:
         h = bounded_gated(h, args.act, args.bound)
     else:
         h = activate(h, args.act, gated=args.gated, limit=args.clamp or 0.0)
-    y = experts.down.multiply_pairs(h, pairs, 1, _added(h, 1, down, slots))
+    y = experts.down.product(h, _added(h, 1, down, slots), pairs)
     _weighted_sum_kernel[(-(-out.numel() // _BLOCK),)](
         y, weights, out, out.numel(), C=out.shape[1], TOP_K=top_k, BLOCK=_BLOCK
     )

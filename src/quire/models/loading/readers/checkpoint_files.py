@@ -75,7 +75,8 @@ class CheckpointFiles:
         self._read_bytes = 0
         path = None if names.index is None else folder / names.index
         index = None if path is None else read_index(path, ".safetensors")
-        for file in _weight_files(folder, names, index):
+        found = sorted(f for f in folder.glob(names.pattern) if not f.name.startswith(names.other))
+        for file in weight_files(folder, names, index, found):
             self._list(file)
         if path is not None and index is not None:
             check_index(path, index, self.entries)
@@ -168,17 +169,21 @@ def _is_file_name(value: object, ending: str) -> bool:
     return Path(value).name == value and value.endswith(ending)
 
 
-def _weight_files(folder: Path, names: FileNames, index: dict[str, str] | None) -> list[Path]:
+def weight_files(
+    folder: Path, names: FileNames, index: dict[str, str] | None, found: list[Path]
+) -> list[Path]:
+    """Which files have the weights, `found` where neither an index nor a name says it. Raises
+    LoadError where there is none, or nothing says which of several belong together.
+    """
     if index is not None:
         return [folder / name for name in sorted(set(index.values()))]
     if names.whole is not None and has_file(folder / names.whole, None):
         return [folder / names.whole]
-    found = sorted(f for f in folder.glob(names.pattern) if not f.name.startswith(names.other))
-    if len(found) == 1 or (found and names.index is None):
-        return found
-    if found:
+    if not found:
+        raise LoadError(f"{folder} has no weights in {names.pattern}.")
+    if len(found) > 1 and names.index is not None:
         listed = ", ".join(f.name for f in found)
         raise LoadError(
             f"{folder} has {listed}, but no {names.index} that says which belong together."
         )
-    raise LoadError(f"{folder} has no weights in {names.pattern}.")
+    return found

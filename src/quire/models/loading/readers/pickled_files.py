@@ -18,11 +18,17 @@ from torch import Tensor
 
 from quire.errors import CorruptCheckpoint, LoadError, WeightMismatch
 from quire.models.loading.folder_files import PICKLE_PATTERNS, pickles
-from quire.models.loading.readers.checkpoint_files import TensorEntry, check_index, read_index
+from quire.models.loading.readers.checkpoint_files import (
+    FileNames,
+    TensorEntry,
+    check_index,
+    read_index,
+    weight_files,
+)
 from quire.text.model_files import has_file
 
 _INDEX = "pytorch_model.bin.index.json"
-_WHOLE = "pytorch_model.bin"
+_NAMES = FileNames(_INDEX, "pytorch_model.bin", " or ".join(PICKLE_PATTERNS))
 _MOST_PICKLE_BYTES = 64 << 20
 """Of the pickle in a file, which has the names and shapes; unpickled it takes some tens of times as
 much."""
@@ -51,7 +57,7 @@ class PickledFiles:
         self.entries: dict[str, TensorEntry] = {}
         self._open: tuple[Path, dict[str, Tensor]] | None = None
         index = read_index(folder / _INDEX, ".bin")
-        for file in _weight_files(folder, index):
+        for file in weight_files(folder, _NAMES, index, pickles(folder)):
             for name, tensor in self._tensors(file).items():
                 if name in self.entries:
                     other = self.entries[name].file.name
@@ -74,20 +80,6 @@ class PickledFiles:
             self._open = None
             self._open = file, read_pickle(file)
         return self._open[1]
-
-
-def _weight_files(folder: Path, index: dict[str, str] | None) -> list[Path]:
-    if index is not None:
-        return [folder / name for name in sorted(set(index.values()))]
-    if has_file(folder / _WHOLE, None):
-        return [folder / _WHOLE]
-    found = pickles(folder)
-    if not found:
-        raise LoadError(f"{folder} has no weights in {' or '.join(PICKLE_PATTERNS)}.")
-    if len(found) > 1:
-        listed = ", ".join(f.name for f in found)
-        raise LoadError(f"{folder} has {listed}, but no {_INDEX} that says which belong together.")
-    return found
 
 
 def read_pickle(file: Path, *, is_mapped: bool = True) -> dict[str, Tensor]:
