@@ -213,7 +213,9 @@ class Supervisor:
 
     def _repeat_calls(self) -> None:
         """Once all cores run again, or never will, settle the calls that a death interrupted."""
-        if self._interrupted and (self._error is not None or self._are_running()):
+        if not self._interrupted:
+            return
+        if self._error is not None or not any(map(self._cores.is_dead, self._cores.engine_indices)):
             calls, self._interrupted = self._interrupted, []
             for utility, answer, error in calls:
                 if not answer.cancelled():
@@ -229,9 +231,6 @@ class Supervisor:
             failure = EngineError(text)
             failure.__cause__ = error
             answer.set_exception(failure)
-
-    def _are_running(self) -> bool:
-        return not any(map(self._cores.is_dead, self._cores.engine_indices))
 
     # deaths and restarts
 
