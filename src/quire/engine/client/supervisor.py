@@ -49,11 +49,7 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        cores: RemoteCores,
-        *,
-        max_restarts: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, cores: RemoteCores, *, max_restarts: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cores = cores
         self._max_restarts = max_restarts
