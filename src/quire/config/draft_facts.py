@@ -19,7 +19,10 @@ from quire.models.loading.source import locate
 from quire.models.parameters import num_parameters
 from quire.models.spec import Decoder
 
-_TAKEN_AT_THEIR_WORD = (*("ngram", "suffix", "auto", "custom_class"), *("eagle", "eagle3"))
+_TAKEN_AT_THEIR_WORD = (
+    *("ngram", "suffix", "auto", "custom_class"),
+    *("eagle", "eagle3"),
+)
 """Methods that are not looked for in a draft's name and config."""
 
 _NUM_PREDICTED = ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers")

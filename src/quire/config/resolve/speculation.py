@@ -33,8 +33,7 @@ def decide_speculation(d: Decisions, length: int | None) -> None:
     config, draft = wish.config, wish.draft
     if d.value("pooler") is not None:
         allowed = "a model that pools generates nothing that could be drafted"
-        name = "speculative_config" if d.args.spec_method is None else "spec_method"
-        raise InvalidParameter(name, config.method, allowed, "Leave it out.")
+        raise InvalidParameter(_config_name(d), config.method, allowed, "Leave it out.")
     assert config.method is not None, "the draft's files tell it"
     num_tokens, why = _num_tokens(d, config, draft)
     plan = SpeculationPlan(
@@ -54,6 +53,10 @@ def decide_speculation(d: Decisions, length: int | None) -> None:
         custom_class=config.model if config.method == "custom_class" else None,
     )
     d.decide("speculation", plan, why)
+
+
+def _config_name(d: Decisions) -> str:
+    return "speculative_config" if d.args.spec_method is None else "spec_method"
 
 
 def _num_tokens(
