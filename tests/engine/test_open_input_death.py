@@ -56,7 +56,7 @@ async def test_a_streamed_prompt_ends_with_one_error_when_its_core_dies():
         assert ids == expected[: len(ids)]
         assert (others, end.finish_reason) == (expected, "length")
         assert engine.get_num_unfinished_requests() == 0
-        while engine._feeders:  # its generator is left as soon as the loop comes to it
+        while engine._feeders.running:  # its generator is left as soon as the loop comes to it
             await asyncio.sleep(0)
         assert was_closed == [True]
     finally:

@@ -157,11 +157,7 @@ def _limits(plan: EnginePlan) -> QueueLimits:
 
 
 async def stream(
-    engine: AsyncLLM,
-    plan: EnginePlan,
-    args: argparse.Namespace,
-    concurrency: int,
-    num_rounds: int,
+    engine: AsyncLLM, plan: EnginePlan, args: argparse.Namespace, concurrency: int, num_rounds: int
 ) -> OverheadResult:
     """Keep `concurrency` streams busy, each with one request after the other."""
     prompts = random_prompts(concurrency, args.input_len, plan.vocab_size, plan.seed)

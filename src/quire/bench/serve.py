@@ -164,15 +164,7 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Outcome], float, str]
 
 
 def _check(args: argparse.Namespace, shape: RequestShape) -> None:
-    positive = {
-        "--request-rate": shape.rate,
-        "--burstiness": shape.burstiness,
-        "--num-prompts": args.num_prompts,
-        "--random-input-len": args.random_input_len,
-        "--random-output-len": args.random_output_len,
-        "--max-concurrency": 1 if shape.concurrency is None else shape.concurrency,
-    }
-    for name, value in positive.items():
+    for name, value in (("--request-rate", shape.rate), ("--burstiness", shape.burstiness)):
         if not value > 0:
             raise InvalidParameter(name, value, "it must be above 0")
     if not 0 <= args.random_range_ratio < 1:

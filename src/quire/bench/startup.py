@@ -12,11 +12,11 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any
 
 from quire.bench.report import add_output_flag, at_least, finish
 from quire.bench.workload import add_model_flags, engine_args_from
 from quire.config.args.engine_args import EngineArgs
+from quire.config.args.option import default_of
 from quire.errors import LoadError
 
 PARTS = ("interpreter", "imports", "planning", "engine", "first step")
@@ -65,7 +65,7 @@ def one_start(engine_args: EngineArgs) -> dict[str, float]:
     given = {
         field.name: getattr(engine_args, field.name)
         for field in dataclasses.fields(engine_args)
-        if getattr(engine_args, field.name) != _default(field)
+        if getattr(engine_args, field.name) != default_of(field)
     }
     words = [sys.executable, "-m", "quire.bench.first_token", json.dumps(given)]
     start = time.monotonic()
@@ -82,9 +82,3 @@ def one_start(engine_args: EngineArgs) -> dict[str, float]:
         "ready": answer["moments"]["ready"] - start,
         "first token": moments[-1] - start,
     }
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default

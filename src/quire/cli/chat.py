@@ -60,12 +60,7 @@ class Talk:
     """A conversation and its model. `messages` grow by a question and an answer at a time."""
 
     def __init__(
-        self,
-        model: Model,
-        sampling: Mapping[str, Any],
-        system: str | None,
-        *,
-        stats: bool = False,
+        self, model: Model, sampling: Mapping[str, Any], system: str | None, *, stats: bool = False
     ) -> None:
         self._model, self._sampling, self._stats = model, sampling, stats
         self.messages: list[Message] = []

@@ -13,13 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.cli.answers import Message, Piece, Pieces
-from quire.errors import (
-    CapacityError,
-    EngineError,
-    GenerationError,
-    InvalidParameter,
-    RequestError,
-)
+from quire.errors import CapacityError, EngineError, GenerationError, InvalidParameter, RequestError
 from quire.release import __version__
 
 _SILENCE_S = 600.0

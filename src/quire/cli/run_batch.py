@@ -161,7 +161,9 @@ async def _batch(
     from quire.server.batch.run import BatchRun
     from quire.server.routes import ROUTES
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _task().cancel)
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     engine = AsyncLLM(front_end=front_end, log_requests=options.enable_log_requests)
     plan = engine.vllm_config
     assert plan is not None, "engines for serving are made from plans"
@@ -200,12 +202,6 @@ async def _measured(server: Server, listener: socket.socket | None) -> AsyncIter
     finally:
         figures.should_exit = figures.force_exit = True
         await serving
-
-
-def _task() -> asyncio.Task[object]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
 
 
 def _bar(args: argparse.Namespace, total: int) -> tqdm[None]:

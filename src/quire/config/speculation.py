@@ -7,15 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 Method = Literal[
-    "ngram",
-    "suffix",
-    "auto",
-    "custom_class",
-    "draft_model",
-    "eagle",
-    "eagle3",
-    "mtp",
-    "medusa",
+    "ngram", "suffix", "auto", "custom_class", "draft_model", "eagle", "eagle3", "mtp", "medusa"
 ]
 
 MAX_ROWS = 32

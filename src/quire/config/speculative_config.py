@@ -237,7 +237,7 @@ def _check_suffix(config: SpeculativeConfig) -> None:
 
 def _check_batches(config: SpeculativeConfig) -> None:
     """Ranges begin at 1, ascend and do not overlap."""
-    name, given = _named("num_speculative_tokens_per_batch_size"), None
+    name = _named("num_speculative_tokens_per_batch_size")
     given, end = config.num_speculative_tokens_per_batch_size, 0
     for first, last, count in given or ():
         if (end == 0 and first != 1) or first <= end or last < first or count < 0:

@@ -12,12 +12,7 @@ from typing import Any, Self, TypeVar
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
-from quire.engine.arguments import (
-    check_executor_class,
-    refuse_given,
-    refuse_keywords,
-    require_plan,
-)
+from quire.engine.arguments import check_executor_class, refuse_given, refuse_keywords, require_plan
 from quire.engine.client.client import EngineCoreClient
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.frontend.engine_attributes import EngineAttributes

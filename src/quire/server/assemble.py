@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.config.args.server_args import ServerArgs
+from quire.config.args.server_args import ServerArgs, listed
 from quire.config.plan import EnginePlan
 from quire.config.pooler_config import PoolerConfig
 from quire.engine.async_llm import AsyncLLM
@@ -125,8 +125,7 @@ def _served_adapters(engine: AsyncLLM, plan: EnginePlan) -> ServedAdapters:
 
 async def load_modules(adapters: ServedAdapters, args: ServerArgs) -> None:
     """Load the adapters of --lora-modules. Raises RequestError for one that cannot be used."""
-    given = args.lora_modules or ()
-    for asked in parse_modules([given] if isinstance(given, str) else given):
+    for asked in parse_modules(listed(args.lora_modules)):
         if asked.lora_name in adapters.models:
             allowed = "the model has this name itself"
             raise InvalidParameter("lora_modules", asked.lora_name, allowed)
@@ -172,8 +171,8 @@ def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:
         keys=keys,
         origins=args.origins,
         hosts=args.hosts if is_open_to_pages else None,
-        methods=_listed(args.allowed_methods),
-        headers=_listed(args.allowed_headers),
+        methods=listed(args.allowed_methods),
+        headers=listed(args.allowed_headers),
         allow_credentials=args.allow_credentials,
         root_path=args.root_path,
         shows_request_ids=args.enable_request_id_headers,
@@ -217,7 +216,3 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     is_plain = value is None or isinstance(value, bool | int | float | str | dict | list)
     return value if is_plain else str(value)
-
-
-def _listed(names: str | list[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)

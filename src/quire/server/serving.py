@@ -11,13 +11,7 @@ from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.server.admin import ADMIN_ROUTES
 from quire.server.app import build_app
-from quire.server.assemble import (
-    Siblings,
-    access_of,
-    build_server,
-    listening_of,
-    load_modules,
-)
+from quire.server.assemble import Siblings, access_of, build_server, listening_of, load_modules
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
 from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO
 

@@ -153,7 +153,8 @@ def normalize_messages(
         _normalize(message, content_format, f"messages[{i}]") for i, message in enumerate(plain)
     ]
     has_developer = any(message["role"] == "developer" for message in whole)
-    if not has_developer or _knows_developer(template_source):
+    knows_developer = any(f"{quote}developer{quote}" in template_source for quote in "\"'")
+    if not has_developer or knows_developer:
         return whole
     return _with_one_system_message(whole)
 
@@ -296,10 +297,6 @@ def _parsed_arguments(arguments: Any) -> dict[str, Any]:
         except (ValueError, RecursionError):
             return {}
     return arguments if isinstance(arguments, dict) else {}
-
-
-def _knows_developer(template_source: str) -> bool:
-    return any(f"{quote}developer{quote}" in template_source for quote in "\"'")
 
 
 def _with_one_system_message(messages: list[Message]) -> list[Message]:

@@ -17,15 +17,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from quire.errors import LoadError
 from quire.text.json_files import read_json
 
-ROLES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _END_OF_TEXT = "<|endoftext|>"
 CLASS_DEFAULTS = {
     "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), _END_OF_TEXT),

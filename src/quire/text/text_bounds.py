@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import models
 
-from quire.text.token_pieces import byte_level_bytes, byte_level_letters
+from quire.text.token_pieces import BYTE_OF_LETTER, byte_level_bytes
 
 _SHRINKING = 4
 """A normal form makes one byte of at most four: U+1D400 becomes A, U+212A becomes K."""
@@ -90,7 +90,7 @@ def _covers_everything(library: LibraryTokenizer, *, is_byte_level: bool) -> boo
     if not isinstance(model, models.BPE):
         return False
     if is_byte_level:
-        needed = byte_level_letters()
+        needed = list(BYTE_OF_LETTER)
     elif model.byte_fallback:
         needed = [f"<0x{byte:02X}>" for byte in range(256)]
     else:

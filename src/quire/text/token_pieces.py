@@ -125,11 +125,6 @@ class TokenPieces:
         return PieceTable(self.library, skipped, piece)
 
 
-def byte_level_letters() -> list[str]:
-    """The letters that stand for the 256 bytes."""
-    return list(_BYTE_OF_LETTER)
-
-
 def byte_level_bytes(token: str) -> bytes | None:
     """The bytes that the letters of a byte-level token stand for; None if one is no such letter."""
     if not _LETTERS.issuperset(token):
@@ -179,6 +174,7 @@ def _letters_of_bytes() -> dict[str, int]:
     return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF_LETTER = _letters_of_bytes()
-_LETTERS = frozenset(_BYTE_OF_LETTER)
-_LATIN_OF_LETTER = {ord(letter): byte for letter, byte in _BYTE_OF_LETTER.items()}
+BYTE_OF_LETTER = _letters_of_bytes()
+"""The byte that a letter of a byte-level token stands for."""
+_LETTERS = frozenset(BYTE_OF_LETTER)
+_LATIN_OF_LETTER = {ord(letter): byte for letter, byte in BYTE_OF_LETTER.items()}

@@ -53,15 +53,10 @@ class HelpAction(argparse.Action):
         parser.exit()
 
 
-def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant; None if there is no such name."""
-    return next(iter(difflib.get_close_matches(word, names, 1, _SIMILARITY)), None)
-
-
 def meant(word: str, names: Iterable[str]) -> str:
     """`; did you mean ...?` for a word that is not among the names, or nothing."""
-    name = nearest(word, names)
-    return f"; did you mean {name}?" if name else ""
+    near = difflib.get_close_matches(word, names, 1, _SIMILARITY)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def unknown_words(words: Sequence[str], flags: Iterable[str]) -> str:

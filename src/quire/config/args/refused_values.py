@@ -19,7 +19,6 @@ _TOKENIZER_JSON = "Provide a tokenizer.json and a chat template, and use 'auto'.
 TOKENIZER_MODES = {
     "slow": "Every tokenizer is the fast one: use 'auto'.",
     **dict.fromkeys(
-        ("deepseek_v32", "deepseek_v4", "inkling", "kimi_k3", "cohere", "plugin"),
-        _TOKENIZER_JSON,
+        ("deepseek_v32", "deepseek_v4", "inkling", "kimi_k3", "cohere", "plugin"), _TOKENIZER_JSON
     ),
 }

@@ -224,7 +224,7 @@ class ServerArgs(CommandLineOptions):
             allowed = "responses are kept in one process, and several answer"
             hint = "Leave out --api-server-count, or keep none (0)."
             raise InvalidParameter("max_stored_responses", self.max_stored_responses, allowed, hint)
-        check_keys("--api-key", _listed(self.api_key))
+        check_keys("--api-key", listed(self.api_key))
 
     @property
     def num_api_servers(self) -> int:
@@ -241,17 +241,17 @@ class ServerArgs(CommandLineOptions):
     @property
     def origins(self) -> list[str]:
         """The web origins that may use the server."""
-        return _listed(self.allowed_origins)
+        return listed(self.allowed_origins)
 
     @property
     def hosts(self) -> list[str]:
         """The public names of the server."""
-        return _listed(self.allowed_hosts)
+        return listed(self.allowed_hosts)
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The API keys."""
-        return tuple(_listed(self.api_key))
+        return tuple(listed(self.api_key))
 
 
 def check_keys(origin: str, keys: Sequence[str]) -> None:
@@ -268,5 +268,6 @@ def check_keys(origin: str, keys: Sequence[str]) -> None:
             raise InvalidParameter(origin, "***", text)
 
 
-def _listed(names: str | list[str] | None) -> list[str]:
+def listed(names: str | list[str] | None) -> list[str]:
+    """The names that an option of one or several has."""
     return [names] if isinstance(names, str) else list(names or [])

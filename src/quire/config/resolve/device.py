@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from quire.config.args.engine_options import EngineOptions
@@ -15,32 +13,26 @@ _LEAST_CAPABILITY = (8, 0)
 """Ampere: older GPUs do not multiply bfloat16, which the kernels are written for."""
 
 
-class ChosenDevice(NamedTuple):
-    """The machine with the chosen device's memory, which is what is planned; and the reason."""
-
-    machine: MachineFacts
-    reason: str
-
-
-def choose_device(args: EngineOptions, machine: MachineFacts) -> ChosenDevice:
-    """Choose a GPU if one can be used, unless the arguments say otherwise.
+def choose_device(args: EngineOptions, machine: MachineFacts) -> tuple[MachineFacts, str]:
+    """Choose a GPU if one can be used, unless the arguments say otherwise. Returns the machine with
+    the device's memory, which is what is planned, and the reason.
 
     Raises InvalidParameter for "cuda" without a GPU, NotBuiltYet for data parallelism over GPUs.
     """
     trouble = _trouble(machine)
     if args.device == "cpu":
-        return ChosenDevice(machine, f"{machine.cpu_name}; device was given")
+        return machine, f"{machine.cpu_name}; device was given"
     if args.device == "cuda" and trouble:
         raise InvalidParameter(
             "device", "cuda", trouble, "Leave it out, or pass device='cpu', to run on the CPU."
         )
     if trouble or machine.gpu is None:
-        return ChosenDevice(machine, f"{machine.cpu_name}; no GPU: {trouble}")
+        return machine, f"{machine.cpu_name}; no GPU: {trouble}"
     if args.data_parallel_size > 1:
         hint = "Start one engine for each GPU, with CUDA_VISIBLE_DEVICES set to it."
         raise NotBuiltYet("data_parallel_size", f"{args.data_parallel_size} on GPUs", hint)
     given = "device was given" if args.device == "cuda" else "a GPU that can be used"
-    return ChosenDevice(_on(machine.gpu, machine), f"{_described(machine.gpu)}; {given}")
+    return _on(machine.gpu, machine), f"{_described(machine.gpu)}; {given}"
 
 
 def _trouble(machine: MachineFacts) -> str:

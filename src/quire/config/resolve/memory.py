@@ -60,7 +60,6 @@ def decide_memory(d: Decisions, length: int | None) -> None:
 
 
 def _decide_snapshots(d: Decisions, pool: KVPool) -> None:
-    """Fix snapshot_interval."""
     state = state_bytes(pool.memories, pool.number)
     if not state:
         d.decide("snapshot_interval", None, "no layer has a recurrent state")

@@ -133,12 +133,7 @@ class CoreSockets:
     thread-safe.
     """
 
-    def __init__(
-        self,
-        to_cores: str,
-        from_cores: str,
-        keys: ClusterKeys | None = None,
-    ) -> None:
+    def __init__(self, to_cores: str, from_cores: str, keys: ClusterKeys | None = None) -> None:
         """The endpoints are those that cores connect to. With `keys`, only cores that know the
         secret can.
         """

@@ -50,11 +50,7 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        cores: RemoteCores,
-        *,
-        max_restarts: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, cores: RemoteCores, *, max_restarts: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cores = cores
         self._max_restarts = max_restarts
@@ -214,7 +210,9 @@ class Supervisor:
 
     def _repeat_calls(self) -> None:
         """Once all cores run again, or never will, settle the calls that a death interrupted."""
-        if self._interrupted and (self._error is not None or self._are_running()):
+        if not self._interrupted:
+            return
+        if self._error is not None or not any(map(self._cores.is_dead, self._cores.engine_indices)):
             calls, self._interrupted = self._interrupted, []
             for utility, answer, error in calls:
                 if not answer.cancelled():
@@ -230,9 +228,6 @@ class Supervisor:
             failure = EngineError(text)
             failure.__cause__ = error
             answer.set_exception(failure)
-
-    def _are_running(self) -> bool:
-        return not any(map(self._cores.is_dead, self._cores.engine_indices))
 
     # deaths and restarts
 

@@ -13,12 +13,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.control import CoreControl
 from quire.engine.core.fault_isolation import FaultBoundary, GuardedStep
-from quire.engine.core.lockstep import LockStep
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from quire.engine.wire.output_parts import (
     Finished,
@@ -41,6 +40,9 @@ from quire.scheduling.request import Reason, Request
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import FinishedRequest, SchedulerOutput, handles_of
 from quire.scheduling.step import StepPlan
+
+if TYPE_CHECKING:
+    from quire.distributed.expert_exchange import ExpertExchange
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class EngineCore(CoreControl):
         depth: int = 1,
         log_stats: bool = True,
         grammars: GrammarCompiler | None = None,
-        lock_step: LockStep | None = None,
+        lock_step: ExpertExchange | None = None,
         has_own_memory: bool = False,
         adapters: AdapterStore | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -12,10 +12,7 @@ def vocabulary_source(plan: EnginePlan) -> VocabularySource | None:
     if plan.tokenizer_folder is None:
         return None
     return VocabularySource(
-        plan.tokenizer_folder,
-        plan.tokenizer_mode,
-        plan.vocab_size,
-        plan.generation_eos_token_ids,
+        plan.tokenizer_folder, plan.tokenizer_mode, plan.vocab_size, plan.generation_eos_token_ids
     )
 
 

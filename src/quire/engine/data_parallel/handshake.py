@@ -136,11 +136,7 @@ def say_hello(
 
 
 def _welcome(
-    socket: zmq.Socket[bytes],
-    endpoint: str,
-    server_key: bytes,
-    plan: EnginePlan,
-    timeout_s: float,
+    socket: zmq.Socket[bytes], endpoint: str, server_key: bytes, plan: EnginePlan, timeout_s: float
 ) -> Welcome:
     socket.linger = 0
     socket.heartbeat_ivl, socket.heartbeat_timeout = 2000, 10_000

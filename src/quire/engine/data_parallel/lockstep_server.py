@@ -1,10 +1,10 @@
 """A core that shares experts with others: they step together, in waves.
 
-During a wave every core makes one round after the other (core/lockstep.py): its own steps if it has
-work, dummy rounds if it has none. At the beginning of each round the cores exchange whether they
-have work left; when none has, the wave ends for all of them at once, and they wait. A core that
-then gets work asks the coordinator to start the next wave on every core, and repeats that until the
-wave has begun, so that no core waits forever if the coordinator dies.
+During a wave every core makes one round after the other (distributed/expert_exchange.py): its own
+steps if it has work, dummy rounds if it has none. At the beginning of each round the cores exchange
+whether they have work left; when none has, the wave ends for all of them at once, and they wait. A
+core that then gets work asks the coordinator to start the next wave on every core, and repeats that
+until the wave has begun, so that no core waits forever if the coordinator dies.
 """
 
 from __future__ import annotations
@@ -88,14 +88,11 @@ class DPEngineCoreProc(EngineCoreProc):
         if self._deadline is None:
             return False
         self._lock_step.is_ending = True
-        if not self._is_all_over() and time.monotonic() < self._deadline:
+        is_all_over = not self._has_more_to_do() and self._lock_step.all_end
+        if not is_all_over and time.monotonic() < self._deadline:
             return False
         self._end_all()
         return True
-
-    def _is_all_over(self) -> bool:
-        """Whether no core has work, and all have been told to end."""
-        return not self._has_more_to_do() and self._lock_step.all_end
 
     def _wait_for_input(self) -> None:
         if self._is_in_wave:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 
+import msgspec
+
 from quire.engine.frontend.input_processor import SEED_MASK
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.params import SamplingParams
@@ -18,19 +20,12 @@ def fan_out(request: EngineCoreRequest, params: SamplingParams) -> list[EngineCo
         others.prompt_logprobs = None
         others.skip_reading_prefix_cache = False
     return [
-        EngineCoreRequest(
+        msgspec.structs.replace(
+            request,
             handle=request.handle + index,
-            prompt_token_ids=request.prompt_token_ids,
             params=others if index else first,
             seed=(request.seed + index) & SEED_MASK,
-            arrival_time=request.arrival_time,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            data_parallel_rank=request.data_parallel_rank,
-            thinking=request.thinking,
             request_id=f"{index}_{request.request_id}",
-            external_req_id=request.external_req_id,
-            adapter=request.adapter,
         )
         for index in range(params.n)
     ]

@@ -182,10 +182,7 @@ class FrontEnd(Generic[Client]):
         return group
 
     def _trace(
-        self,
-        group: RequestGroup,
-        headers: Mapping[str, str] | None,
-        request: EngineCoreRequest,
+        self, group: RequestGroup, headers: Mapping[str, str] | None, request: EngineCoreRequest
     ) -> None:
         if self.tracer is not None:
             attributes = begun_attributes(group, request.params)

@@ -10,12 +10,7 @@ from typing import Any
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.request_state import RequestGroup
-from quire.engine.frontend.streaming_input import (
-    InputStream,
-    StreamingInput,
-    check_streamable,
-    feed,
-)
+from quire.engine.frontend.streaming_input import InputStream, check_streamable
 from quire.errors import InputStreamError, RequestError
 from quire.params import PoolingParams, SamplingParams
 
@@ -26,10 +21,6 @@ class InputFeeders:
     def __init__(self, front_end: FrontEnd[AsyncEngineCoreClient]) -> None:
         self._front_end = front_end
         self.running: dict[asyncio.Task[None], RequestGroup] = {}
-
-    def __len__(self) -> int:
-        """The number of streams that are still read."""
-        return len(self.running)
 
     async def add(
         self,
@@ -53,20 +44,28 @@ class InputFeeders:
         group = add(
             request_id, first.prompt, first.sampling_params or params, resumable=True, **inputs
         )
-        latest = params
-
-        def send(part: StreamingInput) -> None:
-            nonlocal latest
-            latest = part.sampling_params or latest
-            self._front_end.extend(group, part.prompt, latest, **inputs)
-
-        def end() -> None:
-            self._front_end.end_input(group, latest)
-
-        task = asyncio.create_task(feed(stream, send, end))
+        task = asyncio.create_task(self._feed(group, stream, params, inputs))
         self.running[task] = group
         task.add_done_callback(partial(self._on_end, group))
         return group
+
+    async def _feed(
+        self,
+        group: RequestGroup,
+        stream: InputStream,
+        latest: SamplingParams,
+        inputs: dict[str, Any],
+    ) -> None:
+        """Send every part as it arrives, then close the input. Raises InputStreamError."""
+        try:
+            async for part in stream:
+                if part.sampling_params is not None:
+                    check_streamable(part.sampling_params)
+                    latest = part.sampling_params
+                self._front_end.extend(group, part.prompt, latest, **inputs)
+        except Exception as error:
+            raise InputStreamError(error) from error
+        self._front_end.end_input(group, latest)
 
     def end_unread(self) -> None:
         """Cancel the tasks of requests that have ended, whose input is no longer used."""

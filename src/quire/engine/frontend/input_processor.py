@@ -26,13 +26,7 @@ from quire.engine.frontend.pooling_input import (
     with_truncation,
 )
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
-from quire.errors import (
-    InvalidParameter,
-    InvalidType,
-    NotBuiltYet,
-    PromptTooLong,
-    RequestError,
-)
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong, RequestError
 from quire.grammar.thinking import num_thinking
 from quire.grammar.trial import GrammarTrials
 from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request

@@ -111,10 +111,7 @@ class PromptLogprobsBuilder:
     __slots__ = ("_builder", "_prompt")
 
     def __init__(
-        self,
-        params: SamplingParams,
-        prompt_token_ids: Sequence[int],
-        tokenizer: Tokenizer | None,
+        self, params: SamplingParams, prompt_token_ids: Sequence[int], tokenizer: Tokenizer | None
     ) -> None:
         self._prompt = prompt_token_ids
         self._builder = Positions(

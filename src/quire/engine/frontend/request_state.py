@@ -215,9 +215,5 @@ class RequestState:
         if self.logprobs is None:
             return CompletionOutput(self.index, self.text.so_far(), ids)
         return CompletionOutput(
-            self.index,
-            self.text.so_far(),
-            ids,
-            self.logprobs.cumulative,
-            self.logprobs.positions,
+            self.index, self.text.so_far(), ids, self.logprobs.cumulative, self.logprobs.positions
         )

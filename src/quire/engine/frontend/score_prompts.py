@@ -111,9 +111,6 @@ class CrossPrompts:
 
     def _rendered(self, query: str, document: str) -> str:
         assert self.template is not None, "a template is given"
-        messages = [
-            {"role": "query", "content": query},
-            {"role": "document", "content": document},
-        ]
+        messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
         template = self.tokenizer.compiled_chat_template(self.template)
         return template.render(messages, self.variables or {})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InputStreamError, InvalidParameter, InvalidType
+from quire.errors import InvalidParameter, InvalidType
 from quire.params import RequestOutputKind, SamplingParams
 
 
@@ -43,17 +43,3 @@ def check_streamable(params: object) -> None:
     if params.stop:
         hint = "Use stop_token_ids."
         raise InvalidParameter("stop", params.stop, "a streamed prompt has no stop strings", hint)
-
-
-async def feed(
-    stream: InputStream, send: Callable[[StreamingInput], None], end: Callable[[], None]
-) -> None:
-    """Send every part as it arrives, then close the input. Raises InputStreamError on failure."""
-    try:
-        async for part in stream:
-            if part.sampling_params is not None:
-                check_streamable(part.sampling_params)
-            send(part)
-    except Exception as error:
-        raise InputStreamError(error) from error
-    end()

@@ -295,11 +295,7 @@ class EngineCoreProc(UnbuiltProcMethods):
             engine_index=message.engine_index,
             incarnation=message.incarnation,
             heartbeat=Heartbeat(
-                self._num_steps,
-                self._has_more_to_do(),
-                age,
-                self._num_sent,
-                self._order.num_taken,
+                self._num_steps, self._has_more_to_do(), age, self._num_sent, self._order.num_taken
             ),
             protocol_version=PROTOCOL_VERSION,
         )

@@ -21,11 +21,7 @@ from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.control_verbs import UTILITIES
 from quire.engine.shared_cores import broker_messages as wire
-from quire.engine.shared_cores.broker_messages import (
-    CoreStates,
-    MetricsNow,
-    ServerReport,
-)
+from quire.engine.shared_cores.broker_messages import CoreStates, MetricsNow, ServerReport
 from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.step_stats import IterationStats

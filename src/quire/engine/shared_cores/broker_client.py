@@ -18,11 +18,7 @@ import msgspec
 from quire.engine.client.client import CoreStatus
 from quire.engine.client.pending_calls import PendingCalls, answer_to, not_encodable
 from quire.engine.shared_cores import broker_messages as wire
-from quire.engine.shared_cores.broker_messages import (
-    CoreStates,
-    MetricsNow,
-    ServerReport,
-)
+from quire.engine.shared_cores.broker_messages import CoreStates, MetricsNow, ServerReport
 from quire.engine.wire.channel import Channel
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (

@@ -5,20 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-import msgspec
-
 from quire.engine.shared_cores.broker_client import CoreBrokerClient
-from quire.engine.shared_cores.broker_messages import MetricsNow, ServerReport
-from quire.engine.stats.catalog import DESCRIPTIONS
-from quire.engine.stats.engine_stats import PREFIX
+from quire.engine.shared_cores.broker_messages import ServerReport
+from quire.engine.stats.engine_stats import Stats
 from quire.engine.stats.step_stats import IterationStats, merge_stats
 from quire.engine.wire.messages import SchedulerStats
 from quire.observability.metrics import Metric
-from quire.observability.prometheus import MetricsCollector
 
 
-class ApiServerStats:
-    """`Stats` of one server of several. `refresh` asks the broker for the metrics of all; until the
+class ApiServerStats(Stats):
+    """Those of one server of several. `refresh` asks the broker for the metrics of all; until the
     next refresh `metrics` returns these.
     """
 
@@ -28,7 +24,8 @@ class ApiServerStats:
         self._rejected: dict[str, int] = {}
         self._reported_rejected: dict[str, int] = {}
         self._sleep_level: int | None = None
-        self._now = MetricsNow(time.time(), [])
+        self._found: list[Metric] = []
+        self.since = time.time()
 
     def record(
         self, scheduler: SchedulerStats | None, step: IterationStats, engine_index: int
@@ -57,18 +54,11 @@ class ApiServerStats:
 
     async def refresh(self) -> None:
         """Ask for the metrics of the whole engine."""
-        self._now = await self._client.metrics()
+        now = await self._client.metrics()
+        self.since, self._found = now.since, now.metrics
 
-    def metrics(self, prefix: str = PREFIX) -> list[Metric]:
-        """All metrics, as of the last refresh."""
-        found = self._now.metrics
-        return [msgspec.structs.replace(metric, name=prefix + metric.name) for metric in found]
-
-    def collector(self, prefix: str = PREFIX) -> MetricsCollector:
-        """The metrics as a collector for a registry of `prometheus_client`."""
-        return MetricsCollector(
-            lambda: self._now.metrics, DESCRIPTIONS, prefix=prefix, since=self._now.since
-        )
+    def _metrics(self) -> list[Metric]:
+        return self._found
 
     def log(self) -> None:
         """The owner of the cores logs: report what there is to log."""

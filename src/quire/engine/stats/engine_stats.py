@@ -9,12 +9,13 @@ step does whose rows all have the same inter-token latency, and their names have
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol, Self
+from typing import Self
 
 import msgspec
 
@@ -41,43 +42,49 @@ _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 _ORDER = {name: place for place, name in enumerate(DESCRIPTIONS)}
 
 
-class Stats(Protocol):
+class Stats(ABC):
     """The statistics that a front end keeps: `EngineStats`, or in one of several API servers
     `ApiServerStats` (shared_cores/broker_stats.py).
     """
 
+    since: float
+    """The wall-clock time from which they count."""
+
+    @abstractmethod
     def record(
         self, scheduler: SchedulerStats | None, step: IterationStats, engine_index: int
     ) -> None:
         """A core has made a step, or (`scheduler` None) requests ended between two steps."""
-        ...
 
+    @abstractmethod
     def note_rejected(self, num_by_limit: Mapping[str, int]) -> None:
         """Take the total number of requests that each limit has refused."""
-        ...
 
+    @abstractmethod
     def note_sleep(self, level: int | None) -> None:
         """The engine is asleep at this level, or (None) awake."""
-        ...
 
+    @abstractmethod
     async def refresh(self) -> None:
         """Bring `metrics` and `collector` up to date."""
-        ...
+
+    @abstractmethod
+    def log(self) -> None:
+        """Have every stat logger log: the interval of the log line is over."""
 
     def metrics(self, prefix: str = PREFIX) -> list[Metric]:
-        """All metrics, with the prefix before each name."""
-        ...
+        """All metrics in the order of DESCRIPTIONS, with the prefix before each name."""
+        return [msgspec.structs.replace(one, name=prefix + one.name) for one in self._metrics()]
 
     def collector(self, prefix: str = PREFIX) -> MetricsCollector:
         """The metrics as a collector for a registry of `prometheus_client`."""
-        ...
+        return MetricsCollector(self._metrics, DESCRIPTIONS, prefix=prefix, since=self.since)
 
-    def log(self) -> None:
-        """Have every stat logger log: the interval of the log line is over."""
-        ...
+    @abstractmethod
+    def _metrics(self) -> list[Metric]: ...
 
 
-class EngineStats:
+class EngineStats(Stats):
     """Counts every step of every core of one engine. Costs a few microseconds a step.
 
     `plan` is given to stat loggers; without one (an engine built by hand) `max_model_len` gives the
@@ -144,13 +151,6 @@ class EngineStats:
 
     async def refresh(self) -> None:
         """They are always up to date."""
-
-    def metrics(self, prefix: str = PREFIX) -> list[Metric]:
-        """All metrics in the order of DESCRIPTIONS, with the prefix before each name."""
-        return [msgspec.structs.replace(one, name=prefix + one.name) for one in self._metrics()]
-
-    def collector(self, prefix: str = PREFIX) -> MetricsCollector:
-        return MetricsCollector(self._metrics, DESCRIPTIONS, prefix=prefix, since=self.since)
 
     def log(self) -> None:
         for stat_logger in self._all():

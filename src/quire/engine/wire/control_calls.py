@@ -131,10 +131,7 @@ def _shown_as(make: Callable[..., Any], method: Method) -> Method:
 
 
 def verb(
-    core: str | None = None,
-    *,
-    convert: Callable[[Any], Any] = lambda answer: answer,
-    **fields: Any,
+    core: str | None = None, *, convert: Callable[[Any], Any] = lambda answer: answer, **fields: Any
 ) -> Callable[[Callable[Concatenate[Any, P], Utility[T]]], Verb[P, T]]:
     """Turn a function that makes a call into a verb. `core` names the core's method (None: as the
     function); `fields` are the others of `CoreMethod`.

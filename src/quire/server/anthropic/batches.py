@@ -48,7 +48,8 @@ class BatchDeleted(msgspec.Struct):
 async def create(server: Server, request: Request) -> Response:
     """Begin a batch."""
     body = await server.read(request, CreateBatch)
-    if repeated := [name for name, num in _times(body.requests).items() if num > 1]:
+    times = Counter(request.custom_id for request in body.requests)
+    if repeated := [name for name, num in times.items() if num > 1]:
         raise InvalidParameter("requests.custom_id", repeated[0], "each needs one of its own")
     batch = MessageBatch(body.requests, owner_of(request), _url(request))
     if not server.batches.add(batch):
@@ -116,11 +117,6 @@ def _kept(server: Server, request: Request) -> MessageBatch:
     if batch is None:
         raise Refusal(404, f"There is no batch `{id[:100]}`.")
     return batch
-
-
-def _times(requests: list[BatchedRequest]) -> Counter[str]:
-    """How often each name is given."""
-    return Counter(request.custom_id for request in requests)
 
 
 def _url(request: Request) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import InvalidParameter, NotBuiltYet
+from quire.server.http.fields import text_in
 
 Message = dict[str, Any]
 
@@ -38,7 +39,7 @@ def texts_of(blocks: list[Any], name: str) -> str:
         if not isinstance(block, dict) or block.get("type") != "text":
             kind = block.get("type") if isinstance(block, dict) else block
             raise NotBuiltYet(f"{name}[{number}].type", kind, "Only text can be sent here.")
-        texts.append(_text(block, "text", f"{name}[{number}]"))
+        texts.append(text_in(block, "text", f"{name}[{number}]"))
     return "\n".join(texts)
 
 
@@ -50,9 +51,9 @@ def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
         place = f"{name}[{number}]"
         match block.get("type") if isinstance(block, dict) else block:
             case "text":
-                texts.append(_text(block, "text", place))
+                texts.append(text_in(block, "text", place))
             case "thinking":
-                message["reasoning"] = message.get("reasoning", "") + _text(
+                message["reasoning"] = message.get("reasoning", "") + text_in(
                     block, "thinking", place
                 )
             case "redacted_thinking":
@@ -71,8 +72,8 @@ def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
 
 def _call(block: dict[str, Any], name: str) -> dict[str, Any]:
     arguments = msgspec.json.encode(block.get("input") or {}).decode()
-    function = {"name": _text(block, "name", name), "arguments": arguments}
-    return {"id": _text(block, "id", name), "type": "function", "function": function}
+    function = {"name": text_in(block, "name", name), "arguments": arguments}
+    return {"id": text_in(block, "id", name), "type": "function", "function": function}
 
 
 def _result(block: dict[str, Any], name: str) -> Message:
@@ -80,12 +81,5 @@ def _result(block: dict[str, Any], name: str) -> Message:
     if not isinstance(content, str | list):
         raise InvalidParameter(f"{name}.content", content, "a string or blocks are expected")
     text = content if isinstance(content, str) else texts_of(content, f"{name}.content")
-    call_id = _text(block, "tool_use_id", name)
+    call_id = text_in(block, "tool_use_id", name)
     return {"role": "tool", "tool_call_id": call_id, "content": text}
-
-
-def _text(block: dict[str, Any], key: str, name: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise InvalidParameter(f"{name}.{key}", value, "a string is expected")
-    return value

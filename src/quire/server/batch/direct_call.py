@@ -20,11 +20,7 @@ class DirectReply:
 
 
 async def post(
-    app: ASGIApp,
-    path: str,
-    body: bytes,
-    request_id: str,
-    state: Mapping[str, Any] | None = None,
+    app: ASGIApp, path: str, body: bytes, request_id: str, state: Mapping[str, Any] | None = None
 ) -> DirectReply:
     """POST a JSON body. Cancelling the call is what going away is to a client. `state`: that of the
     request's scope, for an app without the middleware that fills it.

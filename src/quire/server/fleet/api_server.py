@@ -73,9 +73,7 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
         start.plan, client, start.client_index, stats=stats
     )
     engine = AsyncLLM(
-        front_end=front_end,
-        log_requests=start.args.enable_log_requests,
-        neighbours=neighbours,
+        front_end=front_end, log_requests=start.args.enable_log_requests, neighbours=neighbours
     )
 
     def on_started(server: Server) -> None:

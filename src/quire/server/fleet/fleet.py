@@ -240,7 +240,7 @@ class Fleet:
         )
         self._shut_down()
         hurried = asyncio.ensure_future(ending.hurried.wait())
-        gone = asyncio.ensure_future(_all_done(keepers))
+        gone = asyncio.ensure_future(asyncio.wait(keepers))
         await _first_of(gone, hurried, timeout_s=drain_s + GRACE_S)
         hurried.cancel()
         if not gone.done():
@@ -259,10 +259,6 @@ class Fleet:
                 self._broker.shut_down(connection)
             else:
                 process.kill()
-
-
-async def _all_done(tasks: Sequence[asyncio.Future[None]]) -> None:
-    await asyncio.wait(tasks)
 
 
 async def _first_of(*waits: asyncio.Future[Any], timeout_s: float) -> None:

@@ -107,10 +107,7 @@ def error_response(error: BaseException) -> Response:
     """`error` as a whole response."""
     refusal = as_refusal(error)
     return Response(
-        error_json(refusal),
-        status_code=refusal.status,
-        media_type=JSON,
-        headers=refusal.headers,
+        error_json(refusal), status_code=refusal.status, media_type=JSON, headers=refusal.headers
     )
 
 

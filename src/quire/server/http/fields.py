@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 from msgspec import inspect
 
-from quire.errors import RequestError
+from quire.errors import InvalidParameter, RequestError
 from quire.server.http.failures import Refusal
 
 logger = logging.getLogger(__name__)
@@ -139,6 +139,14 @@ def objects_in(place: str, items: Any, known: frozenset[str]) -> Iterator[PlainO
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict):
             yield f"{place}[{index}]", item, known
+
+
+def text_in(item: Mapping[str, Any], key: str, place: str) -> str:
+    """The text that an object at `place` of its body has under a key. Raises InvalidParameter."""
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise InvalidParameter(f"{place}.{key}", value, "a string is expected")
+    return value
 
 
 HARMLESS_IN_OBJECTS: Mapping[str, Accepts] = dict.fromkeys(

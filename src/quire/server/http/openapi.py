@@ -106,7 +106,9 @@ def _operation(
         "tags": [_tag(entry)],
         "summary": inspect.getdoc(entry.handler) or "",
     }
-    parameters = [_parameter("path", name, {"type": "string"}) for name in _path_names(path)]
+    parameters = [
+        _parameter("path", name, {"type": "string"}) for name in re.findall(r"\{(\w+)\}", path)
+    ]
     if entry.query is not None:
         asked = components[_named(schemas[repr(entry.query)])]
         parameters += [_parameter("query", *field) for field in asked["properties"].items()]
@@ -150,10 +152,6 @@ def _tag(entry: RouteEntry) -> str:
     _, version, *rest = entry.path.split("/")
     word = rest[0] if version == "v1" and rest else entry.handler.__module__.rpartition(".")[2]
     return word.capitalize()
-
-
-def _path_names(path: str) -> list[str]:
-    return re.findall(r"\{(\w+)\}", path)
 
 
 def _named(schema: Schema) -> str:

@@ -214,7 +214,7 @@ class ChatWriter(ReplyWriter):
         answer, is_last = self._answers[completion.index], completion.finish_reason is not None
         delta = answer.delta(completion.text, is_last=is_last)
         logprobs = self._logprobs(completion)
-        if _is_empty(delta):
+        if delta == ChatDelta():
             if answer.holds_back and not (is_last or logprobs or self._shows_ids):
                 return None
             if not answer.is_call:
@@ -245,10 +245,6 @@ class ChatWriter(ReplyWriter):
             self.usage.reasoning_tokens = sum(
                 len(encode(text, add_special_tokens=False)) for text in texts
             )
-
-
-def _is_empty(delta: ChatDelta) -> bool:
-    return delta == ChatDelta()
 
 
 def _text_of(message: dict[str, Any]) -> str:

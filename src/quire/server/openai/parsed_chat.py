@@ -19,12 +19,7 @@ from quire.server.context import Prompt, Server
 from quire.server.openai.legacy_functions import is_legacy, tools_and_choice
 from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.requests import ChatRequest
-from quire.server.output_parsing import (
-    NO_TOOLS,
-    ToolUse,
-    answer_or_calls,
-    decide_tool_use,
-)
+from quire.server.output_parsing import NO_TOOLS, ToolUse, answer_or_calls, decide_tool_use
 
 
 @dataclass(frozen=True, slots=True)

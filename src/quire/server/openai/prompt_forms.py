@@ -15,13 +15,9 @@ def prompts_in(name: str, given: str | list[Any]) -> list[str | list[int]]:
         return [given]
     if given and all(type(item) is int for item in given):
         return [given]
-    if not given or not (_all_texts(given) or _all_ids(given)):
+    if not given or not (all(isinstance(item, str) for item in given) or _all_ids(given)):
         raise InvalidParameter(name, given, "it must be a string, token ids, or a list of such")
     return given
-
-
-def _all_texts(items: list[Any]) -> bool:
-    return all(isinstance(item, str) for item in items)
 
 
 def _all_ids(items: list[Any]) -> bool:

@@ -51,7 +51,6 @@ async def classify(server: Server, request: Request) -> Response:
 
 
 def _labels(server: Server) -> Sequence[str | None]:
-    """The names of the labels."""
     classifier = server.abilities.facts.pooler.classifier
     assert classifier is not None, "the route needs labels"
     return classifier.labels or [None] * classifier.num_labels

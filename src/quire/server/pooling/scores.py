@@ -14,12 +14,7 @@ from quire.params import PoolingParams
 from quire.params.pooling import QueryVectors
 from quire.server.context import RequestName, Server
 from quire.server.openai.replies import Usage
-from quire.server.pooling.inputs import (
-    InputReader,
-    check_no_template,
-    cross_prompts,
-    texts_apart,
-)
+from quire.server.pooling.inputs import InputReader, check_no_template, cross_prompts, texts_apart
 from quire.server.pooling.replies import ItemWriter, json_frame, sent
 from quire.server.pooling.requests import PairFields, RerankRequest, ScoreRequest
 from quire.server.pooling.runs import Pooled, collected, in_time, pooled

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.errors import InvalidParameter, NotBuiltYet
+from quire.server.http.fields import text_in
 from quire.server.responses.compaction import message_of
 
 Message = dict[str, Any]
@@ -37,20 +38,20 @@ def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
             summary = _reasoning(item, "summary", name)
             _assistant(messages)["reasoning"] = _reasoning(item, "content", name) or summary
         case "function_call":
-            function = {key: _text(item, key, name) for key in ("name", "arguments")}
+            function = {key: text_in(item, key, name) for key in ("name", "arguments")}
             if isinstance(space := item.get("namespace"), str):
                 function["name"] = in_namespace(space, function["name"])
-            call = {"id": _text(item, "call_id", name), "type": "function", "function": function}
+            call = {"id": text_in(item, "call_id", name), "type": "function", "function": function}
             _assistant(messages).setdefault("tool_calls", []).append(call)
         case "custom_tool_call":
-            custom = {key: _text(item, key, name) for key in ("name", "input")}
-            call = {"id": _text(item, "call_id", name), "type": "custom", "custom": custom}
+            custom = {key: text_in(item, key, name) for key in ("name", "input")}
+            call = {"id": text_in(item, "call_id", name), "type": "custom", "custom": custom}
             _assistant(messages).setdefault("tool_calls", []).append(call)
         case "function_call_output" | "custom_tool_call_output":
             content = _content(item, "output", name)
             if content is None:
                 raise InvalidParameter(f"{name}.output", content, "a string or parts are expected")
-            call_id = _text(item, "call_id", name)
+            call_id = text_in(item, "call_id", name)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         case "compaction" | "compaction_summary":
             messages.append(message_of(item, name))
@@ -59,7 +60,7 @@ def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
 
 
 def _add_message(messages: list[Message], item: dict[str, Any], name: str) -> None:
-    role, content = _text(item, "role", name), _content(item, "content", name)
+    role, content = text_in(item, "role", name), _content(item, "content", name)
     if role != "assistant":
         messages.append({"role": role, "content": content})
         return
@@ -101,10 +102,3 @@ def _reasoning(item: dict[str, Any], key: str, name: str) -> str:
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise InvalidParameter(f"{name}.{key}", parts, "a list of parts is expected")
     return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
-
-
-def _text(item: dict[str, Any], key: str, name: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise InvalidParameter(f"{name}.{key}", value, "a string is expected")
-    return value

@@ -23,11 +23,6 @@ _INCLUDES = (
     *("computer_call_output.output.image_url", "message.input_image.image_url"),
 )
 """What an output may be asked to include; of calls that other servers run there is nothing."""
-_REFUSED = {
-    "prompt": "Send the text itself: there are no stored prompts here.",
-}
-
-
 _OF_ITEMS = frozenset(
     {
         *("type", "role", "content", "id", "status", "call_id", "name", "arguments", "output"),
@@ -113,9 +108,9 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
 
     def check(self) -> None:
         """Raise InvalidParameter for what this server does not do."""
-        for name, hint in _REFUSED.items():
-            if getattr(self, name) is not None:
-                raise NotBuiltYet(name, getattr(self, name), hint)
+        if self.prompt is not None:
+            hint = "Send the text itself: there are no stored prompts here."
+            raise NotBuiltYet("prompt", self.prompt, hint)
         for name in self.include or ():
             if name not in _INCLUDES:
                 raise InvalidParameter("include", name, f"one of {', '.join(_INCLUDES)}")

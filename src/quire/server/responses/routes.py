@@ -37,7 +37,6 @@ from quire.server.responses.replies import (
     CompactedResponse,
     CustomCallItem,
     InputTokens,
-    Item,
     ResponseObject,
 )
 from quire.server.responses.requests import ResponsesRequest
@@ -290,13 +289,13 @@ def _before(server: Server, request: Request, body: ResponsesRequest) -> list[di
 
 def _output_items(response: ResponseObject) -> list[dict[str, Any]]:
     """The output as items of a later request."""
-    items = [item for item in response.output if _is_meaningful(item)]
+    items = [
+        item
+        for item in response.output
+        if isinstance(item, CallItem | CustomCallItem) or item.content[0].text
+    ]
     found: list[dict[str, Any]] = msgspec.to_builtins(items)
     return found
-
-
-def _is_meaningful(item: Item) -> bool:
-    return isinstance(item, CallItem | CustomCallItem) or bool(item.content[0].text)
 
 
 def _kept(server: Server, request: Request, id: str) -> StoredResponse:

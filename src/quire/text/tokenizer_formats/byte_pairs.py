@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from quire.errors import LoadError
+from quire.text.token_pieces import BYTE_OF_LETTER
 
 MOST_TOKEN_BYTES = 1024
 """Of one token; the number of its divisions grows with it. The longest published has 256 blanks."""
@@ -51,7 +52,7 @@ def build_byte_pairs(
     longest = max(map(len, ranks))
     if longest > MOST_TOKEN_BYTES:
         raise LoadError(f"{place} has a token of {longest} bytes; at most {MOST_TOKEN_BYTES}.")
-    symbols = _symbols()
+    symbols = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
     texts = {token.decode("latin-1").translate(symbols): rank for token, rank in ranks.items()}
     vocab = {text: first_id + rank for text, rank in texts.items()}
     vocab |= {token.content: index for index, token in special.items()}
@@ -84,12 +85,3 @@ def _divisions(ranks: Mapping[str, int]) -> list[tuple[str, str]]:
             pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
         found += pairs
     return found
-
-
-def _symbols() -> dict[int, str]:
-    """The character that stands for each byte in byte-level vocabularies: itself where it can be
-    printed, else the next one from 256 on (as GPT-2 does).
-    """
-    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in printed]
-    return {byte: chr(256 + i) for i, byte in enumerate(others)}

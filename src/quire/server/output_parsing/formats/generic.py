@@ -34,9 +34,7 @@ def generic_states() -> Mapping[str, ParserState]:
     return {
         "start": ParserState(Reads.BLANK, {**bare, **marked}, then="content", kept={"{"}),
         "content": ParserState(
-            Reads.CONTENT,
-            {"\n{": "bare object", "\n[": "bare item", **marked},
-            kept={"\n{"},
+            Reads.CONTENT, {"\n{": "bare object", "\n[": "bare item", **marked}, kept={"\n{"}
         ),
         **enveloped("tagged", "</tool_call>"),
         **enveloped("fenced", "```"),

@@ -163,10 +163,7 @@ LLAMA4_PYTHONIC = ToolFormat(
     },
     start="start",
 )
-LFM2 = ToolFormat(
-    "lfm2",
-    bracketed_pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
-)
+LFM2 = ToolFormat("lfm2", bracketed_pythonic("<|tool_call_start|>", "<|tool_call_end|>"))
 QWEN_XML = ToolFormat(
     "qwen3_coder",
     marked_parameters(
@@ -238,8 +235,7 @@ KIMI_K2 = ToolFormat(
         "arguments": ParserState(Reads.JSON, {"<|tool_call_end|>": "between"}, then="end"),
         "end": ParserState(Reads.CONTENT, {"<|tool_call_end|>": "between"}),
         "between": ParserState(
-            Reads.CONTENT,
-            {"<|tool_call_begin|>": "name", "<|tool_calls_section_end|>": "content"},
+            Reads.CONTENT, {"<|tool_call_begin|>": "name", "<|tool_calls_section_end|>": "content"}
         ),
     },
     call_id=counted_call_id,
