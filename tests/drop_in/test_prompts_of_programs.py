@@ -12,6 +12,7 @@ import torch
 
 from quire import LLM, AsyncEngineArgs, EngineArgs, LLMEngine, PoolingParams, SamplingParams
 from quire.engine import EngineCoreRequest
+from quire.engine.stats.loggers import StatLoggerBase
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet, PromptTooLong
 from quire.executor.backends import executor_class_of
 
@@ -232,6 +233,31 @@ def test_statistics_are_as_the_call_says(is_kept):
                 engine.get_metrics()
     finally:
         engine.close()
+
+
+def test_loggers_hear_of_sleep_as_the_reference_tells_it():
+    class Recorder(StatLoggerBase):
+        heard = []
+
+        def __init__(self, vllm_config, engine_index=0): ...
+        def record(self, *stats, **more): ...
+        def log_engine_initialized(self): ...
+
+        def record_sleep_state(self, is_awake, level):
+            self.heard.append((is_awake, level))
+
+    args = EngineArgs(**ARGS, disable_log_stats=True)
+    engine = LLMEngine.from_engine_args(args, stat_loggers=[Recorder])
+    try:
+        engine.sleep(0)
+        engine.release_kv_cache_memory()
+        engine.wake_up()
+        engine.sleep(1)
+        assert engine.wake_up(["weights"]) is False
+        assert engine.wake_up(["kv_cache"]) is True
+    finally:
+        engine.close()
+    assert Recorder.heard == [(1, 0), (1, 0), (0, 0), (1, 1), (0, 0)]
 
 
 def test_steps_log_their_line(monkeypatch, caplog):
