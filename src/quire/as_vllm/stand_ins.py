@@ -36,6 +36,15 @@ class UsageContext(enum.StrEnum):
     ENGINE_CONTEXT = "ENGINE_CONTEXT"
 
 
+class CompilationMode(enum.IntEnum):
+    """Values of `compilation_config`'s mode; none of them changes anything."""
+
+    NONE = 0
+    STOCK_TORCH_COMPILE = 1
+    DYNAMO_TRACE_ONCE = 2
+    VLLM_COMPILE = 3
+
+
 class Numbering:
     """Gives the integers from `start` on, one for each `next()`."""
 

@@ -53,6 +53,9 @@ SERVED: dict[str, dict[str, str]] = {
         "quire.config.pooler_config": "PoolerConfig",
         "quire.config.profiler_config": "ProfilerConfig",
         "quire.config.structured_outputs_config": "StructuredOutputsConfig",
+        "quire.as_vllm.stand_ins": "CompilationMode",
+        "builtins": """CompilationConfig=dict AttentionConfig=dict KVTransferConfig=dict
+            KVEventsConfig=dict WeightTransferConfig=dict""",
     },
     "vllm.distributed": {"quire.as_vllm.stand_ins": "cleanup_dist_env_and_memory"},
     "vllm.distributed.parallel_state": {
