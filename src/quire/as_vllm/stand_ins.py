@@ -13,8 +13,6 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
-
 from quire.as_vllm.variables import HOST
 
 if TYPE_CHECKING:
@@ -68,14 +66,6 @@ class ExecutorChoice:
         from quire.executor.backends import executor_class_of
 
         return executor_class_of(vllm_config)
-
-
-class Vector(msgspec.Struct, frozen=True):
-    """A metric that is a list of counts. No metric is one while there are no drafts."""
-
-    name: str
-    labels: dict[str, str]
-    values: list[int]
 
 
 class ShardedFiles:

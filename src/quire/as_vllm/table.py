@@ -146,8 +146,7 @@ SERVED: dict[str, dict[str, str]] = {
             AggregatedLoggingStatLogger StatLoggerFactory"""
     },
     "vllm.v1.metrics.reader": {
-        "quire.observability.metrics": "Counter Gauge Histogram Metric",
-        "quire.as_vllm.stand_ins": "Vector",
+        "quire.observability.metrics": "Counter Gauge Histogram Metric Vector",
     },
     "vllm.v1.metrics.stats": {
         "quire.engine": "SchedulerStats",
