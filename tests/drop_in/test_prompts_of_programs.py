@@ -54,6 +54,26 @@ def test_a_request_that_was_processed_before_stands_for_its_prompt(llm):
     assert found.outputs == wanted.outputs
 
 
+def test_requests_are_processed_by_the_reference_s_arguments(llm):
+    engine = llm.llm_engine
+    inputs, tasks = engine.input_processor, engine.get_supported_tasks()
+    assert inputs.tokenizer is engine.tokenizer
+    made = inputs.process_inputs(
+        "r", TEXT, GREEDY, tasks, 5.0, None, None, None, 2, session_id=None
+    )
+    assert (made.arrival_time, made.priority) == (5.0, 2)
+    for wrong in (("embed",), (), "generate", 5.0):
+        with pytest.raises(InvalidParameter, match="supported_tasks"):
+            inputs.process_inputs("r", TEXT, GREEDY, wrong)
+    with pytest.raises(NotBuiltYet, match="session_id"):
+        inputs.process_inputs("r", TEXT, GREEDY, session_id="s")
+    with pytest.raises(TypeError, match="no_such_keyword"):
+        inputs.process_inputs("r", TEXT, GREEDY, no_such_keyword=1)
+    resumable = inputs.process_inputs("r", TEXT, GREEDY, resumable=True)
+    with pytest.raises(NotBuiltYet, match="resumable"):
+        engine.add_request("r", resumable, GREEDY)
+
+
 def test_a_request_made_by_hand_stands_for_its_prompt(llm):
     ids = llm.get_tokenizer().encode(TEXT)
     [wanted] = llm.generate({"prompt_token_ids": ids}, GREEDY, use_tqdm=False)

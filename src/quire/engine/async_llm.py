@@ -316,6 +316,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         *,
         data_parallel_rank: int | None = None,
         timeout_s: float | None = None,
+        **unbuilt: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Pool a prompt and yield the one output, whose `data` is an array of numpy. Closing the
         generator, or cancelling its task, aborts the request.
@@ -336,6 +337,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
                     tokenization_kwargs=tokenization_kwargs,
                     data_parallel_rank=data_parallel_rank,
                     timeout_s=timeout_s,
+                    **unbuilt,
                 )
                 yield await mailbox.get_pooled()
         finally:
