@@ -151,6 +151,26 @@ def test_every_name_of_the_table_is_there():
     assert int(out) > 40
 
 
+def test_configs_that_are_options_of_an_engine():
+    """They are made in a program and checked as the option that they are given to."""
+    out, _ = run_code(
+        "from vllm import EngineArgs",
+        "from vllm.config import CompilationConfig, CompilationMode, KVTransferConfig",
+        "config = CompilationConfig(mode=CompilationMode.VLLM_COMPILE)",
+        "EngineArgs(compilation_config=config).create_engine_config()",
+        "for more in (",
+        "    {'compilation_config': CompilationConfig(mode=3, cudagraph_mode='FULL')},",
+        "    {'kv_transfer_config': KVTransferConfig(kv_connector='SharedStorageConnector')},",
+        "):",
+        "    try:",
+        "        EngineArgs(**more).create_engine_config()",
+        "    except NotImplementedError as error:",
+        "        print(error)",
+    )
+    first, second = out.splitlines()
+    assert first.startswith("compilation_config=") and second.startswith("kv_transfer_config=")
+
+
 def test_the_package_can_be_asked_about():
     out, _ = run_code(
         "import importlib.metadata as metadata, importlib.util, sys",

@@ -12,6 +12,7 @@ import torch
 
 from quire import LLM, AsyncEngineArgs, EngineArgs, LLMEngine, PoolingParams, SamplingParams
 from quire.engine import EngineCoreRequest
+from quire.engine.stats.loggers import StatLoggerBase
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet, PromptTooLong
 from quire.executor.backends import executor_class_of
 
@@ -51,6 +52,26 @@ def test_a_request_that_was_processed_before_stands_for_its_prompt(llm):
     assert found.request_id == "mine" and internal.startswith("mine-"), "its own id rules"
     assert (found.prompt, found.prompt_token_ids) == (TEXT, wanted.prompt_token_ids)
     assert found.outputs == wanted.outputs
+
+
+def test_requests_are_processed_by_the_reference_s_arguments(llm):
+    engine = llm.llm_engine
+    inputs, tasks = engine.input_processor, engine.get_supported_tasks()
+    assert inputs.tokenizer is engine.tokenizer
+    made = inputs.process_inputs(
+        "r", TEXT, GREEDY, tasks, 5.0, None, None, None, 2, session_id=None
+    )
+    assert (made.arrival_time, made.priority) == (5.0, 2)
+    for wrong in (("embed",), (), "generate", 5.0):
+        with pytest.raises(InvalidParameter, match="supported_tasks"):
+            inputs.process_inputs("r", TEXT, GREEDY, wrong)
+    with pytest.raises(NotBuiltYet, match="session_id"):
+        inputs.process_inputs("r", TEXT, GREEDY, session_id="s")
+    with pytest.raises(TypeError, match="no_such_keyword"):
+        inputs.process_inputs("r", TEXT, GREEDY, no_such_keyword=1)
+    resumable = inputs.process_inputs("r", TEXT, GREEDY, resumable=True)
+    with pytest.raises(NotBuiltYet, match="resumable"):
+        engine.add_request("r", resumable, GREEDY)
 
 
 def test_a_request_made_by_hand_stands_for_its_prompt(llm):
@@ -232,6 +253,31 @@ def test_statistics_are_as_the_call_says(is_kept):
                 engine.get_metrics()
     finally:
         engine.close()
+
+
+def test_loggers_hear_of_sleep_as_the_reference_tells_it():
+    class Recorder(StatLoggerBase):
+        heard = []
+
+        def __init__(self, vllm_config, engine_index=0): ...
+        def record(self, *stats, **more): ...
+        def log_engine_initialized(self): ...
+
+        def record_sleep_state(self, is_awake, level):
+            self.heard.append((is_awake, level))
+
+    args = EngineArgs(**ARGS, disable_log_stats=True)
+    engine = LLMEngine.from_engine_args(args, stat_loggers=[Recorder])
+    try:
+        engine.sleep(0)
+        engine.release_kv_cache_memory()
+        engine.wake_up()
+        engine.sleep(1)
+        assert engine.wake_up(["weights"]) is False
+        assert engine.wake_up(["kv_cache"]) is True
+    finally:
+        engine.close()
+    assert Recorder.heard == [(1, 0), (1, 0), (0, 0), (1, 1), (0, 0)]
 
 
 def test_steps_log_their_line(monkeypatch, caplog):

@@ -7,7 +7,8 @@ import weakref
 
 import pytest
 
-from quire import AsyncEngineArgs, AsyncLLM, SamplingParams
+from quire import AsyncEngineArgs, AsyncLLM, LLMEngine, SamplingParams
+from quire.as_vllm.stand_ins import ExecutorChoice
 from quire.engine.arguments import check_clients
 from quire.errors import EngineDeadError, NotBuiltYet
 from quire.executor.backends import executor_class_of
@@ -65,6 +66,50 @@ async def test_a_life():
         assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason in ("stop", "length")
     with pytest.raises(EngineDeadError):
         await collect(engine, "late")
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@looped
+async def test_statistics_are_as_the_call_says(monkeypatch, is_kept):
+    """Whatever the plan says, in the constructor and in `from_vllm_config`."""
+    made = []
+
+    def launched(plan, stat_loggers, is_log_aggregated):
+        made.append(plan.log_stats)
+        return make_async(log_stats=plan.log_stats).front_end
+
+    monkeypatch.setattr("quire.engine.async_llm.launch_async_front_end", launched)
+    plan = AsyncEngineArgs(**ARGS, disable_log_stats=is_kept).create_engine_config()
+    for engine in (
+        AsyncLLM(plan, None, is_kept),
+        AsyncLLM.from_vllm_config(plan, disable_log_stats=not is_kept),
+    ):
+        assert engine.log_stats is is_kept
+        [*_, last] = await collect(engine, "r", max_tokens=2)
+        assert (last.metrics is not None) is is_kept
+        engine.shutdown()
+    assert made == [is_kept, is_kept]
+
+
+@looped
+async def test_a_request_that_was_processed_before_can_be_added():
+    engine = make_async()
+    prepared = engine.input_processor.process_inputs("own", "def f(", SamplingParams(max_tokens=2))
+    mailbox = await engine.add_request("given", prepared, prepared.params, prompt_text="shown")
+    output = await mailbox.get()
+    assert (output.request_id, output.prompt) == ("own", "shown")
+    with pytest.raises(ValueError, match="goes with an EngineCoreRequest"):
+        await engine.add_request("r", [4], SamplingParams(), prompt_text="shown")
+
+
+def test_an_executor_of_somebody_else_is_refused():
+    plan = AsyncEngineArgs(**ARGS).create_engine_config()
+    own = executor_class_of(plan)
+    assert ExecutorChoice.get_class(plan) is own
+    for other in (type("Mine", (own,), {}), ExecutorChoice, "ray", own.__name__):
+        for kind in (AsyncLLM, LLMEngine):
+            with pytest.raises(NotBuiltYet, match=r"executor_class=.* Give executor_class_of"):
+                kind(plan, other, False)
 
 
 @looped

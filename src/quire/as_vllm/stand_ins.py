@@ -13,8 +13,6 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
-
 from quire.as_vllm.variables import HOST
 
 if TYPE_CHECKING:
@@ -34,6 +32,15 @@ class UsageContext(enum.StrEnum):
     OPENAI_API_SERVER = "OPENAI_API_SERVER"
     OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
     ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+class CompilationMode(enum.IntEnum):
+    """Values of `compilation_config`'s mode; none of them changes anything."""
+
+    NONE = 0
+    STOCK_TORCH_COMPILE = 1
+    DYNAMO_TRACE_ONCE = 2
+    VLLM_COMPILE = 3
 
 
 class Numbering:
@@ -59,14 +66,6 @@ class ExecutorChoice:
         from quire.executor.backends import executor_class_of
 
         return executor_class_of(vllm_config)
-
-
-class Vector(msgspec.Struct, frozen=True):
-    """A metric that is a list of counts. No metric is one while there are no drafts."""
-
-    name: str
-    labels: dict[str, str]
-    values: list[int]
 
 
 class ShardedFiles:

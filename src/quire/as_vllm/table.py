@@ -53,6 +53,9 @@ SERVED: dict[str, dict[str, str]] = {
         "quire.config.pooler_config": "PoolerConfig",
         "quire.config.profiler_config": "ProfilerConfig",
         "quire.config.structured_outputs_config": "StructuredOutputsConfig",
+        "quire.as_vllm.stand_ins": "CompilationMode",
+        "builtins": """CompilationConfig=dict AttentionConfig=dict KVTransferConfig=dict
+            KVEventsConfig=dict WeightTransferConfig=dict""",
     },
     "vllm.distributed": {"quire.as_vllm.stand_ins": "cleanup_dist_env_and_memory"},
     "vllm.distributed.parallel_state": {
@@ -143,8 +146,7 @@ SERVED: dict[str, dict[str, str]] = {
             AggregatedLoggingStatLogger StatLoggerFactory"""
     },
     "vllm.v1.metrics.reader": {
-        "quire.observability.metrics": "Counter Gauge Histogram Metric",
-        "quire.as_vllm.stand_ins": "Vector",
+        "quire.observability.metrics": "Counter Gauge Histogram Metric Vector",
     },
     "vllm.v1.metrics.stats": {
         "quire.engine": "SchedulerStats",

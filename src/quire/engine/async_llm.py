@@ -289,6 +289,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         *,
         data_parallel_rank: int | None = None,
         timeout_s: float | None = None,
+        **unbuilt: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Pool a prompt and yield the one output, whose `data` is an array of numpy. Closing the
         generator, or cancelling its task, aborts the request.
@@ -306,6 +307,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
             tokenization_kwargs=tokenization_kwargs,
             data_parallel_rank=data_parallel_rank,
             timeout_s=timeout_s,
+            **unbuilt,
         ) as mailbox:
             yield await mailbox.get_pooled()
 

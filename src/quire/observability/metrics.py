@@ -13,6 +13,14 @@ class Counter(msgspec.Struct, frozen=True, tag=True):
     value: int
 
 
+class Vector(msgspec.Struct, frozen=True, tag=True):
+    """Counters by their position in a list, which is a label of each in Prometheus."""
+
+    name: str
+    labels: dict[str, str]
+    values: list[int]
+
+
 class Gauge(msgspec.Struct, frozen=True, tag=True):
     """A number as it is now."""
 
@@ -31,4 +39,4 @@ class Histogram(msgspec.Struct, frozen=True, tag=True):
     buckets: dict[str, int]
 
 
-Metric = Counter | Gauge | Histogram
+Metric = Counter | Vector | Gauge | Histogram

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from quire.observability.metrics import Counter, Gauge, Histogram, Metric
+from quire.observability.metrics import Counter, Gauge, Histogram, Metric, Vector
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -45,7 +45,8 @@ class MetricsCollector:
             family = families.get(metric.name)
             if family is None:
                 description = self._descriptions.get(metric.name, metric.name)
-                kind = type(metric).__name__.lower()
+                counts = isinstance(metric, Counter | Vector)
+                kind = "counter" if counts else type(metric).__name__.lower()
                 family = Family(self._prefix + metric.name, description, kind)
                 families[metric.name] = family
             self._add(family, metric)
@@ -55,6 +56,12 @@ class MetricsCollector:
         name, labels = family.name, metric.labels
         if isinstance(metric, Gauge):
             family.add_sample(name, labels, metric.value)
+            return
+        if isinstance(metric, Vector):
+            for position, value in enumerate(metric.values):
+                at = {**labels, "position": str(position)}
+                family.add_sample(f"{name}_total", at, value)
+                family.add_sample(f"{name}_created", at, self._since)
             return
         if isinstance(metric, Counter):
             family.add_sample(f"{name}_total", labels, metric.value)

@@ -3,12 +3,15 @@
 import logging
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from quire import LLM, SamplingParams
 from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.loggers import LoggingStatLogger, StatsOptions
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.messages import SchedulerStats, SpecDecodingStats
+from quire.observability.metrics import Vector
+from quire.observability.prometheus import exposition, registry_of
 
 STEPS = [
     SchedulerStats(num_draft_tokens=7, num_accepted=[1, 0, 1, 1]),
@@ -29,21 +32,19 @@ def test_steps_add_up_in_the_metrics():
     assert not [metric for metric in stats.metrics() if "spec_decode" in metric.name]
     for step in STEPS:
         stats.record(step, IterationStats(0.0), 0)
-    values = {
-        (metric.name.removeprefix("vllm:spec_decode_num_"), metric.labels.get("position")): (
-            metric.value
-        )
-        for metric in stats.metrics()
-        if "spec_decode" in metric.name
-    }
-    assert values == {
-        ("drafts", None): 4,
-        ("draft_tokens", None): 10,
-        ("accepted_tokens", None): 6,
-        ("accepted_tokens_per_pos", "0"): 3,
-        ("accepted_tokens_per_pos", "1"): 2,
-        ("accepted_tokens_per_pos", "2"): 1,
-    }
+    drafts = [metric for metric in stats.metrics() if "spec_decode" in metric.name]
+    counts, [vector] = drafts[:-1], drafts[-1:]
+    values = {each.name.removeprefix("vllm:spec_decode_num_"): each.value for each in counts}
+    assert values == {"drafts": 4, "draft_tokens": 10, "accepted_tokens": 6}
+    assert isinstance(vector, Vector) and vector.values == [3, 2, 1]
+    assert vector.labels == counts[0].labels
+    text, _ = exposition(registry_of(stats.collector("vllm:")))
+    [family] = [
+        each for each in text_string_to_metric_families(text.decode())
+        if each.name == "vllm:spec_decode_num_accepted_tokens_per_pos"
+    ]  # fmt: skip
+    values = {s.labels["position"]: s.value for s in family.samples if s.name.endswith("_total")}
+    assert family.type == "counter" and values == {"0": 3, "1": 2, "2": 1}
 
 
 def test_a_line_says_what_became_of_drafts(caplog):
@@ -80,5 +81,7 @@ def test_an_engine_counts_its_drafts(multiprocessing):
         params = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
         llm.generate(["for i in range(10):\n    print(i)\n" * 3], params, use_tqdm=False)
         values = {metric.name: metric for metric in llm.get_metrics() if "spec" in metric.name}
+        by_place = values["vllm:spec_decode_num_accepted_tokens_per_pos"].values
+        assert sum(by_place) == values["vllm:spec_decode_num_accepted_tokens"].value
         drafted = values["vllm:spec_decode_num_draft_tokens"].value
         assert drafted >= values["vllm:spec_decode_num_accepted_tokens"].value > 0

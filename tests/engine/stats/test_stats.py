@@ -267,10 +267,11 @@ def test_the_state_of_sleep():
         ]
 
     assert state() == ["awake"]
-    for level, name in ((1, "weights_offloaded"), (2, "discard_all"), (None, "awake")):
+    levels = ((1, ["weights_offloaded"]), (0, []), (2, ["discard_all"]), (None, ["awake"]))
+    for level, names in levels:
         stats.note_sleep(level)
-        assert state() == [name]
-    assert Recorder.made[-1].heard == ["initialized", (1, 1), (1, 2), (0, 0)]
+        assert state() == names
+    assert Recorder.made[-1].heard == ["initialized", (1, 1), (1, 0), (1, 2), (0, 0)]
 
 
 def test_stat_loggers_are_made_for_each_core_or_once_for_all():

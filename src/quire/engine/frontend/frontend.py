@@ -99,6 +99,8 @@ class FrontEnd(Generic[Client]):
         if call.method == "sleep":
             self.is_asleep = True
             self.stats.note_sleep(call.args[0])
+        elif call.method == "release_kv_cache_memory":
+            self.stats.note_sleep(0)
         elif call.method == "wake_up" and answer:
             self.is_asleep = False
             self.stats.note_sleep(None)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from quire.engine.arguments import refuse_keywords
 from quire.engine.frontend.pooling_input import (
     TRUNCATE,
     PoolingFacts,
@@ -100,6 +101,11 @@ class InputProcessor:
         """Needed to bound the reasoning of a request."""
         self._num_drawn = 0
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None for an engine without one."""
+        return self._tokenizer
+
     def process(
         self,
         prompt: object,
@@ -153,16 +159,23 @@ class InputProcessor:
         request_id: str,
         prompt: object,
         params: SamplingParams | PoolingParams,
+        supported_tasks: Sequence[str] | None = None,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        resumable: bool = False,
+        **unbuilt: Any,
     ) -> EngineCoreRequest:
-        """A checked request, to be given to `add_request` or `generate` as the prompt; the engine
-        is not changed. Raises subclasses of RequestError.
+        """A checked request, to be given to `add_request` or `generate` as the prompt (which take
+        none that is resumable); the engine is not changed. `supported_tasks`, if given, are the
+        engine's. Raises subclasses of RequestError.
         """
+        refuse_keywords(unbuilt)
+        if supported_tasks is not None:
+            self._check_tasks(supported_tasks)
         request, text = self.process(
             prompt,
             params,
@@ -175,7 +188,15 @@ class InputProcessor:
         request.request_id, request.prompt_text = request_id, text
         request.trace_headers = None if trace_headers is None else dict(trace_headers)
         request.data_parallel_rank = data_parallel_rank
+        request.resumable = resumable
         return request
+
+    def _check_tasks(self, tasks: object) -> None:
+        """Raise InvalidParameter for tasks that are not those of an engine like this one."""
+        generates = self.limits.pooling is None
+        if not isinstance(tasks, tuple | list) or ("generate" in tasks) != generates:
+            allowed = "they are those of the engine's get_supported_tasks()"
+            raise InvalidParameter("supported_tasks", tasks, allowed)
 
     def _process_pooling(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quire.engine.wire.messages import SchedulerStats, SpecDecodingStats
-from quire.observability.metrics import Counter, Metric
+from quire.observability.metrics import Counter, Metric, Vector
 
 
 class DraftTotals:
@@ -37,9 +37,8 @@ class DraftTotals:
         yield Counter("spec_decode_num_drafts", labels, sums.num_drafts)
         yield Counter("spec_decode_num_draft_tokens", labels, sums.num_draft_tokens)
         yield Counter("spec_decode_num_accepted_tokens", labels, sums.num_accepted_tokens)
-        for place, count in enumerate(sums.num_accepted_tokens_per_pos):
-            at = {**labels, "position": str(place)}
-            yield Counter("spec_decode_num_accepted_tokens_per_pos", at, count)
+        by_place = sums.num_accepted_tokens_per_pos
+        yield Vector("spec_decode_num_accepted_tokens_per_pos", labels, by_place)
 
     def _sums(self) -> SpecDecodingStats | None:
         if not self._num_tokens:

@@ -38,7 +38,8 @@ from quire.observability.prometheus import MetricsCollector
 PREFIX = "vllm:"
 """The default prefix of metric names, which existing dashboards expect."""
 
-_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+_SLEEP_STATES = {"awake": None, "weights_offloaded": 1, "discard_all": 2}
+"""The level of each; at level 0 the engine is in none of them."""
 _ORDER = {name: place for place, name in enumerate(DESCRIPTIONS)}
 
 
@@ -170,12 +171,11 @@ class EngineStats(Stats):
         for limit, count in self._num_rejected.items():
             labels = {"model_name": self._model_name, "reason": limit}
             yield Counter("admission_rejections", labels, count)
-        state = _SLEEP_STATES[min(self._sleep_level or 0, 2)]
         for engine_index in sorted(self._cores):
             engine = str(engine_index)
-            for name in _SLEEP_STATES:
+            for name, level in _SLEEP_STATES.items():
                 labels = {"model_name": self._model_name, "engine": engine, "sleep_state": name}
-                yield Gauge("engine_sleep_state", labels, float(name == state))
+                yield Gauge("engine_sleep_state", labels, float(level == self._sleep_level))
             if self._plan is not None:
                 yield Gauge("cache_config_info", {**_cache_labels(self._plan), "engine": engine}, 1)
         if self._plan is not None and self._plan.adapters is not None:
