@@ -130,6 +130,10 @@ def build_worker(
     if config.keeps_experts:
         assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
         runner.heads.watch(ExpertRecorder(model.spec, rows, kv_cache, device))
+    if config.hidden_states is not None and (group is None or group.rank == 0):
+        from quire.runner.hidden_states import HiddenStatesRecorder  # few ask for files
+
+        runner.heads.watch(HiddenStatesRecorder(config.hidden_states, rows))
     residents, forwards = [LoadedModel(model, load)], [forward]
     if draft is not None:
         residents.append(LoadedModel(draft.model, draft.load))
@@ -227,10 +231,17 @@ def _loader(
         spread=exchange,
         group=group,
         keeps_experts=config.keeps_experts,
-        aux_layers=() if network is None else network.aux_layers,
+        aux_layers=_aux_layers(config, network),
         make_placement=_placement_maker(config, platform),
         adapter_room=room,
     )
+
+
+def _aux_layers(config: WorkerConfig, network: DraftNetwork | None) -> tuple[int, ...]:
+    """The layers whose input a pass returns: for what drafts, or for what is written to files."""
+    if config.hidden_states is not None:
+        return config.hidden_states.layers
+    return () if network is None else network.aux_layers
 
 
 def _placement_maker(
