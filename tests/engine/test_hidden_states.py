@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from quire import LLM, EngineArgs, SamplingParams
 from quire.engine.control_verbs import perform
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import EngineDeadError, InvalidParameter, NotBuiltYet
 from quire.testing import make_checkpoint
 from tests.server.serve_process import serving
 
@@ -137,6 +137,15 @@ def test_a_file_that_cannot_be_written_fails_its_request(model, tmp_path):
         assert output.kv_transfer_params is None
         folder.mkdir()
         assert len(written(llm)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True])
+def test_a_folder_that_cannot_be_is_refused(model, tmp_path, multiprocessing):
+    (tmp_path / "file").touch()
+    error = EngineDeadError if multiprocessing else InvalidParameter
+    with pytest.raises(error, match="shared_storage_path.*can be a folder"):
+        given = config(tmp_path / "file" / "folder")
+        open_llm(model, **given, enable_multiprocessing=multiprocessing)
 
 
 def test_replies_of_the_server_name_the_file(tmp_path):

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.config.hidden_states import HiddenStatesPlan
+from quire.errors import InvalidParameter
 from quire.models.decoder import HiddenStates
 from quire.runner.batch import StepInputs
 from quire.runner.grammar_mask import GrammarMask
@@ -40,9 +41,14 @@ class HiddenStatesRecorder:
     """
 
     def __init__(self, plan: HiddenStatesPlan, rows: Rows) -> None:
+        """Raises InvalidParameter for a folder that cannot be made."""
         self._plan, self._rows = plan, rows
         self._prompts: dict[int, PromptRecord] = {}
-        os.makedirs(plan.folder, exist_ok=True)
+        try:
+            os.makedirs(plan.folder, exist_ok=True)
+        except OSError as error:
+            name, allowed = "kv_transfer_config['shared_storage_path']", "it is or can be a folder"
+            raise InvalidParameter(name, plan.folder, allowed, f"{error.strerror}.") from error
 
     def add_row(self, new: NewRow) -> None:
         if len(new.token_ids) > new.num_prompt_tokens:
