@@ -267,6 +267,7 @@ class RequestOutput(msgspec.Struct, gc=False):
         if next_output.num_cached_tokens is not None:
             self.num_cached_tokens = next_output.num_cached_tokens
         self.metrics = next_output.metrics or self.metrics
+        self.kv_transfer_params = next_output.kv_transfer_params or self.kv_transfer_params
         at = {completion.index: place for place, completion in enumerate(self.outputs)}
         for completion in next_output.outputs:
             place = at.get(completion.index)

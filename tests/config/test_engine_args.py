@@ -41,7 +41,7 @@ WIDELY_USED = [
     "limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "mm_processor_cache_gb",
     "language_model_only", "mm_encoder_tp_mode", "speculative_config", "compilation_config",
     "optimization_level", "cudagraph_capture_sizes", "max_cudagraph_capture_size",
-    "attention_backend", "structured_outputs_config", "reasoning_parser", "kv_transfer_config",
+    "attention_backend", "structured_outputs_config", "reasoning_parser",
     "kv_events_config", "otlp_traces_endpoint", "profiler_config", "disable_log_stats",
     "shutdown_timeout", "aggregate_engine_logging", "fail_on_environ_validation", "tokens_only",
     "chat_template", "long_prefill_token_threshold",

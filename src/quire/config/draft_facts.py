@@ -25,10 +25,8 @@ from quire.models.loading.source import locate
 from quire.models.parameters import num_parameters
 from quire.models.spec import Decoder
 
-_TAKEN_AT_THEIR_WORD = (
-    *("ngram", "suffix", "auto", "custom_class"),
-    *("eagle", "eagle3"),
-)
+_WITHOUT_FILES = ("ngram", "suffix", "auto", "custom_class", "extract_hidden_states")
+_TAKEN_AT_THEIR_WORD = (*_WITHOUT_FILES, "eagle", "eagle3")
 """Methods that are not looked for in a draft's name and config."""
 
 _NUM_PREDICTED = ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers")
@@ -83,7 +81,7 @@ def gather_draft_wish(
     if config.method == "mtp" and config.model is None:
         own = _facts("mtp", args.model or "", folder, load_format, target, is_target=True)
         return DraftWish(config, _measured(own, decoder))
-    if config.model is None or config.method in ("ngram", "suffix", "auto", "custom_class"):
+    if config.model is None or config.method in _WITHOUT_FILES:
         return DraftWish(config, None)
     found = locate(
         config.model,

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.config.adapter_plan import AdapterPlan
+from quire.config.hidden_states import HiddenStatesPlan
 from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
@@ -93,6 +94,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     max_steps_in_flight: int
     speculation: SpeculationPlan | None
     draft_reports: str
+    hidden_states: HiddenStatesPlan | None
     enable_return_routed_experts: bool
     # adapters
     adapters: AdapterPlan | None
@@ -149,6 +151,8 @@ def _short(value: object) -> str:
         text = f"{value.tasks[0]} by {value.pooling}"
     elif isinstance(value, SpeculationPlan):
         text = f"{value.method}, up to {value.num_tokens}"
+    elif isinstance(value, HiddenStatesPlan):
+        text = value.folder
     elif isinstance(value, ProfilerConfig):
         text = value.torch_profiler_dir
     elif isinstance(value, AdapterPlan):

@@ -21,7 +21,6 @@ REFUSED_METHODS = {
     "dflash": "Drafts of whole blocks are not built: use eagle3 or mtp.",
     "dspark": "Drafts of whole blocks are not built: use eagle3 or mtp.",
     "mlp_speculator": "Use medusa, eagle or a draft_model.",
-    "extract_hidden_states": "Hidden states leave through a K/V connector; there is none.",
 }
 """Documented methods that are not built, and what to do instead."""
 
@@ -30,7 +29,7 @@ _SAME = {"ngram_gpu": "ngram"}
 
 _METHODS = (
     *("ngram", "suffix", "auto", "custom_class", "draft_model", "eagle", "eagle3", "mtp"),
-    "medusa",
+    *("medusa", "extract_hidden_states"),
 )
 
 _NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
@@ -78,6 +77,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     quantization: str | None = None
     enforce_eager: bool | None = None
     draft_sample_method: str | None = None
+    draft_model_config: dict[str, Any] | None = None
 
 
 _NGRAM, _SUFFIX = ("ngram", "auto"), ("suffix", "auto")
@@ -93,6 +93,7 @@ _METHODS_OF = {
     "quantization": _LAYERED,
     "revision": (*_LAYERED, "medusa"),
     "draft_sample_method": (*_LAYERED, "medusa"),
+    "draft_model_config": ("extract_hidden_states",),
 }
 """Keys that mean nothing to other methods than these."""
 
@@ -215,6 +216,11 @@ def _check_counts(config: SpeculativeConfig) -> None:
         value = getattr(config, key)
         if value is not None and value < 1:
             raise InvalidParameter(_named(key), value, "at least 1")
+    if config.method == "extract_hidden_states" and config.num_speculative_tokens not in (None, 1):
+        allowed = "1, for method extract_hidden_states, which drafts nothing"
+        raise InvalidParameter(
+            _named("num_speculative_tokens"), config.num_speculative_tokens, allowed
+        )
     low, high = config.prompt_lookup_min, config.prompt_lookup_max
     if low is not None and high is not None and low > high:
         allowed = f"at most prompt_lookup_max={high}"

@@ -63,7 +63,7 @@ def make_loader(
             recipe=_recipe(config),
             spread=exchange,
             group=group,
-            aux_layers=() if network is None else network.aux_layers,
+            aux_layers=_aux_layers(config, network),
             keeps_experts=config.keeps_experts,
             make_placement=_placement_maker(config, platform),
             adapter_room=room,
@@ -91,6 +91,13 @@ def make_saver(
         recipe=_recipe(config),
         group=group,
     )
+
+
+def _aux_layers(config: WorkerConfig, network: DraftNetwork | None) -> tuple[int, ...]:
+    """The layers whose input a pass returns: for what drafts, or for what is written to files."""
+    if config.hidden_states is not None:
+        return config.hidden_states.layers
+    return () if network is None else network.aux_layers
 
 
 def _placement_maker(

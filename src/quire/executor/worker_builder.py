@@ -85,6 +85,10 @@ def build_worker(
     if config.keeps_experts:
         assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
         runner.heads.watch(ExpertRecorder(model.spec, runner.rows, kv_cache, device))
+    if config.hidden_states is not None and (group is None or group.rank == 0):
+        from quire.runner.hidden_states import HiddenStatesRecorder  # few ask for files
+
+        runner.heads.watch(HiddenStatesRecorder(config.hidden_states, runner.rows))
     residents, forwards = [LoadedModel(model, load)], [forward]
     if draft is not None:
         residents.append(LoadedModel(draft.model, draft.load))

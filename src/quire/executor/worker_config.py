@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from quire.config.adapter_plan import AdapterPlan
+from quire.config.hidden_states import HiddenStatesPlan
 from quire.config.offload import Offload
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.speculation import SpeculationPlan
@@ -60,6 +61,7 @@ class WorkerConfig:
     max_num_batched_tokens: int
     keeps_experts: bool
     speculation: SpeculationPlan | None
+    hidden_states: HiddenStatesPlan | None
     # sampling and profiling
     max_logprobs: int
     logprobs_mode: LogprobsMode

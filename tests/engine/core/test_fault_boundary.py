@@ -1,6 +1,7 @@
 """A failure in a step costs the requests that are at fault, and nobody else."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,9 @@ from quire.engine.core import fault_isolation
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError
 from quire.runner.faults import RowFailures, processor_text
+from quire.runner.runner_output import RoutedColumns, RunnerOutput
 from quire.scheduling import scheduler, stop
+from quire.scheduling.step import StepPlan, StepResult
 from tests.engine.core.core_over_hashes import drain, expected, make_core, request
 from tests.support import invariants
 
@@ -234,3 +237,15 @@ def test_a_device_that_failed_is_nobody_s_fault(depth, where):
 
 def fail_reading():
     raise EngineDeadError("The GPU failed: an illegal address")
+
+
+def test_a_step_that_ran_in_parts_reports_the_experts_of_all():
+    plan = StepPlan(4, [], [], [], [0, 1], [])
+    step = fault_isolation.GuardedStep(plan)
+    for row in (0, 1):
+        output = RunnerOutput(StepResult(4, [50 + row]), routed=[RoutedColumns(row, 3, None)])
+        part = fault_isolation.without(plan, {1 - row})
+        step.parts.append((part, SimpleNamespace(result=lambda output=output: output)))
+    found = step.result()
+    assert found.result.token_ids == [50, 51]
+    assert [columns.handle for columns in found.routed] == [0, 1]

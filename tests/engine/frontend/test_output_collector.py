@@ -56,6 +56,18 @@ def test_outputs_join_or_replace_and_the_last_one_ends_it(kind, ids):
     assert seen(found) == {0: ids} and found.finished
 
 
+@pytest.mark.parametrize("kind", [DELTA, CUMULATIVE], ids=str)
+def test_what_the_last_output_alone_says_is_kept(kind):
+    box, last = mailbox(kind), output(0, [6], finished=True)
+    last.kv_transfer_params = {"hidden_states_path": "file"}
+    last.outputs[0].spec_decode_metrics = last.outputs[0].routed_experts = [1]
+    box.put(output(0, [5]))
+    box.put(last)
+    found = box.get_nowait()
+    assert found.kv_transfer_params == {"hidden_states_path": "file"}
+    assert found.outputs[0].spec_decode_metrics == found.outputs[0].routed_experts == [1]
+
+
 def test_a_completion_that_ended_since_has_said_all_in_its_last_output():
     box = mailbox()
     ended = Completion(0, 5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quire.errors import LoadError, NotBuiltYet
+from quire.errors import LoadError
 from quire.runner.drafting.pace import FixedPace
 from quire.testing import make_checkpoint
 from tests.runner.drafting.draft_checkpoints import read, write, write_eagle, write_eagle3
@@ -204,5 +204,3 @@ def test_networks_that_cannot_draft_for_the_target_are_refused(target, tmp_path)
     state = make_checkpoint(tmp_path / "state", {"vocab_size": 300}, "qwen3_5", dtype="float32")
     with pytest.raises(LoadError, match="recurrent"):
         open_with(target, state, "draft_model")
-    with pytest.raises(NotBuiltYet, match="K/V connector"):
-        open_with(target, None, "extract_hidden_states")

@@ -383,6 +383,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     spec_tokens: int | None = _DRAFTS.integer(
         None, "Short for speculative_config['num_speculative_tokens'].", unit="tokens", minimum=1
     )
+    kv_transfer_config: dict[str, Any] | None = _DRAFTS.mapping(
+        None,
+        "Where the hidden states of method extract_hidden_states go: kv_connector "
+        "('ExampleHiddenStatesConnector'), kv_connector_extra_config with shared_storage_path.",
+    )
     per_request_spec_decode_metrics: str = _DRAFTS.text(
         "none",
         "What became of the drafts of each completion, in its output and in replies: a summary, or "

@@ -18,7 +18,6 @@ _TEXT_ONLY = "This release serves text only; leave it out."
 _NO_SECOND_TIER = "K/V stay on the device; give it more memory, or a smaller max_num_seqs."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
-_NO_TRANSFER = "Keys and values stay in their engine; leave it out."
 _NO_EVENTS = "Events of the KV cache are not published; leave it out."
 _NO_COMPILER = (
     "Steps are recorded or captured at start, whatever is given; enforce_eager=True turns it off."
@@ -145,7 +144,6 @@ class UnbuiltArgs:
     reasoning_parser: str | None = unbuilt(
         None, "split reasoning from the answer", "Split the text after generation.", ""
     )
-    kv_transfer_config: dict[str, Any] | None = unbuilt(None, "K/V to other engines", _NO_TRANSFER)
     kv_events_config: dict[str, Any] | None = unbuilt(None, "events of the KV cache", _NO_EVENTS)
     shutdown_timeout: int = unbuilt(0, "seconds to drain", _SERVER)
     fail_on_environ_validation: bool = unbuilt(

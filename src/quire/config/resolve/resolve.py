@@ -18,6 +18,7 @@ from quire.config.resolve.adapters import decide_adapters
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.device import choose_device
 from quire.config.resolve.dtype import decide_dtype, decide_quantization
+from quire.config.resolve.hidden_states import decide_hidden_states
 from quire.config.resolve.implementation import decide_implementation
 from quire.config.resolve.memory import decide_memory
 from quire.config.resolve.offload import decide_offload
@@ -57,6 +58,7 @@ def resolve(
     decide_adapters(decisions)
     _decide_machine(decisions, is_headless)
     decide_offload(decisions)
+    decide_hidden_states(decisions)
     length = decide_schedule(decisions)
     decide_speculation(decisions, length)
     decide_memory(decisions, length)

@@ -78,6 +78,11 @@ def _decide_switches(d: Decisions) -> None:
             given, why = False, "tokens see those after them, so prompts are computed whole"
         if name == "enable_prefix_caching" and given is None and _needs_every_token(d):
             given, why = False, "pooling needs the hidden state of each token"
+        if name == "enable_prefix_caching" and d.value("hidden_states") is not None:
+            if given:
+                allowed = "the hidden states of cached tokens would not be computed"
+                raise InvalidParameter(name, True, allowed, "Leave it out.")
+            given, why = False, "hidden states are written for each token of a prompt"
         if name == "enable_prefix_caching" and _loses_routed_experts(d):
             given, why = False, "windows give blocks back, and their tokens' experts with them"
         d.decide(name, True if given is None else given, why)

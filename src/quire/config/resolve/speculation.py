@@ -7,6 +7,7 @@ from typing import cast
 from quire.config.draft_facts import DraftFacts
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import BITS_PER_WEIGHT, STORED_NAMES, require_fp8
+from quire.config.resolve.hidden_states import METHOD
 from quire.config.speculation import (
     DraftPlan,
     Method,
@@ -29,9 +30,11 @@ def decide_speculation(d: Decisions, length: int | None) -> None:
     Raises InvalidParameter for what the model cannot have.
     """
     wish = d.model.drafts
-    _decide_metrics(d, has_drafts=wish is not None)
-    if wish is None:
-        d.decide("speculation", None, "speculative_config: none")
+    is_none = wish is None or wish.config.method == METHOD
+    _decide_metrics(d, has_drafts=not is_none)
+    if wish is None or is_none:
+        why = "none" if wish is None else f"{METHOD} drafts nothing"
+        d.decide("speculation", None, f"speculative_config: {why}")
         return
     config, draft = wish.config, wish.draft
     if d.value("pooler") is not None:

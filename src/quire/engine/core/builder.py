@@ -128,6 +128,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         max_logprobs=plan.max_logprobs,
         keeps_experts=plan.enable_return_routed_experts,
         speculation=plan.speculation,
+        hidden_states=plan.hidden_states,
         logprobs_mode=cast(LogprobsMode, plan.logprobs_mode),
         make_processors=partial(make_logits_processors, processors, plan),
         profiler=plan.profiler,

@@ -174,6 +174,7 @@ def _merged(
         result.errors.update(output.result.errors)
         merged.prompt_logprobs += output.prompt_logprobs
         merged.pooled += output.pooled
+        merged.routed += output.routed
         if output.logprobs is not None:
             rows = _by_row(part, output.result)
             places = [starts[row] + i for row, token_ids, _ in rows for i in range(len(token_ids))]

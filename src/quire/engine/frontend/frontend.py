@@ -32,7 +32,7 @@ from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import give_handles
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
-from quire.errors import EngineError, InvalidParameter, InvalidType
+from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
 from quire.lora.request import LoRARequest
 from quire.observability.tracing import RequestTracer, exporter_to
 from quire.params import PoolingParams, RequestParams, SamplingParams
@@ -168,6 +168,12 @@ class FrontEnd(Generic[Client]):
             num_open=len(requests),
             lora_request=lora_request,
         )
+        if self.plan is not None and self.plan.hidden_states is not None:
+            if resumable:
+                hint = "Give it as a whole."
+                raise NotBuiltYet("prompt", "in parts, whose hidden states are wanted", hint)
+            path = self.plan.hidden_states.path(request.handle, request.prompt_token_ids)
+            group.kv_transfer_params = {"hidden_states_path": path}
         if has_mailbox:
             group.mailbox = RequestOutputCollector(group.output_kind, request_id, group.internal_id)
         self._next_handle += len(requests)

@@ -4,8 +4,9 @@ and how much of them the caller already has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.engine.frontend.output_experts import OutputExperts
 from quire.engine.frontend.output_logprobs import (
@@ -56,6 +57,8 @@ class RequestGroup:
     mailbox: RequestOutputCollector | None = None
     """Where the outputs go; None: they are returned by the engine's step."""
     ended: list[CompletionOutput] = field(default_factory=list)
+    kv_transfer_params: Mapping[str, Any] | None = None
+    """What the last output says of files that the engine has written."""
 
     @property
     def is_finished(self) -> bool:
@@ -85,7 +88,12 @@ class RequestGroup:
             metrics,
             lora_request=self.lora_request,
             num_cached_tokens=self.num_cached_tokens,
+            kv_transfer_params=self._written(completion),
         )
+
+    def _written(self, last: CompletionOutput) -> Mapping[str, Any] | None:
+        is_done = self.num_open == 0 and last.finish_reason not in ("abort", "error")
+        return self.kv_transfer_params if is_done else None
 
 
 class RequestState:

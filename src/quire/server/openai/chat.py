@@ -161,6 +161,7 @@ class ChatWriter(ReplyWriter):
             usage=self.usage.total(Usage),
             system_fingerprint=self.server.replies.fingerprint,
             metrics=self.usage.metrics,
+            kv_transfer_params=output.kv_transfer_params,
             prompt_logprobs=output.prompt_logprobs and prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=self._prompt.ids if self._body.return_token_ids else None,
             prompt_text=self._prompt.text if self._body.return_prompt_text else None,

@@ -110,6 +110,7 @@ class _CompletionWriter(ReplyWriter):
             usage=self.usage.total(Usage),
             system_fingerprint=self.server.replies.fingerprint,
             metrics=self.usage.metrics,
+            kv_transfer_params=outputs[0].kv_transfer_params if len(outputs) == 1 else None,
         )
 
     def chunks(self, prompt: int, output: RequestOutput) -> Iterable[CompletionChunk]:
