@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 
 from quire import LLM, AdapterLogitsProcessor
@@ -13,6 +14,7 @@ NATIVE, REASON = find_native()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
 
 ENGINE = {"max_model_len": 128, "max_num_seqs": 32, "reasoning_config": MARKS, "block_size": 8}
+ALWAYS = {"num_speculative_tokens_per_batch_size": [[1, 99, 7]]}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 2}
 
 
@@ -153,3 +155,32 @@ def test_a_processor_of_whole_batches_gets_no_drafts(caplog):
         assert outcomes(llm) == right
     said = [r for r in caplog.records if "no tokens are drafted" in r.getMessage()]
     assert len(said) == 1
+
+
+class Hostile:
+    """A user's class that does one thing after the other with what it is given."""
+
+    num_calls = 0
+
+    def __init__(self, plan):
+        self.plan = plan
+
+    def propose(self, token_ids, num_tokens):
+        Hostile.num_calls += 1
+        last = token_ids[-1]
+        kind = Hostile.num_calls % 11
+        if kind == 0:
+            raise RuntimeError("no drafts today")
+        token_ids.clear()  # it is a copy
+        return (
+            [last] * num_tokens, np.array([last, 2**40]), [-1], ["many"], None, range(10**6),
+            [float("nan")], iter([last]), [2**70], [last, 3000], (3, 2),
+        )[kind]  # fmt: skip
+
+
+def test_a_hostile_class_of_the_users_costs_drafts_only(right):
+    config = {"method": "custom_class", "model": f"{__name__}.Hostile", "num_speculative_tokens": 3}
+    Hostile.num_calls = 0
+    with LLM(**ENGINE, speculative_config=config | ALWAYS) as llm:
+        assert answers(llm.generate(*crowd(), use_tqdm=False)) == right
+    assert Hostile.num_calls > 20

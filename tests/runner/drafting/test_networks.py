@@ -204,3 +204,20 @@ def test_networks_that_cannot_draft_for_the_target_are_refused(target, tmp_path)
     state = make_checkpoint(tmp_path / "state", {"vocab_size": 300}, "qwen3_5", dtype="float32")
     with pytest.raises(LoadError, match="recurrent"):
         open_with(target, state, "draft_model")
+
+
+@pytest.mark.parametrize("spoiled", ["lm_head.weight", "norm.weight", "fc.weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_network_of_nans_and_infinities_costs_drafts_only(target, tmp_path, spoiled, value):
+    life = Life(2)
+    plain, _ = open_core(target)
+    right = serve(plain, life, disturbed=False)
+    folder = write_eagle3(tmp_path / "draft", target, layers=[1, 2, 3], vocab=120)
+    config, tensors = read(folder)
+    tensors[spoiled][::2] = value
+    write(folder, config, tensors)
+    core, watched = open_with(target, folder, "eagle3", enforce_eager=False)
+    assert_same(serve(core, life, disturbed=True), right, life)
+    assert watched.num_drafts > 20
+    drafted = [token for _, drafts in watched.guesses for token in drafts]
+    assert drafted and all(0 <= token < 300 for token in drafted)
