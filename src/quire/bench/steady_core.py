@@ -34,7 +34,6 @@ class SteadyCore:
         return bool(self._handles)
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Take a request."""
         params = request.params
         assert isinstance(params, SamplingParams), "the core generates only"
         max_tokens = params.max_tokens
@@ -44,13 +43,11 @@ class SteadyCore:
         self._ends.setdefault(self._num_steps + max_tokens, []).append(request.handle)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
-        """Forget requests."""
         gone = set(handles)
         self._handles = [handle for handle in self._handles if handle not in gone]
         self._new = [handle for handle in self._new if handle not in gone]
 
     def get_output(self) -> EngineCoreOutputs:
-        """One step."""
         handles, new = self._handles, self._new
         self._num_steps += 1
         start = self._num_steps * 31 % 2048
@@ -71,15 +68,12 @@ class SteadyCore:
 
     @property
     def engine_indices(self) -> Sequence[int]:
-        """There is one."""
         return (0,)
 
     def engine_of(self, handle: int) -> int | None:
-        """It has all requests that have not ended."""
         return 0 if handle in self._handles else None
 
     def core_status(self, engine_index: int) -> CoreStatus:
-        """It lives as long as this process."""
         return CoreStatus(engine_index, 0, os.getpid(), True, True, self.has_work)
 
     def call(self, utility: Utility[T]) -> T:

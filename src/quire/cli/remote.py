@@ -42,11 +42,9 @@ class RemoteModel:
         self._model = model or self._first_model()
 
     def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Pieces:
-        """The next message of a conversation."""
         return self._pieces("/chat/completions", {"messages": list(messages)}, sampling)
 
     def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Pieces:
-        """What follows a text."""
         return self._pieces("/completions", {"prompt": prompt}, sampling)
 
     def _first_model(self) -> str:

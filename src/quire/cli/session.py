@@ -104,12 +104,10 @@ class Session:
             raise EngineGenerateError(failure)
 
     def chat(self, messages: Sequence[Mapping[str, str]], sampling: Mapping[str, Any]) -> Pieces:
-        """The next message of a conversation."""
         prompt = self.render(messages)
         return _pieces(self.stream(prompt, sampling, is_delta=True, add_special_tokens=False))
 
     def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Pieces:
-        """What follows a text."""
         return _pieces(self.stream(prompt, sampling, is_delta=True))
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:

@@ -105,20 +105,18 @@ async def _feed(
         await queue.put((index, error))
 
 
-async def last_outputs(request: Request, streams: Sequence[Outputs]) -> list[RequestOutput]:
-    """The last output of each stream.
-
-    Raises EngineGenerateError when a completion ended with an error, ClientDisconnect when the
-    client disconnects, after which nothing of the request is left in the engine.
-    """
-    outputs = await while_connected(request, asyncio.gather(*map(last_output, streams)))
+async def last_outputs(streams: Sequence[Outputs]) -> list[RequestOutput]:
+    """The last output of each stream; all are closed then. Raises what `raise_error` does."""
+    try:
+        outputs = await asyncio.gather(*map(_last_output, streams))
+    finally:
+        await close_all(streams)
     for output in outputs:
         raise_error(output)
     return outputs
 
 
-async def last_output(stream: Outputs) -> RequestOutput:
-    """The last output of a stream, which is closed then."""
+async def _last_output(stream: Outputs) -> RequestOutput:
     async with aclosing(stream):
         outputs = [output async for output in stream]
     return outputs[-1]

@@ -170,11 +170,13 @@ def test_a_rank_pins_a_request(plan):
         assert all(map(len, drain(client, range(4)).values()))
         os.kill(client.core_status(0).pid, signal.SIGKILL)
         client.add_request(request(5, max_tokens=200, data_parallel_rank=1))
+        seen = []
         with pytest.raises(EngineDeadError) as caught:
             while True:
-                client.get_output()
+                seen += client.get_output()
         assert caught.value.engine_index == 0
-        assert len(drain(client, [5])[5]) > 0, "the other core goes on"
+        has_ended = any(one.finished for one in seen)  # where the death is noticed late
+        assert has_ended or drain(client, [5])[5], "the other core goes on"
     finally:
         client.shutdown()
 

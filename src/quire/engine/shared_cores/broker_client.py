@@ -96,7 +96,6 @@ class CoreBrokerClient:
         self._channel.send(wire.ADD, request)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
-        """Have the cores drop requests."""
         self._require_open()
         self._channel.send(wire.ABORT, list(handles))
 
@@ -105,7 +104,6 @@ class CoreBrokerClient:
         return None
 
     async def get_output(self) -> EngineCoreOutputs:
-        """The next outputs; waits until there are some."""
         while not self._events:
             self._require_open()
             if self._arrival is None or self._arrival.done():
@@ -133,7 +131,6 @@ class CoreBrokerClient:
         return replace(status, silent_s=status.silent_s + time.monotonic() - self._status_at)
 
     async def call(self, utility: Utility[T]) -> T:
-        """Call every core, and combine their answers into one."""
         self._require_open()
         call_id, future = self._calls.begin(utility, [0])
         call = UtilityRequest(call_id, utility.method, list(utility.args), utility.timeout_s)
@@ -145,7 +142,6 @@ class CoreBrokerClient:
         return await answer_to(utility, future)
 
     async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
-        """Change the number of cores."""
         await self.call(Utility(wire.SCALE, (num_cores, drain_timeout_s)))
 
     async def metrics(self) -> MetricsNow:

@@ -37,11 +37,9 @@ class ApiServerStats(Stats):
         merge_stats(pending, step)
 
     def note_rejected(self, num_by_limit: Mapping[str, int]) -> None:
-        """Take the total number of requests that each limit has refused here."""
         self._rejected = dict(num_by_limit)
 
     def note_sleep(self, level: int | None) -> None:
-        """The engine is asleep at this level, or (None) awake."""
         self._sleep_level = -1 if level is None else level
 
     def take(self) -> ServerReport:

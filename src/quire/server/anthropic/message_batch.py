@@ -63,7 +63,8 @@ class MessageBatch:
         self.owner = owner
         self.results: dict[str, bytes] = {}
         self._requests = requests
-        self._num_bytes = sum(len(request.params) for request in requests)
+        self.num_bytes = sum(len(request.params) for request in requests)
+        """Of the results, and of the requests that have none yet."""
         now = datetime.now(UTC)
         id = f"msgbatch_{secrets.token_hex(12)}"
         self._url = f"{url}/{id}/results"
@@ -79,11 +80,6 @@ class MessageBatch:
     def id(self) -> str:
         """The batch's."""
         return self.shown.id
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the results, and of the requests that have none yet."""
-        return self._num_bytes
 
     @property
     def is_over(self) -> bool:
@@ -149,4 +145,4 @@ class MessageBatch:
         line = {"custom_id": request.custom_id, "result": {"type": kind, **result}}
         result_line = msgspec.json.encode(line)
         self.results[request.custom_id] = result_line
-        self._num_bytes += len(result_line) - len(request.params)
+        self.num_bytes += len(result_line) - len(request.params)

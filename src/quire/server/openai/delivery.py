@@ -18,7 +18,7 @@ from starlette.responses import Response
 from quire.engine.stats.request_drafts import RequestSpecDecodeMetrics
 from quire.outputs import CompletionOutput, PromptLogprobs, RequestOutput, SampleLogprobs
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.engine_outputs import Outputs, close_all, last_outputs, merged, raise_error
+from quire.server.engine_outputs import Outputs, last_outputs, merged, raise_error, while_connected
 from quire.server.http.event_stream import DONE, event
 from quire.server.http.failures import error_json
 from quire.server.http.json_body import json_response
@@ -56,11 +56,7 @@ async def deliver(
     streams = await server.start(request, body, name, prompts)
     if body.stream:
         return server.stream(_events(streams, reply), streams)
-    try:
-        outputs = await last_outputs(request, streams)
-    finally:
-        await close_all(streams)
-    return await _whole(reply, outputs)
+    return await _whole(reply, await while_connected(request, last_outputs(streams)))
 
 
 async def _whole(reply: ReplyWriter, outputs: Sequence[RequestOutput]) -> Response:

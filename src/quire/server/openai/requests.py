@@ -275,14 +275,12 @@ class CompletionRequest(GenerationFields):
                 raise InvalidParameter("best_of", self.best_of, "a stream cannot have it", hint)
 
     def field_of(self, parameter: str) -> str:
-        """The field that a parameter of the engine was made from."""
         if parameter == "n" and self.best_of is not None:
             return "best_of"
         return "prompt" if parameter == "prompt_token_ids" else super().field_of(parameter)
 
     @property
     def num_drawn(self) -> int:
-        """How many completions are generated for each prompt."""
         return super().num_drawn if self.best_of is None else self.best_of
 
     @property
@@ -371,7 +369,6 @@ class ChatRequest(GenerationFields):
             raise InvalidParameter("continue_final_message", True, allowed, hint)
 
     def field_of(self, parameter: str) -> str:
-        """The field that a parameter of the engine was made from."""
         return "top_logprobs" if parameter == "logprobs" else super().field_of(parameter)
 
     @property

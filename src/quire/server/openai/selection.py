@@ -12,7 +12,7 @@ from quire.errors import InvalidParameter
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import BeamSearchParams
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.engine_outputs import close_all, last_output, raise_error, while_connected
+from quire.server.engine_outputs import last_outputs, while_connected
 from quire.server.openai.requests import GenerationFields
 
 NOT_WITH_BEAMS = (
@@ -90,13 +90,7 @@ class _Beams:
         while not self._search.is_over:
             grown = [Prompt(None, beam.tokens, step) for beam in self._search.beams]
             streams = await self._server.start(request, body, name.another(), grown)
-            try:
-                outputs = await asyncio.gather(*map(last_output, streams))
-            finally:
-                await close_all(streams)
-            for output in outputs:
-                raise_error(output)
-            self._search.take([output.outputs[0] for output in outputs])
+            self._search.take([last.outputs[0] for last in await last_outputs(streams)])
         found = [self._completion(*item) for item in enumerate(self._search.best())]
         return RequestOutput(name.shown, self._prompt.text, self._prompt.ids, None, found, True)
 

@@ -51,7 +51,6 @@ class CohereRequest(PooledBody, kw_only=True):
         return {"truncate_prompt_tokens": most, "truncation_side": side}
 
     def field_of(self, parameter: str) -> str:
-        """The field that a parameter of the engine was made from."""
         names = {
             "truncate_prompt_tokens": "max_tokens",
             "max_length": "max_tokens",

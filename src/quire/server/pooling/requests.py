@@ -58,7 +58,6 @@ class PoolingFields(PooledBody, kw_only=True):
 
     @property
     def truncation(self) -> dict[str, Any]:
-        """How inputs are cut, by the engine's names."""
         given = {
             "truncate_prompt_tokens": self.truncate_prompt_tokens,
             "truncation_side": self.truncation_side,
@@ -66,7 +65,6 @@ class PoolingFields(PooledBody, kw_only=True):
         return {name: value for name, value in given.items() if value is not None}
 
     def field_of(self, parameter: str) -> str:
-        """The field that a parameter of the engine was made from."""
         if parameter == "max_length":
             return "truncate_prompt_tokens"
         return super().field_of(parameter)

@@ -128,10 +128,7 @@ async def compact(server: Server, request: Request) -> Response:
     name = RequestName.random("resp_")
     [answer] = open_answers(server, chat, prompt, "assistant")
     streams = await server.start(request, chat, name, [prompt])
-    try:
-        [output] = await last_outputs(request, streams)
-    finally:
-        await close_all(streams)
+    [output] = await while_connected(request, last_outputs(streams))
     [completion] = output.outputs
     summary = answer.message(completion.text).content or ""
     own = named_items(body.input, name.shown)

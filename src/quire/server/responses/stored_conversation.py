@@ -26,13 +26,9 @@ class Conversation:
         self.metadata = metadata
         self.owner = owner
         self.items: list[dict[str, Any]] = []
-        self._num_bytes = 0
-        self.is_over = True
-
-    @property
-    def num_bytes(self) -> int:
+        self.num_bytes = 0
         """Of the items, which are what can be large."""
-        return self._num_bytes
+        self.is_over = True
 
     def check_room(self, items: list[dict[str, Any]]) -> None:
         """Raise InvalidParameter if these are too many to be added, or too large."""
@@ -40,7 +36,7 @@ class Conversation:
         if len(self.items) + len(items) > _MAX_ITEMS:
             allowed = f"a conversation has {_MAX_ITEMS} items at most"
             raise InvalidParameter("items", len(items), allowed, hint)
-        if (added := sum(map(_size, items))) + self._num_bytes > _MAX_BYTES:
+        if (added := sum(map(_size, items))) + self.num_bytes > _MAX_BYTES:
             allowed = f"a conversation has {_MAX_BYTES} bytes at most"
             raise InvalidParameter("items", f"{added} bytes", allowed, hint)
 
@@ -48,14 +44,14 @@ class Conversation:
         """Add items at the end; the oldest make room where there is none."""
         for item in items:
             self.items.append(item)
-            self._num_bytes += _size(item)
-        while len(self.items) > _MAX_ITEMS or self._num_bytes > _MAX_BYTES:
+            self.num_bytes += _size(item)
+        while len(self.items) > _MAX_ITEMS or self.num_bytes > _MAX_BYTES:
             self.remove(self.items[0])
 
     def remove(self, item: dict[str, Any]) -> None:
         """Take an item out."""
         self.items.remove(item)
-        self._num_bytes -= _size(item)
+        self.num_bytes -= _size(item)
 
     def item(self, id: str) -> dict[str, Any] | None:
         """The item with this id."""
