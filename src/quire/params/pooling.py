@@ -16,7 +16,9 @@ from quire.params.kinds import RequestOutputKind
 SECOND_TEXT = "compressed_token_type_ids"
 """The key of `extra_kwargs` for `PoolingParams.second_text_at`."""
 
-_EXTRA = (SECOND_TEXT, "max_tokens_per_query", "max_tokens_per_doc")
+MOST_READ = ("max_tokens_per_query", "max_tokens_per_doc")
+"""The keys of `extra_kwargs` for how many tokens of a pair's first and second text are read."""
+_EXTRA = (SECOND_TEXT, *MOST_READ)
 
 _FIELDS_OF_TASK = {
     "embed": ("dimensions", "use_activation"),
@@ -125,7 +127,11 @@ class PoolingParams(
         axes = {None: (1, 2), "embed": (1,), "token_embed": (2,)}.get(self.task, ())
         if not isinstance(query, QueryVectors) or len(query.shape) not in axes:
             raise InvalidParameter("compared_with", query, allowed)
-        if min(query.shape) < 1 or 4 * math.prod(query.shape) != len(query.data):
+        if (
+            min(query.shape) < 0
+            or query.shape[-1] < 1
+            or 4 * math.prod(query.shape) != len(query.data)
+        ):
             raise InvalidParameter("compared_with", query.shape, "its data have another size")
 
     @property

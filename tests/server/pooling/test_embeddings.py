@@ -214,7 +214,7 @@ HOSTILE = [
     ('{"input": "a", "temperature": 1}', "temperature"),
     ('{"input": "a", "truncate_prompt_tokens": -2}', "truncate_prompt_tokens"),
     ('{"input": "a", "truncate_prompt_tokens": 161}', "truncate_prompt_tokens"),
-    ('{"input": "a", "truncate_prompt_tokens": 0}', "input"),
+    ('{"input": "a", "truncate_prompt_tokens": 0}', "truncate_prompt_tokens"),
     ('{"input": "a", "truncation_side": "middle"}', "truncation_side"),
     ('{"input": "a", "cache_salt": ""}', "cache_salt"),
     ('{"input": "a", "chat_template": "{{ 1 }}", "messages": null}', None),

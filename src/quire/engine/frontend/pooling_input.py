@@ -9,6 +9,7 @@ from typing import Any
 from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestError
 from quire.models.pooling.spec import PoolerSpec, check_dimensions
 from quire.params import PoolingParams, SamplingParams, checks
+from quire.params.pooling import MOST_READ
 
 TRUNCATE = "truncate_prompt_tokens"
 """The name in `tokenization_kwargs` and in parameters: at most as many tokens are left."""
@@ -42,6 +43,11 @@ def completed(params: PoolingParams, facts: PoolingFacts) -> PoolingParams:
         if own.compared_with.shape[-1] != width:
             allowed = f"vectors of this request have {width} numbers"
             raise InvalidParameter("compared_with", own.compared_with.shape, allowed)
+    for name in MOST_READ:
+        if limit := (own.extra_kwargs or {}).get(name):
+            raise InvalidParameter(
+                name, limit, "it bounds the texts of a pair, which score() takes"
+            )
     _complete_steps(own, pooler)
     if own.skip_reading_prefix_cache is None:
         own.skip_reading_prefix_cache = False
@@ -102,8 +108,10 @@ def take_truncation(
         raise InvalidParameter("truncation_side", side, "it must be 'left' or 'right'")
     if asked is None:
         return left, None
-    allowed = f"it must be -1, or a number of tokens up to max_model_len={max_model_len}"
+    allowed = f"it must be -1, or a number of tokens from 1 to max_model_len={max_model_len}"
     limit = checks.integer(TRUNCATE, asked, -1, max_model_len, allowed)
+    if limit == 0:
+        raise InvalidParameter(TRUNCATE, asked, allowed)
     cut = Truncation(max_model_len if limit == -1 else limit, side or default_side)
     return {**left, "max_length": cut.limit, "truncation_side": cut.side}, cut
 
