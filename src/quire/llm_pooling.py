@@ -16,7 +16,6 @@ from quire.errors import InvalidParameter, InvalidType, RequestError
 from quire.lora.request import GivenAdapters
 from quire.models.pooling.spec import PoolingTask
 from quire.params import PoolingParams
-from quire.params.pooling import QueryVectors
 from quire.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -145,7 +144,9 @@ class PoolingMethods:
         first, second, params = self._texts_read(first, second, params)
         queries = self._pooled(first, params, task, use_tqdm, lora_request, tokenization_kwargs)
         queries *= len(second) // len(first)
-        each = [_compared_with(query, params) for query in queries]
+        each = [
+            params if query.error else params.comparing(query.outputs.data) for query in queries
+        ]
         documents = self._pooled(second, each, task, use_tqdm, lora_request, tokenization_kwargs)
         return [
             _scored(query, document) for query, document in zip(queries, documents, strict=True)
@@ -259,17 +260,6 @@ def _of_task(given: object, task: str | None) -> PoolingParams:
     own = given.clone()
     own.task = task
     own.validate()
-    return own
-
-
-def _compared_with(
-    query: PoolingRequestOutput[PoolingOutput], params: PoolingParams
-) -> PoolingParams:
-    """The parameters of a document whose result is its score for the query."""
-    if query.error is not None:
-        return params
-    own, vectors = params.clone(), query.outputs.data
-    own.compared_with = QueryVectors(vectors.shape, vectors.tobytes())
     return own
 
 

@@ -29,7 +29,7 @@ _FIELDS_OF_TASK = {
     "embed&token_classify": ("dimensions", "use_activation"),
 }
 
-_GONE_TASKS = {"score": "classify", "encode": "token_embed or token_classify"}
+GONE_TASKS = {"score": "classify", "encode": "token_embed or token_classify"}
 """Tasks of earlier releases of the reference -> those of today."""
 
 
@@ -111,8 +111,8 @@ class PoolingParams(
     def _check_task(self) -> None:
         if self.task is None:
             return
-        if self.task in _GONE_TASKS:
-            hint = f"Use {_GONE_TASKS[self.task]}."
+        if self.task in GONE_TASKS:
+            hint = f"Use {GONE_TASKS[self.task]}."
             raise InvalidParameter("task", self.task, "there is no such task any more", hint)
         if self.task not in _FIELDS_OF_TASK:
             allowed = f"the tasks are {', '.join(_FIELDS_OF_TASK)}"
@@ -140,6 +140,12 @@ class PoolingParams(
         None: all have type 0.
         """
         return None if self.extra_kwargs is None else self.extra_kwargs.get(SECOND_TEXT)
+
+    def comparing(self, vectors: Any) -> PoolingParams:
+        """A copy for a document that is compared with a query, whose result is this fp32 array."""
+        own = self.clone()
+        own.compared_with = QueryVectors(vectors.shape, vectors.tobytes())
+        return own
 
     def clone(self) -> PoolingParams:
         """A copy that shares nothing with this one."""

@@ -204,6 +204,7 @@ HOSTILE = [
     ('{"input": "a", "dimensions": 0}', "dimensions"),
     ('{"input": "a", "dimensions": 49}', "dimensions"),
     ('{"input": "a", "dimensions": -5}', "dimensions"),
+    ('{"input": "a", "dimensions": 1000000000000}', "dimensions"),
     ('{"input": "a", "dimensions": "8"}', "dimensions"),
     ('{"input": "a", "normalize": true}', "normalize"),
     ('{"input": "a", "encoding_format": "hex"}', "encoding_format"),

@@ -6,17 +6,18 @@ from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.encoders import (
-    CLASSIFIER_RULES,
+    POOLED_RULES,
     UNUSED_HEADS,
     TermHead,
     check_encoder,
     forms,
+    pooled_layer,
     term_layer,
     whole_attention,
     with_terms,
 )
 from quire.models.families.llama import context_of, layer_norm, layer_rules, mlp, stack
-from quire.models.pooling.spec import HeadLayer, TermWeights
+from quire.models.pooling.spec import TermWeights
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder
 
@@ -79,10 +80,6 @@ def _describe_roberta(c: ConfigReader) -> Decoder:
     )
 
 
-def _pooled(c: ConfigReader) -> tuple[HeadLayer, ...]:
-    return (HeadLayer(c.integer("hidden_size"), "tanh"),)
-
-
 def _terms(c: ConfigReader) -> TermWeights:
     return TermWeights(c.integer("vocab_size"), (term_layer(c, _eps(c)),))
 
@@ -119,8 +116,8 @@ _ROBERTA = replace(_BERT, describe=_describe_roberta, prefix="roberta.")
 BERT, BERT_CLASSIFIER, BERT_TAGGER = forms(
     _BERT,
     "Bert",
-    layers=_pooled,
-    rules=(rule("{prefix}pooler.dense.{leaf}", "pooler.layers.0.{leaf}"), *CLASSIFIER_RULES),
+    layers=pooled_layer,
+    rules=POOLED_RULES,
     term_head=TermHead(_terms, _TERM_RULES),
 )
 BERT_SPLADE = with_terms(
@@ -132,7 +129,7 @@ def _roberta(stem: str) -> tuple[Family, Family, Family]:
     return forms(
         _ROBERTA,
         stem,
-        layers=_pooled,
+        layers=pooled_layer,
         rules=(
             rule("classifier.dense.{leaf}", "pooler.layers.0.{leaf}"),
             rule("classifier.out_proj.{leaf}", "pooler.classifier.{leaf}"),

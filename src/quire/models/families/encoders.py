@@ -25,6 +25,13 @@ MakePooler = Callable[[ConfigReader], PoolerSpec]
 UNUSED_HEADS = r"(cls|lm_head|head|decoder|vocab_\w+)\..*"
 """Names of what predicts masked tokens, which no pooler needs."""
 CLASSIFIER_RULES = (rule("classifier.{leaf}", "pooler.classifier.{leaf}"),)
+POOLED_RULES = (rule("{prefix}pooler.dense.{leaf}", "pooler.layers.0.{leaf}"), *CLASSIFIER_RULES)
+"""Of classifiers after BERT's pooler."""
+
+
+def pooled_layer(c: ConfigReader) -> tuple[HeadLayer, ...]:
+    """BERT's pooler, of the first token."""
+    return (HeadLayer(c.integer("hidden_size"), "tanh"),)
 
 
 class TermHead(NamedTuple):

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.encoders import (
-    CLASSIFIER_RULES,
+    POOLED_RULES,
     UNUSED_HEADS,
     check_encoder,
     forms,
+    pooled_layer,
     whole_attention,
 )
 from quire.models.families.llama import context_of, layer_norm, layer_rules, mlp, stack
-from quire.models.pooling.spec import HeadLayer
 from quire.models.positions import LinearScaling, Rope
 from quire.models.rope_config import LEAST_THETA, read_rope
 from quire.models.rules import Family, rule
@@ -76,16 +76,12 @@ def _rope(c: ConfigReader, head_dim: int) -> Rope:
     return Rope(theta * factor, head_dim, LinearScaling(factor ** (2 / head_dim)))
 
 
-def _layers(c: ConfigReader) -> tuple[HeadLayer, ...]:
-    return (HeadLayer(c.integer("hidden_size"), "tanh"),)
-
-
 def _forms(stem: str, prefix: str) -> tuple[Family, Family, Family]:
     return forms(
         Family((), _describe, _RULES, prefix=prefix, ignored=(r"pooler\.dense\..*", UNUSED_HEADS)),
         stem,
-        layers=_layers,
-        rules=(rule("{prefix}pooler.dense.{leaf}", "pooler.layers.0.{leaf}"), *CLASSIFIER_RULES),
+        layers=pooled_layer,
+        rules=POOLED_RULES,
     )
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.encoders import (
-    CLASSIFIER_RULES,
+    POOLED_RULES,
     UNUSED_HEADS,
     check_encoder,
     forms,
+    pooled_layer,
     whole_attention,
 )
 from quire.models.families.llama import ACTIVATIONS, context_of, layer_norm, layer_rules, stack
-from quire.models.pooling.spec import HeadLayer
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Mlp
@@ -92,15 +92,11 @@ def _describe(c: ConfigReader) -> Decoder:
     )
 
 
-def _layers(c: ConfigReader) -> tuple[HeadLayer, ...]:
-    return (HeadLayer(c.integer("hidden_size"), "tanh"),)
-
-
 FAMILY, CLASSIFIER, TAGGER = forms(
     Family(
         (), _describe, _RULES, prefix="nomic_bert.", ignored=(r"pooler\.dense\..*", UNUSED_HEADS)
     ),
     "NomicBert",
-    layers=_layers,
-    rules=(rule("{prefix}pooler.dense.{leaf}", "pooler.layers.0.{leaf}"), *CLASSIFIER_RULES),
+    layers=pooled_layer,
+    rules=POOLED_RULES,
 )
