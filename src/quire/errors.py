@@ -92,9 +92,9 @@ class ContextLengthExceeded(RequestError):
 
 
 class PromptTooLong(ContextLengthExceeded):
-    """The prompt leaves no room for a single new token, or where it is pooled, is longer than the
-    model takes. `is_estimate`: it has `num_tokens` or more, which is known from its length without
-    tokenizing all of it.
+    """The prompt leaves no room for a single new token. `is_estimate`: it has `num_tokens` or more,
+    which is known from its length without tokenizing all of it. `has_output`: of a model that
+    generates.
     """
 
     def __init__(
@@ -103,13 +103,14 @@ class PromptTooLong(ContextLengthExceeded):
         max_model_len: int,
         *,
         is_estimate: bool = False,
-        is_pooled: bool = False,
+        has_output: bool = True,
     ) -> None:
         least = "at least " if is_estimate else ""
-        room = "" if is_pooled else " of prompt and output together"
+        together = " of prompt and output together" if has_output else ""
         super().__init__(
-            f"This model's maximum context length is {max_model_len} tokens{room}, and the prompt "
-            f"is too long: it has {least}{num_tokens} tokens. Shorten it or raise max_model_len.",
+            f"This model's maximum context length is {max_model_len} tokens{together}, and the "
+            f"prompt is too long: it has {least}{num_tokens} tokens. Shorten it or raise "
+            f"max_model_len.",
             parameter="prompt",
             value=num_tokens,
         )

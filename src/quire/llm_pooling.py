@@ -9,14 +9,13 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 
 from quire.engine.frontend.pooling_input import PoolingFacts
-from quire.engine.frontend.score_prompts import CrossPrompts, paired
+from quire.engine.frontend.score_prompts import CrossPrompts, TextsRead, paired
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests, one_at_a_time
 from quire.errors import InvalidParameter, InvalidType, RequestError
 from quire.lora.request import GivenAdapters
 from quire.models.pooling.spec import PoolingTask
 from quire.params import PoolingParams
-from quire.params.pooling import QueryVectors
 from quire.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -139,13 +138,34 @@ class PoolingMethods:
             return [ScoringRequestOutput.from_base(output) for output in outputs]
         if task not in ("embed", "token_embed"):
             raise InvalidParameter("method", "score", f"the engine serves {task!r}, no scores")
+        if chat_template is not None:
+            allowed = "this model reads each text by itself, without a template"
+            raise InvalidParameter("chat_template", chat_template, allowed)
+        first, second, params = self._texts_read(first, second, params)
         queries = self._pooled(first, params, task, use_tqdm, lora_request, tokenization_kwargs)
         queries *= len(second) // len(first)
-        each = [_compared_with(query, params) for query in queries]
+        each = [
+            params if query.error else params.comparing(query.outputs.data) for query in queries
+        ]
         documents = self._pooled(second, each, task, use_tqdm, lora_request, tokenization_kwargs)
         return [
             _scored(query, document) for query, document in zip(queries, documents, strict=True)
         ]
+
+    def _texts_read(
+        self, first: list[Any], second: list[Any], params: PoolingParams
+    ) -> tuple[list[Any], list[Any], PoolingParams]:
+        """The texts, or lists of ids, of which `params` may say how much is read."""
+        front_end = self.llm_engine.front_end
+        read = TextsRead.of(params, self._pooling, front_end.inputs.limits.max_model_len)
+
+        def cut(given: Any, which: int) -> Any:
+            limit = read.limits[which]
+            if isinstance(given, str):
+                return read.cut(front_end.require_tokenizer(), given, which) if limit else given
+            return given[:limit] if limit else given
+
+        return [cut(one, 0) for one in first], [cut(one, 1) for one in second], read.params
 
     def _cross_prompts(
         self,
@@ -240,17 +260,6 @@ def _of_task(given: object, task: str | None) -> PoolingParams:
     own = given.clone()
     own.task = task
     own.validate()
-    return own
-
-
-def _compared_with(
-    query: PoolingRequestOutput[PoolingOutput], params: PoolingParams
-) -> PoolingParams:
-    """The parameters of a document whose result is its score for the query."""
-    if query.error is not None:
-        return params
-    own, vectors = params.clone(), query.outputs.data
-    own.compared_with = QueryVectors(vectors.shape, vectors.tobytes())
     return own
 
 

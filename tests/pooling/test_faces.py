@@ -52,7 +52,7 @@ def test_texts_and_ids_are_the_same(llm):
 def test_the_longest_prompt_and_longer_ones(llm):
     [ids] = models.prompts(lengths=(170,))
     assert llm.embed([ids[:160]], use_tqdm=False)[0].outputs.hidden_size == 48
-    with pytest.raises(PromptTooLong, match="maximum context length is 160 tokens"):
+    with pytest.raises(PromptTooLong, match="maximum context length is 160 tokens, and the"):
         llm.embed([ids[:161]], use_tqdm=False)
     for side, kept in (("left", ids[-160:]), ("right", ids[:160])):
         cut = {"truncate_prompt_tokens": -1, "truncation_side": side}
@@ -63,13 +63,12 @@ def test_the_longest_prompt_and_longer_ones(llm):
         use_tqdm=False,
     )  # fmt: skip
     assert len(output.prompt_token_ids) == 3
-    text = refusal(
-        InvalidParameter, llm.embed, "a", tokenization_kwargs={"truncate_prompt_tokens": 161}
-    )
-    assert text == (
-        "truncate_prompt_tokens=161 is not allowed: it must be -1, or a number of tokens up to "
-        "max_model_len=160."
-    )
+    for number in (161, 0, -2):
+        cut = {"truncate_prompt_tokens": number}
+        assert refusal(InvalidParameter, llm.embed, "a", tokenization_kwargs=cut) == (
+            f"truncate_prompt_tokens={number} is not allowed: it must be -1, or a number of tokens "
+            "from 1 to max_model_len=160."
+        )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,8 @@ def test_the_longest_prompt_and_longer_ones(llm):
             ["a", "b"],
             {"pooling_params": [PoolingParams()]},
             InvalidParameter,
-            "it must be one value for all, or one for each of the 2 prompts.",
+            "pooling_params='<1 items>' is not allowed: it must be one value for all, or one for "
+            "each of the 2 prompts.",
         ),
         (
             "a",
@@ -324,6 +324,42 @@ def test_texts_of_pairs_are_cut(reranker):
     assert "below max_model_len=160" in refusal(
         InvalidParameter, reranker.score, "a", "b", pooling_params=params
     )
+
+
+def test_texts_that_are_compared_are_cut(llm):
+    """Also lists of ids."""
+    long, tokenizer = "one two three four five six seven eight", llm.get_tokenizer()
+    params = PoolingParams(extra_kwargs={"max_tokens_per_query": 2, "max_tokens_per_doc": 3})
+    [score] = llm.score(long, long, pooling_params=params, use_tqdm=False)
+    two, three = (tokenizer.decode(tokenizer.encode(long)[:n]) for n in (2, 3))
+    [wanted] = llm.score(two, three, use_tqdm=False)
+    [other] = llm.score([[5, 6, 7]], [[8, 9, 10, 11]], pooling_params=params, use_tqdm=False)
+    [same] = llm.score([[5, 6]], [[8, 9, 10]], use_tqdm=False)
+    assert score.outputs == wanted.outputs and other.outputs == same.outputs
+    told = refusal(InvalidParameter, llm.embed, long, pooling_params=params)
+    assert told.startswith("max_tokens_per_query=2") and "score()" in told
+    params = PoolingParams(extra_kwargs={"max_tokens_per_doc": 160})
+    assert "below max_model_len=160" in refusal(
+        InvalidParameter, llm.score, "a", "b", pooling_params=params
+    )
+
+
+def test_a_template_for_texts_that_are_read_apart(llm):
+    told = refusal(InvalidParameter, llm.score, "a", "b", chat_template="{{ messages }}")
+    assert told.startswith("chat_template") and "reads each text by itself" in told
+
+
+def test_scores_where_step_pooling_leaves_no_tokens(folder):
+    config = {"task": "token_embed", "pooling_type": "STEP", "step_tag_id": 7}
+    with LLM(folder, dtype="float32", pooler_config=config) as llm:
+        found = llm.score([[7, 8, 7]], [[8, 9], [8, 7], [7]], use_tqdm=False)
+        nothing = llm.score([[8]], [[8, 7]], use_tqdm=False)
+        query, *documents = (o.outputs.data.numpy() for o in llm.encode(
+            [[7, 8, 7], [8, 7], [7]], pooling_task="token_embed", use_tqdm=False))  # fmt: skip
+    wanted = [0.0, *(float((query @ one.T).max(axis=1).sum()) for one in documents)]
+    assert not any(one.error for one in (*found, *nothing))
+    assert [one.outputs.score for one in found] == pytest.approx(wanted, abs=1e-5)
+    assert nothing[0].outputs.score == 0.0
 
 
 def test_largest_similarities(folder):

@@ -8,6 +8,7 @@ import msgspec
 
 from quire.errors import InvalidParameter
 from quire.models.pooling.spec import PoolingTask
+from quire.params.pooling import GONE_TASKS
 
 SequenceType = Literal["CLS", "LAST", "MEAN"]
 TokenType = Literal["ALL", "STEP"]
@@ -19,7 +20,6 @@ _GONE = {
     "logit_bias": "Its name is logit_mean.",
 }
 """Names of earlier releases of the reference -> what to do."""
-_GONE_TASKS = {"score": "classify", "encode": "token_embed or token_classify"}
 
 
 class PoolerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -55,8 +55,8 @@ def pooler_config(given: dict[str, Any] | None) -> PoolerConfig:
         if name in options:
             value = options[name]
             raise InvalidParameter(f"pooler_config[{name!r}]", value, "there is no such key", hint)
-    if options.get("task") in _GONE_TASKS:
-        hint = f"Use {_GONE_TASKS[options['task']]}."
+    if options.get("task") in GONE_TASKS:
+        hint = f"Use {GONE_TASKS[options['task']]}."
         raise InvalidParameter("pooler_config['task']", options["task"], "it is gone", hint)
     try:
         config = msgspec.convert(options, PoolerConfig)

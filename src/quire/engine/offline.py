@@ -87,7 +87,9 @@ class OfflineRequests:
         """Queue `total` prompts, taken one by one from `prompts`, and return their ids. An error in
         one of them removes those before it from the queue and is raised.
         """
-        each_params = [_final_only(one) for one in _one_each("sampling_params", params, total)]
+        is_pooling = self._engine.front_end.inputs.limits.pooling is not None
+        name = "pooling_params" if is_pooling else "sampling_params"
+        each_params = [_final_only(one) for one in _one_each(name, params, total)]
         priorities = _one_each("priority", 0 if priority is None else priority, total)
         adapters = _one_each("lora_request", lora_request, total)
         ids: list[str] = []

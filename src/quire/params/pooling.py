@@ -16,7 +16,9 @@ from quire.params.kinds import RequestOutputKind
 SECOND_TEXT = "compressed_token_type_ids"
 """The key of `extra_kwargs` for `PoolingParams.second_text_at`."""
 
-_EXTRA = (SECOND_TEXT, "max_tokens_per_query", "max_tokens_per_doc")
+MOST_READ = ("max_tokens_per_query", "max_tokens_per_doc")
+"""The keys of `extra_kwargs` for how many tokens of a pair's first and second text are read."""
+_EXTRA = (SECOND_TEXT, *MOST_READ)
 
 _FIELDS_OF_TASK = {
     "embed": ("dimensions", "use_activation"),
@@ -27,7 +29,7 @@ _FIELDS_OF_TASK = {
     "embed&token_classify": ("dimensions", "use_activation"),
 }
 
-_GONE_TASKS = {"score": "classify", "encode": "token_embed or token_classify"}
+GONE_TASKS = {"score": "classify", "encode": "token_embed or token_classify"}
 """Tasks of earlier releases of the reference -> those of today."""
 
 
@@ -109,8 +111,8 @@ class PoolingParams(
     def _check_task(self) -> None:
         if self.task is None:
             return
-        if self.task in _GONE_TASKS:
-            hint = f"Use {_GONE_TASKS[self.task]}."
+        if self.task in GONE_TASKS:
+            hint = f"Use {GONE_TASKS[self.task]}."
             raise InvalidParameter("task", self.task, "there is no such task any more", hint)
         if self.task not in _FIELDS_OF_TASK:
             allowed = f"the tasks are {', '.join(_FIELDS_OF_TASK)}"
@@ -125,7 +127,11 @@ class PoolingParams(
         axes = {None: (1, 2), "embed": (1,), "token_embed": (2,)}.get(self.task, ())
         if not isinstance(query, QueryVectors) or len(query.shape) not in axes:
             raise InvalidParameter("compared_with", query, allowed)
-        if min(query.shape) < 1 or 4 * math.prod(query.shape) != len(query.data):
+        if (
+            min(query.shape) < 0
+            or query.shape[-1] < 1
+            or 4 * math.prod(query.shape) != len(query.data)
+        ):
             raise InvalidParameter("compared_with", query.shape, "its data have another size")
 
     @property
@@ -134,6 +140,12 @@ class PoolingParams(
         None: all have type 0.
         """
         return None if self.extra_kwargs is None else self.extra_kwargs.get(SECOND_TEXT)
+
+    def comparing(self, vectors: Any) -> PoolingParams:
+        """A copy for a document that is compared with a query, whose result is this fp32 array."""
+        own = self.clone()
+        own.compared_with = QueryVectors(vectors.shape, vectors.tobytes())
+        return own
 
     def clone(self) -> PoolingParams:
         """A copy that shares nothing with this one."""

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestError
-from quire.models.pooling.spec import PoolerSpec, check_dimensions
+from quire.models.pooling.spec import TOKEN_TASKS, PoolerSpec, check_dimensions
 from quire.params import PoolingParams, SamplingParams, checks
+from quire.params.pooling import MOST_READ
 
 TRUNCATE = "truncate_prompt_tokens"
 """The name in `tokenization_kwargs` and in parameters: at most as many tokens are left."""
-
-_OF_TOKENS = ("token_embed", "token_classify")
-"""A request without a task asks for the first of these that the model can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,10 @@ class PoolingFacts:
     name: str
     lowers_input: bool = False
 
+    def size(self, dimensions: int | None) -> int:
+        """Numbers of a vector that is cut to `dimensions`, where it can be."""
+        return min(dimensions or self.pooler.dimensions or self.width, self.width)
+
 
 def completed(params: PoolingParams, facts: PoolingFacts) -> PoolingParams:
     """A copy of the parameters with everything that the model decides. Raises InvalidParameter."""
@@ -37,21 +39,26 @@ def completed(params: PoolingParams, facts: PoolingFacts) -> PoolingParams:
     if own.dimensions is not None:
         check_dimensions(pooler, own.dimensions, facts.width, facts.name)
     if own.compared_with is not None:
-        width = own.dimensions or pooler.dimensions or facts.width
+        width = facts.size(own.dimensions)
         if own.compared_with.shape[-1] != width:
             allowed = f"vectors of this request have {width} numbers"
             raise InvalidParameter("compared_with", own.compared_with.shape, allowed)
+    for name in MOST_READ:
+        if limit := (own.extra_kwargs or {}).get(name):
+            raise InvalidParameter(
+                name, limit, "it bounds the texts of a pair, which score() takes"
+            )
     _complete_steps(own, pooler)
     if own.skip_reading_prefix_cache is None:
         own.skip_reading_prefix_cache = False
-    if own.task in _OF_TOKENS or pooler.pooling != "last":
+    if own.task in TOKEN_TASKS or pooler.pooling != "last":
         own.skip_reading_prefix_cache = True  # a cached block has no hidden states
     return own
 
 
 def _task(asked: str | None, pooler: PoolerSpec) -> str:
     if asked is None:
-        return next((t for t in _OF_TOKENS if t in pooler.tasks), pooler.tasks[0])
+        return next((t for t in TOKEN_TASKS if t in pooler.tasks), pooler.tasks[0])
     if asked not in pooler.tasks:
         raise InvalidParameter("task", asked, f"this model can do {', '.join(pooler.tasks)}")
     return asked
@@ -59,7 +66,7 @@ def _task(asked: str | None, pooler: PoolerSpec) -> str:
 
 def _complete_steps(own: PoolingParams, pooler: PoolerSpec) -> None:
     """Fill in what belongs to the tokens that STEP pooling keeps."""
-    is_step = pooler.token_pooling == "step" and own.task in _OF_TOKENS
+    is_step = pooler.token_pooling == "step" and own.task in TOKEN_TASKS
     for name in ("step_tag_id", "returned_token_ids"):
         value = getattr(own, name)
         if value is not None and not is_step:
@@ -101,8 +108,10 @@ def take_truncation(
         raise InvalidParameter("truncation_side", side, "it must be 'left' or 'right'")
     if asked is None:
         return left, None
-    allowed = f"it must be -1, or a number of tokens up to max_model_len={max_model_len}"
+    allowed = f"it must be -1, or a number of tokens from 1 to max_model_len={max_model_len}"
     limit = checks.integer(TRUNCATE, asked, -1, max_model_len, allowed)
+    if limit == 0:
+        raise InvalidParameter(TRUNCATE, asked, allowed)
     cut = Truncation(max_model_len if limit == -1 else limit, side or default_side)
     return {**left, "max_length": cut.limit, "truncation_side": cut.side}, cut
 
@@ -117,7 +126,7 @@ def with_truncation(kwargs: Mapping[str, Any] | None, asked: int) -> Mapping[str
 def check_length(ids: list[int], limit: int) -> None:
     """Raise PromptTooLong for more tokens than the model takes."""
     if len(ids) > limit:
-        raise PromptTooLong(len(ids), limit, is_pooled=True)
+        raise PromptTooLong(len(ids), limit, has_output=False)
 
 
 def require_pooling_params(params: object) -> PoolingParams:

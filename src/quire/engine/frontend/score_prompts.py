@@ -9,7 +9,7 @@ from typing import Any
 from quire.engine.frontend.pooling_input import PoolingFacts, take_truncation
 from quire.errors import InvalidParameter, InvalidType
 from quire.params import PoolingParams
-from quire.params.pooling import SECOND_TEXT
+from quire.params.pooling import MOST_READ, SECOND_TEXT
 from quire.prompts import TokensPrompt
 from quire.text.tokenizer import Tokenizer
 
@@ -49,6 +49,34 @@ def _texts(name: str, given: object) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class TextsRead:
+    """How many tokens of a pair's two texts are read (0: all), and the parameters without that."""
+
+    limits: tuple[int, ...]
+    params: PoolingParams
+    lowers: bool
+
+    @classmethod
+    def of(cls, params: PoolingParams, facts: PoolingFacts, max_model_len: int) -> TextsRead:
+        """Raises InvalidParameter for more tokens than the model takes."""
+        extra = params.extra_kwargs or {}
+        limits = tuple(extra.get(name) or 0 for name in MOST_READ)
+        for name, limit in zip(MOST_READ, limits, strict=True):
+            if limit >= max_model_len:
+                allowed = f"it must be below max_model_len={max_model_len}"
+                raise InvalidParameter(name, limit, allowed)
+        own = params.clone()
+        own.extra_kwargs = {k: v for k, v in extra.items() if k not in MOST_READ} or None
+        return cls(limits, own, facts.lowers_input)
+
+    def cut(self, tokenizer: Tokenizer, text: str, which: int) -> str:
+        """As much of the first or the second text as its first tokens stand for."""
+        text = text.lower() if self.lowers else text
+        limit = self.limits[which]
+        return tokenizer.beginning(text, limit) if limit else text
+
+
+@dataclass(frozen=True, slots=True)
 class CrossPrompts:
     """Makes one prompt of each pair of texts, for a model that gives it one label.
 
@@ -79,10 +107,9 @@ class CrossPrompts:
         kwargs, cut = take_truncation(
             tokenization_kwargs, self.max_model_len, self.tokenizer.truncation_side
         )
-        if self.facts.lowers_input:
-            query, document = query.lower(), document.lower()
-        query = self._cut(query, "max_tokens_per_query", params)
-        document = self._cut(document, "max_tokens_per_doc", params)
+        read = TextsRead.of(params, self.facts, self.max_model_len)
+        query, document = read.cut(self.tokenizer, query, 0), read.cut(self.tokenizer, document, 1)
+        params = read.params
         if self.template is not None:
             return self._plain(self._rendered(query, document), kwargs), params
         if not self.facts.pooler.encodes_pairs:
@@ -95,16 +122,6 @@ class CrossPrompts:
             params = params.clone()
             params.extra_kwargs = {**(params.extra_kwargs or {}), SECOND_TEXT: types.index(1)}
         return TokensPrompt(prompt_token_ids=ids), params
-
-    def _cut(self, text: str, name: str, params: PoolingParams) -> str:
-        """As much of the text as its first tokens stand for."""
-        limit = (params.extra_kwargs or {}).get(name, 0)
-        if not limit:
-            return text
-        if limit >= self.max_model_len:
-            allowed = f"it must be below max_model_len={self.max_model_len}"
-            raise InvalidParameter(name, limit, allowed)
-        return self.tokenizer.beginning(text, limit)
 
     def _plain(self, text: str, kwargs: Mapping[str, Any]) -> TokensPrompt:
         return TokensPrompt(prompt_token_ids=self.tokenizer.encode(text, **kwargs), prompt=text)

@@ -14,6 +14,10 @@ from typing import Literal
 from quire.errors import InvalidParameter
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+TOKEN_TASKS = ("token_embed", "token_classify")
+"""Those with a result for each token; a request without a task asks for the first that its model
+can do.
+"""
 SequencePooling = Literal["cls", "mean", "last"]
 TokenPooling = Literal["all", "step"]
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]

@@ -68,8 +68,10 @@ _SIMILARITIES: Mapping[Similarity, Callable[[Array, Array], float]] = MappingPro
 
 def largest_similarities(query: Array, document: Array) -> float:
     """The sum, over the tokens of a query [m, D], of the largest dot product with a token of the
-    document [n, D] (MaxSim, Khattab & Zaharia 2020).
+    document [n, D] (MaxSim, Khattab & Zaharia 2020); 0 of no tokens.
     """
+    if not len(document):
+        return 0.0
     products = query @ document.T
     return float(np.add.reduce(products.max(axis=1)))
 

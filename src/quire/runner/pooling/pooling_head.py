@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.models.decoder import DecoderModel, HiddenStates
 from quire.models.pooling.pooler import Pooler
-from quire.models.pooling.spec import PoolerSpec
+from quire.models.pooling.spec import TOKEN_TASKS, PoolerSpec
 from quire.params import PoolingParams, RequestParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import StepInputs
@@ -25,8 +25,6 @@ from quire.runner.pooling.term_scores import term_scores
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PooledRow, RunnerOutput
 from quire.scheduling.step import NewRow
-
-_OF_TOKENS = ("token_embed", "token_classify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class PoolingHead:
         params = new.params
         assert isinstance(params, PoolingParams), "the head of rows that pool"
         terms = self.spec.terms
-        by_place = params.task in _OF_TOKENS and self.spec.token_pooling == "step"
+        by_place = params.task in TOKEN_TASKS and self.spec.token_pooling == "step"
         by_place = by_place or (terms is not None and terms.ends is not None)
         ids = np.array(new.token_ids, dtype=np.int64) if by_place else None
         self.prompts[new.row] = _Prompt(new.handle, params, new.num_prompt_tokens, new.adapter, ids)
@@ -139,8 +137,8 @@ class PoolingStep:
         """Queue the head's layers on what the step completes; returns one matrix for each task
         and head that has results.
         """
-        vectors = [part for part in self._parts if part.prompt.params.task not in _OF_TOKENS]
-        tokens = [part for part in self._parts if part.prompt.params.task in _OF_TOKENS]
+        vectors = [part for part in self._parts if part.prompt.params.task not in TOKEN_TASKS]
+        tokens = [part for part in self._parts if part.prompt.params.task in TOKEN_TASKS]
         found: list[Tensor] = []
         if vectors:
             has_terms = self._head.spec.terms is not None

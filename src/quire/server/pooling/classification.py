@@ -12,7 +12,7 @@ from quire.server.context import RequestName, Server
 from quire.server.pooling.inputs import InputReader, prompts_of
 from quire.server.pooling.replies import ItemWriter, json_frame, reply_of, sent
 from quire.server.pooling.requests import ClassificationRequest
-from quire.server.pooling.runs import Pooled, check_size, collected, in_time, pooled
+from quire.server.pooling.runs import Pooled, all_pooled, check_size
 
 _OF_ITEM = 16
 
@@ -34,8 +34,7 @@ async def classify(server: Server, request: Request) -> Response:
     check_size(len(items) * len(labels))
     name = RequestName.of(request, "classify-", body.request_id)
     prompts = prompts_of(InputReader.of(server, body), body, items, body.params("classify"))
-    work = collected(pooled(server, request, body, name, prompts))
-    results = await in_time(request, body, work)
+    results = await all_pooled(server, request, body, name, prompts)
 
     def item(index: int, result: Pooled) -> bytes:
         numbers = result.numbers

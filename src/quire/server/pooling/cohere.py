@@ -18,7 +18,7 @@ from quire.server.context import RequestName, Server
 from quire.server.pooling.inputs import InputReader, prompts_of
 from quire.server.pooling.replies import ItemWriter, sent
 from quire.server.pooling.requests import InputFields, PooledBody, text_part
-from quire.server.pooling.runs import Numbers, Pooled, check_size, collected, in_time, pooled
+from quire.server.pooling.runs import Numbers, Pooled, all_pooled, check_size
 from quire.server.pooling.vectors import as_bytes, sign_bits
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
@@ -104,15 +104,14 @@ async def embed(server: Server, request: Request) -> Response:
     before = _prompt(server, body.input_type)
     asked: Sequence[EmbeddingType] = body.embedding_types or ["float"]
     kinds = list(dict.fromkeys(asked))
-    check_size(len(texts) * (body.output_dimension or server.abilities.facts.width))
+    check_size(len(texts) * server.abilities.facts.size(body.output_dimension))
     name = RequestName.of(request, "embd-", body.request_id)
     reader = InputReader.of(server, body)
     if body.truncate == "NONE" and body.max_tokens is not None:
         reader = replace(reader, limit=_checked_limit(body.max_tokens, reader.limit or 0))
     params = PoolingParams(task="embed", dimensions=body.output_dimension)
     prompts = prompts_of(reader, InputFields(), [before + text for text in texts], params)
-    work = collected(pooled(server, request, body, name, prompts))
-    results = await in_time(request, body, work)
+    results = await all_pooled(server, request, body, name, prompts)
     reply = CohereReply(
         id=name.shown,
         texts=texts,

@@ -19,7 +19,7 @@ from quire.server.pooling.inputs import InputReader, PoolingPrompt, prompts_of
 from quire.server.pooling.pieces import joined, pieces_of
 from quire.server.pooling.replies import ItemWriter, json_frame, reply_of, sent
 from quire.server.pooling.requests import EmbeddingRequest, Item, PoolingRequest, VectorFields
-from quire.server.pooling.runs import Pooled, check_size, collected, in_time, pooled
+from quire.server.pooling.runs import Pooled, all_pooled, check_size
 from quire.server.pooling.vectors import ITEM_BYTES, as_bytes
 
 _MOST_DESCRIBED = 256
@@ -32,15 +32,15 @@ async def embeddings(server: Server, request: Request) -> Response:
     """Make a vector of each input."""
     body = await server.read_for_model(request, EmbeddingRequest)
     items = _items(body)
-    check_size(len(items) * (body.dimensions or server.abilities.facts.width))
+    check_size(len(items) * server.abilities.facts.size(body.dimensions))
     name = RequestName.of(request, "embd-", body.request_id)
     reader = replace(InputReader.of(server, body), limit=server.pooling.longest)
     prompts = prompts_of(reader, body, items, body.params("embed"))
     if server.pooling.has_pieces:
-        work = _in_pieces(server, request, body, name, prompts)
+        results = await _in_pieces(server, request, body, name, prompts)
     else:
-        work = collected(pooled(server, request, body, name, prompts))
-    return await _reply(server, body, name, await in_time(request, body, work), "embedding")
+        results = await all_pooled(server, request, body, name, prompts)
+    return await _reply(server, body, name, results, "embedding")
 
 
 async def _in_pieces(
@@ -53,7 +53,7 @@ async def _in_pieces(
     """The vectors of inputs that may be longer than the model takes."""
     counts: list[int] = []
     cut = pieces_of(prompts, server.limits.max_model_len, counts)
-    parts = await collected(pooled(server, request, body, name, cut))
+    parts = await all_pooled(server, request, body, name, cut)
     own = server.abilities.facts.pooler.activates
     activates = own if body.use_activation is None else body.use_activation
     return joined(parts, counts, activates=activates)
@@ -67,8 +67,8 @@ async def pooling(server: Server, request: Request) -> Response:
     prompts = prompts_of(
         InputReader.of(server, body), body, items, body.params(_task(server, body))
     )
-    work = collected(pooled(server, request, body, name, prompts))
-    return await _reply(server, body, name, await in_time(request, body, work), "pooling", "data")
+    results = await all_pooled(server, request, body, name, prompts)
+    return await _reply(server, body, name, results, "pooling", "data")
 
 
 def _task(server: Server, body: PoolingRequest) -> str:

@@ -57,8 +57,8 @@ class InputReader:
                 most_read=most_read,
             )
         except PromptTooLong as error:  # a prompt may be as long as the limit
-            num_tokens = error.num_tokens
-            raise PromptTooLong(num_tokens, limit or 0, is_estimate=True, is_pooled=True) from None
+            num_tokens, most = error.num_tokens, limit or 0
+            raise PromptTooLong(num_tokens, most, is_estimate=True, has_output=False) from None
         if not ids:
             raise InvalidParameter("prompt", text, "it must have at least one token")
         return self.checked(ids)
@@ -66,7 +66,7 @@ class InputReader:
     def checked(self, ids: list[int]) -> list[int]:
         """The ids. Raises PromptTooLong."""
         if self.limit is not None and len(ids) > self.limit:
-            raise PromptTooLong(len(ids), self.limit, is_pooled=True)
+            raise PromptTooLong(len(ids), self.limit, has_output=False)
         return ids
 
 

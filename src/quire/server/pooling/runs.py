@@ -125,3 +125,14 @@ async def in_time(request: Request, body: PooledBody, work: Awaitable[T]) -> T:
             return await while_connected(request, work)
     except TimeoutError:
         raise Refusal(504, f"The request took more than timeout_s={body.timeout_s:g}.") from None
+
+
+async def all_pooled(
+    server: Server,
+    request: Request,
+    body: PooledBody,
+    name: RequestName,
+    prompts: AsyncGenerator[PoolingPrompt],
+) -> list[Pooled]:
+    """The results of all prompts, in time."""
+    return await in_time(request, body, collected(pooled(server, request, body, name, prompts)))

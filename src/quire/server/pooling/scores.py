@@ -10,8 +10,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.params import PoolingParams
-from quire.params.pooling import QueryVectors
 from quire.server.context import RequestName, Server
 from quire.server.openai.replies import Usage
 from quire.server.pooling.inputs import InputReader, check_no_template, cross_prompts, texts_apart
@@ -167,7 +165,7 @@ async def _compared(
         places = range(start, len(second))
         prompts = texts_apart(reader, body, queries, [of_task], most_of_query, places)
         asked = await collected(pooled(server, request, body, name.another(), prompts))
-        params = [_compared_with(query, of_task) for query in asked]
+        params = [of_task.comparing(query.numbers) for query in asked]
         prompts = texts_apart(reader, body, documents, params, most_of_document, places)
         found = await collected(pooled(server, request, body, name.another(), prompts))
         asked *= len(found) // len(asked)
@@ -176,10 +174,3 @@ async def _compared(
             for query, document in zip(asked, found, strict=True)
         ]
     return scored
-
-
-def _compared_with(query: Pooled, params: PoolingParams) -> PoolingParams:
-    """The parameters of a document whose result is its score for the query."""
-    own = params.clone()
-    own.compared_with = QueryVectors(query.numbers.shape, query.numbers.tobytes())
-    return own
