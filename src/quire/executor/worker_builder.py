@@ -24,9 +24,9 @@ from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of, plan_kv_pool
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import load_model, save_sharded_state
-from quire.models.options import ModelOptions
 from quire.models.spec import Decoder
 from quire.ops import Ops
 from quire.params import PoolingParams, SamplingParams
