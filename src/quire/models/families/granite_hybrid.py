@@ -19,7 +19,7 @@ from quire.models.families.llama import (
     num_layers_of,
     read_kinds,
     rms,
-    stack_of,
+    stack,
 )
 from quire.models.families.mamba import MAMBA2_NAMES, mixer_rules
 from quire.models.families.mamba2 import mamba2_of_hybrid
@@ -51,7 +51,7 @@ def _describe(c: ConfigReader) -> Decoder:
     attending = Block(attn, _feed_forward(c), norm, residual_scale=scale)
     recurrent = replace(attending, mixer=mamba2_of_hybrid(c, norm_eps=norm.eps))
     blocks = [recurrent if kind == "mamba" else attending for kind in _layer_types(c)]
-    return stack_of(c, blocks, **multipliers_of(c))
+    return stack(c, blocks, **multipliers_of(c))
 
 
 def _feed_forward(c: ConfigReader) -> Mlp | Moe:
