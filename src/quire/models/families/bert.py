@@ -81,12 +81,7 @@ _BERT = Family(
     other_ends=(("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),
 )
 _ROBERTA = replace(_BERT, describe=_describe_roberta, prefix="roberta.")
-BERT = forms(
-    _BERT,
-    "Bert",
-    layers=hidden_layer("tanh"),
-    rules=POOLER_RULES,
-)
+BERT = forms(_BERT, "Bert", layers=hidden_layer("tanh"), rules=POOLER_RULES)
 
 
 def _roberta(stem: str) -> tuple[Family, Family, Family]:

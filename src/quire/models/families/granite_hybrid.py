@@ -41,12 +41,7 @@ _KINDS = {
 def _describe(c: ConfigReader) -> Decoder:
     c.only("normalization_function", "rmsnorm")
     norm = rms(c, 1e-6)
-    attn = attention(
-        c,
-        rope=_rope(c),
-        scale=c.number("attention_multiplier", 1.0),
-        **biases(c),
-    )
+    attn = attention(c, rope=_rope(c), scale=c.number("attention_multiplier", 1.0), **biases(c))
     scale = c.number("residual_multiplier", 1.0)
     attending = Block(attn, _feed_forward(c), norm, residual_scale=scale)
     recurrent = replace(attending, mixer=mamba2_of_hybrid(c, norm_eps=norm.eps))

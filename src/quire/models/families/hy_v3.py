@@ -31,13 +31,7 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("qk_norm", True)
     c.only("mlp_bias", False)
     c.raw("num_nextn_predict_layers", None)  # their layers follow the decoder's and are left out
-    attn = attention(
-        c,
-        usual_dim=128,
-        theta=11_158_840.0,
-        qk_norm=norm,
-        **biases(c),
-    )
+    attn = attention(c, usual_dim=128, theta=11_158_840.0, qk_norm=norm, **biases(c))
     dense = Block(attn, mlp(c), norm)
     sparse = sparse_by_type(c, sparse_after(c, dense=1))
     return stack(c, with_experts(dense, _experts(c), sparse))

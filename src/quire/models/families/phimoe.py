@@ -13,11 +13,7 @@ from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Norm
 
 _AT = "block_sparse_moe."
-_RULES = (
-    router_rule(_AT + "gate"),
-    *expert_rules(_AT + "experts", ("w1", "w3", "w2")),
-    *RULES,
-)
+_RULES = (router_rule(_AT + "gate"), *expert_rules(_AT + "experts", ("w1", "w3", "w2")), *RULES)
 
 
 def _describe(c: ConfigReader) -> Decoder:
