@@ -17,8 +17,8 @@ import torch
 
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.layer_memory import NumberBytes
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
-from quire.models.options import ModelOptions
 from quire.ops import (
     NO_BLOCK,
     Batch,

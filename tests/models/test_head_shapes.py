@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
-from quire.models.options import ModelOptions
 from quire.models.positions import Rope
 from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 from quire.ops import select

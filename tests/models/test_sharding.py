@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from quire.models import memories_of, read_spec
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
-from quire.models.options import ModelOptions
 from quire.models.parameters import parameters
 from quire.models.sharding import own_part, shard
 from quire.models.spec import LatentAttention

@@ -13,8 +13,8 @@ from quire.config.args.option import options_of
 from quire.config.resolve.dtype import BITS_PER_WEIGHT, STORED_NAMES
 from quire.models import read_spec
 from quire.models.config_reader import read_config
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
-from quire.models.options import ModelOptions
 from quire.ops import WeightFormat, select
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from tests.quantization.held_out import held_out_windows, logits_of, mean_loss

@@ -9,8 +9,8 @@ from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.layer_memory import NumberBytes
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
-from quire.models.options import ModelOptions
 from quire.models.positions import Rope
 from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 from quire.ops import select

@@ -16,9 +16,9 @@ from quire.models.adapters.banks import AdapterRoom
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import load_model, save_sharded_state
-from quire.models.options import ModelOptions
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights

@@ -39,6 +39,7 @@ from quire.models.layers import (
     make_parallel_join,
     make_scaled_join,
 )
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer, WhereMade
 from quire.models.maker import Maker, Part
@@ -52,7 +53,6 @@ from quire.models.mixers.shared_transformer import (
     make_shared_weights,
     make_use,
 )
-from quire.models.options import ModelOptions
 from quire.models.pooling.pooler import Pooler, make_pooler
 from quire.models.spec import (
     Attention,

@@ -24,10 +24,10 @@ from quire.models.drafting.inputs import DraftStage
 from quire.models.heads import LanguageModelHead
 from quire.models.layers import Embedding
 from quire.models.loading.fixed_weights import FixedWeights
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer
 from quire.models.maker import tensors_of, tensors_within
-from quire.models.options import ModelOptions
 from quire.models.pooling.pooler import Pooler
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops

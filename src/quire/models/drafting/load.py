@@ -17,8 +17,8 @@ from quire.models.drafting.spec import DraftDecoder
 from quire.models.formats import read_storage
 from quire.models.loading.folder_files import LoadFormat
 from quire.models.loading.load_formats import open_files
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
-from quire.models.options import ModelOptions
 from quire.models.spec import Decoder
 from quire.ops import Ops
 from quire.quantization import Recipe

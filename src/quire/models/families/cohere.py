@@ -15,7 +15,6 @@ from quire.models.families.llama import (
     mlp,
     sliding_blocks,
     stack,
-    stack_of,
     window_of,
 )
 from quire.models.rules import Family
@@ -47,7 +46,7 @@ def _describe_2(c: ConfigReader) -> Decoder:
     ropes = {"sliding_attention": block.mixer.rope, "full_attention": None}
     window = window_of(c, 4096)
     blocks = sliding_blocks(c, block, lambda layer: (layer + 1) % every, window, ropes)
-    return stack_of(c, blocks, **_top(c))
+    return stack(c, blocks, **_top(c))
 
 
 def _check_original_keys(c: ConfigReader) -> None:

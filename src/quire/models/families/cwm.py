@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from quire.errors import LoadError
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    head_dim_of,
-    mlp,
-    rms,
-    sliding_blocks,
-    stack_of,
-    window_of,
-)
+from quire.models.families.llama import RULES, attention, mlp, rms, sliding_blocks, stack, window_of
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -21,9 +12,9 @@ from quire.models.spec import Block, Decoder
 def _describe(c: ConfigReader) -> Decoder:
     if "rope_scaling" not in c and "rope_parameters" not in c:
         raise LoadError("config.json lacks rope_scaling, which CWM needs.")
-    attn = attention(c, head_dim=head_dim_of(c, 128), theta=1e6)
+    attn = attention(c, usual_dim=128, theta=1e6)
     block = Block(attn, mlp(c, bias=c.flag("mlp_bias", False)), rms(c, 1e-5))
-    return stack_of(c, sliding_blocks(c, block, lambda i: i % 4, window_of(c, 8192)))
+    return stack(c, sliding_blocks(c, block, lambda i: i % 4, window_of(c, 8192)))
 
 
 FAMILY = Family(("CwmForCausalLM",), _describe, RULES)

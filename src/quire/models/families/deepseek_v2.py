@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.latent_attention import LATENT_RULES, latent_attention
-from quire.models.families.llama import mlp, rms, stack_of
+from quire.models.families.llama import mlp, rms, stack
 from quire.models.families.mixtures import (
     DEEPSEEK_RULES,
     experts_of,
@@ -27,7 +27,7 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("mlp_bias", False)
     attn = latent_attention(c, interleaved=True)
     dense = Block(attn, mlp(c), rms(c, 1e-6))
-    return stack_of(c, with_experts(dense, _experts(c), sparse_after(c)))
+    return stack(c, with_experts(dense, _experts(c), sparse_after(c)))
 
 
 def _experts(c: ConfigReader) -> Moe:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from quire.models.config_reader import ConfigReader
 from quire.models.families.deepseek_v2 import RULES
 from quire.models.families.latent_attention import latent_attention
-from quire.models.families.llama import mlp, rms, stack_of
+from quire.models.families.llama import mlp, rms, stack
 from quire.models.families.mixtures import deepseek_experts_of, sparse_after, with_experts
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
@@ -20,7 +20,7 @@ def _describe(c: ConfigReader) -> Decoder:
         c.integer(key)  # which others that have these experts may leave out
     attn = latent_attention(c)
     dense = Block(attn, mlp(c), rms(c, 1e-6))
-    return stack_of(c, with_experts(dense, deepseek_experts_of(c), sparse_after(c, dense=3)))
+    return stack(c, with_experts(dense, deepseek_experts_of(c), sparse_after(c, dense=3)))
 
 
 FAMILY = Family(("DeepseekV3ForCausalLM",), _describe, RULES, drafts_after_layers=True)

@@ -10,7 +10,7 @@ from quire.models.families.llama import (
     mlp,
     rms,
     sliding_blocks,
-    stack_of,
+    stack,
     window_of,
 )
 from quire.models.families.mixtures import (
@@ -29,7 +29,7 @@ def _describe(c: ConfigReader) -> Decoder:
     moe = deepseek_experts_of(c, renorm=c.flag("norm_topk_prob", False))
     window, first = window_of(c, 4096), c.integer("max_window_layers", 62, minimum=0)
     blocks = sliding_blocks(c, dense, lambda i: window is not None and i >= first, window)
-    return stack_of(c, with_experts(blocks, moe, sparse_after(c)))
+    return stack(c, with_experts(blocks, moe, sparse_after(c)))
 
 
 FAMILY = Family(("Dots1ForCausalLM",), _describe, RULES + DEEPSEEK_RULES)

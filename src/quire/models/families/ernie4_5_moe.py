@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.ernie4_5 import ernie_attention
-from quire.models.families.llama import RULES, mlp, num_layers_of, rms, stack_of
+from quire.models.families.llama import RULES, mlp, num_layers_of, rms, stack
 from quire.models.families.mixtures import (
     QWEN_RULES,
     experts_of,
@@ -31,7 +31,7 @@ def _describe(c: ConfigReader) -> Decoder:
     c.raw("num_nextn_predict_layers", None)  # their tensors are left out
     dense = Block(ernie_attention(c, None), mlp(c, bias=bias), rms(c, 1e-5))
     blocks = with_experts(dense, _experts(c, bias), _is_sparse(c))
-    return stack_of(c, blocks, tie=c.flag("tie_word_embeddings", True), head_bias=bias)
+    return stack(c, blocks, tie=c.flag("tie_word_embeddings", True), head_bias=bias)
 
 
 def _experts(c: ConfigReader, bias: bool) -> Moe:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import attention, mlp, rms, sliding_blocks, stack_of, window_of
+from quire.models.families.llama import attention, mlp, rms, sliding_blocks, stack, window_of
 from quire.models.families.olmo2 import OLMO2_RULES
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder
@@ -16,7 +16,7 @@ from quire.models.spec import Attention, Block, Decoder
 def _describe(c: ConfigReader) -> Decoder:
     norm = rms(c, 1e-5)
     block = Block(attention(c, qk_norm=norm), mlp(c), norm, pre=False, post=True)
-    return stack_of(c, exaone_blocks(c, block))
+    return stack(c, exaone_blocks(c, block))
 
 
 def exaone_blocks(c: ConfigReader, block: Block) -> list[Block]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.exaone4 import exaone_blocks
-from quire.models.families.llama import RULES, attention, mlp, rms, stack_of
+from quire.models.families.llama import RULES, attention, mlp, rms, stack
 from quire.models.families.mixtures import (
     QWEN_RULES,
     deepseek_experts_of,
@@ -28,7 +28,7 @@ def _describe(c: ConfigReader) -> Decoder:
     )
     blocks = exaone_blocks(c, dense)
     sparse = sparse_by_type(c, sparse_after(c, dense=1))
-    return stack_of(c, with_experts(blocks, moe, sparse))
+    return stack(c, with_experts(blocks, moe, sparse))
 
 
 FAMILY = Family(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import RULES, attention, biases, head_dim_of, mlp, rms, stack
+from quire.models.families.llama import RULES, attention, biases, mlp, rms, stack
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Norm
 
@@ -15,9 +15,9 @@ def gemma_norm(c: ConfigReader) -> Norm:
     return rms(c, 1e-6, "rms1p")
 
 
-def gemma_attention(c: ConfigReader, dim: int, **facts: Any) -> Attention:
+def gemma_attention(c: ConfigReader, dim: int | None = None, **facts: Any) -> Attention:
     """Attention with the biases that all Gemma configs may ask for."""
-    return attention(c, head_dim=dim, **biases(c), **facts)
+    return attention(c, head_dim=dim, usual_dim=256, **biases(c), **facts)
 
 
 def gemma_top(c: ConfigReader) -> dict[str, Any]:
@@ -30,9 +30,8 @@ def gemma_top(c: ConfigReader) -> dict[str, Any]:
 
 def _describe(c: ConfigReader) -> Decoder:
     _check_activation(c)
-    dim = head_dim_of(c, 256)
     feed = mlp(c, act_key="hidden_activation", act="gelu_pytorch_tanh")
-    return stack(c, Block(gemma_attention(c, dim), feed, gemma_norm(c)), **gemma_top(c))
+    return stack(c, Block(gemma_attention(c), feed, gemma_norm(c)), **gemma_top(c))
 
 
 def _check_activation(c: ConfigReader) -> None:

@@ -4,19 +4,12 @@ and logits; VaultGemma without the norms after.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.gemma import gemma_attention, gemma_norm, gemma_top
-from quire.models.families.llama import (
-    RULES,
-    head_dim_of,
-    mlp,
-    norm_rules,
-    sliding_blocks,
-    stack_of,
-    window_of,
-)
+from quire.models.families.llama import RULES, mlp, norm_rules, sliding_blocks, stack, window_of
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Mlp
 
@@ -46,21 +39,15 @@ def capped(c: ConfigReader, default: float | None) -> dict[str, Any]:
 
 
 def _describe(c: ConfigReader, **block: Any) -> Decoder:
-    dim = head_dim_of(c, 256)
     attn = gemma_attention(
         c,
-        dim,
         scale=c.number("query_pre_attn_scalar", 256) ** -0.5,
         softcap=c.bound("attn_logit_softcapping", 50.0),
     )
     block_of_all, window = sandwich(c, attn, **block), window_of(c, 4096)
     blocks = sliding_blocks(c, block_of_all, lambda layer: layer % 2 == 0, window)
-    return stack_of(c, blocks, **capped(c, 30.0))
-
-
-def _describe_vault(c: ConfigReader) -> Decoder:
-    return _describe(c, post=False)
+    return stack(c, blocks, **capped(c, 30.0))
 
 
 GEMMA2 = Family(("Gemma2ForCausalLM",), _describe, SANDWICH_RULES)
-VAULT = Family(("VaultGemmaForCausalLM",), _describe_vault, SANDWICH_RULES)
+VAULT = Family(("VaultGemmaForCausalLM",), partial(_describe, post=False), SANDWICH_RULES)

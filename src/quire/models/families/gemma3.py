@@ -7,7 +7,7 @@ from dataclasses import replace
 from quire.models.config_reader import ConfigReader
 from quire.models.families.gemma import gemma_attention, gemma_norm
 from quire.models.families.gemma2 import SANDWICH_RULES, capped, sandwich
-from quire.models.families.llama import context_of, head_dim_of, sliding_blocks, stack_of, window_of
+from quire.models.families.llama import context_of, head_dim_of, sliding_blocks, stack, window_of
 from quire.models.rope_config import read_ropes
 from quire.models.rules import Family, text_of
 from quire.models.spec import Decoder
@@ -31,7 +31,7 @@ def _describe(c: ConfigReader) -> Decoder:
     }
     ropes = read_ropes(c, dim, bases, context=context_of(c))
     blocks = sliding_blocks(c, sandwich(c, attn), lambda i: (i + 1) % period, window, ropes)
-    return stack_of(c, blocks, **capped(c, None))
+    return stack(c, blocks, **capped(c, None))
 
 
 def _describe_part(c: ConfigReader) -> Decoder:

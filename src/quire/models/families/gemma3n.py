@@ -25,7 +25,7 @@ from quire.models.families.llama import (
     num_layers_of,
     read_layer_types,
     rms,
-    stack_of,
+    stack,
     window_of,
     with_ropes,
     with_windows,
@@ -82,7 +82,7 @@ def _describe(c: ConfigReader) -> Decoder:
     pairs = zip(blocks, _feeds(c, act), strict=True)
     blocks = [replace(layer, mlp=feed) for layer, feed in pairs]
     blocks = with_sharing(blocks, kinds, num_sharing_of(c, 15))
-    return stack_of(c, blocks, layer_inputs=inputs, streams=_streams(c), **capped(c, 30.0))
+    return stack(c, blocks, layer_inputs=inputs, streams=_streams(c), **capped(c, 30.0))
 
 
 def _streams(c: ConfigReader) -> Streams:

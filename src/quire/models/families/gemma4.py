@@ -26,7 +26,7 @@ from quire.models.families.llama import (
     num_layers_of,
     read_layer_types,
     rms,
-    stack_of,
+    stack,
     window_of,
     with_windows,
 )
@@ -78,7 +78,7 @@ def _describe(c: ConfigReader) -> Decoder:
         for feed in feeds
     ]
     blocks = with_sharing(_with_attention(c, blocks, kinds, norm), kinds, shared)
-    return stack_of(c, blocks, layer_inputs=inputs, **capped(c, None))
+    return stack(c, blocks, layer_inputs=inputs, **capped(c, None))
 
 
 def _layer_types(c: ConfigReader) -> list[str]:

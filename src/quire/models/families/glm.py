@@ -4,19 +4,11 @@ stored as one tensor; GLM-4 with norms before and after each sub-layer.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    head_dim_of,
-    layer_rules,
-    mlp,
-    norm_rules,
-    rms,
-    stack,
-)
+from quire.models.families.llama import RULES, attention, layer_rules, mlp, norm_rules, rms, stack
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -29,20 +21,11 @@ _SANDWICH = norm_rules(
 )
 
 
-def _stack(c: ConfigReader, **block: Any) -> Decoder:
-    dim = head_dim_of(c, 128)
+def _describe(c: ConfigReader, **block: Any) -> Decoder:
     bias = c.flag("attention_bias", True)
-    attn = attention(c, head_dim=dim, partial=0.5, interleaved=True, qkv_bias=bias)
+    attn = attention(c, usual_dim=128, partial=0.5, interleaved=True, qkv_bias=bias)
     return stack(c, Block(attn, mlp(c), rms(c, 1.5625e-07), **block))
 
 
-def _describe_glm(c: ConfigReader) -> Decoder:
-    return _stack(c)
-
-
-def _describe_glm4(c: ConfigReader) -> Decoder:
-    return _stack(c, post=True)
-
-
-GLM = Family(("GlmForCausalLM",), _describe_glm, _RULES)
-GLM4 = Family(("Glm4ForCausalLM",), _describe_glm4, _SANDWICH + _RULES)
+GLM = Family(("GlmForCausalLM",), _describe, _RULES)
+GLM4 = Family(("Glm4ForCausalLM",), partial(_describe, post=True), _SANDWICH + _RULES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import RULES, attention, mlp, rms, stack_of
+from quire.models.families.llama import RULES, attention, mlp, rms, stack
 from quire.models.families.mixtures import (
     DEEPSEEK_RULES,
     deepseek_experts_of,
@@ -24,7 +24,7 @@ def _describe(c: ConfigReader) -> Decoder:
         qkv_bias=c.flag("attention_bias", False),
     )
     dense = Block(attn, mlp(c), norm)
-    return stack_of(c, with_experts(dense, deepseek_experts_of(c), sparse_after(c, dense=1)))
+    return stack(c, with_experts(dense, deepseek_experts_of(c), sparse_after(c, dense=1)))
 
 
 FAMILY = Family(

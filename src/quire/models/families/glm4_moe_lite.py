@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.models.config_reader import ConfigReader
 from quire.models.families.deepseek_v2 import RULES
 from quire.models.families.latent_attention import latent_attention
-from quire.models.families.llama import mlp, rms, stack_of
+from quire.models.families.llama import mlp, rms, stack
 from quire.models.families.mixtures import (
     deepseek_experts_of,
     sparse_after,
@@ -22,7 +22,7 @@ def _describe(c: ConfigReader) -> Decoder:
     attn = latent_attention(c, q_rank=768, unrotated=192, value_dim=256)
     dense = Block(attn, mlp(c), rms(c, 1e-5))
     sparse = sparse_by_type(c, sparse_after(c, dense=1))
-    return stack_of(c, with_experts(dense, deepseek_experts_of(c), sparse))
+    return stack(c, with_experts(dense, deepseek_experts_of(c), sparse))
 
 
 FAMILY = Family(("Glm4MoeLiteForCausalLM",), _describe, RULES, drafts_after_layers=True)

@@ -13,7 +13,7 @@ from quire.models.families.llama import (
     num_experts_of,
     rms,
     sliding_blocks,
-    stack_of,
+    stack,
     window_of,
 )
 from quire.models.rules import Family, Rule, Step, rule
@@ -52,7 +52,7 @@ def _describe(c: ConfigReader) -> Decoder:
     c.raw("initial_context_length", None)  # rope_scaling repeats it
     attn = attention(c, theta=150000.0, sinks=True, **biases(c, True))
     block = Block(attn, _experts(c), rms(c, 1e-5, "rms_late_cast"))
-    return stack_of(c, sliding_blocks(c, block, lambda i: i % 2 == 0, window_of(c, 128)))
+    return stack(c, sliding_blocks(c, block, lambda i: i % 2 == 0, window_of(c, 128)))
 
 
 def _experts(c: ConfigReader) -> Moe:

@@ -17,7 +17,6 @@ from quire.models.families.llama import (
     rms,
     sliding_blocks,
     stack,
-    stack_of,
     window_of,
     with_ropes,
 )
@@ -60,7 +59,7 @@ def _describe_swa(c: ConfigReader) -> Decoder:
     first = blocks[0].mixer
     assert isinstance(first, Attention), "with windows"
     blocks = with_ropes(blocks, _ropes(c, first.rope))
-    return stack_of(c, blocks, **multipliers_of(c), tie=c.flag("tie_word_embeddings", True))
+    return stack(c, blocks, **multipliers_of(c), tie=c.flag("tie_word_embeddings", True))
 
 
 def _ropes(c: ConfigReader, rope: Rope | None) -> list[Rope | None]:

@@ -19,7 +19,7 @@ from quire.models.families.llama import (
     num_layers_of,
     read_kinds,
     rms,
-    stack_of,
+    stack,
 )
 from quire.models.families.mamba import MAMBA2_NAMES, mixer_rules
 from quire.models.families.mamba2 import mamba2_of_hybrid
@@ -41,17 +41,12 @@ _KINDS = {
 def _describe(c: ConfigReader) -> Decoder:
     c.only("normalization_function", "rmsnorm")
     norm = rms(c, 1e-6)
-    attn = attention(
-        c,
-        rope=_rope(c),
-        scale=c.number("attention_multiplier", 1.0),
-        **biases(c),
-    )
+    attn = attention(c, rope=_rope(c), scale=c.number("attention_multiplier", 1.0), **biases(c))
     scale = c.number("residual_multiplier", 1.0)
     attending = Block(attn, _feed_forward(c), norm, residual_scale=scale)
     recurrent = replace(attending, mixer=mamba2_of_hybrid(c, norm_eps=norm.eps))
     blocks = [recurrent if kind == "mamba" else attending for kind in _layer_types(c)]
-    return stack_of(c, blocks, **multipliers_of(c))
+    return stack(c, blocks, **multipliers_of(c))
 
 
 def _feed_forward(c: ConfigReader) -> Mlp | Moe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import RULES, attention, biases, head_dim_of, mlp, rms, stack_of
+from quire.models.families.llama import RULES, attention, biases, mlp, rms, stack
 from quire.models.families.mixtures import (
     expert_rules,
     experts_of,
@@ -31,16 +31,10 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("qk_norm", True)
     c.only("mlp_bias", False)
     c.raw("num_nextn_predict_layers", None)  # their layers follow the decoder's and are left out
-    attn = attention(
-        c,
-        head_dim=head_dim_of(c, 128),
-        theta=11_158_840.0,
-        qk_norm=norm,
-        **biases(c),
-    )
+    attn = attention(c, usual_dim=128, theta=11_158_840.0, qk_norm=norm, **biases(c))
     dense = Block(attn, mlp(c), norm)
     sparse = sparse_by_type(c, sparse_after(c, dense=1))
-    return stack_of(c, with_experts(dense, _experts(c), sparse))
+    return stack(c, with_experts(dense, _experts(c), sparse))
 
 
 def _experts(c: ConfigReader) -> Moe:

@@ -7,7 +7,6 @@ from quire.models.families.llama import (
     RULES,
     attention,
     biases,
-    head_dim_of,
     layer_rules,
     mlp,
     rms,
@@ -43,7 +42,7 @@ def _describe_3(c: ConfigReader) -> Decoder:
     c.rename(attention_bias="qkv_bias", mlp_bias="bias")
     bias = c.flag("attention_bias", False)
     c.only("mlp_bias", bias)
-    attn = attention(c, head_dim=head_dim_of(c, 128), **biases(c))
+    attn = attention(c, usual_dim=128, **biases(c))
     return stack(c, Block(attn, mlp(c, bias=bias), rms(c, 1e-5)))
 
 

@@ -14,7 +14,7 @@ from quire.models.families.llama import (
     num_experts_of,
     num_layers_of,
     rms,
-    stack_of,
+    stack,
 )
 from quire.models.families.mamba import MAMBA_NAMES, mixer_rules
 from quire.models.mixers.recurrent.spec import Mamba
@@ -34,7 +34,7 @@ def _describe(c: ConfigReader) -> Decoder:
     for i in range(num_layers_of(c)):
         block = attending if attends[i] else recurrent
         blocks.append(replace(block, mlp=experts) if experts and is_sparse[i] else block)
-    return stack_of(c, blocks)
+    return stack(c, blocks)
 
 
 def _mamba(c: ConfigReader, norm: Norm) -> Mamba:

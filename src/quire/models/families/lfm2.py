@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import (
-    EMBEDDING_RULES,
-    attention,
-    num_layers_of,
-    read_kinds,
-    stack_of,
-)
+from quire.models.families.llama import EMBEDDING_RULES, attention, num_layers_of, read_kinds, stack
 from quire.models.families.mixtures import expert_rules, experts_of, router_rule, select_bias_rule
 from quire.models.mixers.recurrent.spec import ShortConv
 from quire.models.rules import Family, rule
@@ -80,7 +74,7 @@ def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
     mixers = {"full_attention": full, "conv": replace(full, mixer=conv)}
     pairs = zip(_layer_types(c), feeds, strict=True)
     blocks = [replace(mixers[kind], mlp=feed) for kind, feed in pairs]
-    return stack_of(c, blocks, tie=c.flag("tie_embedding", c.flag("tie_word_embeddings", True)))
+    return stack(c, blocks, tie=c.flag("tie_embedding", c.flag("tie_word_embeddings", True)))
 
 
 def _norm(c: ConfigReader) -> Norm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from quire.errors import LoadError
@@ -99,7 +100,7 @@ def context_of(c: ConfigReader) -> int:
     return context
 
 
-def biases(c: ConfigReader, default: bool = False) -> dict[str, bool]:
+def biases(c: ConfigReader, default: bool = False) -> dict[str, Any]:
     """The biases of attention that one switch is for."""
     has_bias = c.flag("attention_bias", default)
     return {"qkv_bias": has_bias, "o_bias": has_bias}
@@ -109,25 +110,22 @@ def attention(
     c: ConfigReader,
     *,
     head_dim: int | None = None,
+    usual_dim: int | None = None,
     theta: float = 1e4,
     partial: float = 1.0,
     interleaved: bool = False,
+    rope_facts: Mapping[str, Any] = MappingProxyType({}),
     **facts: Any,
 ) -> Attention:
-    """Llama's attention with what differs as keywords. Without `rope` among them it is read, with
-    `theta` as the family's base, and `partial` as its share of a head that is rotated.
+    """Llama's attention with what differs as keywords. Without a `head_dim` the config says it, or
+    else it is the family's `usual_dim`. Without `rope` it is read, with `theta` as the family's
+    base, `partial` as its share of a head that is rotated, and further keywords of `read_rope`.
     """
     if head_dim is None:
-        head_dim = head_dim_of(c)
+        head_dim = head_dim_of(c, usual_dim)
     if "rope" not in facts:
-        facts["rope"] = read_rope(
-            c,
-            head_dim,
-            theta=theta,
-            context=context_of(c),
-            partial=partial,
-            interleaved=interleaved,
-        )
+        given = {"theta": theta, "partial": partial, "interleaved": interleaved, **rope_facts}
+        facts["rope"] = read_rope(c, head_dim, context=context_of(c), **given)
     heads = c.integer("num_attention_heads")
     kv_heads = c.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -173,11 +171,6 @@ def mlp(
     return Mlp(width, c.choice(act_key, ACTIVATIONS, act), **facts)
 
 
-def stack(c: ConfigReader, block: Block, **facts: Any) -> Decoder:
-    """The same block in every layer."""
-    return stack_of(c, [block] * num_layers_of(c), **facts)
-
-
 def with_ropes(blocks: Iterable[Block], ropes: Iterable[Rope | None]) -> list[Block]:
     """The blocks with these rotations in their attention."""
     found = []
@@ -187,8 +180,12 @@ def with_ropes(blocks: Iterable[Block], ropes: Iterable[Rope | None]) -> list[Bl
     return found
 
 
-def stack_of(c: ConfigReader, blocks: list[Block], **facts: Any) -> Decoder:
-    """A decoder from its blocks, the shared keys and what differs as keywords."""
+def stack(c: ConfigReader, blocks: Block | list[Block], **facts: Any) -> Decoder:
+    """A decoder from its blocks, or from one for every layer, the shared keys and what differs as
+    keywords.
+    """
+    if isinstance(blocks, Block):
+        blocks = [blocks] * num_layers_of(c)
     context = facts["context"] if "context" in facts else context_of(c)
     return Decoder(
         **{

@@ -19,7 +19,7 @@ from quire.models.families.llama import (
     num_layers_of,
     read_kinds,
     rms,
-    stack_of,
+    stack,
 )
 from quire.models.families.mixtures import experts_of, shared_expert
 from quire.models.positions import Temperature
@@ -54,7 +54,7 @@ def _describe(c: ConfigReader) -> Decoder:
     dense, moe = mlp(c, width=c.integer("intermediate_size_mlp")), _experts(c)
     mixers = _mixers(c, norm)
     pairs = zip(mixers, _has_experts(c), strict=True)
-    return stack_of(c, [Block(mixer, moe if sparse else dense, norm) for mixer, sparse in pairs])
+    return stack(c, [Block(mixer, moe if sparse else dense, norm) for mixer, sparse in pairs])
 
 
 def _experts(c: ConfigReader) -> Moe:

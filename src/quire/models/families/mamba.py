@@ -30,10 +30,7 @@ def mixer_rules(at: str, names: Mapping[str, str]) -> tuple[Rule, ...]:
     )
 
 
-RULES = (
-    *top_rules("embeddings", "norm_f"),
-    *layer_rules({"norm": "attn_pre"}),
-)
+RULES = (*top_rules("embeddings", "norm_f"), *layer_rules({"norm": "attn_pre"}))
 
 
 def mamba_decoder(c: ConfigReader, mixer: Mixer, *, tie: bool) -> Decoder:

@@ -79,8 +79,9 @@ def divisor_of(key: str, count: int, whole: int) -> int:
     return count
 
 
-def step_limits(c: ConfigReader, key: str = "time_step_limit") -> tuple[float, float]:
+def step_limits(c: ConfigReader) -> tuple[float, float]:
     """The least and the largest step of Mamba-2."""
+    key = "time_step_limit"
     limits = c.raw(key, (0.0, NO_LIMIT))
     is_pair = isinstance(limits, list | tuple) and len(limits) == 2
     if not is_pair or not all(_is_limit(limit) for limit in limits) or limits[0] > limits[1]:

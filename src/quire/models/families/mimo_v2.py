@@ -15,7 +15,7 @@ from quire.models.families.llama import (
     num_layers_of,
     read_layer_types,
     rms,
-    stack_of,
+    stack,
     window_of,
     with_windows,
 )
@@ -54,7 +54,7 @@ def _describe(c: ConfigReader) -> Decoder:
         blocks += with_windows(block, [kind], window)
     scale = c.number("attention_value_scale", 1.0)
     scales = (("attn.v.weight", scale), ("attn.v.bias", scale))
-    return stack_of(c, blocks, leaf_scales=scales)
+    return stack(c, blocks, leaf_scales=scales)
 
 
 def _by_number(c: ConfigReader, key: str, default: list[bool]) -> list[bool]:

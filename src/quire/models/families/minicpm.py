@@ -10,12 +10,7 @@ from quire.models.spec import Block, Decoder
 
 def _describe(c: ConfigReader) -> Decoder:
     depth_scale = c.number("scale_depth", 1.0) / num_layers_of(c) ** 0.5
-    block = Block(
-        attention(c, **biases(c)),
-        mlp(c),
-        rms(c, 1e-6),
-        residual_scale=depth_scale,
-    )
+    block = Block(attention(c, **biases(c)), mlp(c), rms(c, 1e-6), residual_scale=depth_scale)
     return stack(
         c,
         block,

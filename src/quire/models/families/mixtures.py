@@ -31,9 +31,9 @@ def expert_rules(stored: str, names: tuple[str, str, str] = _PROJECTIONS) -> tup
     return _rules_of(f"{_AT}{stored}.{{expert}}.", _OURS + "experts.{expert}.", names)
 
 
-def shared_rules(stored: str, names: tuple[str, str, str] = _PROJECTIONS) -> tuple[Rule, ...]:
+def shared_rules(stored: str) -> tuple[Rule, ...]:
     """The rules of a shared expert."""
-    return _rules_of(f"{_AT}{stored}.", _OURS + "shared.", names)
+    return _rules_of(f"{_AT}{stored}.", _OURS + "shared.", _PROJECTIONS)
 
 
 def _rules_of(stored: str, ours: str, names: tuple[str, str, str]) -> tuple[Rule, ...]:

@@ -23,7 +23,7 @@ from quire.models.families.llama import (
     layer_rules,
     mlp,
     sliding_blocks,
-    stack_of,
+    stack,
 )
 from quire.models.pooling.spec import HeadLayer, SequencePooling, TermWeights
 from quire.models.rope_config import read_ropes
@@ -81,7 +81,7 @@ def _describe(c: ConfigReader) -> Decoder:
     ropes = read_ropes(c, attn.head_dim, bases, context=context_of(c))
     blocks = sliding_blocks(c, block, lambda layer: layer % period, window, ropes)
     blocks[0] = replace(blocks[0], mixer_pre=False)
-    return stack_of(c, blocks, embed_norm=block.norm, final_norm=block.norm, tie=False)
+    return stack(c, blocks, embed_norm=block.norm, final_norm=block.norm, tie=False)
 
 
 def _head(c: ConfigReader) -> tuple[HeadLayer, ...]:

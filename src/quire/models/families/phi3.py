@@ -5,18 +5,7 @@ through LongRoPE.
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    context_of,
-    head_dim_of,
-    layer_rules,
-    mlp,
-    rms,
-    stack,
-    window_of,
-)
-from quire.models.rope_config import read_rope
+from quire.models.families.llama import RULES, attention, layer_rules, mlp, rms, stack, window_of
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -30,12 +19,9 @@ def _describe(c: ConfigReader) -> Decoder:
         c.only(bias, False)
     for factor in ("full_attn_mod", "interpolate_factor"):  # Phi-4-mini: only 1 has a meaning
         c.only(factor, 1)
-    dim = head_dim_of(c)
     original = c.integer("original_max_position_embeddings", 4096)
-    rope = read_rope(
-        c, dim, context=context_of(c), kinds=("default", "longrope"), original=original
-    )
-    attn = attention(c, head_dim=dim, rope=rope, window=window_of(c))
+    scalings = {"kinds": ("default", "longrope"), "original": original}
+    attn = attention(c, rope_facts=scalings, window=window_of(c))
     return stack(c, Block(attn, mlp(c), rms(c, 1e-5)))
 
 

@@ -7,40 +7,19 @@ model was trained; transformers changes only the factor.
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    biases,
-    context_of,
-    head_dim_of,
-    stack,
-    window_of,
-)
+from quire.models.families.llama import RULES, attention, biases, stack, window_of
 from quire.models.families.mixtures import expert_rules, experts_of, router_rule
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Norm
 
 _AT = "block_sparse_moe."
-_RULES = (
-    router_rule(_AT + "gate"),
-    *expert_rules(_AT + "experts", ("w1", "w3", "w2")),
-    *RULES,
-)
+_RULES = (router_rule(_AT + "gate"), *expert_rules(_AT + "experts", ("w1", "w3", "w2")), *RULES)
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim = head_dim_of(c)
     original = c.integer("original_max_position_embeddings", None)
-    rope = read_rope(
-        c,
-        dim,
-        theta=1e6,
-        context=context_of(c),
-        kinds=("default", "longrope"),
-        original=original,
-    )
-    attn = attention(c, head_dim=dim, rope=rope, window=window_of(c), **biases(c))
+    scalings = {"kinds": ("default", "longrope"), "original": original}
+    attn = attention(c, theta=1e6, rope_facts=scalings, window=window_of(c), **biases(c))
     c.raw("input_jitter_noise", None)  # in training
     moe = experts_of(
         c,

@@ -5,15 +5,7 @@ switched on.
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    mlp,
-    rms,
-    sliding_blocks,
-    stack_of,
-    window_of,
-)
+from quire.models.families.llama import RULES, attention, mlp, rms, sliding_blocks, stack, window_of
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -32,7 +24,7 @@ def qwen_layers(c: ConfigReader, block: Block) -> list[Block]:
 
 def _describe(c: ConfigReader) -> Decoder:
     attn = attention(c, qkv_bias=True, is_causal=c.flag("is_causal", True))
-    return stack_of(c, qwen_layers(c, Block(attn, mlp(c), rms(c, 1e-6))))
+    return stack(c, qwen_layers(c, Block(attn, mlp(c), rms(c, 1e-6))))
 
 
 FAMILY = Family(("Qwen2ForCausalLM",), _describe, RULES)

@@ -5,15 +5,7 @@ shared expert with a gate.
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    mlp,
-    rms,
-    sliding_blocks,
-    stack_of,
-    window_of,
-)
+from quire.models.families.llama import RULES, attention, mlp, rms, sliding_blocks, stack, window_of
 from quire.models.families.mixtures import (
     QWEN_RULES,
     experts_of,
@@ -41,7 +33,7 @@ def _describe(c: ConfigReader) -> Decoder:
         shared=shared_expert(c, c.integer("shared_expert_intermediate_size")),
         shared_gate=True,
     )
-    return stack_of(c, with_experts(_windows(c, dense), moe, sparse_by_step(c)))
+    return stack(c, with_experts(_windows(c, dense), moe, sparse_by_step(c)))
 
 
 def _windows(c: ConfigReader, block: Block) -> list[Block]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import RULES, attention, biases, mlp, rms, stack_of, window_of
+from quire.models.families.llama import RULES, attention, biases, mlp, rms, stack, window_of
 from quire.models.families.mixtures import QWEN_RULES, experts_of, sparse_by_step, with_experts
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
@@ -14,7 +14,7 @@ def _describe(c: ConfigReader) -> Decoder:
     attn = attention(c, qk_norm=norm, window=_window(c), **biases(c))
     dense = Block(attn, mlp(c), norm)
     moe = experts_of(c, _num_experts_key(c), renorm=c.flag("norm_topk_prob", False))
-    return stack_of(c, with_experts(dense, moe, sparse_by_step(c)))
+    return stack(c, with_experts(dense, moe, sparse_by_step(c)))
 
 
 def _window(c: ConfigReader) -> int | None:

@@ -7,14 +7,12 @@ from quire.models.families.llama import (
     LAYER,
     RULES,
     attention,
-    context_of,
-    head_dim_of,
     layer_rules,
     mlp,
     num_layers_of,
     read_kinds,
     rms,
-    stack_of,
+    stack,
 )
 from quire.models.families.mixtures import (
     QWEN_RULES,
@@ -24,7 +22,6 @@ from quire.models.families.mixtures import (
     sparse_by_step,
 )
 from quire.models.mixers.recurrent.spec import GatedDelta
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family, rule, text_of
 from quire.models.spec import Block, Decoder, Mlp, Moe, Norm
 
@@ -67,12 +64,18 @@ def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
     c.only("mamba_ssm_dtype", "float32")
     # layers that predict further tokens are left out
     c.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
-    norm, dim = rms(c, 1e-6, "rms1p"), head_dim_of(c, 256)
-    rope = read_rope(c, dim, context=context_of(c), partial=0.25, ignored=_ROPE_OF_MEDIA)
-    attn = attention(c, head_dim=dim, rope=rope, qk_norm=norm, gate="full")
+    norm = rms(c, 1e-6, "rms1p")
+    attn = attention(
+        c,
+        usual_dim=256,
+        partial=0.25,
+        rope_facts={"ignored": _ROPE_OF_MEDIA},
+        qk_norm=norm,
+        gate="full",
+    )
     delta = _delta(c, norm)
     pairs = zip(_layer_types(c), feeds, strict=True)
-    return stack_of(
+    return stack(
         c, [Block(attn if kind == "full_attention" else delta, feed, norm) for kind, feed in pairs]
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import RULES, attention, head_dim_of, mlp, rms, stack
+from quire.models.families.llama import RULES, attention, mlp, rms, stack
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -11,7 +11,7 @@ from quire.models.spec import Block, Decoder
 def _describe(c: ConfigReader) -> Decoder:
     attn = attention(
         c,
-        head_dim=head_dim_of(c, 128),
+        usual_dim=128,
         qkv_bias=c.flag("attention_bias", True),
         o_bias=c.flag("attention_out_bias", False),
     )

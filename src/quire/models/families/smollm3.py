@@ -11,7 +11,7 @@ from quire.models.families.llama import (
     num_layers_of,
     read_layer_types,
     rms,
-    stack_of,
+    stack,
     window_of,
     with_ropes,
     with_windows,
@@ -27,7 +27,7 @@ def _describe(c: ConfigReader) -> Decoder:
     rotated = _rotated(c)
     blocks = _windowed(c, block, rotated)
     blocks = with_ropes(blocks, [attn.rope if turns else None for turns in rotated])
-    return stack_of(c, blocks, tie=c.flag("tie_word_embeddings", True))
+    return stack(c, blocks, tie=c.flag("tie_word_embeddings", True))
 
 
 def _rotated(c: ConfigReader) -> list[bool]:

@@ -7,10 +7,7 @@ from quire.models.families.llama import RULES, attention, layer_rules, mlp, stac
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Norm
 
-_RULES = (
-    *layer_rules({"mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}),
-    *RULES,
-)
+_RULES = (*layer_rules({"mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}), *RULES)
 
 
 def _describe(c: ConfigReader) -> Decoder:

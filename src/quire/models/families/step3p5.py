@@ -20,7 +20,7 @@ from quire.models.families.llama import (
     mlp,
     num_layers_of,
     rms,
-    stack_of,
+    stack,
     window_of,
     with_windows,
 )
@@ -82,7 +82,7 @@ def _describe(c: ConfigReader) -> Decoder:
     for layer, (kind, feed) in enumerate(zip(kinds, _feeds(c), strict=True)):
         attn = _attention(c, kind, _rope(c, kind, layer), norm)
         blocks += with_windows(Block(attn, feed, norm), [kind], window)
-    return stack_of(c, blocks)
+    return stack(c, blocks)
 
 
 def _attention(c: ConfigReader, kind: str, rope: Rope, norm: Norm) -> Attention:

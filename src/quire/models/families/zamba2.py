@@ -15,7 +15,7 @@ from quire.models.families.llama import (
     mlp,
     read_kinds,
     rms,
-    stack_of,
+    stack,
 )
 from quire.models.families.mamba import MAMBA2_NAMES, mixer_rules
 from quire.models.families.mamba2 import divisor_of
@@ -43,7 +43,7 @@ def _describe(c: ConfigReader) -> Decoder:
             uses += 1
         else:
             blocks.append(plain)
-    return stack_of(c, blocks, tie=c.flag("tie_word_embeddings", True))
+    return stack(c, blocks, tie=c.flag("tie_word_embeddings", True))
 
 
 def _mamba(c: ConfigReader) -> Mamba2:

@@ -21,17 +21,15 @@ from quire.models.loading.readers.checkpoint_files import CheckpointFiles, FileN
 from quire.models.parameters import Parameter
 
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+_SHOWN = 6
+"""Of the leaves that do not fit, how many a message names."""
 
 
 class ShardedLeaves:
     """Reads the leaves of one worker's model from its files."""
 
-    def __init__(
-        self, folder: Path, rank: int, size: int, expected: dict[str, Parameter], shown: int = 6
-    ) -> None:
-        """Raises LoadError or WeightMismatch unless the files have exactly the `expected` leaves;
-        `shown`: of those that do not fit, how many are named.
-        """
+    def __init__(self, folder: Path, rank: int, size: int, expected: dict[str, Parameter]) -> None:
+        """Raises LoadError or WeightMismatch unless the files have just the `expected` leaves."""
         if any(folder.glob(PATTERN.format(rank=size, part="*"))):
             raise LoadError(
                 f"{folder} has the weights of more than {size} workers. Save them again with as "
@@ -47,7 +45,7 @@ class ShardedLeaves:
             raise WeightMismatch(
                 f"{folder} does not have the parameters of this model for worker {rank} of {size}: "
                 f"{len(wrong)} are missing, unknown or of another shape "
-                f"({', '.join(wrong[:shown])}). Save them again with as many workers."
+                f"({', '.join(wrong[:_SHOWN])}). Save them again with as many workers."
             )
 
     def __call__(self, leaf: Parameter) -> Tensor:

@@ -23,10 +23,10 @@ from quire.models.formats import read_storage
 from quire.models.formats.storage import Storage
 from quire.models.loading.folder_files import LoadFormat, read_folder_config
 from quire.models.loading.leaves import OpenLeaves, open_leaves
+from quire.models.loading.options import ModelOptions
 from quire.models.loading.read_ahead import Read, ReadAhead
 from quire.models.loading.sharded_state import check_pattern, save_leaves
 from quire.models.loading.weight_builder import WeightBuilder
-from quire.models.options import ModelOptions
 from quire.models.parameters import parameters
 from quire.models.rules import Family
 from quire.models.sharding import shard
