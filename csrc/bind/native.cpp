@@ -93,6 +93,7 @@ struct Context {
     Level level;
     Kernels kernels;
     std::shared_ptr<Recording> recording;
+    bool streams_weights = false;  // of products from now on, see PackedWeight
 
     Context(std::shared_ptr<Pool> threads, const std::string& level_name)
         : pool(std::move(threads)), level(find_level(level_name)), kernels(kernels_for(level)) {}
@@ -249,6 +250,7 @@ void bind_context(nb::module_& m) {
     nb::class_<Context> context(m, "Context");
     context.def(nb::init<std::shared_ptr<Pool>, const std::string&>(), "pool"_a, "level"_a)
         .def_prop_ro("level", [](const Context& c) { return name(c.level); })
+        .def_rw("streams_weights", &Context::streams_weights)
         .def("begin", [](Context& c, std::shared_ptr<Recording> r) { c.recording = std::move(r); })
         .def("end", [](Context& c) { c.recording.reset(); })
         .def("replay", &replay, "recording"_a, "tokens"_a, "calls"_a)

@@ -59,7 +59,7 @@ inline void add_group(const float* x, const GroupAt& at, const float* table, int
             for (int v = 0; v < V; ++v) {
                 const uint8_t* here = w + p * at.apart + v * kLine;
                 found[v] = load_words(here);
-                __builtin_prefetch(here + kAhead);
+                fetch_weights<M, P>(here + kAhead, at.is_streamed);
             }
             add_pairs<0>(acc[p], x, found, codes[p]);
         }

@@ -56,7 +56,7 @@ inline Integers zeros_times(const uint8_t* zeros, int32_t factor) {
 // sums += the products of some words with J rows of digits, kDepth apart.
 template <int J, int V, int P, int kBits>
 inline void add_words(Integers (&sums)[P][J][V], const int8_t* x, const uint8_t* w, int64_t words,
-                      int64_t apart, int64_t ahead) {
+                      int64_t apart, int64_t ahead, bool is_streamed) {
     for (int64_t i = 0; i < words; ++i, w += kWordLine, x += 32 / kBits) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
@@ -65,7 +65,7 @@ inline void add_words(Integers (&sums)[P][J][V], const int8_t* x, const uint8_t*
             for (int v = 0; v < V; ++v) {
                 const uint8_t* here = w + p * apart + v * kLine;
                 found[v] = load_bytes(here);
-                __builtin_prefetch(here + ahead);
+                fetch_weights<J / kDigits, P>(here + ahead, is_streamed);
             }
 #pragma GCC unroll 2
             for (int half = 0; half < 8 / kBits; ++half) {
@@ -126,7 +126,7 @@ inline void add_group(const DigitRows& x, const GroupAt& at, int vector, int64_t
     });
     const uint8_t* w = at.codes + vector * kLine;
     if constexpr (kNarrow == 0) {
-        add_words<J, V, P, kBits>(acc, x.digits, w, words, at.apart, ahead);
+        add_words<J, V, P, kBits>(acc, x.digits, w, words, at.apart, ahead, at.is_streamed);
     } else {
         constexpr int64_t kWords = kNarrow * kBits / 32;
         for (int64_t first = 0; first < words; first += kWords) {
@@ -134,7 +134,7 @@ inline void add_group(const DigitRows& x, const GroupAt& at, int vector, int64_t
             each_sum<P, J, V>([&](int p, int j, int v) { narrow[p][j][v] = splat_int(0); });
             add_words<J, V, P, kBits>(narrow, x.digits + first * 32 / kBits, w + first * kWordLine,
                                       words - first < kWords ? words - first : kWords, at.apart,
-                                      ahead);
+                                      ahead, at.is_streamed);
             each_sum<P, J, V>([&](int p, int j, int v) {
                 acc[p][j][v] = widened(acc[p][j][v], narrow[p][j][v]);
             });

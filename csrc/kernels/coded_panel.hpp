@@ -40,13 +40,15 @@ struct GroupAt {
     const uint8_t* zeros;
     int64_t apart;
     Type scale_type;
+    bool is_streamed;
 
     GroupAt(const PackedWeight& w, const CodedPanel& panel, int64_t first, int64_t group)
         : codes(static_cast<const uint8_t*>(w.panels) + first * panel.bytes()),
           scales(reinterpret_cast<const char*>(codes) + panel.scales()),
           zeros(codes + panel.zeros()),
           apart(panel.bytes()),
-          scale_type(w.scale_type) {
+          scale_type(w.scale_type),
+          is_streamed(w.is_streamed) {
         move(panel, group);
     }
 

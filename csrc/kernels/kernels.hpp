@@ -145,6 +145,8 @@ struct RowRounding {
 // for the 16 numbers of `table`. order: input i of the weight is x[order[i]]; or null. rounding:
 // without an order.
 //
+// is_streamed: it is read from memory in every step, being one of more weights than caches hold.
+//
 // The inputs form 1, 2 or 4 segments of equal length (several: a multiple of 4 and of `group`),
 // each summed by itself; then neighbours are added, ((0 + 1) + (2 + 3)). A process that has some of
 // the inputs of a weight, whole segments of it, can thus bring a part of the sum without changing a
@@ -165,6 +167,7 @@ struct PackedWeight {
     const int64_t* order = nullptr;
     RowRounding rounding = {};
     float table[16] = {};
+    bool is_streamed = false;
 };
 
 // What is added to some rows of a product's sums, fp32: to row t, row rows[t] of values; nothing

@@ -27,7 +27,8 @@ class FloatProduct {
                   int64_t apart) const {
         const int64_t panel_size = (a_.weight.in + 1) / 2 * 2 * kPanel;
         const E* weight = static_cast<const E*>(a_.weight.panels) + panel * panel_size;
-        x_.template multiply<P>(segment, sums, stride, Apart{panel_size, apart},
+        x_.template multiply<P>(segment, sums, stride,
+                                Apart{panel_size, apart, a_.weight.is_streamed},
                                 [&](int64_t pair, int64_t) { return weight + pair * 2 * kPanel; });
     }
 

@@ -195,15 +195,28 @@ struct Dots<BF16> {
 // Far enough ahead for the memory, near enough to be still in the cache: 32 pairs of bf16.
 constexpr int64_t kPrefetchBytes = 4096;
 
+// Fetch a line of weights that M rows are about to be multiplied with, P panels side by side. One
+// row, and the few of panels side by side, read it once in a step. If weights do not stay in the
+// caches anyway, such a line is to leave them first: otherwise whatever runs between two steps
+// would find nothing of its own there.
+template <int M, int P>
+inline void fetch_weights(const void* line, bool is_streamed) {
+    if ((M == 1 || P > 1) && is_streamed)
+        __builtin_prefetch(line, 0, 0);
+    else
+        __builtin_prefetch(line);
+}
+
 // Bytes that a pass over some weights fetches, a line now and then: what memory sends while other
 // rows are multiplied with what is there already.
 struct Fetch {
     const char* next;
     const char* end;
 
-    void line() {
+    template <int M>
+    void line(bool is_streamed) {
         if (next >= end) return;
-        __builtin_prefetch(next);
+        fetch_weights<M, 1>(next, is_streamed);
         next += 64;
     }
 };
@@ -222,9 +235,10 @@ struct Fetches {
 };
 
 // Panels that are multiplied side by side, each with its sums, so that several streams are read: of
-// the weights (in elements) and of the sums, how far they lie apart.
+// the weights (in elements) and of the sums, how far they lie apart. is_streamed: see PackedWeight.
 struct Apart {
     int64_t weights, sums;
+    bool is_streamed = false;
 };
 
 // body(panel, row, vector) for every sum of a register block. Unrolled to the end, or the sums
@@ -254,9 +268,10 @@ inline void multiply_block(const typename Dots<E>::X* x, const E* w, int vector,
 #pragma GCC unroll 4
             for (int64_t line = 0; line < kPanel * V * int64_t(sizeof(E)); line += 64) {
                 if constexpr (P == 1)
-                    fetch.line();
+                    fetch.line<M>(apart.is_streamed);
                 else
-                    __builtin_prefetch(ahead + vector * kPanel * sizeof(E) + line);
+                    fetch_weights<M, P>(ahead + vector * kPanel * sizeof(E) + line,
+                                        apart.is_streamed);
             }
             Dots<E>::template add_pair<M, V>(acc[p], x + pair * 2, at, vector);
         }

@@ -99,7 +99,7 @@ inline void multiply_bytes(const Segment& x, int vector, float* sums, int64_t st
 #pragma GCC unroll 2
                 for (int v = 0; v < V; ++v) {
                     const uint8_t* at = w + p * apart.weights + (vector + v) * kByteLine / 2;
-                    __builtin_prefetch(at + kPrefetch);
+                    fetch_weights<M, P>(at + kPrefetch, apart.is_streamed);
                     lanes[v] = load_bytes(at);
                 }
 #pragma GCC unroll 16
@@ -130,7 +130,7 @@ inline void add_inputs(Integers (&sums)[P][M][V], const int8_t* run, int64_t cou
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
             const Bytes both = load_bytes(w + p * apart.weights);
-            __builtin_prefetch(w + p * apart.weights + kPrefetch);
+            fetch_weights<M, P>(w + p * apart.weights + kPrefetch, apart.is_streamed);
             Bytes lanes[V];
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v)
@@ -298,7 +298,7 @@ class QuantizedProduct {
             return;
         }
         constexpr int V = is_wide(M, P) ? kPanel / kLanes : kByteVectors;
-        const Apart apart{panel_bytes_, sums_apart};
+        const Apart apart{panel_bytes_, sums_apart, weight_.is_streamed};
         for (int v = 0; v < kPanel / kLanes; v += V) {
             if (!is_int4(weight_))
                 multiply_bytes<M, V, P>(x, v, sums, stride, apart);

@@ -155,8 +155,10 @@ def test_bf16_weights_stay_two_bytes():
     assert nbytes(w) == 4096 * 1024 * 2
 
 
-def test_recorded_products_serve_any_number_of_rows():
+@pytest.mark.parametrize("num_bytes", [0, 1 << 50], ids=["of caches", "of memory"])
+def test_recorded_products_serve_any_number_of_rows(num_bytes):
     runtime = CpuRuntime(num_threads=2)
+    runtime.expect_weights(num_bytes)
     ops = select(device="cpu", dtype=torch.float32, providers=["cpu"], runtime=runtime)
     up = ops.pack_linear(draw(90, 33, dtype=torch.float32), draw(90, dtype=torch.float32))
     down = ops.pack_linear(draw(33, 45, dtype=torch.float32), None)
@@ -169,6 +171,19 @@ def test_recorded_products_serve_any_number_of_rows():
         x = inputs[:rows]
         expected = ops.logits(feed_forward(ops, x, up, down, "silu", True), up, 2.0)
         assert torch.equal(recorded[:rows], expected)
+
+
+@pytest.mark.parametrize(
+    ("cache_bytes", "num_bytes", "expected"),
+    [(1 << 20, 1 << 20, False), (1 << 20, 5 << 20, True), (0, 1 << 40, False)],
+)
+def test_weights_that_caches_do_not_hold_are_streamed(
+    monkeypatch, cache_bytes, num_bytes, expected
+):
+    monkeypatch.setattr("quire.kernels.cpu.runtime.last_cache_bytes", lambda: cache_bytes)
+    runtime = CpuRuntime()
+    runtime.expect_weights(num_bytes)
+    assert runtime.context.streams_weights is expected
 
 
 def swapped_gate(ops):

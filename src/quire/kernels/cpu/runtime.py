@@ -15,9 +15,15 @@ from torch import Tensor
 
 from quire.errors import InvalidParameter
 from quire.hardware import weight_file
+from quire.hardware.caches import last_cache_bytes
 from quire.kernels.cpu.program import Program
 
 logger = logging.getLogger(__name__)
+
+_STREAMED = 4
+"""Weights of so many times the last cache are read from memory in every step, even where several
+groups of cores have such a cache each.
+"""
 
 
 def find_native() -> tuple[ModuleType | None, str]:
@@ -99,6 +105,12 @@ class CpuRuntime:
             return huge_tensor(shape, dtype)
         pages = weight_file.file_pages(self._weights_folder, num_bytes)
         return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+    def expect_weights(self, num_bytes: int) -> None:
+        """Say how large the weights are that each step of the next program reads. The products of
+        single rows keep those that would not stay in the caches from driving other data out.
+        """
+        self.context.streams_weights = num_bytes > _STREAMED * last_cache_bytes() > 0
 
     def output_like(self, x: Tensor) -> Tensor:
         """Memory for a result of x's shape and dtype, rows side by side."""

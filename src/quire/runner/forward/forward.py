@@ -112,6 +112,7 @@ class RecordedForward:
 
     def record(self) -> None:
         """Record over the weights and the KV memory that there are now."""
+        self._runtime.expect_weights(sum(x.nbytes for x in self._model.weight_tensors()))
         self._plain = self._record(has_adapters=False)
         if self._inputs.adapter_slots is not None:
             self._adapted = self._record(has_adapters=True)
