@@ -155,10 +155,10 @@ def test_bf16_weights_stay_two_bytes():
     assert nbytes(w) == 4096 * 1024 * 2
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1 << 50], ids=["of caches", "of memory"])
-def test_recorded_products_serve_any_number_of_rows(num_bytes):
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["of caches", "of memory"])
+def test_recorded_products_serve_any_number_of_rows(is_streamed):
     runtime = CpuRuntime(num_threads=2)
-    runtime.expect_weights(num_bytes)
+    runtime.context.streams_weights = is_streamed
     ops = select(device="cpu", dtype=torch.float32, providers=["cpu"], runtime=runtime)
     up = ops.pack_linear(draw(90, 33, dtype=torch.float32), draw(90, dtype=torch.float32))
     down = ops.pack_linear(draw(33, 45, dtype=torch.float32), None)
@@ -180,7 +180,7 @@ def test_recorded_products_serve_any_number_of_rows(num_bytes):
 def test_weights_that_caches_do_not_hold_are_streamed(
     monkeypatch, cache_bytes, num_bytes, expected
 ):
-    monkeypatch.setattr("quire.kernels.cpu.runtime.last_cache_bytes", lambda: cache_bytes)
+    monkeypatch.setattr("quire.kernels.cpu.runtime.victim_cache_bytes", lambda: cache_bytes)
     runtime = CpuRuntime()
     runtime.expect_weights(num_bytes)
     assert runtime.context.streams_weights is expected

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.errors import InvalidParameter
 from quire.hardware import weight_file
-from quire.hardware.caches import last_cache_bytes
+from quire.hardware.caches import victim_cache_bytes
 from quire.kernels.cpu.program import Program
 
 logger = logging.getLogger(__name__)
@@ -108,9 +108,10 @@ class CpuRuntime:
 
     def expect_weights(self, num_bytes: int) -> None:
         """Say how large the weights are that each step of the next program reads. The products of
-        single rows keep those that would not stay in the caches from driving other data out.
+        single rows keep those that would not stay in the caches from driving other data out, on
+        processors where that was seen to help.
         """
-        self.context.streams_weights = num_bytes > _STREAMED * last_cache_bytes() > 0
+        self.context.streams_weights = num_bytes > _STREAMED * victim_cache_bytes() > 0
 
     def output_like(self, x: Tensor) -> Tensor:
         """Memory for a result of x's shape and dtype, rows side by side."""
