@@ -24,11 +24,16 @@ def test_scheduler_bench_writes_its_figures(capsys, tmp_path):
 def test_scheduler_bench_decodes_every_request_in_every_step(monkeypatch):
     plans = []
     real = scheduler.fake_result
-    monkeypatch.setattr(scheduler, "fake_result", lambda plan: plans.append(plan) or real(plan))
-    scheduler.decode_cost_us(5, 40, input_len=10, block_size=4)
-    timed = plans[-40:]
-    assert all(len(plan.decode_rows) == 5 and not plan.chunks for plan in timed)
-    assert sum(len(plan.new_blocks) for plan in timed) == 5 * 40 // 4  # boundaries are crossed
+    monkeypatch.setattr(
+        scheduler, "fake_result", lambda plan, *how: plans.append(plan) or real(plan, *how)
+    )
+    for num_drafts in (0, 3):
+        scheduler.decode_cost_us(5, 40, input_len=10, block_size=4, num_drafts=num_drafts)
+        timed = plans[-40:]
+        assert all(len(plan.decode_rows) == 5 and not plan.chunks for plan in timed)
+        assert all(sum(plan.sampled_drafts) == 5 * num_drafts for plan in timed)
+        steps_of_a_block = 4 // (1 + num_drafts)  # boundaries are crossed
+        assert sum(len(plan.new_blocks) for plan in timed) == 5 * 40 // steps_of_a_block
 
 
 def test_throughput_of_a_random_model(capsys, cache):

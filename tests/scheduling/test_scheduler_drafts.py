@@ -40,11 +40,6 @@ def test_wrong_drafts_are_taken_back():
     assert scene.scheduler.lane.position(request) == 4, "as without drafts"
 
 
-def test_a_request_that_takes_no_drafts_has_none():
-    scene = started(takes_drafts=False)
-    assert scene.plan().decode_drafts is None
-
-
 def test_with_a_step_in_flight_as_many_drafts_are_expected_as_there_were():
     scene = started(ready=1)
     first = scene.plan()

@@ -161,7 +161,15 @@ def count_cancelled_results(monkeypatch):
 
 
 def advance_by_all_drafts(monkeypatch):
-    monkeypatch.setattr(DecodeLane, "roll_back", lambda self, request, count: None)
+    real = scheduler.record_drafts
+
+    def record_drafts(step, result, lane, gone, counters):
+        before = {row: request.num_drafts_in_flight for row, request in lane.members.items()}
+        real(step, result, lane, gone, counters)
+        for row, request in lane.members.items():
+            request.num_drafts_in_flight = before[row]
+
+    monkeypatch.setattr(scheduler, "record_drafts", record_drafts)
 
 
 def count_no_draft_in_flight(monkeypatch):
@@ -195,19 +203,13 @@ def ignore_drafts_in_the_budget(monkeypatch):
 
 
 def draft_beyond_the_last_token(monkeypatch):
-    real = DecodeLane.plan_drafts
+    monkeypatch.setattr(
+        DecodeLane, "room", lambda self, request: request.capacity - self.position(request)
+    )
 
-    def plan_drafts(self, most):
-        lengths = {row: request.max_total_tokens for row, request in self.members.items()}
-        for request in self.members.values():
-            request.max_total_tokens += self.stride
-        try:
-            return real(self, most)
-        finally:
-            for row, request in self.members.items():
-                request.max_total_tokens = lengths[row]
 
-    monkeypatch.setattr(DecodeLane, "plan_drafts", plan_drafts)
+def draft_beyond_the_blocks(monkeypatch):
+    monkeypatch.setattr(DecodeLane, "room", lambda self, request: self.stride)
 
 
 def look_at_the_last_token_only(monkeypatch):
@@ -400,6 +402,7 @@ BUGS = [
     publish_a_slot_that_a_rejected_draft_wrote,
     ignore_drafts_in_the_budget,
     draft_beyond_the_last_token,
+    draft_beyond_the_blocks,
     look_at_the_last_token_only,
     keep_what_follows_a_stop,
     start_from_what_a_block_held,

@@ -187,6 +187,8 @@ class Trace:
         self.host = HostMemory(
             self.slots, self.slots.num_slots + seed % 2, random.Random(f"{seed} host")
         )
+        self.undrafted: set[int] = set()
+        """Seeds of requests for which nothing is ever drafted."""
         self.right_drafts = self.random.choice((0.0, 0.5, 0.9, 1.0))
         """How likely a draft is right."""
         self.runner = HashRunner(
@@ -282,7 +284,8 @@ class Trace:
             adapter=row.adapter,
             vocab_size=VOCAB_SIZE,
         )
-        return [token if self.random.random() < self.right_drafts else WRONG for token in right]
+        drafts = [token if self.random.random() < self.right_drafts else WRONG for token in right]
+        return [] if row.seed in self.undrafted else drafts
 
     # what happens
 
@@ -351,7 +354,7 @@ class Trace:
         )
         self.num_indivisible += is_indivisible
         pools = expectation.pools
-        return Request(
+        request = Request(
             handle=handle,
             prompt_token_ids=list(expectation.prompt),
             params=PoolingParams(task="embed") if pools else params,
@@ -364,8 +367,10 @@ class Trace:
             prerequisites=[Outside(*self._opening())] if pick.random() < 0.2 else [],
             adapter=expectation.adapter,
             is_indivisible=is_indivisible,
-            takes_drafts=pick.random() < 0.9,
         )
+        if pick.random() >= 0.9:
+            self.undrafted.add(expectation.seed)
+        return request
 
     def _grammar(self) -> EndingGrammar:
         return EndingGrammar(*self._opening())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import random
 import time
 
 from quire.bench.report import add_output_flag, at_least, finish
@@ -23,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-trials", type=at_least(1), default=5, help="the fastest counts")
     parser.add_argument("--input-len", type=at_least(1), default=128)
     parser.add_argument("--block-size", type=at_least(1), default=32)
+    parser.add_argument("--num-drafts", type=at_least(0), default=0, help="of a request and step")
+    parser.add_argument("--error", type=float, default=0.3, help="share of drafts that are wrong")
     add_output_flag(parser)
 
 
@@ -30,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure each number of requests and print the cost."""
     costs, naive = {}, {}
     for count in args.num_requests:
-        shape = (args.num_steps, args.input_len, args.block_size)
+        shape = (args.num_steps, args.input_len, args.block_size, args.num_drafts, args.error)
         trials = range(args.num_trials)
         costs[str(count)] = min(decode_cost_us(count, *shape) for _ in trials)
         naive[str(count)] = min(naive_cost_us(count, args.num_steps) for _ in trials)
@@ -46,23 +49,36 @@ def run(args: argparse.Namespace) -> int:
             "num_trials": args.num_trials,
             "input_len": args.input_len,
             "block_size": args.block_size,
+            "num_drafts": args.num_drafts,
+            "error": args.error,
         },
         args.output_json,
     )
     return 0
 
 
-def decode_cost_us(num_requests: int, num_steps: int, input_len: int, block_size: int) -> float:
-    """Time of schedule() and update() while all requests decode, per request and step.
+def decode_cost_us(
+    num_requests: int,
+    num_steps: int,
+    input_len: int,
+    block_size: int,
+    num_drafts: int = 0,
+    error: float = 0.0,
+) -> float:
+    """Time of schedule() and update() while all requests decode, per request and step. Each
+    verifies `num_drafts` drafts in each step, and each of these is wrong with such a probability.
 
     Lengths differ, so that block boundaries spread over the steps as they do in service.
     """
-    scheduler = _filled(num_requests, num_steps, input_len, block_size)
+    scheduler = _filled(num_requests, num_steps, input_len, block_size, num_drafts)
+    pick = random.Random(0)
     while True:
         plan = scheduler.schedule()
         assert plan is not None
-        scheduler.update(fake_result(plan))
-        if len(plan.decode_rows) == num_requests:
+        scheduler.update(fake_result(plan, num_drafts, error, pick))
+        if len(plan.decode_rows) == num_requests and len(plan.decode_drafts or ()) == (
+            num_requests if num_drafts else 0
+        ):
             break
     spent = 0.0
     for _ in range(num_steps):
@@ -70,28 +86,42 @@ def decode_cost_us(num_requests: int, num_steps: int, input_len: int, block_size
         plan = scheduler.schedule()
         middle = time.perf_counter()
         assert plan is not None and len(plan.decode_rows) == num_requests
-        result = fake_result(plan)
+        result = fake_result(plan, num_drafts, error, pick)
         again = time.perf_counter()
         scheduler.update(result)
         spent += time.perf_counter() - again + middle - start
     return spent / (num_steps * num_requests) * 1e6
 
 
-def fake_result(plan: StepPlan) -> StepResult:
-    """A runner that samples the same harmless token everywhere."""
-    return StepResult(plan.step_id, [_TOKEN] * len(plan.sampled_rows))
+def fake_result(
+    plan: StepPlan, num_drafts: int = 0, error: float = 0.0, pick: random.Random | None = None
+) -> StepResult:
+    """A runner that samples the same harmless token everywhere, and drafts it."""
+    if not num_drafts or pick is None:
+        return StepResult(plan.step_id, [_TOKEN] * len(plan.sampled_rows))
+    counts = []
+    for most in plan.sampled_drafts:
+        count = 1
+        while count <= most and pick.random() >= error:
+            count += 1
+        counts.append(count)
+    ready = [num_drafts] * len(counts)
+    return StepResult(plan.step_id, [_TOKEN] * sum(counts), counts=counts, num_drafts=ready)
 
 
-def _filled(num_requests: int, num_steps: int, input_len: int, block_size: int) -> Scheduler:
-    length = input_len + num_requests + 2 * num_steps + 64
+def _filled(
+    num_requests: int, num_steps: int, input_len: int, block_size: int, num_drafts: int
+) -> Scheduler:
+    length = input_len + (num_requests + 2 * num_steps) * (num_drafts + 1) + 64
     length += block_size
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=num_requests,
-            max_num_batched_tokens=max(8192, num_requests),
+            max_num_batched_tokens=max(8192, num_requests * (num_drafts + 1)),
             max_model_len=length,
             block_size=block_size,
             num_blocks=1 + num_requests * -(-length // block_size),
+            num_drafts=num_drafts,
         )
     )
     for handle in range(num_requests):

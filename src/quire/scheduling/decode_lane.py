@@ -6,16 +6,18 @@ joins at tick t is at position p + (t' - t) at tick t', so its next block bounda
 token are known ticks, kept in a calendar. A steady step therefore costs the scheduler nothing per
 request.
 
-With up to K drafts a step may take a request 1 .. K+1 tokens further, and while steps are in flight
-its position is known only between two bounds. The clock counts K+1 tokens per tick; when a plan or
-a result has fewer, the difference is rolled back, so that the clock gives the upper bound. An event
-is therefore never late; one that is early is put back into the calendar. Blocks are allocated up to
-the upper bound, and released by the lower bound once no query reads them any more.
+With up to K drafts a step takes a request 1 .. K+1 tokens further, and while steps are in flight
+its position is known only between two bounds: it follows from the known tokens, the steps in flight
+and their drafts. The calendar reckons with K+1 tokens per tick, so that an event is never late; one
+that is early is put back. Blocks are allocated up to the upper bound, and released by the lower
+bound once no query reads them any more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from quire.scheduling.request import Request
 
@@ -38,23 +40,28 @@ class Cohort:
 class DecodeLane:
     """Invariants: a member's due tick is not in the past, and is in the calendar."""
 
-    def __init__(self, num_drafts: int = 0) -> None:
-        """num_drafts: the most drafts of a member in a step."""
+    def __init__(self, num_drafts: int = 0, in_flight: Collection[object] = ()) -> None:
+        """num_drafts: the most drafts of a member in a step. in_flight: the steps whose results are
+        not known yet.
+        """
         self.tick = 0
         self.members: dict[int, Request] = {}
         self.stride = num_drafts + 1
         """The most tokens that a member may advance in a tick."""
+        self._in_flight = in_flight
         self._calendar: dict[int, list[Request]] = {}
         self._cohort: Cohort | None = None
+        self._short: dict[int, int] = {}
+        """By row: the drafts of members that may not have all of theirs at this tick."""
 
     def __contains__(self, request: Request) -> bool:
         return self.members.get(request.row) is request
 
     def join(self, request: Request) -> None:
-        """Add a request, which takes tokens in every step from the next one on, starting at its
-        first uncomputed one.
+        """Add a request, which takes tokens in every step after the newest one in flight, in which
+        it samples.
         """
-        request.lane_offset = request.num_computed_tokens - self.tick * self.stride
+        request.joined = self.tick - 1
         self.members[request.row] = request
         self._cohort = None
         self._enter_calendar(request, self.tick)
@@ -70,18 +77,36 @@ class DecodeLane:
         """The first token that the member computes at the present tick, if all its drafts in
         flight are right; with `num_drafts_in_flight` subtracted, if all are wrong.
         """
-        return self.tick * self.stride + request.lane_offset
+        flying = min(len(self._in_flight), self.tick - request.joined)
+        return request.num_tokens - 1 + flying + request.num_drafts_in_flight
 
     def due(self) -> list[Request]:
         """Remove from the calendar, and return, the members for which this tick may be a block
         boundary or the last token.
         """
+        self._short = {}
         due = self._calendar.pop(self.tick, ())
-        return [request for request in due if request.due == self.tick and request in self]
+        present = [request for request in due if request.due == self.tick and request in self]
+        if self.stride == 1:
+            return present
+        for request in present:
+            self._enter_calendar(request, self.tick)
+        return self._calendar.pop(self.tick, [])
 
     def reschedule(self, request: Request) -> None:
         """Put a member back into the calendar after its event was handled."""
+        if (room := self.room(request)) < self.stride:
+            self._short[request.row] = room - 1
         self._enter_calendar(request, self.tick + 1)
+
+    def room(self, request: Request) -> int:
+        """How many tokens a member's blocks and its maximum length allow it at this tick."""
+        end = min(request.capacity, request.max_total_tokens - 1)
+        return end - self.position(request)
+
+    def is_current(self, cohort: Cohort | None) -> bool:
+        """Whether these are the members."""
+        return cohort is not None and cohort is self._cohort
 
     def cohort(self) -> Cohort | None:
         """The current members; None if the lane is empty."""
@@ -108,35 +133,37 @@ class DecodeLane:
         """
         if self.stride == 1:
             return None
-        counts, most_of_one = [], self.stride - 1
-        for request in self.members.values():
-            count = request.num_drafts if request.takes_drafts else 0
-            if count:
-                position = self.position(request)
-                left = request.max_total_tokens - position - 2
-                count = min(count, most, request.capacity - position - 1, left)
-                if count > 0:
-                    most -= count
-                    request.num_drafts_in_flight += count
-                else:
-                    count = 0
-            request.lane_offset -= most_of_one - count
-            counts.append(count)
-        return counts if any(counts) else None
+        requests = self.members.values()
+        counts = [request.num_drafts for request in requests]
+        if self._short:
+            fitting = map(self._short.get, self.members, repeat(self.stride))
+            counts = list(map(min, counts, fitting))
+        if sum(counts) > most:
+            counts = _first(counts, most)
+        if not any(counts):
+            return None
+        for request, count in zip(requests, counts, strict=True):
+            request.num_drafts_in_flight += count
+        return counts
 
     def advance(self) -> None:
-        """Tick: after a planned step every member may have advanced by `stride` tokens."""
+        """Tick: a step is planned, and in flight."""
         self.tick += 1
-
-    def roll_back(self, request: Request, count: int) -> None:
-        """Move a member back by `count` tokens that a step could have given it but did not."""
-        request.lane_offset -= count
 
     def _enter_calendar(self, request: Request, earliest: int) -> None:
         """Schedule the member's event: the first tick at which its tokens may exceed its blocks or
         include its last one.
         """
         limit = min(request.capacity + 1, request.max_total_tokens - 1) - self.stride
-        due = -((request.lane_offset - limit) // self.stride)
+        due = self.tick - (self.position(request) - limit) // self.stride
         request.due = due if due > earliest else earliest
         self._calendar.setdefault(request.due, []).append(request)
+
+
+def _first(counts: Sequence[int], most: int) -> list[int]:
+    """The counts up to `most` in all, the rest cut off."""
+    found = []
+    for count in counts:
+        found.append(min(count, most))
+        most -= found[-1]
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
+from operator import sub
 
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.lifecycle import Counters
@@ -30,28 +32,34 @@ def record_drafts(
     gone: Collection[int],
     counters: Counters,
 ) -> None:
-    """Roll the requests of a step back to the end of their accepted drafts, count these, and note
-    the drafts that are ready. The handles in `gone` are ignored.
+    """Note the drafts that are ready, take those of the step out of flight, and count the accepted
+    ones. The handles in `gone` are ignored.
     """
-    num_accepted, members = counters.num_accepted, lane.members
     requests, asked = step.asked_drafts()
-    counts = result.counts or [1] * len(asked)
-    ready = result.num_drafts or [0] * len(asked)
+    counts: Sequence[int] = result.counts or [1] * len(asked)
+    ready: Sequence[int] = result.num_drafts or [0] * len(asked)
     assert max(ready, default=0) < lane.stride, "there are more drafts than were requested"
-    for request, drafts, count, num_drafts in zip(requests, asked, counts, ready, strict=True):
-        if gone and request.handle in gone:
-            continue
+    if gone:
+        kept = [place for place, request in enumerate(requests) if request.handle not in gone]
+        requests = [requests[place] for place in kept]
+        asked, counts, ready = ([c[place] for place in kept] for c in (asked, counts, ready))
+    for request, num_drafts, drafts in zip(requests, ready, asked, strict=True):
         request.num_drafts = num_drafts
-        if not drafts:
-            continue
-        wrong = drafts + 1 - count
-        assert 0 <= wrong <= drafts, "a row gets its right drafts and one token more"
-        counters.num_drafts += drafts
-        num_accepted[count - 1] += 1
         request.num_drafts_in_flight -= drafts
-        if not wrong:
-            continue
-        if members.get(request.row) is request:
-            lane.roll_back(request, wrong)
-        else:
-            request.num_computed_tokens -= wrong
+    if not any(asked):
+        return
+    _count(asked, counts, counters)
+    if step.chunks or not lane.is_current(step.cohort):
+        for request, drafts, count in zip(requests, asked, counts, strict=True):
+            if drafts and request not in lane:
+                request.num_computed_tokens -= drafts + 1 - count
+
+
+def _count(asked: Sequence[int], counts: Sequence[int], counters: Counters) -> None:
+    """Count the drafts of rows that got so many tokens (`counts`), where they verified some."""
+    is_right = min(counts) >= 1 and max(map(sub, counts, asked)) <= 1
+    assert is_right, "a row gets its right drafts and one token more"
+    counters.num_drafts += sum(asked)
+    for count, times in Counter(counts).items():
+        counters.num_accepted[count - 1] += times
+    counters.num_accepted[0] -= asked.count(0)

@@ -102,10 +102,10 @@ class Lifecycle:
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(self.policy)
         self.rows = RunningRows(config.max_num_seqs)
-        self.lane = DecodeLane(config.num_drafts)
+        self.in_flight: deque[InFlightStep] = deque()
+        self.lane = DecodeLane(config.num_drafts, self.in_flight)
         self.chunked: list[Request] = []
         """Running requests outside the lane that have, or will have, tokens to compute."""
-        self.in_flight: deque[InFlightStep] = deque()
         self.memory = BlockTables(config)
         self.tokens = TokenBudget(config, self.lane, self.requests)
         blocks = BlockBudget(self.memory, self.chunked)

@@ -115,8 +115,6 @@ class Request:
     """How often it was passed over for lack of a slot since it last had a row."""
     is_indivisible: bool = False
     """Its prompt is computed in one step, and it is not preempted while that step is in flight."""
-    takes_drafts: bool = True
-    """Whether its steps verify drafts."""
 
     num_prompt_tokens: int = field(init=False)
     max_total_tokens: int = 0
@@ -170,7 +168,8 @@ class Request:
     num_state_updates: int = 0
     """Chunks since it got its row; each advances its recurrent state in the ring."""
 
-    lane_offset: int = 0
+    joined: int = 0
+    """Tick of the lane at which the step was planned whose token is its first one there."""
     due: int = -1
     """Tick of the lane's next event for this request."""
     pending_input: list[NextInput] = field(default_factory=list)

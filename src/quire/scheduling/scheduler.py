@@ -250,8 +250,6 @@ class Scheduler:
         """Return how many drafts the request verifies after `count` tokens outside the lane, where
         the number of ready drafts is known.
         """
-        if not request.takes_drafts:
-            return 0
         longest = request.max_total_tokens - 1 - request.num_tokens
         tokens = self._life.tokens
         return max(0, min(request.num_drafts, tokens.left - count, tokens.drafts_left, longest))
@@ -313,8 +311,7 @@ class Scheduler:
 
     def _advance(self, step: InFlightStep) -> None:
         """Advance the requests to the end of the planned step."""
-        if step.cohort is not None:
-            self.lane.advance()
+        self.lane.advance()
         for request in step.ending.values():
             self.lane.leave(request)
         for chunk in step.chunks.values():
@@ -354,7 +351,7 @@ class Scheduler:
         if not self.rows.stops.may_stop(out.token_ids):
             suspects = [*step.ending.values(), *(c.request for c in step.chunks.values())]
             suspects += step.cohort.inspected if step.cohort else []
-        num_new = out.num_new()
+        num_new = out.num_new() if suspects else {}
         for request in suspects:
             if request.handle in gone or not request.is_decoding:
                 continue

@@ -141,7 +141,9 @@ class SchedulerOutput:
 
     def drop_last(self, handle: int, count: int) -> None:
         """Remove the last `count` new tokens of a request from the columns."""
-        assert self.counts is not None and self.kept is not None, "one token is never dropped"
+        assert self.counts is not None, "one token is never dropped"
+        if self.kept is None:
+            self.kept = list(range(len(self.token_ids)))
         place = self.handles.index(handle)
         end = sum(self.counts[: place + 1])
         self.token_ids = [*self.token_ids[: end - count], *self.token_ids[end:]]
@@ -166,7 +168,7 @@ def append_tokens(
 ) -> SchedulerOutput:
     """Append the step's ids to the requests' outputs; return columns without `dropped` handles."""
     requests, handles, outputs = _sampled(step)
-    if result.counts is not None:
+    if result.counts is not None and result.counts.count(1) < len(requests):
         return _append_ragged(requests, handles, outputs, result, dropped)
     token_ids, kept = result.token_ids, None
     assert len(token_ids) == len(requests), "one id for each sampled row"
@@ -190,7 +192,7 @@ def _append_ragged(
     counts, token_ids = result.counts, result.token_ids
     assert counts is not None and len(counts) == len(requests), "one count for each sampled row"
     assert sum(counts) == len(token_ids), "the counts are those of the ids"
-    kept: list[int] = list(range(len(token_ids)))
+    kept = None
     if dropped:
         ends = list(accumulate(counts, initial=0))
         rows = [i for i, handle in enumerate(handles) if handle not in dropped]
