@@ -542,13 +542,15 @@ class World:
         self.supervisor.abort_requests([handle])
 
     def _collect(self, outputs: EngineCoreOutputs) -> None:
+        ends = {end.handle: end for end in outputs.finished}
         for one in outputs:
-            story = self.stories[one.handle]
+            handle = int(one.request_id)
+            story = self.stories[handle]
             if story.is_aborted:
                 continue
-            assert story.end is None, f"request {one.handle}: more behind its end"
+            assert story.end is None, f"request {handle}: more behind its end"
             story.output += one.new_token_ids
-            story.end = one.end
+            story.end = ends.get(handle)
 
     def _compare(self, handle: int, story: Story) -> None:
         request, params = story.request, story.request.params

@@ -70,11 +70,11 @@ class Crowd:
     def run(self):
         while self.live:
             for one in self.client.get_output():
-                self.tokens[one.handle] += one.new_token_ids
+                self.tokens[int(one.request_id)] += one.new_token_ids
                 self.num_outputs += 1
                 if one.finished:
-                    self.ends[one.handle] = one.finish_reason
-                    self.live.discard(one.handle)
+                    self.ends[int(one.request_id)] = one.finish_reason
+                    self.live.discard(int(one.request_id))
                 if self.num_outputs in self.at:
                     self.at.pop(self.num_outputs)()
         return self.tokens
@@ -213,7 +213,7 @@ async def _drained(client, num_requests):
     tokens = {}
     while live:
         for one in await client.get_output():
-            tokens.setdefault(one.handle, []).extend(one.new_token_ids)
+            tokens.setdefault(int(one.request_id), []).extend(one.new_token_ids)
             live -= one.finished
     return tokens
 

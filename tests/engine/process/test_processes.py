@@ -61,9 +61,9 @@ def drain(client, handles):
     while open_:
         outputs = client.get_output()
         for one in outputs:
-            tokens.setdefault(one.handle, []).extend(one.new_token_ids)
+            tokens.setdefault(int(one.request_id), []).extend(one.new_token_ids)
             if one.finished:
-                open_.discard(one.handle)
+                open_.discard(int(one.request_id))
     return tokens
 
 

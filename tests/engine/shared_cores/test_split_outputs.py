@@ -66,7 +66,7 @@ def rows(step):
             one.new_prompt_logprobs is not None,
             one.pooling_output is not None,
             one.num_cached_tokens,
-            [each for each in step.verified if each[0] == one.handle],
+            [each for each in step.verified if each[0] == int(one.request_id)],
             None
             if one.new_logprobs is None
             else (one.new_logprobs.index, one.new_logprobs.token_ids.tolist()),
