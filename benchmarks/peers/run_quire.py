@@ -22,6 +22,7 @@ def open_engine(request: dict[str, Any]) -> Generate:
         enable_prefix_caching=False,
         max_num_seqs=request["max_prompts"],
         max_model_len=request["max_len"],
+        speculative_config=request.get("speculative_config"),
     )
 
     def generate(prompts: list[list[int]], length: int) -> list[list[int]]:

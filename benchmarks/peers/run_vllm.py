@@ -29,6 +29,7 @@ def open_engine(request: dict[str, Any]) -> Generate:
         max_model_len=request["max_len"],
         max_num_seqs=request["max_prompts"],
         enable_prefix_caching=False,
+        speculative_config=request.get("speculative_config"),
     )
 
     def generate(prompts: list[list[int]], length: int) -> list[list[int]]:
