@@ -2,7 +2,8 @@
 size and temperature; which of them were accepted; and whether the answers are the same.
 
 With --oracle the drafts are those of the run without, each spoiled with a probability, so that the
-gain can be compared with what acceptance and the times of steps predict.
+gain can be compared with what acceptance and the times of steps predict. A network that was asked
+for computes its own, which they replace.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _measure(
     num_tokens: int,
 ) -> dict[str, Any]:
     """One batch size, temperature and kind of drafts: run without and with drafts in turn."""
-    from quire.bench.trials import decode_rate, run_stepwise
+    from quire.bench.trials import decode_rate, run_in_turn
 
     params = _params(args.output_len, temperature)
     answers = _answers(plain, prompts, params)
@@ -99,8 +100,9 @@ def _measure(
     with _drafting(llm, answers, error, num_tokens if args.fixed else None) as watch:
         same = _answers(llm, prompts, params) == answers
         for _ in range(args.num_iters):
-            for engine, rates in ((plain, without), (llm, with_drafts)):
-                timing = run_stepwise(engine.llm_engine, prompts, _in_pieces(params))
+            engines = [plain.llm_engine, llm.llm_engine]
+            timings = run_in_turn(engines, prompts, _in_pieces(params))
+            for rates, timing in zip((without, with_drafts), timings, strict=True):
                 rates.append(decode_rate(timing))
     base, rate = statistics.median(without), statistics.median(with_drafts)
     return {
@@ -116,7 +118,9 @@ def _measure(
 
 
 def _acceptance(watch: Watched) -> dict[str, Any]:
-    """What became of the drafts, and the times of steps by how many tokens they computed."""
+    """What became of the drafts, the times of steps by how many tokens they computed, and those of
+    drafting by the most that were wanted of a row.
+    """
     verified = watch.verified
     num_drafts = sum(drafts for drafts, _ in verified)
     num_accepted = sum(accepted for _, accepted in verified)
@@ -128,10 +132,13 @@ def _acceptance(watch: Watched) -> dict[str, Any]:
             sum(accepted > place for _, accepted in verified) / len(verified)
             for place in range(longest)
         ],
-        "step_seconds": {
-            size: statistics.median(times) for size, times in sorted(watch.seconds.items())
-        },
+        "step_seconds": _medians(watch.seconds),
+        "drafting_seconds": _medians(watch.drafting),
     }
+
+
+def _medians(times: Mapping[int, list[float]]) -> dict[int, float]:
+    return {size: statistics.median(found) for size, found in sorted(times.items())}
 
 
 @contextmanager
@@ -146,6 +153,7 @@ def _drafting(
     """
     from quire.bench.replay import ReplayDrafter, Watched
     from quire.runner.drafting.drafting import Drafting
+    from quire.runner.drafting.networks import NetworkDrafter
     from quire.runner.drafting.pace import FixedPace
 
     [worker] = llm.collective_rpc(_itself)
@@ -153,7 +161,9 @@ def _drafting(
     own = head.drafting
     drafter = own.drafter
     if error is not None:
-        drafter = ReplayDrafter(answers, error, worker.model_runner.model.spec.vocab)
+        vocab = worker.model_runner.model.spec.vocab
+        network = drafter if isinstance(drafter, NetworkDrafter) else None
+        drafter = ReplayDrafter(answers, error, vocab, network)
     watch = Watched(own.pace if num_tokens is None else FixedPace(num_tokens))
     head.drafting = Drafting(drafter, watch)
     try:
