@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     results, most = [], _without_draft(plan).num_tokens
     with open_llm(msgspec.structs.replace(plan, speculation=None)) as plain, open_llm(plan) as llm:
         for batch_size in args.batch_size:
-            prompts = _prompts(args, llm, batch_size, plan.vocab_size)
+            prompts = partial(_prompts, args, llm, batch_size, plan.vocab_size)
             for temperature in args.temperature:
                 for error in args.oracle or [None]:
                     found = _measure(plain, llm, prompts, temperature, error, args, most)
@@ -84,29 +85,35 @@ def run(args: argparse.Namespace) -> int:
 def _measure(
     plain: LLM,
     llm: LLM,
-    prompts: list[Any],
+    prompts: Callable[[int], list[Any]],
     temperature: float,
     error: float | None,
     args: argparse.Namespace,
     num_tokens: int,
 ) -> dict[str, Any]:
-    """One batch size, temperature and kind of drafts: run without and with drafts in turn."""
+    """One batch size, temperature and kind of drafts: run without and with drafts in turn.
+
+    Each trial has prompts and noise of its own, or drafts of earlier outputs were always right;
+    but where answers are replayed all have the same.
+    """
     from quire.bench.trials import decode_rate, run_in_turn
 
-    params = _params(args.output_len, temperature)
-    answers = _answers(plain, prompts, params)
+    requests = _requests(prompts(0), args.output_len, temperature, 0)
+    answers = _answers(plain, requests)
     without: list[float] = []
     with_drafts: list[float] = []
     with _drafting(llm, answers, error, num_tokens if args.fixed else None) as watch:
-        same = _answers(llm, prompts, params) == answers
-        for _ in range(args.num_iters):
+        same = _answers(llm, requests) == answers
+        for trial in range(args.num_iters):
+            if error is None:
+                requests = _requests(prompts(trial + 1), args.output_len, temperature, trial + 1)
             engines = [plain.llm_engine, llm.llm_engine]
-            timings = run_in_turn(engines, prompts, _in_pieces(params))
+            timings = run_in_turn(engines, [(p, _in_pieces(params)) for p, params in requests])
             for rates, timing in zip((without, with_drafts), timings, strict=True):
                 rates.append(decode_rate(timing))
     base, rate = statistics.median(without), statistics.median(with_drafts)
     return {
-        "batch_size": len(prompts),
+        "batch_size": len(requests),
         "temperature": temperature,
         "error": error,
         "tokens_per_second_without": base,
@@ -152,12 +159,13 @@ def _drafting(
     `num_tokens` unless that is None.
     """
     from quire.bench.replay import ReplayDrafter, Watched
+    from quire.params import SamplingParams
     from quire.runner.drafting.drafting import Drafting
     from quire.runner.drafting.networks import NetworkDrafter
     from quire.runner.drafting.pace import FixedPace
 
     [worker] = llm.collective_rpc(_itself)
-    head = worker.model_runner.heads.of(_params(1, 0.0))
+    head = worker.model_runner.heads.of(SamplingParams())
     own = head.drafting
     drafter = own.drafter
     if error is not None:
@@ -176,18 +184,29 @@ def _itself(worker: Any) -> Any:
     return worker
 
 
-def _answers(llm: LLM, prompts: list[Any], params: SamplingParams) -> dict[tuple[int, ...], Any]:
+def _answers(
+    llm: LLM, requests: Sequence[tuple[Any, SamplingParams]]
+) -> dict[tuple[int, ...], Any]:
     """The outputs by prompt."""
+    prompts, params = [prompt for prompt, _ in requests], [params for _, params in requests]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return {tuple(o.prompt_token_ids or ()): list(o.outputs[0].token_ids) for o in outputs}
 
 
-def _params(output_len: int, temperature: float) -> SamplingParams:
+def _requests(
+    prompts: list[Any], output_len: int, temperature: float, trial: int
+) -> list[tuple[Any, SamplingParams]]:
+    """The prompts, each with noise of its own."""
     from quire.params import SamplingParams
 
-    return SamplingParams(
-        temperature=temperature, seed=0, max_tokens=output_len, ignore_eos=True, detokenize=False
+    common = SamplingParams(
+        temperature=temperature, max_tokens=output_len, ignore_eos=True, detokenize=False
     )
+    seeds = range(trial * len(prompts), (trial + 1) * len(prompts))
+    return [
+        (prompt, msgspec.structs.replace(common, seed=seed))
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
 
 
 def _in_pieces(params: SamplingParams) -> SamplingParams:
@@ -196,10 +215,12 @@ def _in_pieces(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, output_kind=RequestOutputKind.DELTA)
 
 
-def _prompts(args: argparse.Namespace, llm: LLM, count: int, vocab_size: int) -> list[Any]:
-    """Different prompts: paragraphs of a text, or tokens by chance."""
+def _prompts(
+    args: argparse.Namespace, llm: LLM, count: int, vocab_size: int, trial: int
+) -> list[Any]:
+    """Different prompts: paragraphs of a text, the same for each trial, or tokens by chance."""
     if args.prompts is None:
-        return as_prompts(random_prompts(count, args.input_len, vocab_size, args.seed))
+        return as_prompts(random_prompts(count, args.input_len, vocab_size, args.seed + trial))
     parts = [part for part in args.prompts.read_text("utf-8").split("\n\n\n") if part.strip()]
     tokenizer = llm.get_tokenizer()
     every = [tokenizer.encode(part) for part in parts]

@@ -148,16 +148,16 @@ def run_offline(llm: LLM, prompts: list[Any], params: SamplingParams) -> tuple[T
 
 def run_stepwise(engine: LLMEngine, prompts: list[Any], params: SamplingParams) -> Timing:
     """The engine step by step, `params` with output_kind DELTA; sees when first tokens come."""
-    return run_in_turn([engine], prompts, params)[0]
+    return run_in_turn([engine], [(prompt, params) for prompt in prompts])[0]
 
 
 def run_in_turn(
-    engines: Sequence[LLMEngine], prompts: list[Any], params: SamplingParams
+    engines: Sequence[LLMEngine], requests: Sequence[tuple[Any, SamplingParams]]
 ) -> list[Timing]:
     """The same requests on several engines, a step of each in turn, so that what slows the machine
     down slows all of them; each one's time is that of its own steps.
     """
-    runs = [_Stepwise(engine, prompts, params) for engine in engines]
+    runs = [_Stepwise(engine, requests) for engine in engines]
     unfinished = runs
     while unfinished:
         unfinished = [run for run in unfinished if run.step()]
@@ -167,12 +167,12 @@ def run_in_turn(
 class _Stepwise:
     """One engine's requests, and what its steps have taken so far."""
 
-    def __init__(self, engine: LLMEngine, prompts: list[Any], params: SamplingParams) -> None:
+    def __init__(self, engine: LLMEngine, requests: Sequence[tuple[Any, SamplingParams]]) -> None:
         self._engine = engine
-        self._waiting = len(prompts) * params.n
+        self._waiting = sum(params.n for _, params in requests)
         self._seen: set[tuple[str, int]] = set()
         start, cpu = time.perf_counter(), time.process_time()
-        for number, prompt in enumerate(prompts):
+        for number, (prompt, params) in enumerate(requests):
             engine.add_request(str(number), prompt, params)
         self.timing = Timing(time.perf_counter() - start, time.process_time() - cpu, 0.0, 0)
 
