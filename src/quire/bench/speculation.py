@@ -202,11 +202,16 @@ def _requests(
     common = SamplingParams(
         temperature=temperature, max_tokens=output_len, ignore_eos=True, detokenize=False
     )
-    seeds = range(trial * len(prompts), (trial + 1) * len(prompts))
+    first = _fresh(len(prompts), trial) << 10
     return [
-        (prompt, msgspec.structs.replace(common, seed=seed))
-        for prompt, seed in zip(prompts, seeds, strict=True)
+        (prompt, msgspec.structs.replace(common, seed=first + number))
+        for number, prompt in enumerate(prompts)
     ]
+
+
+def _fresh(batch_size: int, trial: int) -> int:
+    """A seed that no other batch size or trial has, so that the tries know nothing of it."""
+    return batch_size << 10 | trial
 
 
 def _in_pieces(params: SamplingParams) -> SamplingParams:
@@ -220,7 +225,8 @@ def _prompts(
 ) -> list[Any]:
     """Different prompts: paragraphs of a text, the same for each trial, or tokens by chance."""
     if args.prompts is None:
-        return as_prompts(random_prompts(count, args.input_len, vocab_size, args.seed + trial))
+        seed = args.seed + _fresh(count, trial)
+        return as_prompts(random_prompts(count, args.input_len, vocab_size, seed))
     parts = [part for part in args.prompts.read_text("utf-8").split("\n\n\n") if part.strip()]
     tokenizer = llm.get_tokenizer()
     every = [tokenizer.encode(part) for part in parts]
