@@ -199,12 +199,12 @@ def _requests(
     """The prompts, each with noise of its own."""
     from quire.params import SamplingParams
 
-    common = SamplingParams(
+    params = SamplingParams(
         temperature=temperature, max_tokens=output_len, ignore_eos=True, detokenize=False
     )
     first = _fresh(len(prompts), trial) << 10
     return [
-        (prompt, msgspec.structs.replace(common, seed=first + number))
+        (prompt, msgspec.structs.replace(params, seed=first + number))
         for number, prompt in enumerate(prompts)
     ]
 
