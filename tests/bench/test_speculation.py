@@ -6,6 +6,7 @@ import pytest
 
 from quire.cli import bench
 from quire.config.args.command_line import QuireParser
+from quire.testing import make_checkpoint
 
 
 def ran(tmp_path, *flags):
@@ -25,6 +26,16 @@ def test_an_oracle_is_as_right_as_it_should_be(tmp_path, capsys):
     assert wrong["acceptance_rate"] == 0.0 and wrong["mean_acceptance_length"] == 1.0
     assert right["same_answers"] and wrong["same_answers"]
     assert "mean acceptance length" in capsys.readouterr().out
+
+
+def test_an_oracle_has_the_cost_of_a_network(tmp_path, cache):
+    weights = make_checkpoint(tmp_path / "drafts", seed=1)  # other weights than the model's
+    words = ["--random-model", "tiny", "--spec-method", "draft_model", "--spec-tokens", "2"]
+    words += ["--spec-model", str(weights), "--batch-size", "2", "--temperature", "0", "--fixed"]
+    [alone] = ran(tmp_path, *words)
+    [replaced] = ran(tmp_path, *words, "--oracle", "0")
+    assert alone["acceptance_rate"] < 1.0 and replaced["acceptance_rate"] == 1.0
+    assert replaced["drafting_seconds"]["2"] > 0
 
 
 @pytest.mark.full

@@ -6,21 +6,30 @@ import random
 from collections.abc import Mapping, Sequence
 
 from quire.runner.devices.device import Array
-from quire.runner.drafting.drafter import VerifiedStep
+from quire.runner.drafting.drafter import Drafter, VerifiedStep
 from quire.runner.drafting.pace import Pace
 from quire.runner.rows import Rows
 from quire.scheduling.step import NewRow
 
 
 class ReplayDrafter:
-    """Drafts the recorded output of a prompt, each token wrong with the probability `error`."""
+    """Drafts the recorded output of a prompt, each token wrong with the probability `error`.
+
+    A network of random weights is never right: its drafts are made, which takes the time that it
+    takes, and replaced.
+    """
 
     def __init__(
-        self, answers: Mapping[tuple[int, ...], Sequence[int]], error: float, vocab_size: int
+        self,
+        answers: Mapping[tuple[int, ...], Sequence[int]],
+        error: float,
+        vocab_size: int,
+        network: Drafter | None = None,
     ) -> None:
         self._answers = answers
         self._error = error
         self._vocab_size = vocab_size
+        self._network = network
         self._random = random.Random(0)
         self._rows: dict[int, tuple[Sequence[int], int]] = {}
         """Each row's answer, and how many tokens its prompt has."""
@@ -28,13 +37,19 @@ class ReplayDrafter:
     def add_row(self, new: NewRow) -> None:
         prompt = tuple(new.token_ids[: new.num_prompt_tokens])
         self._rows[new.row] = self._answers.get(prompt, ()), len(prompt)
+        if self._network is not None:
+            self._network.add_row(new)
 
     def remove_row(self, row: int) -> None:
         self._rows.pop(row, None)
+        if self._network is not None:
+            self._network.remove_row(row)
 
     def propose(self, rows: Rows, step: VerifiedStep) -> list[int]:
-        counts = []
-        for row, most in zip(step.sampled, step.limits, strict=True):
+        counts, limits = [], step.limits
+        if self._network is not None:
+            limits = self._network.propose(rows, step)
+        for row, most in zip(step.sampled, limits, strict=True):
             answer, start = self._rows.get(row, ((), 0))
             done = int(rows.num_tokens[row]) - start
             drafts = [self._spoiled(token) for token in answer[done : done + most]]
@@ -55,6 +70,8 @@ class Watched:
         self.verified: list[tuple[int, int]] = []
         """(drafts, accepted) of each row that verified some, step by step."""
         self.seconds: dict[int, list[float]] = {}
+        self.drafting: dict[int, list[float]] = {}
+        """Times of making drafts by the most that were wanted of a row."""
 
     def limits(self, rows: Sequence[int], longest: Sequence[int]) -> list[int]:
         return self._pace.limits(rows, longest)
@@ -70,6 +87,7 @@ class Watched:
         self._pace.note_time(num_tokens, seconds)
 
     def note_drafting(self, num_passes: int, seconds: float) -> None:
+        self.drafting.setdefault(num_passes, []).append(seconds)
         self._pace.note_drafting(num_passes, seconds)
 
     def forget(self, row: int) -> None:

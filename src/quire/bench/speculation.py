@@ -2,15 +2,17 @@
 size and temperature; which of them were accepted; and whether the answers are the same.
 
 With --oracle the drafts are those of the run without, each spoiled with a probability, so that the
-gain can be compared with what acceptance and the times of steps predict.
+gain can be compared with what acceptance and the times of steps predict. A network that was asked
+for computes its own, which they replace.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     results, most = [], _without_draft(plan).num_tokens
     with open_llm(msgspec.structs.replace(plan, speculation=None)) as plain, open_llm(plan) as llm:
         for batch_size in args.batch_size:
-            prompts = _prompts(args, llm, batch_size, plan.vocab_size)
+            prompts = partial(_prompts, args, llm, batch_size, plan.vocab_size)
             for temperature in args.temperature:
                 for error in args.oracle or [None]:
                     found = _measure(plain, llm, prompts, temperature, error, args, most)
@@ -83,28 +85,35 @@ def run(args: argparse.Namespace) -> int:
 def _measure(
     plain: LLM,
     llm: LLM,
-    prompts: list[Any],
+    prompts: Callable[[int], list[Any]],
     temperature: float,
     error: float | None,
     args: argparse.Namespace,
     num_tokens: int,
 ) -> dict[str, Any]:
-    """One batch size, temperature and kind of drafts: run without and with drafts in turn."""
-    from quire.bench.trials import decode_rate, run_stepwise
+    """One batch size, temperature and kind of drafts: run without and with drafts in turn.
 
-    params = _params(args.output_len, temperature)
-    answers = _answers(plain, prompts, params)
+    Each trial has prompts and noise of its own, or drafts of earlier outputs were always right;
+    but where answers are replayed all have the same.
+    """
+    from quire.bench.trials import decode_rate, run_in_turn
+
+    requests = _requests(prompts(0), args.output_len, temperature, 0)
+    answers = _answers(plain, requests)
     without: list[float] = []
     with_drafts: list[float] = []
     with _drafting(llm, answers, error, num_tokens if args.fixed else None) as watch:
-        same = _answers(llm, prompts, params) == answers
-        for _ in range(args.num_iters):
-            for engine, rates in ((plain, without), (llm, with_drafts)):
-                timing = run_stepwise(engine.llm_engine, prompts, _in_pieces(params))
+        same = _answers(llm, requests) == answers
+        for trial in range(args.num_iters):
+            if error is None:
+                requests = _requests(prompts(trial + 1), args.output_len, temperature, trial + 1)
+            engines = [plain.llm_engine, llm.llm_engine]
+            timings = run_in_turn(engines, [(p, _in_pieces(params)) for p, params in requests])
+            for rates, timing in zip((without, with_drafts), timings, strict=True):
                 rates.append(decode_rate(timing))
     base, rate = statistics.median(without), statistics.median(with_drafts)
     return {
-        "batch_size": len(prompts),
+        "batch_size": len(requests),
         "temperature": temperature,
         "error": error,
         "tokens_per_second_without": base,
@@ -116,7 +125,9 @@ def _measure(
 
 
 def _acceptance(watch: Watched) -> dict[str, Any]:
-    """What became of the drafts, and the times of steps by how many tokens they computed."""
+    """What became of the drafts, the times of steps by how many tokens they computed, and those of
+    drafting by the most that were wanted of a row.
+    """
     verified = watch.verified
     num_drafts = sum(drafts for drafts, _ in verified)
     num_accepted = sum(accepted for _, accepted in verified)
@@ -128,10 +139,13 @@ def _acceptance(watch: Watched) -> dict[str, Any]:
             sum(accepted > place for _, accepted in verified) / len(verified)
             for place in range(longest)
         ],
-        "step_seconds": {
-            size: statistics.median(times) for size, times in sorted(watch.seconds.items())
-        },
+        "step_seconds": _medians(watch.seconds),
+        "drafting_seconds": _medians(watch.drafting),
     }
+
+
+def _medians(times: Mapping[int, list[float]]) -> dict[int, float]:
+    return {size: statistics.median(found) for size, found in sorted(times.items())}
 
 
 @contextmanager
@@ -145,15 +159,19 @@ def _drafting(
     `num_tokens` unless that is None.
     """
     from quire.bench.replay import ReplayDrafter, Watched
+    from quire.params import SamplingParams
     from quire.runner.drafting.drafting import Drafting
+    from quire.runner.drafting.networks import NetworkDrafter
     from quire.runner.drafting.pace import FixedPace
 
     [worker] = llm.collective_rpc(_itself)
-    head = worker.model_runner.heads.of(_params(1, 0.0))
+    head = worker.model_runner.heads.of(SamplingParams())
     own = head.drafting
     drafter = own.drafter
     if error is not None:
-        drafter = ReplayDrafter(answers, error, worker.model_runner.model.spec.vocab)
+        vocab = worker.model_runner.model.spec.vocab
+        network = drafter if isinstance(drafter, NetworkDrafter) else None
+        drafter = ReplayDrafter(answers, error, vocab, network)
     watch = Watched(own.pace if num_tokens is None else FixedPace(num_tokens))
     head.drafting = Drafting(drafter, watch)
     try:
@@ -166,18 +184,34 @@ def _itself(worker: Any) -> Any:
     return worker
 
 
-def _answers(llm: LLM, prompts: list[Any], params: SamplingParams) -> dict[tuple[int, ...], Any]:
+def _answers(
+    llm: LLM, requests: Sequence[tuple[Any, SamplingParams]]
+) -> dict[tuple[int, ...], Any]:
     """The outputs by prompt."""
+    prompts, params = [prompt for prompt, _ in requests], [params for _, params in requests]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return {tuple(o.prompt_token_ids or ()): list(o.outputs[0].token_ids) for o in outputs}
 
 
-def _params(output_len: int, temperature: float) -> SamplingParams:
+def _requests(
+    prompts: list[Any], output_len: int, temperature: float, trial: int
+) -> list[tuple[Any, SamplingParams]]:
+    """The prompts, each with noise of its own."""
     from quire.params import SamplingParams
 
-    return SamplingParams(
-        temperature=temperature, seed=0, max_tokens=output_len, ignore_eos=True, detokenize=False
+    params = SamplingParams(
+        temperature=temperature, max_tokens=output_len, ignore_eos=True, detokenize=False
     )
+    first = _fresh(len(prompts), trial) << 10
+    return [
+        (prompt, msgspec.structs.replace(params, seed=first + number))
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _fresh(batch_size: int, trial: int) -> int:
+    """A seed that no other batch size or trial has, so that the tries know nothing of it."""
+    return batch_size << 10 | trial
 
 
 def _in_pieces(params: SamplingParams) -> SamplingParams:
@@ -186,10 +220,13 @@ def _in_pieces(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, output_kind=RequestOutputKind.DELTA)
 
 
-def _prompts(args: argparse.Namespace, llm: LLM, count: int, vocab_size: int) -> list[Any]:
-    """Different prompts: paragraphs of a text, or tokens by chance."""
+def _prompts(
+    args: argparse.Namespace, llm: LLM, count: int, vocab_size: int, trial: int
+) -> list[Any]:
+    """Different prompts: paragraphs of a text, the same for each trial, or tokens by chance."""
     if args.prompts is None:
-        return as_prompts(random_prompts(count, args.input_len, vocab_size, args.seed))
+        seed = args.seed + _fresh(count, trial)
+        return as_prompts(random_prompts(count, args.input_len, vocab_size, seed))
     parts = [part for part in args.prompts.read_text("utf-8").split("\n\n\n") if part.strip()]
     tokenizer = llm.get_tokenizer()
     every = [tokenizer.encode(part) for part in parts]

@@ -148,18 +148,52 @@ def run_offline(llm: LLM, prompts: list[Any], params: SamplingParams) -> tuple[T
 
 def run_stepwise(engine: LLMEngine, prompts: list[Any], params: SamplingParams) -> Timing:
     """The engine step by step, `params` with output_kind DELTA; sees when first tokens come."""
-    start, cpu = time.perf_counter(), time.process_time()
-    for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), prompt, params)
-    waiting, first_s, late = len(prompts) * params.n, 0.0, 0
-    seen: set[tuple[str, int]] = set()
-    while engine.has_unfinished_requests():
-        for output in engine.step():
+    return run_in_turn([engine], [(prompt, params) for prompt in prompts])[0]
+
+
+def run_in_turn(
+    engines: Sequence[LLMEngine], requests: Sequence[tuple[Any, SamplingParams]]
+) -> list[Timing]:
+    """The same requests on several engines, a step of each in turn, so that what slows the machine
+    down slows all of them; each one's time is that of its own steps.
+    """
+    runs = [_Stepwise(engine, requests) for engine in engines]
+    unfinished = runs
+    while unfinished:
+        unfinished = [run for run in unfinished if run.step()]
+    return [run.timing for run in runs]
+
+
+class _Stepwise:
+    """One engine's requests, and what its steps have taken so far."""
+
+    def __init__(self, engine: LLMEngine, requests: Sequence[tuple[Any, SamplingParams]]) -> None:
+        self._engine = engine
+        self._waiting = sum(params.n for _, params in requests)
+        self._seen: set[tuple[str, int]] = set()
+        start, cpu = time.perf_counter(), time.process_time()
+        for number, (prompt, params) in enumerate(requests):
+            engine.add_request(str(number), prompt, params)
+        self.timing = Timing(time.perf_counter() - start, time.process_time() - cpu, 0.0, 0)
+
+    def step(self) -> bool:
+        """Return False when there is nothing left to do."""
+        if not self._engine.has_unfinished_requests():
+            return False
+        start, cpu = time.perf_counter(), time.process_time()
+        outputs = self._engine.step()
+        before, late = self.timing, self.timing.num_late_tokens
+        elapsed = before.elapsed_s + time.perf_counter() - start
+        for output in outputs:
             for completion in output.outputs:
-                late += len(completion.token_ids) if first_s else 0
+                late += len(completion.token_ids) if before.first_s else 0
                 if completion.token_ids:
-                    seen.add((output.request_id, completion.index))
-        if not first_s and len(seen) == waiting:
-            first_s = time.perf_counter() - start
-    elapsed, spent = time.perf_counter() - start, time.process_time() - cpu
-    return Timing(elapsed, spent, first_s, late)
+                    self._seen.add((output.request_id, completion.index))
+        has_all = not before.first_s and len(self._seen) == self._waiting
+        self.timing = Timing(
+            elapsed,
+            before.cpu_s + time.process_time() - cpu,
+            elapsed if has_all else before.first_s,
+            late,
+        )
+        return True

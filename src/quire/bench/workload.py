@@ -22,7 +22,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--random-model",
         metavar="SHAPE",
-        help="random weights of the shape tiny, 0.6b, 1b or 8b, written once to the cache folder",
+        help="random weights of the shape tiny, 0.06b, 0.6b, 1b or 8b, written to the cache once",
     )
     parser.add_argument(
         "--disable-detokenize", action="store_true", help="leave the outputs as token ids"

@@ -187,28 +187,23 @@ class TokenStep:
 
     def _verify(
         self, result: StepResult, sampled: SampledTokens, guesses: Tensor
-    ) -> tuple[SampledTokens, Sequence[int]]:
+    ) -> tuple[SampledTokens, Sequence[int] | None]:
         """Keep the tokens of accepted drafts, advance the rows, and have new drafts made. Returns
-        the tokens, and which of them are kept.
+        the tokens, and which of them are kept, None: all.
         """
         inputs, ids = self._inputs, sampled.token_ids.numpy()
         drafts = inputs.drafts
         if drafts is None:
-            drafts = np.zeros(len(inputs.sampled), dtype=np.int64)
+            ones = np.ones(len(inputs.sampled), dtype=np.int64)
+            self._go_on(result, ones, ones - 1)
+            return sampled, None
         firsts = np.cumsum(drafts + 1) - drafts - 1
         # An error after a draft is the next step's, which begins there with the tokens before it.
         later = set(sampled.errors).difference(firsts.tolist()) if sampled.errors else ()
         accepted = num_accepted(ids, guesses.numpy(), drafts, [*self._unknown, *later])
         kept = kept_places(accepted, drafts)
-        result.token_ids, result.counts = ids[kept].tolist(), accepted.tolist()
-        result.num_drafts = self._head.advance_verified(
-            inputs,
-            self._states,
-            accepted=accepted,
-            drafts=drafts,
-            token_ids=result.token_ids,
-            started=self._started,
-        )
+        result.token_ids = ids[kept].tolist()
+        self._go_on(result, accepted, drafts)
         places = {int(place): flat for flat, place in enumerate(kept)}
         logprobs = sampled.logprobs
         tokens = SampledTokens(
@@ -217,6 +212,18 @@ class TokenStep:
             {index: text for index, text in sampled.errors.items() if index in places},
         )
         return tokens, list(places)
+
+    def _go_on(self, result: StepResult, accepted: Array, drafts: Array) -> None:
+        """Advance the rows, and have new drafts made."""
+        result.counts = accepted.tolist()
+        result.num_drafts = self._head.advance_verified(
+            self._inputs,
+            self._states,
+            accepted=accepted,
+            drafts=drafts,
+            token_ids=result.token_ids,
+            started=self._started,
+        )
 
     def _sample(self, hidden: Tensor, mask: GrammarMask | None) -> SamplerOutput:
         head, inputs = self._head, self._inputs

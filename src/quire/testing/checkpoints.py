@@ -39,10 +39,11 @@ def make_checkpoint(
 ) -> Path:
     """Write a model folder with random weights to `path` and return it.
 
-    `shape` is tiny (about 1 M parameters), 0.6b (Qwen3-0.6B), 1b (Llama-3.2-1B), 8b (Llama-3.1-8B),
-    or keys of config.json that differ from tiny; every shape has 8,192 positions. `family` is
-    one of `FAMILIES` in testing/model_shapes.py, by default the one the shape is known from. Two
-    calls with equal arguments write equal files; an earlier checkpoint in `path` is replaced.
+    `shape` is tiny (about 1 M parameters), 0.06b, 0.6b (Qwen3-0.6B), 1b (Llama-3.2-1B), 8b
+    (Llama-3.1-8B), or keys of config.json that differ from tiny; every shape has 8,192 positions.
+    `family` is one of `FAMILIES` in testing/model_shapes.py, by default the one the shape is known
+    from. Two calls with equal arguments write equal files; an earlier checkpoint in `path` is
+    replaced.
     Raises InvalidParameter for an unknown name, UnknownConfigKey for an unknown key.
     """
     config = _config(shape, family, dtype)

@@ -27,6 +27,8 @@ class ModelShape:
 
 SHAPES = {
     "tiny": ModelShape("llama", 4, 128, 4, 2, 32, 384, 1024, True, 1e4),
+    # a tenth of 0.6b with the same vocabulary, as models that draft have
+    "0.06b": ModelShape("qwen3", 20, 256, 4, 2, 64, 1024, 151_936, True, 1e6),
     "0.6b": ModelShape("qwen3", 28, 1024, 16, 8, 128, 3072, 151_936, True, 1e6),  # Qwen3-0.6B
     "1b": ModelShape("llama", 16, 2048, 32, 8, 64, 8192, 128_256, True, 5e5),  # Llama-3.2-1B
     # 12 of the 32 layers of Youtu-LLM-2B

@@ -79,7 +79,7 @@ class SuffixGuesser:
 
     def close(self) -> None:
         if self._cache is not None:
-            self._take_in()
+            self._take_in_output()
             self._cache.close(self._shared)
 
     def _take_in(self) -> None:
@@ -88,10 +88,14 @@ class SuffixGuesser:
                 self._own.grow(self._text, token)
         else:
             self._text.ends = []
+        self._take_in_output()
+        self._new = []
+
+    def _take_in_output(self) -> None:
         if self._cache is not None:
             for token in self._new_output:
                 self._cache.trie.grow(self._shared, token)
-        self._new, self._new_output = [], []
+        self._new_output = []
 
     def _best(self, text: GrowingText, most: int, to_beat: float) -> tuple[list[int], float]:
         """The guess with the largest score from the ends of a text, if it is above `to_beat`."""
