@@ -17,7 +17,7 @@ from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.state_blocks import StateBlocks
 from tests.support.simulate import NOTHING, STATE, Trace, run_traces
 
-NUM_TRACES = 2_500
+NUM_TRACES = 4_250
 PART = 250
 
 
