@@ -23,7 +23,7 @@ from quire.engine.wire.messages import EngineCoreRequest
 from quire.kernels.cpu.runtime import find_native
 from quire.params import RequestOutputKind, SamplingParams
 from quire.scheduling.state_blocks import StateBlocks
-from tests.models.hostile.models import HOSTILE, make
+from tests.models.hostile.models import Library
 
 NATIVE, REASON = find_native()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
@@ -49,14 +49,8 @@ PREEMPTED_AFTER = (3, 7, 14, 21, 29)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            made[name] = make(HOSTILE[name], tmp_path_factory.mktemp(name)).folder
-        return made[name]
-
-    return folder
+    made = Library(tmp_path_factory.mktemp("made"))
+    return lambda name: made[name].folder
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from quire.params import RequestOutputKind
 from quire.runner.drafting.drafting import Drafting
 from quire.runner.drafting.pace import FixedPace
 from quire.testing.loop_client import LoopClient
-from tests.models.hostile.models import HOSTILE, make
+from tests.models.hostile.models import Library
 from tests.speculation.crowd import PROMPTS
 from tests.speculation.drafters import Recorder, Replay, Wild
 
@@ -111,14 +111,8 @@ def test_a_prompt_in_parts(method, waits, without_drafts):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            made[name] = make(HOSTILE[name], tmp_path_factory.mktemp(name)).folder
-        return made[name]
-
-    return folder
+    made = Library(tmp_path_factory.mktemp("made"))
+    return lambda name: made[name].folder
 
 
 def open_state_core(folder, *, drafts, depth=1):

@@ -356,15 +356,14 @@ def _pooled(
 def _columns(runner_output: RunnerOutput, kept: list[int] | None) -> LogprobColumns | None:
     """The sampled rows' columns, cut down to those whose tokens count."""
     found: Any = runner_output.logprobs
+    if found is not None and kept is not None:
+        found = found.at({row: place for place, row in enumerate(kept)})
     if found is None:
         return None
-    places = range(len(runner_output.result.token_ids)) if kept is None else kept
-    where = {row: place for place, row in enumerate(places)}
-    taken = [m for m, row in enumerate(found.index) if row in where]
     return LogprobColumns(
-        index=[where[found.index[m]] for m in taken],
-        token_ids=found.token_ids.numpy()[taken],
-        values=found.values.numpy()[taken],
-        ranks=found.ranks.numpy()[taken],
-        counts=[found.counts[m] for m in taken],
+        index=found.index,
+        token_ids=found.token_ids.numpy(),
+        values=found.values.numpy(),
+        ranks=found.ranks.numpy(),
+        counts=found.counts,
     )

@@ -167,13 +167,8 @@ class FrontEnd(Generic[Client]):
             handles=range(request.handle, request.handle + len(requests)),
             num_open=len(requests),
             lora_request=lora_request,
+            kv_transfer_params=self._files_of(request),
         )
-        if self.plan is not None and self.plan.hidden_states is not None:
-            if resumable:
-                hint = "Give it as a whole."
-                raise NotBuiltYet("prompt", "in parts, whose hidden states are wanted", hint)
-            path = self.plan.hidden_states.path(request.handle, request.prompt_token_ids)
-            group.kv_transfer_params = {"hidden_states_path": path}
         if has_mailbox:
             group.mailbox = RequestOutputCollector(group.output_kind, request_id, group.internal_id)
         self._next_handle += len(requests)
@@ -188,6 +183,16 @@ class FrontEnd(Generic[Client]):
             self.abort([group.internal_id], internal=True)
             raise
         return group
+
+    def _files_of(self, request: EngineCoreRequest) -> Mapping[str, str] | None:
+        """What a request's last output says of the files that the engine writes for it."""
+        plan = None if self.plan is None else self.plan.hidden_states
+        if plan is None:
+            return None
+        if request.resumable:
+            hint = "Give it as a whole."
+            raise NotBuiltYet("prompt", "in parts, whose hidden states are wanted", hint)
+        return {"hidden_states_path": plan.path(request.handle, request.prompt_token_ids)}
 
     def _trace(
         self, group: RequestGroup, headers: Mapping[str, str] | None, request: EngineCoreRequest

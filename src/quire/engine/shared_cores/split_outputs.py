@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs
-from quire.engine.wire.output_parts import LogprobColumns
 
 
 def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs]:
@@ -35,6 +34,7 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs:
             rows.append(row)
             places += range(start, start + count)
         start += count
+    where = {place: new for new, place in enumerate(places)}
     return EngineCoreOutputs(
         handles=[outputs.handles[row] for row in rows],
         token_ids=[outputs.token_ids[place] for place in places],
@@ -45,24 +45,8 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs:
         pooled=[one for one in outputs.pooled if one.handle >> CLIENT_SHIFT == client],
         routed_experts=[r for r in outputs.routed_experts if r.handle >> CLIENT_SHIFT == client],
         verified=[each for each in outputs.verified if each[0] >> CLIENT_SHIFT == client],
-        logprobs=_logprobs(outputs.logprobs, places),
+        logprobs=None if outputs.logprobs is None else outputs.logprobs.at(where),
         timestamp=outputs.timestamp,
         engine_index=outputs.engine_index,
         incarnation=outputs.incarnation,
-    )
-
-
-def _logprobs(columns: LogprobColumns | None, places: list[int]) -> LogprobColumns | None:
-    if columns is None:
-        return None
-    where = {place: new for new, place in enumerate(places)}
-    taken = [row for row, place in enumerate(columns.index) if place in where]
-    if not taken:
-        return None
-    return LogprobColumns(
-        index=[where[columns.index[row]] for row in taken],
-        token_ids=columns.token_ids[taken],
-        values=columns.values[taken],
-        ranks=columns.ranks[taken],
-        counts=[columns.counts[row] for row in taken],
     )

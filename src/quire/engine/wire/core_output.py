@@ -127,10 +127,11 @@ def _output_of(
 ) -> EngineCoreOutput:
     begin = next((s for s in columns.started if s.handle == handle), None)
     asked = next((p for p in columns.prompt_logprobs if p.handle == handle), None)
+    own = {start + place: place for place in range(count)}
     return EngineCoreOutput(
         request_id=columns.names.get(handle, str(handle)),
         new_token_ids=columns.token_ids[start : start + count],
-        new_logprobs=_rows(columns.logprobs, start, count),
+        new_logprobs=None if columns.logprobs is None else columns.logprobs.at(own),
         new_prompt_logprobs_tensors=asked,
         pooling_output=next((p.values for p in columns.pooled if p.handle == handle), None),
         finish_reason=None if end is None else end.reason,
@@ -148,22 +149,6 @@ def _events(begin: Started | None, end: Finished | None) -> list[EngineCoreEvent
         found.append(EngineCoreEvent(kind.SCHEDULED, begin.scheduled_time))
     times = () if end is None else end.preempted_times
     return found + [EngineCoreEvent(kind.PREEMPTED, time) for time in times]
-
-
-def _rows(columns: LogprobColumns | None, start: int, count: int) -> LogprobColumns | None:
-    """Those of `count` ids from `start` on, whose `index` begins at 0."""
-    if columns is None:
-        return None
-    rows = [row for row, at in enumerate(columns.index) if start <= at < start + count]
-    if not rows:
-        return None
-    return LogprobColumns(
-        index=[columns.index[row] - start for row in rows],
-        token_ids=columns.token_ids[rows],
-        values=columns.values[rows],
-        ranks=columns.ranks[rows],
-        counts=[columns.counts[row] for row in rows],
-    )
 
 
 # to columns

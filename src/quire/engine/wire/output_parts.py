@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,19 @@ class LogprobColumns(msgspec.Struct, array_like=True, gc=False):
     values: np.ndarray[Any, np.dtype[np.float32]]
     ranks: np.ndarray[Any, np.dtype[np.int32]]
     counts: list[int]
+
+    def at(self, places: Mapping[int, int]) -> LogprobColumns | None:
+        """Those of the tokens in `places`, renumbered as given there; None if there are none."""
+        kept = [m for m, place in enumerate(self.index) if place in places]
+        if not kept:
+            return None
+        return LogprobColumns(
+            index=[places[self.index[m]] for m in kept],
+            token_ids=self.token_ids[kept],
+            values=self.values[kept],
+            ranks=self.ranks[kept],
+            counts=[self.counts[m] for m in kept],
+        )
 
 
 class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
