@@ -19,6 +19,8 @@ SECOND_TEXT = "compressed_token_type_ids"
 MOST_READ = ("max_tokens_per_query", "max_tokens_per_doc")
 """The keys of `extra_kwargs` for how many tokens of a pair's first and second text are read."""
 _EXTRA = (SECOND_TEXT, *MOST_READ)
+_MUTABLE = ("returned_token_ids", "late_interaction_params", "extra_kwargs")
+"""The fields whose values can change."""
 
 _FIELDS_OF_TASK = {
     "embed": ("dimensions", "use_activation"),
@@ -150,11 +152,7 @@ class PoolingParams(
     def clone(self) -> PoolingParams:
         """A copy that shares nothing with this one."""
         twin = copy.copy(self)
-        for name in (
-            "returned_token_ids",
-            "late_interaction_params",
-            "extra_kwargs",
-        ):  # nothing else can change
+        for name in _MUTABLE:
             setattr(twin, name, copy.deepcopy(getattr(self, name)))
         return twin
 

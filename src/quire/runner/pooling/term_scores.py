@@ -20,7 +20,7 @@ _MOST_SCORES = 2**22
 
 def term_scores(pooler: Pooler, hidden: Tensor, places: Sequence[range]) -> Tensor:
     """hidden [T, C], with the tokens of M prompts in these rows -> fp32 [M, V]: the largest score
-    of each token of the vocabulary, or the sum of its weights. `term_weights` completes it.
+    of each token of the vocabulary, of which finish.py makes weights, or the sum of its weights.
     """
     terms = pooler.spec.terms
     assert terms is not None, "a model whose vectors are sparse"
