@@ -30,9 +30,9 @@ def decide_speculation(d: Decisions, length: int | None) -> None:
     Raises InvalidParameter for what the model cannot have.
     """
     wish = d.model.drafts
-    is_none = wish is None or wish.config.method == METHOD
-    _decide_metrics(d, has_drafts=not is_none)
-    if wish is None or is_none:
+    has_drafts = wish is not None and wish.config.method != METHOD
+    _decide_metrics(d, has_drafts=has_drafts)
+    if wish is None or not has_drafts:
         why = "none" if wish is None else f"{METHOD} drafts nothing"
         d.decide("speculation", None, f"speculative_config: {why}")
         return
