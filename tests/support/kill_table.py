@@ -137,14 +137,19 @@ class Streams:
         """Do this when the crowd has had so many outputs."""
         self._due.append((num_outputs, what))
 
-    async def _stream(self, index: int, is_poisonous: bool) -> Answer:
+    async def ask(self, core: int, index: int) -> Answer:
+        """Stream `index` once more, beside the crowd, of this core and no other."""
+        return await self._stream(index, False, core)
+
+    async def _stream(self, index: int, is_poisonous: bool, core: int | None = None) -> Answer:
         ids: list[int] = []
         reason = None
         params = _params(index)
         if is_poisonous:
             params.extra_args = {"poison_at": POISON_AT}
         prompt = PROMPTS[index % len(PROMPTS)]
-        async for output in self.engine.generate(prompt, params, str(index)):
+        name = str(index) if core is None else f"{index} of core {core}"
+        async for output in self.engine.generate(prompt, params, name, data_parallel_rank=core):
             ids += output.outputs[0].token_ids
             reason = output.outputs[0].finish_reason
             self._num_outputs += 1
@@ -174,19 +179,29 @@ async def _strike(
 ) -> None:
     """Send a signal to `victim(core)` for a core and at a moment that `pick` draws, so many times,
     each under a new crowd.
+
+    The core may have no stream left at that moment (where it is faster than another), so one is
+    asked of it behind the signal.
     """
     expected = await streams.run()
     for _ in range(num_moments):
         index = pick.randrange(streams.num_cores)
         sent: list[float] = []
+        asked: list[asyncio.Task[Answer]] = []
 
-        def strike(index: int = index, sent: list[float] = sent) -> None:
+        def strike(
+            index: int = index,
+            sent: list[float] = sent,
+            asked: list[asyncio.Task[Answer]] = asked,
+        ) -> None:
             streams.client.watch(index)
             sent.append(time.monotonic())
             os.kill(victim(index), how)
+            asked.append(asyncio.create_task(streams.ask(index, 0)))
 
         streams.at(1 + pick.randrange(NUM_STREAMS * (NUM_TOKENS - 8)), strike)
         _count(row, await streams.run(), expected)
+        row.num_wrong += await asked[0] != expected[0]
         if streams.client.resumed_at is not None:
             row.resumed_s.append(streams.client.resumed_at - sent[0])
     await _finish(row, streams)
