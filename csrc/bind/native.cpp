@@ -217,8 +217,9 @@ void add_norm(Context& c, Type type, int64_t tokens, int64_t width, float scale,
 }
 
 void embed(Context& c, Type type, int64_t tokens, int64_t width, float scale, Address ids,
-           Address table, int64_t table_rows, int64_t table_stride, bool in_panels, Address positions,
-           Address position_table, int64_t position_rows, int64_t position_stride, Address out) {
+           Address table, int64_t table_rows, int64_t table_stride, bool in_panels,
+           Address positions, Address position_table, int64_t position_rows,
+           int64_t position_stride, Address out) {
     const EmbedArgs args{type,
                          width,
                          scale,
@@ -246,6 +247,19 @@ void scale_gate(Context& c, Type type, int64_t tokens, int64_t width, int64_t ga
     c.submit(c.kernels.scale_gate, args, tokens);
 }
 
+void sum_chunks(Context& c, Type type, int64_t prompts, int64_t width, int64_t span, Address x,
+                int64_t x_token, int64_t tokens, Address chunks, Address spans, Address rest) {
+    const SumChunksArgs args{type,
+                             width,
+                             span,
+                             {pointer(x), x_token, 0},
+                             tokens,
+                             static_cast<const int64_t*>(pointer(chunks)),
+                             static_cast<float*>(pointer(spans)),
+                             static_cast<float*>(pointer(rest))};
+    c.submit(c.kernels.sum_chunks, args, prompts);
+}
+
 void bind_context(nb::module_& m) {
     nb::class_<Context> context(m, "Context");
     context.def(nb::init<std::shared_ptr<Pool>, const std::string&>(), "pool"_a, "level"_a)
@@ -258,7 +272,8 @@ void bind_context(nb::module_& m) {
         .def("add", &add)
         .def("add_norm", &add_norm)
         .def("embed", &embed)
-        .def("scale_gate", &scale_gate);
+        .def("scale_gate", &scale_gate)
+        .def("sum_chunks", &sum_chunks);
     bind_kv(m, context);
     bind_latent(m, context);
     bind_limits(m, context);

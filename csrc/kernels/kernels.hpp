@@ -98,6 +98,19 @@ struct ScaleGateArgs {
     Rows out;
 };
 
+// spans, rest [R, width]: += the tokens of R chunks; see ops/mixers/pooling.py. chunks [R, 3]: first
+// row of x [tokens, width], position of the first token, number of tokens.
+struct SumChunksArgs {
+    Type type;
+    int64_t width;
+    int64_t span;
+    Rows x;
+    int64_t tokens;
+    const int64_t* chunks;
+    float* spans;
+    float* rest;
+};
+
 enum class Act : int32_t { none, silu, gelu, gelu_tanh, relu, relu2 };
 
 enum class FinishKind : int32_t { plain, gated, limited, logits, partial };
@@ -607,6 +620,7 @@ struct Kernels {
     Kernel<AddNormArgs> add_norm;
     Kernel<EmbedArgs> embed;
     Kernel<ScaleGateArgs> scale_gate;
+    Kernel<SumChunksArgs> sum_chunks;
     Kernel<RopeStoreArgs> rope_store;
     Kernel<AttendArgs> attend;
     Kernel<AttendPromptsArgs> attend_prompts;

@@ -1,4 +1,4 @@
-// The operations that treat each row by itself: norms, sums, gates, embedding.
+// The operations that treat each row by itself: norms, sums, gates, embedding; and sums of rows.
 
 #include "kernels/element.hpp"
 #include "kernels/kernels.hpp"
@@ -138,6 +138,38 @@ Status scale_gate(const ScaleGateArgs& a, int64_t tokens, Pool& pool) {
     return Status::ok;
 }
 
+// Tokens are added in order, so that where a prompt is cut changes nothing.
+template <class E>
+inline void sum_chunk(const SumChunksArgs& a, int64_t prompt) {
+    const int64_t* chunk = a.chunks + prompt * 3;
+    const int64_t first = chunk[0], position = chunk[1], count = chunk[2];
+    each(a.width, [&](auto lanes, int64_t i) {
+        float* spans = a.spans + prompt * a.width + i;
+        float* rest = a.rest + prompt * a.width + i;
+        F32 whole = get(lanes, spans), open = get(lanes, rest);
+        for (int64_t t = 0; t < count; ++t) {
+            open = add(open, get(lanes, row_of<E>(a.x, first + t, 0) + i));
+            if ((position + t + 1) % a.span != 0) continue;
+            whole = add(whole, open);
+            open = splat(0);
+        }
+        put(lanes, spans, whole);
+        put(lanes, rest, open);
+    });
+}
+
+Status sum_chunks(const SumChunksArgs& a, int64_t prompts, Pool& pool) {
+    for (int64_t i = 0; i < prompts; ++i) {
+        const int64_t *chunk = a.chunks + i * 3, count = chunk[2];
+        const bool is_inside = count <= a.tokens && chunk[0] <= a.tokens - count;
+        if (chunk[0] < 0 || chunk[1] < 0 || count < 1 || !is_inside) return Status::bad_index;
+    }
+    with_type(a.type, [&](auto type) {
+        parallel(pool, prompts, [&](int64_t i, int) { sum_chunk<decltype(type)>(a, i); });
+    });
+    return Status::ok;
+}
+
 }  // namespace
 
 void fill_rows(Kernels& table) {
@@ -146,6 +178,7 @@ void fill_rows(Kernels& table) {
     table.add_norm = add_norm;
     table.embed = embed;
     table.scale_gate = scale_gate;
+    table.sum_chunks = sum_chunks;
 }
 
 }  // namespace quire::QUIRE_LEVEL

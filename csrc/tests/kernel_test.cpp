@@ -134,6 +134,29 @@ void check_sums(Pool& pool, const Kernels& kernels, const Shape& s) {
     }
 }
 
+// Whole, and cut in two: the same bits.
+void check_sum_chunks(Pool& pool, const Kernels& kernels, const Shape& s) {
+    if (s.tokens == 0) return;
+    Array x(s.type, s.tokens, s.width, s.width + 3);
+    x.fill(1, s.wild);
+    Pool::Lease lease(pool);
+    std::vector<std::vector<float>> found;
+    for (int64_t cut : {s.tokens, s.tokens / 2}) {
+        std::vector<float> spans(s.width), rest(s.width);
+        for (int64_t first = 0, stop = cut; first < stop; first = stop, stop = s.tokens) {
+            const int64_t chunk[3] = {first, first, stop - first};
+            const SumChunksArgs args{s.type, s.width,      2,          x.rows(), s.tokens,
+                                     chunk,  spans.data(), rest.data()};
+            require(kernels.sum_chunks(args, 1, pool) == Status::ok, "sum_chunks");
+        }
+        spans.insert(spans.end(), rest.begin(), rest.end());
+        found.push_back(spans);
+    }
+    if (s.tokens > 1)
+        require(!std::memcmp(found[0].data(), found[1].data(), sizeof(float) * 2 * s.width),
+                "sum_chunks in two");
+}
+
 void check_embed(Pool& pool, const Kernels& kernels, const Shape& s) {
     constexpr int64_t kTable = 9;
     Array table(s.type, kTable, s.width, s.width + 1), places(s.type, kTable, s.width, s.width);
@@ -243,6 +266,7 @@ void check_kernels(Level level) {
                     const Shape shape{type, tokens, width, wild};
                     check_norms(pool, kernels, shape);
                     check_sums(pool, kernels, shape);
+                    check_sum_chunks(pool, kernels, shape);
                     check_embed(pool, kernels, shape);
                 }
     for (Type type : kTypes)

@@ -250,6 +250,16 @@ def add_in_place(x, delta, scale=1.0):
     return x.add_(delta, alpha=scale)
 
 
+def summed_without_spans(x, chunks, spans, rest):
+    for i, (start, _, count) in enumerate(chunks.tolist()):
+        rest[i] += x[start : start + count].sum(0)
+
+
+def summed_anew(x, chunks, spans, rest):
+    spans.zero_()
+    PLAIN.sum_chunks(x, chunks, spans, rest)
+
+
 def add_into_neighbour(x, delta, scale=1.0):
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     torch.add(x, delta, alpha=scale, out=y)
@@ -449,6 +459,8 @@ BUGS = {
     "first stream changed": {
         "add_to_streams": lambda x, delta: x + delta.repeat(1, x.shape[1] // 7)
     },
+    "tokens added without spans": {"sum_chunks": summed_without_spans},
+    "sums of earlier chunks forgotten": {"sum_chunks": summed_anew},
     "size of the sum": {"add_matched": lambda total, y, like: PLAIN.add_matched(total, y, total)},
     "moe limit forgotten": wrong_args("moe", clamp=None),
     "moe weighs results": wrong_args("moe", weighs_input=False),

@@ -176,7 +176,7 @@ def test_the_promise_of_invariance_is_kept_by_definitions_that_look_at_one_row()
         "enter_streams", "predict_streams", "correct_streams", "add_to_streams", "add_matched",
         "scale_queries", "route", "greedy", "draw", "truncate",
         "rank", "mask_logits", "bias_logits", "penalize", "forbid_words",
-        "short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm",
+        "short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm", "sum_chunks",
     } == set(row_wise)  # fmt: skip
     others = [name for name in CATALOG if name not in row_wise]
     offered = [

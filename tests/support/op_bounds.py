@@ -25,6 +25,7 @@ from quire.ops import (
     RotaryTable,
     RouteArgs,
 )
+from quire.ops.mixers.pooling import SPAN
 from quire.ops.segments import Addend
 from tests.support.lora.op_oracle_lora import OracleAddend, OracleBank, embed_bounds
 from tests.support.op_cases.case import Arguments
@@ -597,6 +598,29 @@ def _latent_attend(
 # logits
 
 
+def _sum_chunks(
+    stored: Stored, x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor
+) -> dict[str, Approx]:
+    """The sums are in fp32 whatever the type of x."""
+    found: list[list[Approx]] = [[], []]
+    for prompt, (start, first, count) in enumerate(chunks.tolist()):
+        whole, left = exact(spans[prompt]), exact(rest[prompt])
+        for t in range(count):
+            left = left + exact(x[start + t])
+            if (first + t) % SPAN == SPAN - 1:
+                whole, left = whole + left, exact(torch.zeros_like(rest[prompt]))
+        found[0].append(whole)
+        found[1].append(left)
+    shape = tuple(spans.shape)
+    return {
+        str(i): Approx(
+            np.array([row.value for row in rows]).reshape(shape),
+            np.array([row.error for row in rows]).reshape(shape),
+        )
+        for i, rows in enumerate(found)
+    }
+
+
 def _bias_logits(
     stored: Stored, logits: Tensor, places: Tensor, entries: Tensor, values: Tensor
 ) -> dict[str, Approx]:
@@ -667,6 +691,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "latent_attend": _latent_attend,
     **state_bounds.BOUNDS,
     **streams_bounds.BOUNDS,
+    "sum_chunks": _sum_chunks,
     "bias_logits": _bias_logits,
     "penalize": _penalize,
     "rank": _rank,

@@ -39,6 +39,7 @@ IMPLEMENTATIONS = tuple(
         op_oracle_rows.hidden,
         op_oracle_rows.logits,
         op_oracle_rows.row_peaks,
+        op_oracle_rows.sum_chunks,
         op_oracle_rows.linear_partial,
         op_oracle_rows.linear_total,
         op_oracle_lora.allocate_lora,

@@ -242,6 +242,17 @@ def row_peaks(x: Tensor) -> Tensor:
     return to_tensor([max(map(abs, row)) if np.isfinite(row).all() else math.nan for row in rows])
 
 
+def sum_chunks(x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor) -> None:
+    """Token by token; a span of 32 positions is closed by its last one."""
+    rows = to_array(x)
+    for prompt, (start, first, count) in enumerate(chunks.tolist()):
+        for t in range(count):
+            rest[prompt] += to_tensor(rows[start + t])
+            if (first + t) % 32 == 31:
+                spans[prompt] += rest[prompt]
+                rest[prompt] = 0
+
+
 def linear_partial(x: Tensor, w: OracleLinear, peaks: Tensor | None = None) -> Tensor:
     """Each segment of the inputs by itself, without bias."""
     width = w.in_features // w.segments

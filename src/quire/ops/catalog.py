@@ -17,7 +17,7 @@ from quire.ops import (
     routing,
 )
 from quire.ops.formats import lora
-from quire.ops.mixers import latent, prompts, state, streams
+from quire.ops.mixers import latent, pooling, prompts, state, streams
 from quire.ops.registry import Op
 from quire.ops.sampling import edits, grammar_mask, sample
 
@@ -82,6 +82,7 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             moe.pack_experts,
             routing.route,
             moe.moe,
+            pooling.sum_chunks,
             grammar_mask.mask_logits,
             edits.bias_logits,
             edits.penalize,

@@ -103,6 +103,7 @@ class Ops:
     pack_experts: Callable[..., Any]
     route: Callable[..., Any]
     moe: TensorOp
+    sum_chunks: Callable[..., None]
     mask_logits: Callable[..., Any]
     bias_logits: Callable[..., Any]
     penalize: Callable[..., Any]

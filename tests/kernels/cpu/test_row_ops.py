@@ -12,7 +12,7 @@ import torch
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.row_ops import RowOps
 from quire.kernels.cpu.runtime import find_native
-from quire.ops import NormWeight
+from quire.ops import NormWeight, select
 from tests.kernels.cpu import native_ops
 from tests.kernels.cpu.native_ops import DTYPES, case_id, dtype_id, is_sharp
 from tests.support.op_cases import CASES
@@ -87,3 +87,29 @@ def test_an_id_outside_of_the_table_is_an_index_error(wrong):
         ops.embed(ids, table)
     with pytest.raises(IndexError):
         ops.embed(torch.tensor([3, 4]), table, 1.0, ids, torch.zeros(11, 8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+def test_a_prompt_has_the_same_sums_however_it_is_cut(isa, dtype):
+    """And those of plain torch, bit for bit."""
+    torch.manual_seed(0)
+    x = torch.randn(201, 77).to(dtype)
+
+    def summed(ops, counts):
+        sums = torch.zeros(2, 1, 77)
+        first = 0
+        for count in counts:
+            ops.sum_chunks(x, torch.tensor([[first, first, count]]), *sums)
+            first += count
+        return sums
+
+    whole = summed(select(device="cpu", dtype=dtype, providers=["torch"]), [201])
+    for counts in ([201], [1, 200], [32, 32, 137], [31, 2, 63, 105], [1] * 201):
+        assert torch.equal(summed(cpu_ops(isa, dtype), counts), whole)
+
+
+@pytest.mark.parametrize("chunk", [(-1, 0, 1), (0, -1, 1), (0, 0, 0), (4, 0, 2), (0, 0, 2**62)])
+def test_a_chunk_outside_of_the_tokens_is_an_index_error(chunk):
+    sums = torch.zeros(2, 1, 8)
+    with pytest.raises(IndexError):
+        cpu_ops(None, torch.float32).sum_chunks(torch.zeros(5, 8), torch.tensor([chunk]), *sums)

@@ -110,6 +110,12 @@ def row_peaks(x: Tensor) -> Cost:
     return Cost(nbytes(x), x.numel())
 
 
+def sum_chunks(x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor) -> Cost:
+    """The chunks' rows are read once, the sums read and written."""
+    count = int(chunks[:, 2].sum())
+    return Cost(count * nbytes(x[:1]) + 2 * nbytes(spans, rest), count * x.shape[1])
+
+
 # products with weights
 
 
@@ -364,6 +370,7 @@ def truncate(logits: Tensor, settings: Tensor) -> Cost:
 
 COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, xielu, row_peaks)},
+    sum_chunks.__name__: sum_chunks,
     **{f.__name__: f for f in (multiply, modulate, sparse_gated, add_matched, join_streams)},
     **{f.__name__: f for f in (bounded_gated, scale_heads)},
     **{f"{name}_streams": streams for name in ("enter", "predict", "correct")},

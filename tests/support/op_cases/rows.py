@@ -1,7 +1,12 @@
-"""Cases of the ops that treat each token by itself: embedding, norms, sums, gates."""
+"""Cases of the ops that treat each token by itself: embedding, norms, sums, gates; and of sums of
+tokens.
+"""
 
 from __future__ import annotations
 
+import numpy as np
+
+from quire.ops.mixers.pooling import SPAN
 from quire.ops.norm import NormWeight
 from quire.ops.select import Ops
 from tests.support.op_cases.case import Case, Draw, Prepared, by_row
@@ -125,7 +130,31 @@ def _embed(rows: int, *, scale: float = 1.0, has_positions: bool = False) -> Cas
     return Case("embed", f"{rows}-scale{scale:g}{'-positions' * has_positions}", prepare)
 
 
+def _sum_chunks(*chunks: tuple[int, int], width: int = 17) -> Case:
+    """Of some prompts: the position of a chunk's first token, and how many tokens it has."""
+    firsts, counts = zip(*chunks, strict=True) if chunks else ((), ())
+
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        starts = [2 + sum(counts[:i]) for i in range(len(counts))]
+        places = np.array([starts, firsts, counts], dtype=np.int64).T
+        before = np.array(firsts).reshape(-1, 1)  # a sum of nothing is 0
+        arguments = {
+            "x": draw.strided(3 + sum(counts), width),
+            "chunks": draw.integers(places.copy()),
+            "spans": draw.wide(draw.rng.standard_normal((len(chunks), width)) * (before >= SPAN)),
+            "rest": draw.wide(draw.rng.standard_normal((len(chunks), width)) * (before % SPAN > 0)),
+        }
+        return by_row(arguments, {"chunks": 0, "spans": 0, "rest": 0})
+
+    name = "+".join(f"{first}:{count}" for first, count in chunks)
+    return Case("sum_chunks", f"{name or 'nothing'}-{width}", prepare)
+
+
 CASES = (
+    _sum_chunks(),
+    _sum_chunks((0, 1)),
+    _sum_chunks((0, SPAN), (0, SPAN - 1), (0, SPAN + 1), width=33),
+    _sum_chunks((SPAN - 1, 1), (5, 70), (SPAN, 1), (40, 24), (0, 3)),
     *(_embed(rows) for rows in (0, 1, 6)),
     _embed(5, scale=3.3),
     _embed(5, scale=0.7, has_positions=True),

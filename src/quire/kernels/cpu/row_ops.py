@@ -1,4 +1,4 @@
-"""The native ops that treat each row by itself: embedding, norms, sums, gates.
+"""The native ops that treat each row by itself: embedding, norms, sums, gates; and sums of rows.
 
 A row's result depends on nothing but the row: all are batch-invariant.
 """
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cpu.runtime import CpuRuntime
+from quire.ops.mixers.pooling import SPAN
 from quire.ops.norm import NormWeight
 
 Layout = tuple[int, int, int, int, int]
@@ -16,7 +17,9 @@ Layout = tuple[int, int, int, int, int]
 
 
 class RowOps:
-    """`embed`, `norm`, `add`, `add_norm` and `scale_gate` on a runtime; see quire.ops for each."""
+    """`embed`, `norm`, `add`, `add_norm`, `scale_gate` and `sum_chunks` on a runtime; see quire.ops
+    for each.
+    """
 
     def __init__(self, runtime: CpuRuntime) -> None:
         native = runtime.native
@@ -158,6 +161,26 @@ class RowOps:
             out.data_ptr(),
         )
         return out
+
+    def sum_chunks(self, x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor) -> None:
+        """x [T, C] into spans and rest [R, C]. Raises IndexError for a chunk that is not in x."""
+        x = self._runtime.dense(x)
+        assert chunks.dtype is torch.int64 and chunks.is_contiguous()
+        for sums in (spans, rest):
+            assert sums.dtype is torch.float32 and sums.is_contiguous()
+            assert sums.shape == (len(chunks), x.shape[1])
+        self._context.sum_chunks(
+            self._types[x.dtype],
+            len(chunks),
+            x.shape[1],
+            SPAN,
+            x.data_ptr(),
+            x.stride()[0],
+            len(x),
+            chunks.data_ptr(),
+            spans.data_ptr(),
+            rest.data_ptr(),
+        )
 
 
 def _as_rows(x: Tensor, n: NormWeight) -> Tensor:

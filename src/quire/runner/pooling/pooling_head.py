@@ -20,7 +20,7 @@ from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Device
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.pooling.finish import finished
-from quire.runner.pooling.ordered_sums import PartialSum, PromptChunk, add_chunks
+from quire.runner.pooling.prompt_sums import PartialSum, PromptChunk, add_chunks
 from quire.runner.pooling.term_scores import term_scores
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PooledRow, RunnerOutput
@@ -78,6 +78,7 @@ class PoolingHead:
         assert model.pooler is not None, "a model that pools"
         self.model = model
         self.spec: PoolerSpec = model.pooler.spec
+        self.ops = model.pooler.ops
         self.rows = rows
         self.device = device
         self.adapters = adapters
@@ -188,7 +189,7 @@ class PoolingStep:
 
     def _means(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
         chunks = [PromptChunk(p.first, p.start, p.count, p.prompt.sum) for p in parts]
-        sums = add_chunks(hidden, chunks)
+        sums = add_chunks(self._head.ops, hidden, chunks)
         for row, part in enumerate(parts):
             if not part.is_last:
                 self._kept[part.row] = replace(part.prompt, sum=sums.of(row))

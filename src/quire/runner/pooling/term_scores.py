@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.models.pooling.pooler import Pooler
 from quire.models.pooling.spec import TermWeights
-from quire.runner.pooling.ordered_sums import PartialSum, PromptChunk, add_chunks
+from quire.runner.pooling.prompt_sums import PartialSum, PromptChunk, add_chunks
 
 _MOST_SCORES = 2**22
 """Scores that are computed at once, which bounds the memory for them."""
@@ -34,7 +34,7 @@ def term_scores(pooler: Pooler, hidden: Tensor, places: Sequence[range]) -> Tens
         scores = pooler.classify(hidden[chosen]).float()
         chunks = _chunks(places, ends, first, first + len(chosen), sums)
         if terms.pooling == "sum":
-            found = add_chunks(_weights(scores, terms), list(chunks.values()))
+            found = add_chunks(pooler.ops, _weights(scores, terms), list(chunks.values()))
             sums |= {prompt: found.of(i) for i, prompt in enumerate(chunks)}
             continue
         for prompt, chunk in chunks.items():
