@@ -8,6 +8,7 @@ import json
 import os
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ from quire.text.tokenizer_formats.folder import found_mode
 EMBEDDED_NAME = "quire-embedded"
 """The name of the model inside the package."""
 
+_PROCESSORS = "quire.logits_processors"
+"""The group of entry points by which installed packages bring logits processors."""
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
@@ -61,7 +64,8 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
     args = with_names(args)
     check_args(args)
     model, machine = gather_model_facts(args), gather_machine_facts()
-    return resolve(args, model, machine, is_headless=is_headless)
+    installed = [point.value for point in entry_points(group=_PROCESSORS)]
+    return resolve(args, model, machine, is_headless=is_headless, installed_processors=installed)
 
 
 def with_names(args: EngineOptions) -> EngineOptions:
