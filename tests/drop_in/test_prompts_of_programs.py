@@ -181,9 +181,27 @@ def test_an_engine_shows_its_parts(llm):
     assert engine.log_stats is False
     assert engine.engine_core.engine_core.executor is engine.model_executor
     assert engine.model_executor.driver_worker.get_model() is llm.apply_model(lambda m: m)[0]
+    assert llm.input_processor is engine.input_processor
     assert engine.io_processor is None and not hasattr(engine, "renderer")
     with pytest.raises(AttributeError):
         engine.vllm_config = None
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda engine: delattr(engine, "model_executor"),
+        lambda engine: engine.engine_core.shutdown(),
+        lambda engine: engine.model_executor.shutdown(),
+    ],
+    ids=["del", "engine_core", "model_executor"],
+)
+def test_ways_in_which_programs_give_memory_back(end):
+    llm = LLM(**ARGS)
+    end(llm.llm_engine)
+    llm.close()
+    with pytest.raises(EngineError):
+        llm.generate(TEXT, GREEDY, use_tqdm=False)
 
 
 def test_the_client_of_the_core_passes_calls_to_workers(llm, tmp_path):
