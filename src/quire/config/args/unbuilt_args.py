@@ -118,10 +118,7 @@ class UnbuiltArgs:
     disable_custom_all_reduce: bool = unbuilt(
         False, "no own all-reduce", "With one device there is no all-reduce; leave it out.", True
     )
-    worker_cls: Any = unbuilt("auto", "class of the worker", "Use collective_rpc with a callable.")
-    worker_extension_cls: str = unbuilt(
-        "", "class mixed into the worker", "Use collective_rpc with a callable."
-    )
+    worker_cls: Any = unbuilt("auto", "class of the worker", "Use worker_extension_cls.")
     decode_context_parallel_size: int = unbuilt(1, "devices per context in decodes", _ONE_DEVICE)
     prefill_context_parallel_size: int = unbuilt(1, "devices per context in prefills", _ONE_DEVICE)
     enable_eplb: bool = unbuilt(

@@ -198,6 +198,9 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     profiler = profiler_config(args.profiler_config)
     why = "profiler_config" + (" was given" if profiler else ": none")
     d.decide("profiler", profiler, why)
+    extension = args.worker_extension_cls or None
+    why = "worker_extension_cls" + (" was given" if extension else ": none")
+    d.decide("worker_extension_cls", extension, why)
     forms = structured_outputs_config(args.structured_outputs_config)
     given_forms = args.structured_outputs_config
     d.decide(
