@@ -232,6 +232,12 @@ def test_configs_that_are_options_of_an_engine():
         "from vllm.config import CompilationConfig, CompilationMode, KVTransferConfig",
         "config = CompilationConfig(mode=CompilationMode.VLLM_COMPILE)",
         "EngineArgs(compilation_config=config).create_engine_config()",
+        "from vllm.config import PoolerConfig, ProfilerConfig, StructuredOutputsConfig",
+        "plan = EngineArgs(runner='pooling', pooler_config=PoolerConfig(pooling_type='MEAN'),",
+        "    profiler_config=ProfilerConfig(profiler='torch', torch_profiler_dir='/nowhere'),",
+        "    structured_outputs_config=StructuredOutputsConfig(disable_any_whitespace=True),",
+        ").create_engine_config()",
+        "print(plan.pooler.pooling, plan.profiler.profiler, plan.structured_outputs)",
         "for more in (",
         "    {'compilation_config': CompilationConfig(mode=3, cudagraph_mode='FULL')},",
         "    {'kv_transfer_config': KVTransferConfig(kv_connector='SharedStorageConnector')},",
@@ -241,7 +247,8 @@ def test_configs_that_are_options_of_an_engine():
         "    except NotImplementedError as error:",
         "        print(error)",
     )
-    first, second = out.splitlines()
+    made, first, second = out.splitlines()
+    assert made.startswith("mean torch ") and "disable_any_whitespace=True" in made
     assert first.startswith("compilation_config=") and second.startswith("kv_transfer_config=")
 
 
@@ -256,9 +263,12 @@ def test_the_package_can_be_asked_about():
         "from vllm import *",
         "print(LLM is vllm.LLM is vllm.entrypoints.llm.LLM, hasattr(vllm, 'nothing'))",
         "print(vllm.version.__version_tuple__, 'torch' in sys.modules)",
+        "own = sys.modules['quire.as_vllm.finder'].__file__",
+        "print(vllm.__file__ == vllm.inputs.__file__ == own)",
     )
     assert out.splitlines() == [
         "vllm False", "0.32.0 vllm", "['vllm']", "1", "True False", "(0, 32, 0) False",
+        "True",
     ]  # fmt: skip
 
 

@@ -65,7 +65,7 @@ _INSTEAD: dict[str, str] = {
         mm-encoder-attn-dtype mm-encoder-fp8-scale-path video-pruning-rate video-pruning-method
         mm-tensor-ipc mm-processor-device mm-ipc-gpu-memory-gb mm-device-do-normalize
         mm-shm-cache-max-object-size-mb disable-mm-preprocessor-cache
-        diffusion-config dc engram-config ec-transfer-config ec-manager-config""",
+        diffusion-config dc engram-config ec-manager-config""",
     "Use --max-num-seqs and --max-num-batched-tokens, where speed and delay are traded.": """
         performance-mode""",
     "Use --tool-call-parser or --reasoning-parser with a name that `--help` lists.": """
@@ -76,12 +76,11 @@ _INSTEAD: dict[str, str] = {
         custom-histogram-buckets cudagraph-metrics enable-mfu-metrics enable-per-request-metrics""",
     "Use --otlp-traces-endpoint alone: spans have the times of each part.": """
         collect-detailed-traces""",
-    "Leave it out: weights are loaded from files.": "weight-transfer-config",
     "Use --uvicorn-log-level and --enable-access-log.": """
         logging-config disable-access-log-for-endpoints log-error-stack""",
     "Prompts and outputs are never logged; --enable-log-requests logs ids.": """
         max-log-len enable-log-outputs enable-log-deltas disable-log-requests""",
-    "Leave it out: it belongs to other platforms.": "additional-config aux-output-config",
+    "Leave it out: it belongs to other platforms.": "aux-output-config",
     "Watermarks are not built; leave it out.": "watermark-config",
     "Use HTTP.": "grpc-port",
     "Restart the server when the certificate changes.": "enable-ssl-refresh",

@@ -181,6 +181,15 @@ class UnbuiltArgs:
         "Prompts are rendered in the API server: --api-server-count.",
     )
     # Transfer, observation
+    weight_transfer_config: dict[str, Any] | None = unbuilt(
+        None, "how a trainer sends weights", "Weights are loaded from files."
+    )
+    ec_transfer_config: dict[str, Any] | None = unbuilt(
+        None, "outputs of encoders from elsewhere", _TEXT_ONLY
+    )
+    additional_config: dict[str, Any] | None = unbuilt(
+        {}, "options of other platforms", "It belongs to other platforms: leave it out.", None
+    )
     reasoning_parser: str | None = unbuilt(
         None, "split reasoning from the answer", "Split the text after generation.", ""
     )
