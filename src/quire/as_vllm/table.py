@@ -126,7 +126,8 @@ SERVED: dict[str, dict[str, str]] = {
         "quire.errors": """VLLMError=EngineError VLLMClientError=RequestError
             VLLMServerError=EngineError VLLMValidationError=RequestError GenerationError
             QueueOverflowError MaxQueuedTokensError EngineDeadError EngineGenerateError
-            ProfilerAlreadyActiveError=ProfilerAlreadyActive"""
+            ProfilerAlreadyActiveError=ProfilerAlreadyActive GracefulHTTPError=CapacityError
+            VLLMNotFoundError=AdapterNotFound LoRAAdapterNotFoundError=AdapterNotFound"""
     },
     "vllm.inputs": _INPUTS,
     "vllm.inputs.data": _INPUTS,
@@ -269,6 +270,7 @@ _REASONS = {
     "vllm.entrypoints.openai.api_server.",
     "vllm.entrypoints.openai.protocol": "Bodies of requests are JSON as OpenAI's client sends it.",
     "vllm.envs": "The table of variables is in docs/compatibility.md; set them in os.environ.",
+    "vllm.exceptions": "What is raised is in quire.errors.",
     "vllm.forward_context": "Models are described, not programmed: see docs/models.md.",
     "vllm.model_executor": "Models are described, not programmed: see docs/models.md.",
     "vllm.multimodal": "Pictures, sounds and films are not served.",
