@@ -1,10 +1,20 @@
 """Outputs: flat logprobs behave as the list they stand for, deltas join to the whole."""
 
+import dataclasses
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
+from quire.pooling_outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+)
 
 ENTRY = st.builds(
     Logprob,
@@ -85,3 +95,17 @@ def test_flat_deltas_join():
     )
     assert isinstance(first.outputs[0].logprobs, FlatLogprobs)
     assert first.outputs[0].logprobs == [{1: Logprob(-1.0)}, {2: Logprob(-1.0)}]
+
+
+def test_results_read_as_dataclasses():
+    completion = CompletionOutput(0, "a", [5], -1.5, [{5: Logprob(-1.5, 1, "a")}])
+    found = dataclasses.asdict(completion)
+    assert (found["text"], found["token_ids"], found["finish_reason"]) == ("a", [5], None)
+    assert found["logprobs"] == [{5: {"logprob": -1.5, "rank": 1, "decoded_token": "a"}}]
+    assert dataclasses.replace(completion, text="b").text == "b" and completion.text == "a"
+    for kind in (EmbeddingOutput, ClassificationOutput, ScoringOutput, PoolingOutput):
+        [field] = dataclasses.fields(kind)
+        assert dataclasses.asdict(kind(0.5)) == {field.name: 0.5}
+    assert msgspec.to_builtins(completion) == found
+    pooled = PoolingRequestOutput("r", ScoringOutput(0.5), [1, 2], 2, False)
+    assert (pooled.num_cached_tokens, pooled.finished) == (2, False), "in the reference's order"

@@ -32,6 +32,7 @@ from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.config.views.model import ModelView
+    from quire.engine.frontend.input_processor import InputProcessor
 
 T = TypeVar("T")
 
@@ -271,6 +272,11 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
     def model_config(self) -> ModelView:
         """What the plan says of the model."""
         return self.llm_engine.model_config
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """Checks and completes requests."""
+        return self.llm_engine.input_processor
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence
-from typing import Any, NoReturn, TypeAlias, overload
+from typing import Any, NoReturn, TypeAlias, TypeVar, overload
 
 import msgspec
 
 from quire.lora.request import LoRARequest
 
+Kind = TypeVar("Kind", bound=type[msgspec.Struct])
+
+
+def reads_as_dataclass(kind: Kind) -> Kind:
+    """Let `dataclasses.asdict`, `astuple`, `fields` and `replace` take a struct, as programs do
+    with results that are dataclasses elsewhere.
+    """
+    names = kind.__struct_fields__
+    twin = dataclasses.make_dataclass(kind.__name__, names, init=False, repr=False, eq=False)
+    kind.__dataclass_fields__ = twin.__dataclass_fields__  # type: ignore[attr-defined]
+    return kind
+
+
 Tokens: TypeAlias = dict[int, "Logprob"]
 """The reported tokens of one position: the chosen (or prompt) token first, then others."""
 
 
+@reads_as_dataclass
 class Logprob(msgspec.Struct, gc=False):
     """How likely a token was at its position: natural logarithm, rank (1: the likeliest), text."""
 
@@ -136,6 +151,7 @@ PromptLogprobs: TypeAlias = list[Tokens | None] | FlatLogprobs
 """One entry per prompt token, the first of which is None."""
 
 
+@reads_as_dataclass
 class CompletionOutput(msgspec.Struct, gc=False):
     """One completion of a request: all of it, or what is new, as the request's output kind says.
 
@@ -193,6 +209,7 @@ class CompletionOutput(msgspec.Struct, gc=False):
         self.spec_decode_metrics = new.spec_decode_metrics
 
 
+@reads_as_dataclass
 class RequestStateStats(msgspec.Struct, gc=False):
     """When things happened (seconds): `arrival_time` by the wall clock, the `_ts` monotonic."""
 

@@ -6,9 +6,12 @@ from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
+from quire.outputs import reads_as_dataclass
+
 Output = TypeVar("Output")
 
 
+@reads_as_dataclass
 class PoolingOutput(msgspec.Struct, eq=False, gc=False):
     """The result of one prompt, fp32: [D], or [n, D] for its n tokens. An array of numpy; `LLM`
     gives a tensor of torch.
@@ -25,6 +28,7 @@ class PoolingOutput(msgspec.Struct, eq=False, gc=False):
     __hash__ = None  # type: ignore[assignment]
 
 
+@reads_as_dataclass
 class EmbeddingOutput(msgspec.Struct, gc=False):
     """A vector for a prompt; empty after an error."""
 
@@ -44,6 +48,7 @@ class EmbeddingOutput(msgspec.Struct, gc=False):
         return f"EmbeddingOutput(hidden_size={self.hidden_size})"
 
 
+@reads_as_dataclass
 class ClassificationOutput(msgspec.Struct, gc=False):
     """A number for each label of a prompt; empty after an error."""
 
@@ -63,6 +68,7 @@ class ClassificationOutput(msgspec.Struct, gc=False):
         return f"ClassificationOutput(num_classes={self.num_classes})"
 
 
+@reads_as_dataclass
 class ScoringOutput(msgspec.Struct, gc=False):
     """How well two texts go together; 0.0 after an error."""
 
@@ -95,8 +101,8 @@ class PoolingRequestOutput(msgspec.Struct, Generic[Output], gc=False):
     request_id: str
     outputs: Output
     prompt_token_ids: list[int]
-    finished: bool = True
     num_cached_tokens: int = 0
+    finished: bool = True
     error: str | None = None
 
 
@@ -135,7 +141,7 @@ def _of_base(kind: type[Kind], base: PoolingRequestOutput[Any], outputs: Any) ->
         base.request_id,
         outputs,
         base.prompt_token_ids,
-        base.finished,
         base.num_cached_tokens,
+        base.finished,
         base.error,
     )

@@ -67,14 +67,16 @@ def test_no_command_is_wrong_usage(capsys):
 def test_version(capsys):
     from quire import __version__
 
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == __version__
+    for flag in ("--version", "-v"):
+        assert cli.main([flag]) == 0
+        assert capsys.readouterr().out.strip() == __version__
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         (["generat"], "unknown command 'generat'; did you mean generate? "),
+        (["collect-env"], "unknown command 'collect-env': quire doctor prints"),
         (["translate"], "unknown command 'translate' (see"),
         (["generate", "x", "y"], "unexpected argument: y "),
         (["generate", "x", "--no-such-flag"], "unknown option --no-such-flag (see"),

@@ -56,6 +56,80 @@ def test_rollouts_with_a_logits_processor_in_another_process():
     }  # fmt: skip
 
 
+def test_a_server_inside_of_a_program():
+    flags = ("--model", embedded.path(), "--max-model-len", "128", "--reasoning-parser", "qwen3")
+    out, _ = run("embedded_server.py", *flags)
+    assert json.loads(out.splitlines()[-1]) == {
+        "served": [401, 200, 4], "max_model_len": 128, "refused": ["headless", "ssl_keyfile"],
+    }  # fmt: skip
+
+
+def test_an_app_without_an_engine_says_so():
+    done = plain_python(
+        "import quire.as_vllm, asyncio\n"
+        "from quire.as_vllm.server import EmbeddedApp\n"
+        "app = EmbeddedApp()\n"
+        "try: app.include_router\n"
+        "except AttributeError as error: print(error)\n"
+        "asyncio.run(app({'type': 'http'}, None, None))"
+    )
+    assert "no 'include_router': mount it" in done.stdout
+    assert "call init_app_state before it is served" in done.stderr.splitlines()[-1]
+
+
+def test_small_functions_of_vllm_s():
+    """Each does what its name says; none of them knows the engine."""
+    out, _ = run_code(
+        "import asyncio, torch",
+        "from vllm.utils.async_utils import *",
+        "from vllm.utils.math_utils import cdiv, round_down, round_up",
+        "from vllm.utils.collection_utils import as_list, chunk_list, is_list_of",
+        "from vllm.utils.mem_constants import GiB_bytes",
+        "from vllm.utils.network_utils import get_tcp_uri, join_host_port",
+        "from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE, set_random_seed",
+        "from vllm.utils import resolve_obj_by_qualname",
+        "assert (cdiv(7, 2), cdiv(6, 2), round_up(7, 4), round_down(7, 4)) == (4, 3, 8, 4)",
+        "assert list(chunk_list([1, 2, 3], 2)) == [[1, 2], [3]] and as_list((1,)) == [1]",
+        "assert is_list_of([1, 'a'], int) and not is_list_of([1, 'a'], int, check='all')",
+        "assert is_list_of([], int) and not is_list_of((1,), int) and GiB_bytes == 2**30",
+        "assert get_tcp_uri('::1', 5) == 'tcp://[::1]:5' and join_host_port('a', 5) == 'a:5'",
+        "assert STR_DTYPE_TO_TORCH_DTYPE['half'] is torch.float16",
+        "assert resolve_obj_by_qualname('asyncio.Queue') is asyncio.Queue",
+        "set_random_seed(3); first = torch.rand(2); set_random_seed(3)",
+        "assert torch.equal(first, torch.rand(2))",
+        "closed = []",
+        "async def count(name, end):",
+        "    try:",
+        "        for number in range(end):",
+        "            await asyncio.sleep(0)",
+        "            yield number",
+        "    finally:",
+        "        closed.append(name)",
+        "async def main():",
+        "    both = merge_async_iterators(count('a', 3), count('b', 2))",
+        "    found = await collect_from_async_generator(both)",
+        "    assert sorted(found) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)], found",
+        "    assert sorted(closed) == ['a', 'b']",
+        "    some = merge_async_iterators(count('c', 3), count('d', 3))",
+        "    await anext(some); await some.aclose()",
+        "    assert sorted(closed) == ['a', 'b', 'c', 'd'], closed",
+        "    assert await make_async(lambda x, y: x + y)(1, y=2) == 3",
+        "asyncio.run(main()); print('done')",
+    )
+    assert out == "done\n"
+
+
+def test_names_that_are_refused_when_they_are_used():
+    out, _ = run_code(
+        "from vllm.inputs import EmbedsPrompt, TextPrompt",
+        "either = EmbedsPrompt | dict",
+        "print(isinstance({}, EmbedsPrompt))",
+        "try: EmbedsPrompt(prompt_embeds=None)",
+        "except NotImplementedError as error: print(error)",
+    )
+    assert out.startswith("False\nQuire has no vllm.inputs.EmbedsPrompt. Give prompts as text")
+
+
 def test_processes_that_a_program_starts():
     out, _ = run("children.py", "--a", "b", code=7)
     assert out.splitlines() == [
@@ -158,6 +232,12 @@ def test_configs_that_are_options_of_an_engine():
         "from vllm.config import CompilationConfig, CompilationMode, KVTransferConfig",
         "config = CompilationConfig(mode=CompilationMode.VLLM_COMPILE)",
         "EngineArgs(compilation_config=config).create_engine_config()",
+        "from vllm.config import PoolerConfig, ProfilerConfig, StructuredOutputsConfig",
+        "plan = EngineArgs(runner='pooling', pooler_config=PoolerConfig(pooling_type='MEAN'),",
+        "    profiler_config=ProfilerConfig(profiler='torch', torch_profiler_dir='/nowhere'),",
+        "    structured_outputs_config=StructuredOutputsConfig(disable_any_whitespace=True),",
+        ").create_engine_config()",
+        "print(plan.pooler.pooling, plan.profiler.profiler, plan.structured_outputs)",
         "for more in (",
         "    {'compilation_config': CompilationConfig(mode=3, cudagraph_mode='FULL')},",
         "    {'kv_transfer_config': KVTransferConfig(kv_connector='SharedStorageConnector')},",
@@ -167,7 +247,8 @@ def test_configs_that_are_options_of_an_engine():
         "    except NotImplementedError as error:",
         "        print(error)",
     )
-    first, second = out.splitlines()
+    made, first, second = out.splitlines()
+    assert made.startswith("mean torch ") and "disable_any_whitespace=True" in made
     assert first.startswith("compilation_config=") and second.startswith("kv_transfer_config=")
 
 
@@ -182,9 +263,12 @@ def test_the_package_can_be_asked_about():
         "from vllm import *",
         "print(LLM is vllm.LLM is vllm.entrypoints.llm.LLM, hasattr(vllm, 'nothing'))",
         "print(vllm.version.__version_tuple__, 'torch' in sys.modules)",
+        "own = sys.modules['quire.as_vllm.finder'].__file__",
+        "print(vllm.__file__ == vllm.inputs.__file__ == own)",
     )
     assert out.splitlines() == [
         "vllm False", "0.32.0 vllm", "['vllm']", "1", "True False", "(0, 32, 0) False",
+        "True",
     ]  # fmt: skip
 
 

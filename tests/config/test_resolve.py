@@ -2,12 +2,14 @@
 
 import copy
 import re
+from importlib.metadata import EntryPoint
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.config import planning
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.kv_pool_size import gib
 from quire.config.plan import NOT_SHOWN
@@ -330,3 +332,13 @@ def test_threads_are_bound_where_a_cpu_is_better_than_another(tmp_path, monkeypa
     assert plan_of(data_parallel_size=2, max_model_len=2048).thread_cpus == ("", "")
     gpu = msgspec.structs.replace(plans.H200, cpus=machine.cpus)
     assert plan_of(machine=gpu).thread_cpus == ("",)
+
+
+def test_processors_of_installed_packages_come_first(monkeypatch):
+    point = EntryPoint("x", "installed:One", "quire.logits_processors")
+    monkeypatch.setattr(planning, "entry_points", lambda group: [point] * (group == point.group))
+    plan = EngineArgs(logits_processors=["given:Two"]).create_engine_config()
+    assert plan.logits_processors == ("installed:One", "given:Two")
+    assert "installed:One" in plan.reasons["logits_processors"]
+    plan = EngineArgs(runner="pooling", convert="embed").create_engine_config()
+    assert plan.logits_processors == (), "vectors are not drawn"

@@ -102,6 +102,7 @@ def test_views_follow_the_arguments():
     assert plan.parallel_config.data_parallel_size_local == 3
     assert plan.device_config.device == torch.device(plan.device)
     assert plan.lora_config is None and plan.speculative_config is None
+    assert plan.structured_outputs_config.backend == "guidance" and plan.profiler_config is None
 
 
 def test_adapters_and_drafts():
@@ -142,6 +143,8 @@ def test_views_can_only_be_read():
     with pytest.raises(AttributeError, match=r"cache_config has no 'swap_space'.*explain"):
         _ = plan.cache_config.swap_space
     assert not hasattr(plan.model_config, "no_such_name")
+    with pytest.raises(AttributeError, match=r"vllm_config has no 'cutlass_config'.*explain"):
+        _ = plan.cutlass_config
     for copied in (copy.deepcopy(plan.cache_config), pickle.loads(pickle.dumps(plan.cache_config))):
         assert copied == plan.cache_config
     other = msgspec.structs.replace(plan, block_size=16)

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import threading
 import time
 from pathlib import Path
 
@@ -181,9 +182,27 @@ def test_an_engine_shows_its_parts(llm):
     assert engine.log_stats is False
     assert engine.engine_core.engine_core.executor is engine.model_executor
     assert engine.model_executor.driver_worker.get_model() is llm.apply_model(lambda m: m)[0]
+    assert llm.input_processor is engine.input_processor
     assert engine.io_processor is None and not hasattr(engine, "renderer")
     with pytest.raises(AttributeError):
         engine.vllm_config = None
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda engine: delattr(engine, "model_executor"),
+        lambda engine: engine.engine_core.shutdown(),
+        lambda engine: engine.model_executor.shutdown(),
+    ],
+    ids=["del", "engine_core", "model_executor"],
+)
+def test_ways_in_which_programs_give_memory_back(end):
+    llm = LLM(**ARGS)
+    end(llm.llm_engine)
+    llm.close()
+    with pytest.raises(EngineError):
+        llm.generate(TEXT, GREEDY, use_tqdm=False)
 
 
 def test_the_client_of_the_core_passes_calls_to_workers(llm, tmp_path):
@@ -200,6 +219,21 @@ def test_weights_that_a_program_would_put_into_a_model_are_refused(llm):
     model = llm.llm_engine.model_executor.driver_worker.model_runner.model
     with pytest.raises(NotBuiltYet, match=r"load_weights.*reload_weights"):
         model.load_weights([("a", torch.ones(1))])
+
+
+def test_a_time_limit_counts_the_wait_for_a_call_that_was_given_up(llm):
+    may_end, has_ended = threading.Event(), []
+
+    def slow(worker):
+        may_end.wait(10)
+        has_ended.append(worker.rank)
+
+    for method in (slow, "check_health"):
+        with pytest.raises(TimeoutError):
+            llm.collective_rpc(method, timeout=0.05)
+    assert not has_ended, "the second call did not wait for the first one"
+    may_end.set()
+    assert llm.collective_rpc("check_health") == [None] and has_ended == [0]
 
 
 def test_what_each_level_of_sleep_gives_back(llm):

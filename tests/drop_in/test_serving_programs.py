@@ -1,6 +1,7 @@
 """`AsyncLLM` as programs written for the reference use it, over cores in processes."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import weakref
@@ -165,6 +166,22 @@ def test_an_engine_that_nothing_refers_to_is_shut_down():
     engine, core = asyncio.run(leave())
     gc.collect()
     assert engine() is None and core.is_shut_down
+
+
+def test_it_is_shut_down_while_its_event_loop_goes_on():
+    async def main():
+        engine = make_async()
+        await collect(engine, "r", max_tokens=2)
+        core, found = engine.front_end.client.inner, weakref.ref(engine)
+        handler, watch = engine._handler, engine._loop_watch
+        del engine
+        gc.collect()
+        assert found() is None and core.is_shut_down
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait_for(handler, 10)
+        assert watch._is_over.is_set()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("given", [(["ipc://x"], 1, 0), (None, 2, 0), (None, 1, 1)], ids=str)

@@ -107,6 +107,11 @@ def test_a_custom_processor_that_raises_costs_only_its_request():
     from quire import AdapterLogitsProcessor
 
     class Picky(AdapterLogitsProcessor):
+        @classmethod
+        def validate_params(cls, sampling_params):
+            if isinstance((sampling_params.extra_args or {}).get("fails_at"), str):
+                raise ValueError("fails_at is a number")
+
         def is_argmax_invariant(self):
             return False
 
@@ -126,6 +131,10 @@ def test_a_custom_processor_that_raises_costs_only_its_request():
         good = ids(engine.generate(PROMPTS, params, use_tqdm=False))
         params[1] = SamplingParams(temperature=0.0, max_tokens=8, extra_args={"fails_at": 3})
         outputs = engine.generate(PROMPTS, params, use_tqdm=False)
+        refused = SamplingParams(extra_args={"fails_at": "never"})
+        with pytest.raises(RequestError, match="^fails_at is a number$"):
+            engine.generate(PROMPTS, refused, use_tqdm=False)
+        assert ids(engine.generate(PROMPTS[:1], params[0], use_tqdm=False)) == good[:1]
     reasons = [output.outputs[0].finish_reason for output in outputs]
     assert reasons == ["length", "error", "length"]
     assert list(outputs[1].outputs[0].token_ids) == good[1][:3]

@@ -173,6 +173,8 @@ def test_unknown_keyword_is_named():
     assert isinstance(caught.value, TypeError)
     with pytest.raises(UnknownParameter):
         SamplingParams.from_optional(best_of=3)
+    with pytest.raises(UnknownParameter, match=r"StructuredOutputsParams\(...\)\.$"):
+        SamplingParams(guided_decoding={"regex": "a"})
 
 
 def test_every_field_is_annotated():

@@ -512,7 +512,7 @@ def test_messages_of_other_kinds(tmp_path: Path) -> None:
 def test_parameters_of_the_hugging_face_method_that_do_not_exist_here(tmp_path: Path) -> None:
     ours = Tokenizer.from_folder(write_folder(tmp_path, config={"chat_template": CHATML}))
     chat = [{"role": "user", "content": "a"}]
-    for name in ("return_tensors", "padding", "truncation", "tokenizer_kwargs"):
+    for name in ("return_assistant_tokens_mask", "sanitize_control_tokens"):
         with pytest.raises(UnknownParameter, match=name):
             ours.apply_chat_template(chat, **{name: True})
     with pytest.raises(InvalidType, match="continue_final_message='content'"):

@@ -274,8 +274,8 @@ def test_wrong_arguments_are_refused_by_name(tmp_path: Path) -> None:
     ours = Tokenizer.from_folder(write_folder(tmp_path, "wordpiece"))
     with pytest.raises(UnknownParameter, match="'return_tensors' is not a parameter here"):
         ours.encode("a", return_tensors="pt")
-    with pytest.raises(UnknownParameter, match="'padding'"):
-        ours("a", padding=True)
+    with pytest.raises(UnknownParameter, match="'pading'"):
+        ours("a", pading=True, return_tensors="pt")
     with pytest.raises(UnknownParameter, match="'skip_special'"):
         ours.decode([1], skip_special=True)
     with pytest.raises(InvalidParameter, match="truncation='longest'"):
@@ -293,6 +293,46 @@ def test_wrong_arguments_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="tokenizer_mode='slow'"):
         Tokenizer.from_folder(tmp_path, mode="slow")
     assert Tokenizer.from_folder(tmp_path, mode="hf").encode("the") == ours.encode("the")
+
+
+def test_what_only_transformers_tokenizers_do_is_theirs(tmp_path: Path) -> None:
+    """Programs pad, ask for tensors and write files; what they set holds for both."""
+    ours, theirs = load_both(
+        write_folder(tmp_path, config={"chat_template": "{{ messages[0].content }}"})
+    )
+    texts = ["hello world", "a"]
+    ours.pad_token = theirs.pad_token = theirs.eos_token
+    ours.padding_side = theirs.padding_side = "left"
+    found = ours(texts, padding=True, return_tensors="pt")
+    assert found["input_ids"].equal(theirs(texts, padding=True, return_tensors="pt")["input_ids"])
+    assert found["attention_mask"][1].tolist()[0] == 0, "on the left"
+    cut = ours(texts, max_length=2, return_offsets_mapping=True)
+    assert cut == theirs(texts, max_length=2, truncation=True, return_offsets_mapping=True)
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    rendered = ours.apply_chat_template(chats, padding=True, return_tensors="pt")
+    wanted = theirs(texts, padding=True, add_special_tokens=False, return_tensors="pt")
+    assert rendered.equal(wanted["input_ids"])
+    assert ours.apply_chat_template(chats, tokenize=False) == texts
+    assert ours.save_pretrained(tmp_path / "copy") and (tmp_path / "copy/tokenizer.json").exists()
+    ours.pad_token_id = ours.convert_tokens_to_ids("a")
+    assert (
+        ours.pad_token == "a" and ours(texts, padding=True)["input_ids"][1][0] == ours.pad_token_id
+    )
+    with pytest.raises(InvalidParameter, match="pad_token='no such token'"):
+        ours.pad_token = "no such token"
+    with pytest.raises(AttributeError, match="Tokenizer has no 'no_such_name', and"):
+        _ = ours.no_such_name
+    assert Tokenizer.from_folder(tmp_path).pad_token == load_both(tmp_path)[1].pad_token
+
+
+def test_without_transformers_it_says_what_is_missing(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    ours = Tokenizer.from_folder(write_folder(tmp_path))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(AttributeError, match=r"no 'pad', and .*transformers"):
+        _ = ours.pad
+    with pytest.raises(ImportError, match="transformers"):
+        ours("a", padding=True)
+    assert ours("a")["input_ids"], "its own part needs nothing"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quire.as_vllm.table import MODULES, PROGRAMS, REFUSED, ROOT, names_of, why_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from importlib.metadata import Distribution, DistributionFinder
     from types import CodeType
     from typing import NoReturn
@@ -54,11 +54,13 @@ def _value_at(asked: str, module: str, name: str) -> Any:
     raise ImportError(why_missing(asked))
 
 
-def _refusal(asked: str) -> Callable[..., NoReturn]:
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+def _refusal(asked: str) -> type:
+    """A class, so that it can stand in annotations and in isinstance; making one raises."""
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(why_missing(asked))
 
-    return refuse
+    return type(asked.rpartition(".")[2], (), {"__new__": refuse, "__module__": ROOT})
 
 
 class ServedLoader:
@@ -74,6 +76,7 @@ class ServedLoader:
             from quire.as_vllm.variables import read_variables
 
             read_variables()
+        module.__file__ = __file__
         module.__doc__ = f"Names of Quire as {module.__name__} has them."
         names = names_of(module.__name__)
         module.__all__ = sorted(name for name in names if name == name.strip("_"))  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from quire.as_vllm.variables import HOST
 
 if TYPE_CHECKING:
     from quire.config.plan import EnginePlan
+    from quire.config.views.model import ModelView
     from quire.executor.abstract import Executor
 
 TokenizerLike: TypeAlias = Any
@@ -41,6 +42,16 @@ class CompilationMode(enum.IntEnum):
     STOCK_TORCH_COMPILE = 1
     DYNAMO_TRACE_ONCE = 2
     VLLM_COMPILE = 3
+
+
+class CUDAGraphMode(enum.Enum):
+    """Values of `compilation_config`'s cudagraph_mode."""
+
+    NONE = 0
+    PIECEWISE = 1
+    FULL = 2
+    FULL_DECODE_ONLY = (FULL, NONE)
+    FULL_AND_PIECEWISE = (FULL, PIECEWISE)
 
 
 class Numbering:
@@ -178,6 +189,23 @@ def get_tokenizer(
     )
 
 
+def tokenizer_of(model_config: ModelView, **options: Any) -> Any:
+    """The tokenizer of an engine's model as transformers makes it; None for an engine without."""
+    folder = model_config.tokenizer
+    return None if folder is None else get_tokenizer(folder, **options)
+
+
+def get_config(
+    model: str, trust_remote_code: bool = False, revision: str | None = None, **options: Any
+) -> Any:
+    """The config.json of a folder or a hub id as transformers reads it; no code of the folder is
+    run, whatever `trust_remote_code` is.
+    """
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(model, trust_remote_code=False, revision=revision, **options)
+
+
 def resolve_chat_template(
     tokenizer: Any, chat_template: str | None, tools: list[Any] | None, **options: Any
 ) -> str | None:
@@ -189,10 +217,3 @@ def resolve_chat_template(
     except ValueError:  # none of that name, or none at all
         return chat_template
     return text
-
-
-def api_server() -> int:
-    """`quire serve` under the name of vLLM's server."""
-    from quire.cli.main import main
-
-    return main(["serve", *sys.argv[1:]])

@@ -24,14 +24,31 @@ _PUBLIC = {
         AsyncEngineArgs AsyncLLMEngine ModelRegistry PromptType TextPrompt TokensPrompt""",
     "quire.as_vllm.table": "__version__=VERSION __version_tuple__=VERSION_TUPLE",
 }
-_INPUTS = {"quire.prompts": "PromptType TextPrompt TokensPrompt"}
+_INPUTS = {
+    "quire.prompts": "PromptType SingletonPrompt=PromptType TextPrompt TokensPrompt",
+    "quire.engine": "StreamingInput",
+    REFUSED: "EmbedsPrompt ExplicitEncoderDecoderPrompt DataPrompt",
+}
 _ENGINE_ARGS = {"quire": "EngineArgs AsyncEngineArgs"}
 _ASYNC_ENGINE = {"quire": "AsyncLLMEngine AsyncLLM"}
 _SYNC_ENGINE = {"quire": "LLMEngine"}
 _LLM = {"quire": "LLM"}
-_SYSTEM = "get_ip get_open_port"
+_FUNCTIONS = "quire.as_vllm.small_functions"
+_NETWORK = {
+    "quire.as_vllm.stand_ins": "get_ip get_open_port",
+    _FUNCTIONS: """get_tcp_uri get_distributed_init_method=get_tcp_uri is_valid_ipv6_address
+        join_host_port""",
+}
+_ASYNC = "make_async merge_async_iterators collect_from_async_generator"
+_LISTS = "as_list chunk_list is_list_of"
+_SIZES = "KiB_bytes MiB_bytes GiB_bytes KB_bytes MB_bytes GB_bytes"
+_PROCESSES = "kill_process_tree update_environment_variables"
 _CHAT_TEMPLATES = {"quire.as_vllm.stand_ins": "resolve_hf_chat_template=resolve_chat_template"}
-_TOKENIZER = {"quire.as_vllm.stand_ins": "get_tokenizer", "quire.text.tokenizer": "Tokenizer"}
+_TOKENIZER = {
+    "quire.as_vllm.stand_ins": """get_tokenizer cached_get_tokenizer=get_tokenizer
+        cached_tokenizer_from_config=tokenizer_of TokenizerLike""",
+    "quire.text.tokenizer": "Tokenizer",
+}
 _ERRORS = {"quire.errors": "EngineDeadError EngineGenerateError"}
 _CLIENTS = "EngineCoreClient InprocClient MPClient SyncMPClient AsyncMPClient"
 _BEAMS = {"quire.beam_search": "BeamSearchOutput BeamSearchSequence"}
@@ -41,22 +58,43 @@ _PROCESSORS = {
         MoveDirectionality RequestLogitsProcessor process_dict_updates"""
 }
 
+_VIEWS = "quire.config.views.engine"
+_CONFIGS: dict[str, dict[str, str]] = {
+    "vllm": {"quire.config.plan": "VllmConfig=EnginePlan"},
+    "model": {"quire.config.views.model": "ModelConfig=ModelView"},
+    "cache": {_VIEWS: "CacheConfig=CacheView"},
+    "parallel": {_VIEWS: "ParallelConfig=ParallelView"},
+    "scheduler": {_VIEWS: "SchedulerConfig=SchedulerView"},
+    "device": {_VIEWS: "DeviceConfig=DeviceView"},
+    "load": {_VIEWS: "LoadConfig=LoadView"},
+    "observability": {_VIEWS: "ObservabilityConfig=ObservabilityView"},
+    "lora": {"quire.config.adapter_plan": "LoRAConfig=AdapterPlan"},
+    "pooler": {"quire.config.pooler_config": "PoolerConfig"},
+    "profiler": {"quire.config.profiler_config": "ProfilerConfig"},
+    "structured_outputs": {"quire.config.structured_outputs_config": "StructuredOutputsConfig"},
+    "compilation": {
+        "quire.as_vllm.stand_ins": "CompilationMode CUDAGraphMode",
+        "builtins": "CompilationConfig=dict",
+    },
+    "attention": {"builtins": "AttentionConfig=dict"},
+    "speculative": {"builtins": "SpeculativeConfig=dict"},
+    "reasoning": {"builtins": "ReasoningConfig=dict"},
+    "kv_transfer": {"builtins": "KVTransferConfig=dict"},
+    "kv_events": {"builtins": "KVEventsConfig=dict"},
+    "weight_transfer": {"builtins": "WeightTransferConfig=dict"},
+}
+"""Modules of `vllm.config`, whose names are in the package, too. Those that are options of an
+engine are dicts.
+"""
+
 SERVED: dict[str, dict[str, str]] = {
     "vllm": _PUBLIC,
     "vllm.beam_search": _BEAMS,
     "vllm.config": {
-        "quire.config.plan": "VllmConfig=EnginePlan",
-        "quire.config.views.engine": """CacheConfig=CacheView ParallelConfig=ParallelView
-            SchedulerConfig=SchedulerView DeviceConfig=DeviceView LoadConfig=LoadView
-            ObservabilityConfig=ObservabilityView""",
-        "quire.config.views.model": "ModelConfig=ModelView",
-        "quire.config.pooler_config": "PoolerConfig",
-        "quire.config.profiler_config": "ProfilerConfig",
-        "quire.config.structured_outputs_config": "StructuredOutputsConfig",
-        "quire.as_vllm.stand_ins": "CompilationMode",
-        "builtins": """CompilationConfig=dict AttentionConfig=dict KVTransferConfig=dict
-            KVEventsConfig=dict WeightTransferConfig=dict""",
+        home: " ".join(part[home] for part in _CONFIGS.values() if home in part)
+        for home in dict.fromkeys(home for part in _CONFIGS.values() for home in part)
     },
+    **{f"vllm.config.{part}": names for part, names in _CONFIGS.items()},
     "vllm.distributed": {"quire.as_vllm.stand_ins": "cleanup_dist_env_and_memory"},
     "vllm.distributed.parallel_state": {
         "quire.as_vllm.stand_ins": """cleanup_dist_env_and_memory
@@ -76,12 +114,20 @@ SERVED: dict[str, dict[str, str]] = {
     COMMAND: {"quire.cli.main": "main"},
     "vllm.entrypoints.generate.beam_search.utils": _BEAMS,
     "vllm.entrypoints.llm": _LLM,
-    "vllm.entrypoints.openai.api_server": {"quire.as_vllm.stand_ins": "main=api_server"},
+    "vllm.entrypoints.openai.api_server": {
+        "quire.as_vllm.server": """main=api_server run_server build_app init_app_state
+            build_async_engine_client build_async_engine_client_from_engine_args"""
+    },
+    "vllm.entrypoints.openai.cli_args": {
+        "quire.as_vllm.server": "make_arg_parser validate_parsed_serve_args"
+    },
+    "vllm.entrypoints.openai.run_batch": {"quire.as_vllm.server": "main=batch_runner"},
     "vllm.exceptions": {
         "quire.errors": """VLLMError=EngineError VLLMClientError=RequestError
             VLLMServerError=EngineError VLLMValidationError=RequestError GenerationError
             QueueOverflowError MaxQueuedTokensError EngineDeadError EngineGenerateError
-            ProfilerAlreadyActiveError=ProfilerAlreadyActive"""
+            ProfilerAlreadyActiveError=ProfilerAlreadyActive GracefulHTTPError=CapacityError
+            VLLMNotFoundError=AdapterNotFound LoRAAdapterNotFoundError=AdapterNotFound"""
     },
     "vllm.inputs": _INPUTS,
     "vllm.inputs.data": _INPUTS,
@@ -93,6 +139,7 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.model_executor.model_loader": {
         "quire.as_vllm.stand_ins": "ShardedStateLoader=ShardedFiles"
     },
+    "vllm.model_executor.utils": {_FUNCTIONS: "set_random_seed"},
     "vllm.model_executor.models": {"quire": "ModelRegistry"},
     "vllm.model_executor.models.registry": {"quire": "ModelRegistry"},
     "vllm.outputs": {
@@ -110,20 +157,35 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "vllm.sequence": {"quire.outputs": "Logprob PromptLogprobs SampleLogprobs"},
     "vllm.tokenizers": _TOKENIZER,
+    "vllm.transformers_utils.config": {"quire.as_vllm.stand_ins": "get_config"},
     "vllm.transformers_utils.tokenizer": {
         **_TOKENIZER,
-        "quire.as_vllm.stand_ins": "get_tokenizer AnyTokenizer=TokenizerLike",
+        "quire.as_vllm.stand_ins": """get_tokenizer cached_get_tokenizer=get_tokenizer
+            cached_tokenizer_from_config=tokenizer_of AnyTokenizer=TokenizerLike""",
     },
     "vllm.usage.usage_lib": {"quire.as_vllm.stand_ins": "UsageContext"},
     "vllm.utils": {
         "quire.config.args.command_line": "FlexibleArgumentParser=QuireParser",
-        "quire.as_vllm.stand_ins": f"random_uuid Counter=Numbering {_SYSTEM}",
+        "quire.as_vllm.stand_ins": "random_uuid Counter=Numbering get_ip get_open_port",
+        _FUNCTIONS: f"""{_NETWORK[_FUNCTIONS]} {_ASYNC} {_LISTS} {_SIZES} {_PROCESSES} cdiv round_up
+            resolve_obj_by_qualname set_random_seed""",
+        "quire.as_vllm.torch_types": "STR_DTYPE_TO_TORCH_DTYPE",
+    },
+    "vllm.utils.async_utils": {_FUNCTIONS: _ASYNC},
+    "vllm.utils.collection_utils": {_FUNCTIONS: _LISTS},
+    "vllm.utils.import_utils": {_FUNCTIONS: "resolve_obj_by_qualname"},
+    "vllm.utils.math_utils": {_FUNCTIONS: "cdiv round_up round_down"},
+    "vllm.utils.mem_constants": {_FUNCTIONS: _SIZES},
+    "vllm.utils.system_utils": {_FUNCTIONS: _PROCESSES},
+    "vllm.utils.torch_utils": {
+        _FUNCTIONS: "set_random_seed",
+        "quire.as_vllm.torch_types": "STR_DTYPE_TO_TORCH_DTYPE",
     },
     "vllm.utils.argparse_utils": {
         "quire.config.args.command_line": "FlexibleArgumentParser=QuireParser"
     },
     "vllm.utils.counter": {"quire.as_vllm.stand_ins": "Counter=Numbering"},
-    "vllm.utils.network_utils": {"quire.as_vllm.stand_ins": _SYSTEM},
+    "vllm.utils.network_utils": _NETWORK,
     "vllm.utils.print_utils": {"quire.as_vllm.stand_ins": "print_embeddings"},
     "vllm.v1.engine": {
         "quire.engine": """EngineCoreEvent EngineCoreEventType EngineCoreOutput EngineCoreOutputs
@@ -136,9 +198,18 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "vllm.v1.engine.core": {"quire.engine": "EngineCore EngineCoreProc DPEngineCoreProc"},
     "vllm.v1.engine.core_client": {"quire.engine": _CLIENTS},
+    "vllm.v1.engine.coordinator": {"quire.engine": "DPCoordinator"},
     "vllm.v1.engine.exceptions": _ERRORS,
+    "vllm.v1.engine.input_processor": {"quire.engine.frontend.input_processor": "InputProcessor"},
     "vllm.v1.engine.llm_engine": _SYNC_ENGINE,
-    "vllm.v1.engine.output_processor": {"quire.engine": "RequestOutputCollector"},
+    "vllm.v1.engine.output_processor": {
+        "quire.engine": "RequestOutputCollector",
+        "quire.engine.frontend.output_processor": "OutputProcessor",
+    },
+    "vllm.v1.engine.utils": {
+        "quire.engine": "EngineZmqAddresses",
+        REFUSED: "CoreEngineProcManager launch_core_engines",
+    },
     "vllm.v1.executor": _EXECUTOR,
     "vllm.v1.executor.abstract": _EXECUTOR,
     "vllm.v1.metrics.loggers": {
@@ -151,7 +222,7 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.v1.metrics.stats": {
         "quire.engine": "SchedulerStats",
         "quire.engine.stats.request_drafts": "RequestSpecDecodeMetrics",
-        "quire.engine.stats.step_stats": "IterationStats",
+        "quire.engine.stats.step_stats": "FinishedRequestStats IterationStats",
         "quire.outputs": "RequestStateStats",
     },
     "vllm.v1.sample.logits_processor": _PROCESSORS,
@@ -171,28 +242,54 @@ MODULES = frozenset(
 PROGRAMS = {
     COMMAND: "import sys; from quire.cli.main import main; sys.exit(main())",
     "vllm.entrypoints.openai.api_server": (
-        "import sys; from quire.as_vllm.stand_ins import api_server; sys.exit(api_server())"
+        "import sys; from quire.as_vllm.server import api_server; sys.exit(api_server())"
+    ),
+    "vllm.entrypoints.openai.run_batch": (
+        "import sys; from quire.as_vllm.server import batch_runner; sys.exit(batch_runner())"
     ),
 }
 """What `python -m` runs of them."""
 
 VERSION_TUPLE = tuple(int(part) for part in VERSION.split("."))
 
+_ONE_ENGINE = "There is one engine, with a scheduler and workers of its own."
 _REASONS = {
+    ROOT: "Names of vLLM's inside have no counterpart.",
     "vllm.assets": "Pictures, sounds and films are not served.",
     "vllm.attention": "The provider of attention is chosen by what it supports.",
+    "vllm.benchmarks": "Use quire bench.",
+    "vllm.collect_env": "Use quire doctor.",
     "vllm.compilation": "Nothing is compiled.",
     "vllm.config": "Options are fields of EngineArgs, given by name or as a dict.",
+    "vllm.device_allocator": "sleep and wake_up need no preparation.",
     "vllm.distributed.kv_transfer": "K/V stay in their engine.",
     "vllm.distributed.weight_transfer": "Weights are read from files.",
     "vllm.distributed": "A model runs on one device.",
-    "vllm.entrypoints": "The server is one program: quire serve.",
+    "vllm.engine.metrics": "Stat loggers are in vllm.v1.metrics.loggers.",
+    "vllm.entrypoints": "The server is one program: quire serve, or run_server and build_app of "
+    "vllm.entrypoints.openai.api_server.",
+    "vllm.entrypoints.openai.protocol": "Bodies of requests are JSON as OpenAI's client sends it.",
     "vllm.envs": "The table of variables is in docs/compatibility.md; set them in os.environ.",
+    "vllm.exceptions": "What is raised is in quire.errors.",
+    "vllm.forward_context": "Models are described, not programmed: see docs/models.md.",
     "vllm.model_executor": "Models are described, not programmed: see docs/models.md.",
     "vllm.multimodal": "Pictures, sounds and films are not served.",
+    "vllm.plugins": "Only plug-ins of logits processors and of stat loggers are loaded, by entry "
+    "points of Quire's.",
+    "vllm.profiler": "Use LLM.start_profile and stop_profile.",
+    "vllm.reasoning": "The formats of reasoning are in docs/tools_and_reasoning.md.",
     "vllm.sampling_params.GuidedDecodingParams": "It is StructuredOutputsParams.",
+    "vllm.tool_parsers": "The formats of tool calls are in docs/tools_and_reasoning.md.",
+    "vllm.tracing": "Use the option otlp_traces_endpoint.",
+    "vllm.utils": "Of the helpers, those have a counterpart that have nothing to do with vLLM's "
+    "own inside.",
+    "vllm.v1": _ONE_ENGINE,
     "vllm.v1.core": "The scheduler has no parts to replace.",
-    "vllm.v1.worker": "The worker has no parts to replace.",
+    "vllm.v1.metrics": "Metrics are read with get_metrics(), at /metrics, or by a StatLoggerBase "
+    "of your own.",
+    "vllm.v1.worker": "The worker has no parts to replace; worker_extension_cls adds methods to "
+    "it.",
+    "vllm.worker": "The worker has no parts to replace; worker_extension_cls adds methods to it.",
 }
 """Why something is missing, for all that begins so; the longest beginning counts."""
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire bench throughput`."""
     parser.usage = "quire bench throughput [flags]"
+    parser.add_argument("--dataset-name", choices=["random"], default="random")
     parser.add_argument("--input-len", "--random-input-len", type=at_least(1), default=128)
     parser.add_argument("--output-len", "--random-output-len", type=at_least(1), default=64)
     parser.add_argument("--num-prompts", type=at_least(1), default=32)

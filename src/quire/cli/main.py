@@ -28,6 +28,9 @@ COMMANDS = {
     "bench": "measure: throughput, latency, serve, startup, ...",
 }
 
+_INSTEAD = {"collect-env": ": quire doctor prints what this machine offers"}
+"""Commands of vLLM's that have another name here."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (default: the process's) and give the exit code."""
@@ -93,12 +96,13 @@ def describe_error(error: Exception) -> str:
 
 def _no_command(words: list[str]) -> int:
     parser = QuireParser(prog="quire", description="Run large language models on this machine.")
-    parser.add_argument("--version", action="store_true", help="print the version and stop")
+    parser.add_argument("-v", "--version", action="store_true", help="print the version and stop")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, help in COMMANDS.items():
         commands.add_parser(name, help=help, add_help=False)
     if words and not words[0].startswith("-"):
-        parser.error(f"unknown command {words[0]!r}{meant(words[0], COMMANDS)}")
+        instead = _INSTEAD.get(words[0], "") or meant(words[0], COMMANDS)
+        parser.error(f"unknown command {words[0]!r}{instead}")
     args = parser.parse_args(words)
     if args.version:
         from quire import __version__

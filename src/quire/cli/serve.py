@@ -62,28 +62,16 @@ def add_arguments(parser: QuireParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes, or with --explain print the plan."""
-    args.model = args.model_tag or args.model
-    options = ServerArgs.from_cli_args(args)
-    options.validate()
-    given = vars(args)
-    for name in options_of(ServerArgs):
-        del given[name]
-    from quire.server.output_parsing import choose_parsers
-
-    choose_parsers(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
+    options, of_engine = parts_of(args)
     if args.explain:
-        return explain(args, AsyncEngineArgs)
-    engine_args = AsyncEngineArgs.from_cli_args(args)
+        return explain(of_engine, AsyncEngineArgs)
+    engine_args = AsyncEngineArgs.from_cli_args(of_engine)
     if options.headless:
         from quire.engine.data_parallel.headless import run_headless
 
         start_logging(options.uvicorn_log_level)
         return run_headless(engine_args)
-    of_environment = read_environment().api_keys
-    check_keys("QUIRE_API_KEY", of_environment)
-    keys = (*options.keys, *of_environment)
-    if options.enable_admin and not keys:
-        raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
+    keys = keys_of(options)
     start_logging(options.uvicorn_log_level)
     from quire.server.assemble import listening_of
     from quire.server.http.acceptor import raise_descriptor_limit
@@ -115,6 +103,57 @@ def run(args: argparse.Namespace) -> int:
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(_serve(front_end, options, keys, listeners[0], admin))
+        finally:
+            front_end.client.shutdown()
+
+
+def parts_of(args: argparse.Namespace) -> tuple[ServerArgs, argparse.Namespace]:
+    """The options of the server, checked, and what is left for the engine."""
+    options = ServerArgs.from_cli_args(args)
+    options.validate()
+    from quire.server.output_parsing import choose_parsers
+
+    choose_parsers(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
+    own = options_of(ServerArgs)
+    rest = {name: value for name, value in vars(args).items() if name not in own}
+    rest["model"] = args.model_tag or args.model
+    return options, argparse.Namespace(**rest)
+
+
+def keys_of(options: ServerArgs) -> tuple[str, ...]:
+    """The API keys of the flags and of the environment."""
+    of_environment = read_environment().api_keys
+    check_keys("QUIRE_API_KEY", of_environment)
+    keys = (*options.keys, *of_environment)
+    if options.enable_admin and not keys:
+        raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
+    return keys
+
+
+async def run_here(args: argparse.Namespace) -> int:
+    """`run` in an event loop that runs already: one API server, until a signal comes.
+
+    Raises InvalidParameter for flags that need processes of their own.
+    """
+    options, of_engine = parts_of(args)
+    for name, is_given in (
+        ("headless", options.headless),
+        ("api_server_count", options.num_api_servers > 1),
+        ("admin_port", options.admin_port is not None),
+        ("explain", args.explain),
+    ):
+        if is_given:
+            allowed = "this server is part of a program"
+            raise InvalidParameter(name, vars(args)[name], allowed, "Use the command quire serve.")
+    keys = keys_of(options)
+    from quire.engine.launcher import launch_async_front_end
+    from quire.server.http.listening import bind
+
+    with bind(options.host, options.port, options.uds) as listener:
+        _warn_if_open(options, keys)
+        front_end = launch_async_front_end(AsyncEngineArgs.from_cli_args(of_engine))
+        try:
+            return await _serve(front_end, options, keys, listener, None)
         finally:
             front_end.client.shutdown()
 

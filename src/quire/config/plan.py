@@ -111,6 +111,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     reasoning_marks: tuple[str, ...]
     otlp_traces_endpoint: str | None
     profiler: ProfilerConfig | None
+    worker_extension_cls: str | None
     structured_outputs: StructuredOutputsConfig
     reasons: dict[str, str]
     notes: tuple[str, ...] = ()

@@ -8,8 +8,11 @@ import json
 import os
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from quire import embedded
 from quire.config.args.command_line import merged
@@ -49,6 +52,8 @@ from quire.text.tokenizer_formats.folder import found_mode
 EMBEDDED_NAME = "quire-embedded"
 """The name of the model inside the package."""
 
+_PROCESSORS = "quire.logits_processors"
+"""The group of entry points by which installed packages bring logits processors."""
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
@@ -58,17 +63,26 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
 
     Raises RequestError for an invalid argument, LoadError for a model that cannot be loaded.
     """
-    args = with_names(args)
+    args = with_plain_values(args)
     check_args(args)
     model, machine = gather_model_facts(args), gather_machine_facts()
-    return resolve(args, model, machine, is_headless=is_headless)
+    installed = [point.value for point in entry_points(group=_PROCESSORS)]
+    return resolve(args, model, machine, is_headless=is_headless, installed_processors=installed)
 
 
-def with_names(args: EngineOptions) -> EngineOptions:
-    """The arguments, with a type of torch in place of its name replaced by that."""
-    if type(args.dtype).__module__ != "torch":
-        return args
-    return replace(args, dtype=str(args.dtype).removeprefix("torch."))
+def with_plain_values(args: EngineOptions) -> EngineOptions:
+    """The arguments, with a type of torch replaced by its name, and configs that a program made
+    (`PoolerConfig`, ...) by dicts.
+    """
+    plain: dict[str, Any] = {}
+    if type(args.dtype).__module__ == "torch":
+        plain["dtype"] = str(args.dtype).removeprefix("torch.")
+    for name in ("pooler_config", "profiler_config", "structured_outputs_config"):
+        value = getattr(args, name)
+        if isinstance(value, msgspec.Struct):
+            fields = msgspec.structs.asdict(value)
+            plain[name] = {key: given for key, given in fields.items() if given is not None}
+    return replace(args, **plain) if plain else args
 
 
 def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> ModelFacts:

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 import time
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,7 +27,7 @@ from quire.engine.arguments import (
 )
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.control_verbs import AwaitedControl
-from quire.engine.event_loop import Alarm
+from quire.engine.event_loop import Alarm, while_alive
 from quire.engine.frontend.admission import Admission, QueueLimits
 from quire.engine.frontend.engine_attributes import EngineAttributes
 from quire.engine.frontend.frontend import FrontEnd
@@ -38,6 +39,7 @@ from quire.engine.shared_cores.load_board import Neighbours
 from quire.engine.stats.engine_stats import PREFIX
 from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats
 from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.messages import EngineCoreOutputs
 from quire.environment import read_environment
 from quire.errors import (
     CapacityError,
@@ -118,8 +120,8 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         front_end.stats.note_rejected(self._admission.num_rejected)
         self._handler: asyncio.Task[None] | None = None
         self._feeders = InputFeeders(front_end)
-        self._next_deadline = Alarm(self._expire)
-        self._next_log = Alarm(self._log_again)
+        self._next_deadline = Alarm(while_alive(self._expire))
+        self._next_log = Alarm(while_alive(self._log_again))
         self._loop_watch = LoopWatch(Watchdog("The event loop of the front end", STALL_S))
         self._log_interval_s = read_environment().log_stats_interval_s
         self._idle: list[asyncio.Future[None]] = []
@@ -378,31 +380,13 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return  # no loop yet: the first request starts it
-        self._handler = loop.create_task(self._handle_outputs(), name="output handler")
+        handling = _handle_outputs(weakref.ref(self), self.front_end.client, self._loop_watch)
+        self._handler = loop.create_task(handling, name="output handler")
         self._loop_watch.start()
         self._arm_log()
 
-    async def _handle_outputs(self) -> None:
-        """Process the core's steps until it dies or the engine is shut down.
-
-        Steps that have already arrived are processed together, up to SLICE_ROWS rows, and a
-        consumer gets one output for all of them: under load the cost is per output, not per token.
-        """
-        num_rows = 0
-        try:
-            while True:
-                step = await self.front_end.client.get_output()
-                self._note_ended(len(self.front_end.take_in(step).ended))
-                num_rows += len(step.handles) + len(step.pooled)
-                if num_rows >= SLICE_ROWS:
-                    num_rows = 0
-                    await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            self._die(error)
-            if not isinstance(error, Exception):
-                raise
+    def _take_in(self, step: EngineCoreOutputs) -> None:
+        self._note_ended(len(self.front_end.take_in(step).ended))
 
     def _die(self, error: BaseException) -> None:
         if not isinstance(error, EngineDeadError):
@@ -530,6 +514,13 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
             self._die(EngineDeadError("The engine was shut down; make a new one."))
         self.front_end.shutdown(max(0.0, deadline - time.monotonic()))
 
+    def __del__(self) -> None:
+        """End the cores, and the task that waits for their outputs."""
+        super().__del__()
+        handler = vars(self).get("_handler")
+        if handler is not None and not handler.done() and not handler.get_loop().is_closed():
+            handler.get_loop().call_soon_threadsafe(handler.cancel)
+
     def _drain(self, deadline: float) -> None:
         """Process outputs until all requests have finished or the deadline (monotonic) is over."""
         client, outputs = self.front_end.client, self.front_end.outputs
@@ -588,3 +579,37 @@ AsyncLLMEngine = AsyncLLM
 def _limits(plan: EnginePlan | None) -> QueueLimits:
     assert plan is not None, "an engine without a plan needs explicit limits"
     return QueueLimits(plan.max_num_queued_reqs, plan.max_num_queued_tokens)
+
+
+async def _handle_outputs(
+    engine: weakref.ref[AsyncLLM], client: AsyncEngineCoreClient, watch: LoopWatch
+) -> None:
+    """Process the core's steps until it dies or the engine is shut down. The event loop holds this
+    task, which holds the engine only while it processes a step: one that nothing else refers to is
+    collected, and its core ends with it.
+
+    Steps that have already arrived are processed together, up to SLICE_ROWS rows, and a consumer
+    gets one output for all of them: under load the cost is per output, not per token.
+    """
+    num_rows = 0
+    try:
+        while True:
+            step = await client.get_output()
+            if (own := engine()) is None:
+                return
+            own._take_in(step)
+            del own
+            num_rows += len(step.handles) + len(step.pooled)
+            if num_rows >= SLICE_ROWS:
+                num_rows = 0
+                await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        if (own := engine()) is not None:
+            own._die(error)
+        if not isinstance(error, Exception):
+            raise
+    finally:
+        if engine() is None:
+            watch.close()

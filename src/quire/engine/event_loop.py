@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import gc
 import time
+import weakref
 from collections.abc import Callable
 
 
@@ -28,6 +29,18 @@ def freeze_start_up() -> None:
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)  # or native modules (Triton's) report leaks when they go
+
+
+def while_alive(method: Callable[[], None]) -> Callable[[], None]:
+    """Calls a method of an object, which this does not keep alive; later it does nothing."""
+    found = weakref.WeakMethod(method)
+
+    def call() -> None:
+        own = found()
+        if own is not None:
+            own()
+
+    return call
 
 
 class Alarm:

@@ -192,6 +192,11 @@ class LLMEngine(EngineAttributes, BlockingControl):
             text = "The core is in another process: use collective_rpc, or keep it in this one."
             raise AttributeError(text, name="model_executor", obj=self) from None
 
+    @model_executor.deleter
+    def model_executor(self) -> None:
+        """End the engine: programs delete its executor to have the memory back."""
+        self.close()
+
     def do_log_stats(self) -> None:
         """Log one line of throughput and load, if statistics are on."""
         if self._is_logging:

@@ -93,9 +93,10 @@ class UniprocExecutor:
     ) -> list[Any]:
         if callable(method):
             return [method(worker, *args, **kwargs) for worker in self.workers]
-        found = None if method.startswith("_") else vars(Worker).get(method)
+        kind = type(self.worker)
+        found = None if method.startswith("_") else getattr(kind, method, None)
         if not callable(found):
-            known = sorted(n for n in vars(Worker) if not n.startswith("_"))
+            known = [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n))]
             raise InvalidParameter(
                 "method", method, f"a worker has the methods {', '.join(known)}",
                 "A function that takes the worker can be passed instead.",

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.executor.profiler import Profiler
 from quire.executor.worker_config import WorkerFacts
@@ -52,6 +54,16 @@ class Worker:
         self.launch = runner.launch if profiler is None else self._launch_profiled
         """launch(plan) starts a step on this device."""
         self.needs_host_ids = runner.needs_host_ids
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and the tensors of steps are."""
+        return self.model_runner.device.torch
+
+    @property
+    def local_rank(self) -> int:
+        """The number of the worker among those of its core, which are all on one machine."""
+        return self.rank
 
     def close(self) -> None:
         """Release the worker."""

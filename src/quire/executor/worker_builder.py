@@ -16,6 +16,7 @@ from quire.executor.profiler import Profiler
 from quire.executor.weights import make_loader, make_saver
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
+from quire.executor.worker_extension import worker_class
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.implementation import AnyDecoder
@@ -105,7 +106,7 @@ def build_worker(
             free_at_start=free_at_start,
             free_bytes=platform.free_bytes,
         )
-    return Worker(
+    return worker_class(config.extension)(
         runner,
         Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
         WorkerFacts(

@@ -67,6 +67,8 @@ class WorkerConfig:
     logprobs_mode: LogprobsMode
     make_processors: MakeProcessors
     profiler: ProfilerConfig | None
+    # methods of the user's own
+    extension: str | None
 
     @property
     def num_drafts(self) -> int:

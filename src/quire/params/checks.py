@@ -24,8 +24,18 @@ MAX_INT = 2**31 - 1
 _Item = TypeVar("_Item")
 
 
-_FORMER = frozenset({"best_of"})
-"""Names of earlier releases of the reference, which programs still pass as None."""
+_BEAMS = "Give BeamSearchParams to LLM.beam_search."
+_FORMER = {
+    "best_of": "Ask for n completions with logprobs=0, and choose by cumulative_logprob.",
+    "use_beam_search": _BEAMS,
+    "length_penalty": _BEAMS,
+    "early_stopping": _BEAMS,
+    "guided_decoding": "Use structured_outputs=StructuredOutputsParams(...).",
+    "logits_processors": "Give the engine a class that edits logits: LLM(logits_processors=[...]).",
+}
+"""Names of earlier releases of the reference, and what to do instead; programs still pass them as
+None.
+"""
 
 
 class CheckedMeta(msgspec.StructMeta):
@@ -33,12 +43,13 @@ class CheckedMeta(msgspec.StructMeta):
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
         known = cls.__struct_fields__
-        for name in [name for name in _FORMER & fields.keys() if fields[name] is None]:
+        for name in [name for name in _FORMER.keys() - known if fields.get(name, name) is None]:
             del fields[name]
         for name in fields:
             if name not in known:
                 public = ", ".join(field for field in known if not field.startswith("_"))
-                raise UnknownParameter(name, f"{cls.__name__} has {public}")
+                hint = _FORMER.get(name, "")
+                raise UnknownParameter(name, f"{cls.__name__} has {public}", hint)
         return super().__call__(*args, **fields)
 
 

@@ -7,11 +7,14 @@ import logging
 import socket
 from collections.abc import Sequence
 
+from starlette.types import ASGIApp
+
 from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.server.admin import ADMIN_ROUTES
 from quire.server.app import build_app
 from quire.server.assemble import Siblings, access_of, build_server, listening_of, load_modules
+from quire.server.context import RouteEntry
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
 from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO
 
@@ -41,11 +44,7 @@ async def serve(
     server = build_server(engine, engine.tokenizer, plan, args, keys, siblings)
     await load_modules(server.adapters, args)
     how, access = listening_of(args), access_of(args, keys)
-    routes = list(ROUTES)
-    if args.enable_tokenizer_info_endpoint:
-        routes.append(TOKENIZER_INFO)
-    if args.enable_admin and admin_listener is None:
-        routes += ADMIN_ROUTES
+    routes = _routes(args, with_admin=args.enable_admin and admin_listener is None)
     served = [(make_listener(build_app(server, access, routes), how), listener)]
     if admin_listener is not None:
         app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
@@ -83,6 +82,22 @@ async def serve(
             server.texts.close()
     logger.info("Stopped.")
     return ending.exit_code
+
+
+async def make_app(engine: AsyncLLM, args: ServerArgs, keys: Sequence[str]) -> ASGIApp:
+    """The app of a server that somebody else runs, with all its routes."""
+    server = build_server(engine, engine.tokenizer, engine.vllm_config, args, keys)
+    await load_modules(server.adapters, args)
+    return build_app(server, access_of(args, keys), _routes(args, with_admin=args.enable_admin))
+
+
+def _routes(args: ServerArgs, *, with_admin: bool) -> list[RouteEntry]:
+    routes = list(ROUTES)
+    if args.enable_tokenizer_info_endpoint:
+        routes.append(TOKENIZER_INFO)
+    if with_admin:
+        routes += ADMIN_ROUTES
+    return routes
 
 
 async def _watch(engine: AsyncLLM, ending: ShutdownSignal) -> None:

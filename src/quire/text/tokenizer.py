@@ -1,7 +1,7 @@
 """The tokenizer: text to ids and back, with the names that people use of the Hugging Face object.
 
 It wraps one `tokenizers.Tokenizer` and the facts of its side files; nothing in it changes after
-loading, so threads may share it.
+loading, unless a program sets an attribute, so threads may share it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,14 @@ from quire.text.token_pieces import TokenPieces, token_of
 from quire.text.token_texts import TokenTexts
 from quire.text.tokenizer_files import TokenizerFacts, read_tokenizer_folder
 from quire.text.tokenizer_formats.folder import MODES
+from quire.text.whole_tokenizer import CALL_PARAMETERS, SHARED, WholeTokenizer
 
 _MAX_CACHED_TEMPLATES = 16
 _MAX_SHOWN = 200
 _TRUNCATIONS = (None, False, True, "longest_first", "only_first", "do_not_truncate")
 _ENCODE_PARAMETERS = "add_special_tokens, truncation, max_length and truncation_side"
-_UNSUPPORTED_CHAT_PARAMETERS = (
-    "padding",
-    "truncation",
-    "max_length",
-    "return_tensors",
-    "return_assistant_tokens_mask",
-    "sanitize_control_tokens",
-    "tokenizer_kwargs",
-)
+_UNSUPPORTED_CHAT_PARAMETERS = ("return_assistant_tokens_mask", "sanitize_control_tokens")
+_ENCODING_OF_CHATS = ("padding", "truncation", "max_length", "return_tensors")
 
 
 class Encoded(dict[str, Any]):
@@ -52,7 +46,8 @@ class Encoded(dict[str, Any]):
 class Tokenizer:
     """Encodes and decodes text and renders chats, as the fast tokenizers of transformers do.
 
-    `library` is the wrapped `tokenizers.Tokenizer`; callers must not change it.
+    `library` is the wrapped `tokenizers.Tokenizer`; callers must not change it. What engines do not
+    need of a tokenizer (padding, tensors, files) is done by transformers', where that is installed.
     """
 
     is_fast = True
@@ -69,6 +64,7 @@ class Tokenizer:
         self.name_or_path = name_or_path
         self.mode = mode
         self.special_tokens_map = dict(facts.special_tokens)
+        self._given: dict[str, Any] = {}
         texts = [*facts.special_tokens.values(), *facts.extra_special_tokens]
         self.all_special_tokens = list(dict.fromkeys(texts))
         self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
@@ -86,6 +82,21 @@ class Tokenizer:
         self.pieces = TokenPieces(library)
         self._vocab_size: int | None = None
         self._token_texts = TokenTexts(library)
+        self._whole = WholeTokenizer(name_or_path)
+
+    def __getattr__(self, name: str) -> Any:
+        """What transformers' tokenizer of the same folder has besides."""
+        if not name.startswith("_") and vars(self).get("name_or_path"):
+            try:
+                return getattr(self._transformers(), name)
+            except (ImportError, OSError, ValueError, AttributeError) as error:
+                why = f"the tokenizer of transformers does not have it either ({error})"
+                raise AttributeError(f"Tokenizer has no {name!r}, and {why}.") from error
+        raise AttributeError(f"Tokenizer has no {name!r}.", name=name, obj=self)
+
+    def _transformers(self) -> Any:
+        own = {name: vars(self)[name] for name in SHARED if vars(self).get(name) is not None}
+        return self._whole.get({"chat_template": self.chat_template, **self._given, **own})
 
     @classmethod
     def from_folder(cls, folder: Path | str, *, mode: str = "auto") -> Tokenizer:
@@ -136,8 +147,14 @@ class Tokenizer:
 
     @property
     def pad_token(self) -> str | None:
-        """Text of the padding token, or None."""
+        """Text of the padding token, or None; may be set to a token of the vocabulary."""
         return self.special_tokens_map.get("pad_token")
+
+    @pad_token.setter
+    def pad_token(self, text: str) -> None:
+        if self.library.token_to_id(text) is None:
+            raise InvalidParameter("pad_token", text, "it must be a token of the vocabulary")
+        self.special_tokens_map["pad_token"] = self._given["pad_token"] = text
 
     @property
     def unk_token(self) -> str | None:
@@ -156,8 +173,15 @@ class Tokenizer:
 
     @property
     def pad_token_id(self) -> int | None:
-        """Id of `pad_token`."""
+        """Id of `pad_token`; may be set."""
         return self._id_of_role("pad_token")
+
+    @pad_token_id.setter
+    def pad_token_id(self, index: int) -> None:
+        text = self._token(index)
+        if text is None:
+            raise InvalidParameter("pad_token_id", index, "it must be an id of the vocabulary")
+        self.pad_token = text
 
     @property
     def unk_token_id(self) -> int | None:
@@ -261,10 +285,20 @@ class Tokenizer:
         truncation: bool | str | None = None,
         max_length: int | None = None,
         **unknown: Any,
-    ) -> Encoded:
+    ) -> Any:
         """Encode one text or several: {"input_ids", "attention_mask"}, lists of lists for several
-        texts.
+        texts. With parameters that only transformers' tokenizers have (`padding`,
+        `return_tensors`, ...) it is what theirs gives.
         """
+        if CALL_PARAMETERS & unknown.keys():
+            _refuse_unknown(unknown.keys() - CALL_PARAMETERS, _ENCODE_PARAMETERS)
+            return self._transformers()(
+                text,
+                add_special_tokens=add_special_tokens,
+                truncation=max_length is not None if truncation is None else truncation,
+                max_length=max_length,
+                **unknown,
+            )
         if isinstance(text, str):
             ids = self.encode(
                 text, add_special_tokens, truncation=truncation, max_length=max_length, **unknown
@@ -443,8 +477,9 @@ class Tokenizer:
         return_dict: bool = False,
         **template_variables: Any,
     ) -> Any:
-        """Render messages through the template; ids, or the text with `tokenize=False`, or
-        `Encoded` with `return_dict`.
+        """Render messages, or each of several chats, through the template; ids, or the text with
+        `tokenize=False`, or `Encoded` with `return_dict`. `padding`, `truncation`, `max_length` and
+        `return_tensors` are those of calling the tokenizer.
 
         Messages go to the template as they are (see text/chat.py for the engine's normalisation),
         less the keys whose value is None. Further keywords become template variables. Raises
@@ -457,6 +492,11 @@ class Tokenizer:
             raise InvalidType(
                 "continue_final_message", continue_final_message, "a bool is expected"
             )
+        encoding = template_variables.pop("tokenizer_kwargs", None) or {}
+        for name in _ENCODING_OF_CHATS:
+            if template_variables.get(name) is not None:
+                encoding = {**encoding, name: template_variables[name]}
+            template_variables.pop(name, None)
         template = self.compiled_chat_template(chat_template, tools)
         variables = {
             **self.special_tokens_map,
@@ -466,10 +506,13 @@ class Tokenizer:
             "add_generation_prompt": add_generation_prompt,
         }
         render = template.render_open if continue_final_message else template.render
-        text = render(conversation, variables)
+        are_several = bool(conversation) and isinstance(conversation[0], list | tuple)
+        chats = conversation if are_several else [conversation]
+        texts = [render(chat, variables) for chat in chats]
+        given: Any = texts if are_several else texts[0]
         if not tokenize:
-            return text
-        encoded = self(text, add_special_tokens=False)
+            return given
+        encoded = self(given, add_special_tokens=False, **encoding)
         return encoded if return_dict else encoded["input_ids"]
 
 
@@ -489,7 +532,7 @@ def _panics_as_errors() -> Iterator[None]:
         ) from None
 
 
-def _refuse_unknown(unknown: Mapping[str, Any], allowed: str) -> None:
+def _refuse_unknown(unknown: Iterable[str], allowed: str) -> None:
     for name in unknown:
         raise UnknownParameter(name, f"{allowed} exist")
 

@@ -6,10 +6,13 @@ what calls it.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from quire.config.args.engine_options import SAMPLING_AND_OUTPUT, EngineOptions
+from quire.config.args.option import options_of
+from quire.config.args.server_args import ServerArgs
 
 if TYPE_CHECKING:
     from quire.config.plan import EnginePlan
@@ -57,3 +60,15 @@ class AsyncEngineArgs(EngineArgs):
     enable_log_requests: bool = SAMPLING_AND_OUTPUT.flag(
         False, "Log the id of every request on arrival."
     )
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """The options from what `argparse` made of the command line. In that of a server, flags
+        that only servers have an effect for (--reasoning-parser) are the server's.
+        """
+        given, of_server = vars(args), options_of(ServerArgs)
+        if of_server.keys() <= given.keys():
+            engine = options_of(cls)
+            shared = {name for name in of_server.keys() & engine if not engine[name].is_built}
+            given = {name: value for name, value in given.items() if name not in shared}
+        return super().from_cli_args(argparse.Namespace(**given))

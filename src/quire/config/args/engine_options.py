@@ -437,6 +437,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "torch_profiler_with_stack, _use_gzip, _record_shapes, _with_memory, _with_flops, "
         "delay_iterations, max_iterations. None: nothing can be profiled.",
     )
+    worker_extension_cls: str | None = SAMPLING_AND_OUTPUT.text(
+        "",
+        "A class of your own as 'module.Class', whose methods workers get: `collective_rpc` calls "
+        "them by name, also where the core is another process.",
+    )
     structured_outputs_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
         None,
         "How structured outputs are generated: backend ('auto', 'guidance' or 'xgrammar'), "

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 _INSTEAD: dict[str, str] = {
     "Model code and configuration are Quire's own; use --hf-overrides to change config.json.": """
-        hf-config-path config-format model-class-overrides io-processor-plugin""",
+        model-class-overrides""",
     "Give the folder with the weights as MODEL.": "model-weights",
-    "Leave it out: windows of a checkpoint are kept as they are.": "disable-sliding-window",
     "Leave it out: noise is drawn so that a seed gives the same tokens.": "use-fp64-gumbel",
     "Leave it out; /start_profile with --profiler-config traces steps.": """
         enable-trace-replay enable-layerwise-nvtx-tracing enable-logging-iteration-details
@@ -22,15 +21,13 @@ _INSTEAD: dict[str, str] = {
         enable-nccl-comm-suspend""",
     "Use --quantization int8, int4 or fp8.": "allow-deprecated-quantization",
     "Leave it out: the attention provider is chosen by what it supports.": """
-        disable-cascade-attn kernel-config moe-backend linear-backend mamba-config mamba-backend
+        kernel-config moe-backend linear-backend mamba-config mamba-backend
         enable-flash-late-interaction""",
     "Leave it out: weights are read from safetensors files.": """
-        safetensors-load-strategy safetensors-prefetch-num-threads
-        safetensors-prefetch-block-size model-loader-extra-config ignore-patterns use-tqdm-on-load
-        pt-load-map-location max-parallel-loading-workers""",
+        safetensors-prefetch-num-threads safetensors-prefetch-block-size ignore-patterns
+        pt-load-map-location""",
     "Leave it out: all blocks of a prefix are cached until their memory is needed.": """
-        prefix-cache-retention-interval prefix-match-unit kv-sharing-fast-prefill
-        swa-bounded-replay""",
+        prefix-cache-retention-interval prefix-match-unit swa-bounded-replay""",
     "--kv-cache-dtype holds for all layers.": "kv-cache-dtype-skip-layers",
     "Leave it out: state-space models are not built.": """
         mamba-block-size mamba-cache-dtype mamba-ssm-cache-dtype mamba-cache-mode
@@ -41,16 +38,16 @@ _INSTEAD: dict[str, str] = {
     "Use --max-num-seqs.": "max-num-active-seqs",
     "Use --long-prefill-token-threshold.": "long-prefill-token-threshold-adaptive",
     "Leave it out: there is one scheduler; see --scheduling-policy.": """
-        scheduler-cls scheduler-reserve-full-isl watermark prefill-schedule-interval""",
+        scheduler-reserve-full-isl watermark prefill-schedule-interval""",
     "Start one `quire serve --data-parallel-rank N` for each rank.": """
         data-parallel-multi-port-external-lb dpm data-parallel-supervisor-port""",
     "A model runs on one device; use --data-parallel-size for more copies.": """
-        decode-context-parallel-size dcp prefill-context-parallel-size pcp dcp-comm-backend
-        dcp-q-replicate cp-kv-cache-interleave-size distributed-timeout-seconds
+        dcp pcp dcp-comm-backend dcp-q-replicate cp-kv-cache-interleave-size
+        distributed-timeout-seconds
         cpu-distributed-timeout-seconds ray-workers-use-nsight enable-batch-sharded-sampling
         enable-hc-sp enable-shm-tensor-arena""",
     "Leave it out: --enable-expert-parallel spreads experts evenly.": """
-        enable-eplb eplb-config expert-placement-strategy all2all-backend enable-ep-weight-filter
+        eplb-config expert-placement-strategy all2all-backend enable-ep-weight-filter
         enable-dbo ubatch-size dbo-decode-token-threshold dbo-prefill-token-threshold
         dp-sync-interval disable-nccl-for-dp-synchronization""",
     "POST /scale_elastic_ep of --enable-admin changes the number of copies at any time.": """
@@ -64,12 +61,11 @@ _INSTEAD: dict[str, str] = {
         lora-extra-vocab-size long-lora-scaling-factors
         enable-prompt-adapter max-prompt-adapters max-prompt-adapter-token""",
     "This release serves text only; leave it out.": """
-        mm-processor-cache-type enable-mm-embeds interleave-mm-strings skip-mm-profiling
-        mm-hasher-algorithm mm-encoder-only mm-encoder-attn-backend mm-encoder-attn-dtype
-        mm-encoder-fp8-scale-path video-pruning-rate video-pruning-method mm-tensor-ipc
-        mm-processor-device mm-ipc-gpu-memory-gb mm-device-do-normalize
-        mm-shm-cache-max-object-size-mb disable-chunked-mm-input disable-mm-preprocessor-cache
-        diffusion-config dc engram-config ec-transfer-config ec-manager-config task""",
+        mm-processor-cache-type mm-hasher-algorithm mm-encoder-only mm-encoder-attn-backend
+        mm-encoder-attn-dtype mm-encoder-fp8-scale-path video-pruning-rate video-pruning-method
+        mm-tensor-ipc mm-processor-device mm-ipc-gpu-memory-gb mm-device-do-normalize
+        mm-shm-cache-max-object-size-mb disable-mm-preprocessor-cache
+        diffusion-config dc engram-config ec-manager-config""",
     "Use --max-num-seqs and --max-num-batched-tokens, where speed and delay are traded.": """
         performance-mode""",
     "Use --tool-call-parser or --reasoning-parser with a name that `--help` lists.": """
@@ -80,12 +76,11 @@ _INSTEAD: dict[str, str] = {
         custom-histogram-buckets cudagraph-metrics enable-mfu-metrics enable-per-request-metrics""",
     "Use --otlp-traces-endpoint alone: spans have the times of each part.": """
         collect-detailed-traces""",
-    "Leave it out: weights are loaded from files.": "weight-transfer-config",
     "Use --uvicorn-log-level and --enable-access-log.": """
         logging-config disable-access-log-for-endpoints log-error-stack""",
     "Prompts and outputs are never logged; --enable-log-requests logs ids.": """
         max-log-len enable-log-outputs enable-log-deltas disable-log-requests""",
-    "Leave it out: it belongs to other platforms.": "additional-config aux-output-config",
+    "Leave it out: it belongs to other platforms.": "aux-output-config",
     "Watermarks are not built; leave it out.": "watermark-config",
     "Use HTTP.": "grpc-port",
     "Restart the server when the certificate changes.": "enable-ssl-refresh",
@@ -107,6 +102,12 @@ _INSTEAD: dict[str, str] = {
         disable-async-output-proc disable-frontend-multiprocessing tokenizer-pool-size
         tokenizer-pool-type tokenizer-pool-extra-config cuda-graph-sizes max-seq-len-to-capture""",
     "Use --hf-overrides.": "rope-scaling rope-theta",
+    "Use --runner generate or --runner pooling, and --convert embed or classify.": "task",
+    "Use --pooler-config.": "override-pooler-config",
+    "Use --speculative-config.": """
+        speculative-model num-speculative-tokens ngram-prompt-lookup-max ngram-prompt-lookup-min""",
+    "A model runs on one device; leave it out.": "worker-use-ray engine-use-ray",
+    "Adapters may have what docs/lora.md lists; leave it out.": "enable-lora-bias",
 }
 """What to do instead -> the flags that it goes for, without dashes."""
 

@@ -52,7 +52,38 @@ class UnbuiltArgs:
     return_sampling_mask: bool = unbuilt(
         False, "return the tokens that sampling left possible", "Ask for logprobs instead."
     )
+    config_format: str = unbuilt(
+        "auto", "who wrote config.json", "It is found: Mistral's files and Hugging Face's.", "hf"
+    )
+    hf_config_path: str | None = unbuilt(
+        None, "folder of config.json", "Use hf_overrides to change config.json."
+    )
+    io_processor_plugin: str | None = unbuilt(
+        None, "plug-in for inputs and outputs", "Give prompts as text or token ids."
+    )
+    disable_sliding_window: bool = unbuilt(
+        False, "cut the context to the window", "Give max_model_len instead."
+    )
+    disable_cascade_attn: bool = unbuilt(
+        False, "read shared prefixes per request", "There is no other way: leave it out.", True
+    )
+    # Files
+    use_tqdm_on_load: bool = unbuilt(
+        True, "show a bar while weights are loaded", "There is no bar: leave it out.", False
+    )
+    model_loader_extra_config: dict[str, Any] | None = unbuilt(
+        {}, "options of one loader", "The load formats have none.", None
+    )
+    safetensors_load_strategy: str | None = unbuilt(
+        None, "how safetensors files are read", "They are mapped into memory.", "lazy"
+    )
+    max_parallel_loading_workers: int | None = unbuilt(
+        None, "workers that load at a time", "There is one worker: leave it out."
+    )
     # Memory
+    kv_sharing_fast_prefill: bool = unbuilt(
+        False, "skip layers that share K/V in prefill", "Leave it out."
+    )
     prefix_caching_hash_algo: str = unbuilt(
         "sha256",
         "hash of the block keys",
@@ -64,6 +95,10 @@ class UnbuiltArgs:
     disable_hybrid_kv_cache_manager: bool | None = unbuilt(
         None, "treat all layers as one KV group", "Sliding-window layers free their blocks.", False
     )
+    scheduler_cls: Any = unbuilt(
+        None, "class of the scheduler", "There is one scheduler: see scheduling_policy."
+    )
+    disable_chunked_mm_input: bool = unbuilt(False, "keep media in one step", _TEXT_ONLY, True)
     # Parallel and distributed
     tensor_parallel_size: int = unbuilt(1, "devices per layer", _ONE_DEVICE, flags=("-tp",))
     pipeline_parallel_size: int = unbuilt(1, "stages of layers", _ONE_DEVICE, flags=("-pp",))
@@ -83,9 +118,11 @@ class UnbuiltArgs:
     disable_custom_all_reduce: bool = unbuilt(
         False, "no own all-reduce", "With one device there is no all-reduce; leave it out.", True
     )
-    worker_cls: Any = unbuilt("auto", "class of the worker", "Use collective_rpc with a callable.")
-    worker_extension_cls: str = unbuilt(
-        "", "class mixed into the worker", "Use collective_rpc with a callable."
+    worker_cls: Any = unbuilt("auto", "class of the worker", "Use worker_extension_cls.")
+    decode_context_parallel_size: int = unbuilt(1, "devices per context in decodes", _ONE_DEVICE)
+    prefill_context_parallel_size: int = unbuilt(1, "devices per context in prefills", _ONE_DEVICE)
+    enable_eplb: bool = unbuilt(
+        False, "move experts by their load", "enable_expert_parallel spreads experts evenly."
     )
     # LoRA
     fully_sharded_loras: bool = unbuilt(False, "split adapters between devices", _ONE_DEVICE)
@@ -108,6 +145,9 @@ class UnbuiltArgs:
     mm_processor_kwargs: dict[str, Any] | None = unbuilt(None, "media options", _TEXT_ONLY, {})
     media_io_kwargs: dict[str, Any] | None = unbuilt({}, "media options", _TEXT_ONLY, None)
     mm_processor_cache_gb: float = unbuilt(4, "GiB of processed media", _TEXT_ONLY, 0)
+    enable_mm_embeds: bool = unbuilt(False, "media as embeddings", _TEXT_ONLY)
+    interleave_mm_strings: bool = unbuilt(False, "media within texts", _TEXT_ONLY)
+    skip_mm_profiling: bool = unbuilt(False, "measure no media at start", _TEXT_ONLY, True)
     language_model_only: bool = unbuilt(False, "drop the encoders", _TEXT_ONLY)
     mm_encoder_tp_mode: str = unbuilt("weights", "how the encoder is split", _TEXT_ONLY)
     # Compilation, kernels
@@ -141,6 +181,15 @@ class UnbuiltArgs:
         "Prompts are rendered in the API server: --api-server-count.",
     )
     # Transfer, observation
+    weight_transfer_config: dict[str, Any] | None = unbuilt(
+        None, "how a trainer sends weights", "Weights are loaded from files."
+    )
+    ec_transfer_config: dict[str, Any] | None = unbuilt(
+        None, "outputs of encoders from elsewhere", _TEXT_ONLY
+    )
+    additional_config: dict[str, Any] | None = unbuilt(
+        {}, "options of other platforms", "It belongs to other platforms: leave it out.", None
+    )
     reasoning_parser: str | None = unbuilt(
         None, "split reasoning from the answer", "Split the text after generation.", ""
     )

@@ -6,6 +6,7 @@ Rules 12.2 to 12.7 and 12.13 of the reference, as far as this release implements
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from quire.config.args.engine_options import EngineOptions
@@ -40,10 +41,16 @@ from quire.models.loading.folder_files import AUTOMATIC_FORMATS
 
 
 def resolve(
-    args: EngineOptions, model: ModelFacts, machine: MachineFacts, *, is_headless: bool = False
+    args: EngineOptions,
+    model: ModelFacts,
+    machine: MachineFacts,
+    *,
+    is_headless: bool = False,
+    installed_processors: Sequence[str] = (),
 ) -> EnginePlan:
     """Decide everything about an engine. Pure; `args` is not changed. `is_headless`: its cores
-    serve a front end elsewhere.
+    serve a front end elsewhere. `installed_processors`: the logits processors that packages bring,
+    as "module:Class".
 
     Raises InvalidParameter, InvalidType or NotBuiltYet for an invalid argument, LoadError if the
     model does not fit the machine.
@@ -62,7 +69,7 @@ def resolve(
     length = decide_schedule(decisions)
     decide_speculation(decisions, length)
     decide_memory(decisions, length)
-    _decide_output(decisions)
+    _decide_output(decisions, installed_processors)
     return decisions.plan()
 
 
@@ -163,7 +170,7 @@ def _decide_threads(d: Decisions) -> None:
         d.decide("thread_cpus", rooms, "one of each core that should compute")
 
 
-def _decide_output(d: Decisions) -> None:
+def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     args, model = d.args, d.model
     d.requested("enable_return_routed_experts")
     if args.enable_return_routed_experts and not model.num_experts:
@@ -174,12 +181,7 @@ def _decide_output(d: Decisions) -> None:
     else:
         d.requested("max_logprobs")
     d.requested("logprobs_mode")
-    processors = tuple(args.logits_processors or ())
-    d.decide(
-        "logits_processors",
-        processors,
-        "logits_processors" + (" were given" if processors else ": none"),
-    )
+    _decide_processors(d, installed_processors)
     override = args.override_generation_config or {}
     source = model.generation_config_source or "no generation config"
     if override:
@@ -196,6 +198,9 @@ def _decide_output(d: Decisions) -> None:
     profiler = profiler_config(args.profiler_config)
     why = "profiler_config" + (" was given" if profiler else ": none")
     d.decide("profiler", profiler, why)
+    extension = args.worker_extension_cls or None
+    why = "worker_extension_cls" + (" was given" if extension else ": none")
+    d.decide("worker_extension_cls", extension, why)
     forms = structured_outputs_config(args.structured_outputs_config)
     given_forms = args.structured_outputs_config
     d.decide(
@@ -203,6 +208,15 @@ def _decide_output(d: Decisions) -> None:
         forms,
         "structured_outputs_config was given" if given_forms else "the one library that is used",
     )
+
+
+def _decide_processors(d: Decisions, installed: Sequence[str]) -> None:
+    """Those of installed packages come first; a model that pools draws no tokens."""
+    given = tuple(d.args.logits_processors or ())
+    why = "logits_processors" + (" were given" if given else ": none")
+    if installed and d.value("pooler") is None:
+        given, why = (*installed, *given), f"{why}; packages bring {', '.join(installed)}"
+    d.decide("logits_processors", given, why)
 
 
 def _reasoning_marks(given: dict[str, Any] | None) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ What a view lacks, and what is assigned to one, is an AttributeError that says s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.config.adapter_plan import AdapterPlan
 from quire.config.views.engine import (
@@ -20,6 +20,8 @@ from quire.config.views.engine import (
 )
 
 if TYPE_CHECKING:
+    from quire.config.profiler_config import ProfilerConfig
+    from quire.config.structured_outputs_config import StructuredOutputsConfig
     from quire.config.views.model import ModelView
 
 
@@ -27,6 +29,13 @@ class PlanViews:
     """The views of `EnginePlan`, which inherits them."""
 
     __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"vllm_config has no {name!r}: there is one flat plan, and explain() shows its fields.",
+            name=name,
+            obj=self,
+        )
 
     @property
     def model_config(self) -> ModelView:
@@ -77,6 +86,20 @@ class PlanViews:
         """How tokens are drafted; None: they are not."""
         plan: Any = self
         return None if plan.speculation is None else SpeculativeView(self)
+
+    @property
+    def structured_outputs_config(self) -> StructuredOutputsConfig:
+        """How structured outputs are generated."""
+        plan: Any = self
+        found: StructuredOutputsConfig = plan.structured_outputs
+        return found
+
+    @property
+    def profiler_config(self) -> ProfilerConfig | None:
+        """What `start_profile` traces; None: nothing can be profiled."""
+        plan: Any = self
+        found: ProfilerConfig | None = plan.profiler
+        return found
 
     @property
     def kv_transfer_config(self) -> None:

@@ -37,7 +37,11 @@ class ParallelView(PlanView):
     rank = Fixed(0)
     nnodes = Fixed(1)
     node_rank = Fixed(0)
-    worker_extension_cls = Fixed("")
+
+    @property
+    def worker_extension_cls(self) -> str:
+        """The class whose methods workers have besides their own; empty without one."""
+        return str(self.plan.worker_extension_cls or "")
 
     @property
     def world_size(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -57,8 +58,8 @@ class InprocClient(WorkerVerbs, BlockingFace):
         time its caller gets TimeoutError, and whoever uses the core next waits until it is done.
         If a call waits for steps, they run here, and their outputs are kept for `get_output`.
         """
-        self._wait_for_given_up()
         if utility.timeout_s is None:
+            self._wait_for_given_up()
             answer = perform(self.engine_core, utility.method, utility.args)
         else:
             answer = self._within(utility.timeout_s, utility)
@@ -72,6 +73,9 @@ class InprocClient(WorkerVerbs, BlockingFace):
         return self.call(call)
 
     def _within(self, limit_s: float, utility: Utility[Any]) -> Any:
+        deadline = time.monotonic() + limit_s
+        if not self._wait_for_given_up(limit_s):
+            raise not_answered(utility)
         answer: Future[Any] = Future()
 
         def run() -> None:
@@ -81,16 +85,19 @@ class InprocClient(WorkerVerbs, BlockingFace):
                 answer.set_exception(error)
 
         threading.Thread(target=run, name=utility.method, daemon=True).start()
-        wait([answer], limit_s)
+        wait([answer], max(0.0, deadline - time.monotonic()))
         if not answer.done():
             self._given_up = answer
             raise not_answered(utility)
         return answer.result()
 
-    def _wait_for_given_up(self) -> None:
+    def _wait_for_given_up(self, limit_s: float | None = None) -> bool:
+        """Whether the core can be used."""
         if self._given_up is not None:
-            wait([self._given_up])
+            if wait([self._given_up], limit_s).not_done:
+                return False
             self._given_up = None
+        return True
 
     def core_status(self, engine_index: int) -> CoreStatus:
         """Always alive: its loop is the caller's."""

@@ -132,6 +132,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         logprobs_mode=cast(LogprobsMode, plan.logprobs_mode),
         make_processors=partial(make_logits_processors, processors, plan),
         profiler=plan.profiler,
+        extension=plan.worker_extension_cls,
     )
 
 

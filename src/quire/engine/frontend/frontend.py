@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from quire.config.plan import EnginePlan
 from quire.engine.client.client import CoreClient
 from quire.engine.core.structured_outputs import grammar_trials
+from quire.engine.frontend.custom_params import CustomParams
 from quire.engine.frontend.fan_out import fan_out
 from quire.engine.frontend.input_processor import InputProcessor, ModelLimits, ReasoningMarks
 from quire.engine.frontend.output_processor import AnyOutput, OutputProcessor, Processed
@@ -337,7 +338,11 @@ def build_front_end(
         tracer = RequestTracer(exporter_to(plan.otlp_traces_endpoint), plan.served_model_names[0])
     stats = stats or EngineStats.of_plan(plan, client.engine_indices, stats_options)
     inputs = InputProcessor(
-        tokenizer, limits, seed=_seed_of(plan, client_index), forms=grammar_trials(plan)
+        tokenizer,
+        limits,
+        seed=_seed_of(plan, client_index),
+        forms=grammar_trials(plan),
+        custom=CustomParams(plan.logits_processors) if plan.logits_processors else None,
     )
     if plan.reasoning_marks:
         start, end = plan.reasoning_marks

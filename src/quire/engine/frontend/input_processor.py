@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.engine.arguments import refuse_keywords
+from quire.engine.frontend.custom_params import CustomParams
 from quire.engine.frontend.pooling_input import (
     TRUNCATE,
     PoolingFacts,
@@ -91,10 +92,14 @@ class InputProcessor:
         *,
         seed: int | None,
         forms: GrammarTrials | None = None,
+        custom: CustomParams | None = None,
     ) -> None:
-        """`forms` checks structured outputs; without it they are refused."""
+        """`forms` checks structured outputs; without it they are refused. `custom` asks the
+        engine's logits processors, if it has some.
+        """
         self._tokenizer = tokenizer
         self._forms = forms
+        self._custom = custom
         self.limits = limits
         self._seed = seed
         self.reasoning_marks: ReasoningMarks | None = None
@@ -242,6 +247,8 @@ class InputProcessor:
         eos = None if self._tokenizer is None else self._tokenizer.eos_token_id
         own.update_from_generation_config({"eos_token_id": list(limits.eos_token_ids)}, eos)
         _check_allowed_ids(own)
+        if self._custom is not None:
+            self._custom.check(own)
         self._check_form(own)
         self._encode_bad_words(own)
         if own.prompt_logprobs is not None:

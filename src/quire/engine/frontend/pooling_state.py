@@ -40,9 +40,9 @@ class PoolingState:
             self.group.request_id,
             PoolingOutput(_NO_VALUES if values is None else values),
             self.group.prompt_token_ids,
-            True,
             self.group.num_cached_tokens or 0,
-            error,
+            finished=True,
+            error=error,
         )
 
     def failed(self, error: str) -> PoolingRequestOutput[PoolingOutput]:

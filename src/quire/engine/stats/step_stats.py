@@ -30,6 +30,11 @@ class FinishedRequestStats:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
 
+    @property
+    def is_corrupted(self) -> bool:
+        """False: a step with logits that are no numbers fails."""
+        return False
+
 
 @dataclass(slots=True)
 class IterationStats:

@@ -1,10 +1,9 @@
-"""Finds custom logits processors: classes, "module:Class" names, and installed entry points."""
+"""Finds custom logits processors: classes, and names as "module:Class"."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,22 +11,12 @@ import torch
 from quire.errors import InvalidParameter
 from quire.runner.sampling.logits_processor import LogitsProcessor
 
-ENTRY_POINT_GROUP = "quire.logits_processors"
 
-
-def find_logits_processors(
-    given: Sequence[str | type] = (), *, installed: Iterable[EntryPoint] | None = None
-) -> list[type[LogitsProcessor]]:
-    """Return the classes of installed entry points (`quire.logits_processors`), then the given
-    ones.
-
-    `given` are classes or "module:Class" names; a class that is named twice is used once. Raises
-    InvalidParameter for what cannot be imported or is not a LogitsProcessor.
+def find_logits_processors(given: Sequence[str | type]) -> list[type[LogitsProcessor]]:
+    """Return the classes that are given as such or as "module:Class"; one that is given twice is
+    used once. Raises InvalidParameter for what cannot be imported or is not a LogitsProcessor.
     """
-    points = entry_points(group=ENTRY_POINT_GROUP) if installed is None else installed
-    found = [_checked(point.value, point.value) for point in points]
-    found += [_checked(item, item) for item in given]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(_checked(item, item) for item in given))
 
 
 def make_logits_processors(

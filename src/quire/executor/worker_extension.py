@@ -1,0 +1,40 @@
+"""Methods of the user's own for workers, which `collective_rpc` calls by their names in every core,
+also in those that are processes of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from quire.errors import InvalidParameter
+from quire.executor.worker import Worker
+
+_OPTION = "worker_extension_cls"
+
+
+def worker_class(extension: str | None) -> type[Worker]:
+    """The class of workers: with the methods of the class that `extension` names, as
+    "module.Class"; None: without any.
+
+    Raises InvalidParameter for what cannot be imported, is no class, or has a method that workers
+    have already.
+    """
+    if extension is None:
+        return Worker
+    added = _imported(extension)
+    taken = sorted(name for name in dir(added) if not name.startswith("__") and name in dir(Worker))
+    if taken:
+        allowed = f"workers have {', '.join(taken)} already"
+        raise InvalidParameter(_OPTION, extension, allowed, "Choose other names.")
+    return type("Worker", (Worker, added), {})
+
+
+def _imported(name: str) -> type:
+    module, _, kind = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), kind)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidParameter(_OPTION, name, f"it cannot be imported ({error})") from error
+    if not isinstance(found, type):
+        raise InvalidParameter(_OPTION, name, "it must be the name of a class")
+    return found
