@@ -371,6 +371,9 @@ def _groups(d: Decoder | ForeignDecoder, number: NumberBytes) -> Iterator[str]:
     chunks = [m.window for m in memories if isinstance(m, KeyValues) and m.is_chunked]
     block_size = math.gcd(_BLOCK_SIZE, *(chunk for chunk in chunks if chunk is not None))
     pool = plan_kv_pool(memories, block_size, number)
+    if not pool.block_bytes:
+        yield "KV groups: none, nothing is kept of a request"
+        return
     yield f"KV groups, which share blocks of {pool.block_bytes:,} bytes"
     for group in pool.groups:
         word = "window" if group.chunk is None else "chunks of"
