@@ -403,3 +403,11 @@ def test_a_query_that_nothing_is_compared_with(llm, query, sentence):
     told = refusal(InvalidParameter, llm.encode, "a", params, pooling_task="embed")
     assert told.startswith("compared_with") and sentence in told
     assert llm.embed("a", use_tqdm=False)
+
+
+def test_the_registry_knows_what_pools():
+    pools = quire.ModelRegistry.is_pooling_model
+    for name in ("BertModel", "Qwen2Model", "LlamaForSequenceClassification", "HF_ColBERT"):
+        assert pools(name), name
+    for name in ("Qwen2ForCausalLM", "MPNetModel", "ColBERTJinaRobertaModel"):
+        assert not pools(name), name

@@ -11,8 +11,10 @@ from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
 from quire import LLM
+from quire.cli import main as cli
 from quire.errors import LoadError, UnsupportedConfigValue
 from quire.models.pooling.sentence_transformers import read_sentence_files
+from tests.models.hostile.encoders import ENCODERS, make_encoder
 from tests.pooling import models
 
 OLD = "sentence_transformers.models."
@@ -107,6 +109,18 @@ def test_vectors_are_as_long_as_the_modules_make_them(tmp_path):
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
+def test_show_says_what_the_modules_make(tmp_path, capsys):
+    """Of an encoder, which keeps nothing of a request."""
+    make_encoder(ENCODERS["BertModel"], tmp_path)
+    write_modules(tmp_path, "Pooling", "Dense")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "mean"})
+    write_dense(tmp_path, 2, 64, 20, "activation.Tanh", seed=1)
+    assert cli.main(["show", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "p = mean of x" in told and "p = tanh(W[20 x 64] @ p + bias)" in told
+    assert "vector[20] = p\n" in told and "KV groups: none, nothing is kept" in told
+
+
 COMPARED = {
     "cosine": lambda a, b: torch.cosine_similarity(a, b, dim=-1),
     "dot": lambda a, b: b @ a,
@@ -161,6 +175,31 @@ def test_another_pooling_is_noted(tmp_path, mode):
     with LLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True) as llm:
         plan = llm.llm_engine.front_end.plan
     assert plan.pooler.pooling == "last" and "which is not implemented" in plan.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text"),
+    [
+        (("Dense", "Pooling"), "Pooling after Dense"),
+        (("Pooling", "Normalize", "Dense"), "Dense after Normalize"),
+        (("Pooling", "Pooling"), "Pooling after Pooling"),
+        (("Pooling", "Normalize", "Normalize"), "Normalize after Normalize"),
+    ],
+)
+def test_modules_in_an_order_that_computes_something_else(tmp_path, kinds, text):
+    """As it would be with a Dense module of tokens, or one behind the normalisation."""
+    write_modules(tmp_path, *kinds)
+    with pytest.raises(LoadError, match=f"{text} is not implemented; the order is"):
+        read_sentence_files(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Dense", "Normalize"])
+def test_modules_that_read_something_else(tmp_path, kind):
+    write_modules(tmp_path, "Pooling", kind)
+    write(tmp_path, f"2_{kind}/config.json", {"module_input_name": "token_embeddings"})
+    told = f"2_{kind}/config.json: module_input_name='token_embeddings' is not implemented"
+    with pytest.raises(UnsupportedConfigValue, match=told):
+        read_sentence_files(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,9 @@ def finished_pooler(
     pooler = _with_types(_with_terms(pooler, s), s)
     if pooler.classifier is None:
         _check_widths(files, dim)
-        pooler = replace(pooler, dense=files.dense)
+        pooler = replace(pooler, dense=files.dense or pooler.dense)
+        if files.is_late:
+            pooler = replace(pooler, tasks=("token_embed",))
     else:
         pooler = replace(pooler, classifier=_finished_classifier(pooler.classifier, s))
     pooler = replace(pooler, tasks=_served_first(pooler, s.asked))

@@ -12,6 +12,10 @@ _WITHOUT = {
     "enable_expert_parallel": "Leave it out: each copy has all experts.",
 }
 """What engines that pool do not have -> what to do."""
+_NO_TEMPLATE = (
+    "Scores of Qwen3-Reranker mean nothing without the prompt that it was trained with: give "
+    "chat_template, to the engine or in each call."
+)
 
 
 def decide_pooling(d: Decisions) -> None:
@@ -33,3 +37,5 @@ def decide_pooling(d: Decisions) -> None:
             raise NotBuiltYet(name, f"{value} of a model that pools", hint)
     if model.pooler_note:
         d.note(model.pooler_note)
+    if model.hf_config.get("is_original_qwen3_reranker") and model.chat_template is None:
+        d.note(_NO_TEMPLATE)

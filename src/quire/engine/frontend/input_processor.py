@@ -23,6 +23,7 @@ from quire.engine.frontend.pooling_input import (
     check_length,
     completed,
     require_pooling_params,
+    set_types,
     take_truncation,
     with_truncation,
 )
@@ -135,6 +136,9 @@ class InputProcessor:
             )
         own = self._own_params(params)
         parsed = parse_prompt(prompt)
+        if parsed.token_types is not None:
+            allowed = "models that generate have no types of tokens"
+            raise InvalidParameter("token_type_ids", parsed.token_types, allowed, "Leave it out.")
         if own.truncate_prompt_tokens is not None:
             tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
         token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
@@ -219,6 +223,8 @@ class InputProcessor:
             ids = parsed.token_ids if cut is None else cut.of(parsed.token_ids)
         self._check_ids(ids, parsed)
         check_length(ids, limit)
+        if (types := parsed.token_types) is not None:
+            set_types(own, types if cut is None else cut.of(types), facts)
         salt = parsed.cache_salt
         request = EngineCoreRequest(
             prompt_token_ids=ids, params=own, seed=0, cache_salt=salt, **known

@@ -4,8 +4,9 @@ transformer, and how its input is prepared. Free of torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
@@ -21,6 +22,7 @@ _PACKAGES = (
     "sentence_transformers.base.modules.",
     "sentence_transformers.sparse_encoder.models.",
     "sentence_transformers.sparse_encoder.modules.",
+    "sentence_transformers.multi_vector_encoder.modules.",
     "pylate.models.",
 )
 _POOLINGS: dict[str, SequencePooling] = {
@@ -44,11 +46,28 @@ _TRANSFORMER_FILES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _ABOUT = "config_sentence_transformers.json"
+_LATE_NOTE = (
+    "Every token of a text counts when token vectors are compared: prompts are not put before "
+    "texts, queries are not expanded, and no tokens are left out."
+)
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 """Of a Dense module, the first that is there."""
 
 
-_MODULES = ("Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize")
+_PLACES = {
+    "Transformer": 0,
+    "MLMTransformer": 0,
+    "Pooling": 1,
+    "SpladePooling": 1,
+    "Dense": 2,
+    "MultiVectorMask": 3,
+    "Normalize": 4,
+}
+"""The modules -> their place among the others. A list has one of each place at most, and any number
+of Dense.
+"""
+_POOLED = "sentence_embedding"
+"""What modules after Pooling read and write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +87,7 @@ class SentenceFiles:
     `max_length` None: the model's own. `lowers`: input is in small
     letters. `prompts`, by name, are for callers to put before their texts. `similarity` None: they
     do not say how vectors are compared. `terms`: vectors are sparse, of the vocabulary's tokens.
+    `is_late`: each token has a vector, which are compared (ColBERT).
     """
 
     pooling: SequencePooling | None = None
@@ -80,6 +100,7 @@ class SentenceFiles:
     prompts: Mapping[str, str] | None = None
     similarity: Similarity | None = None
     terms: TermPooling | None = None
+    is_late: bool = False
     note: str = ""
 
 
@@ -107,11 +128,14 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         if "Pooling" in paths or "Dense" in paths:
             raise LoadError(f"{folder}/modules.json: SpladePooling has neither Pooling nor Dense.")
         terms = _terms(folder / paths["SpladePooling"][0] / "config.json")
+    is_late = "Pooling" not in paths and ("Dense" in paths or "MultiVectorMask" in paths)
+    if not is_late:
+        _check_names(folder, [*paths.get("Dense", ()), *paths.get("Normalize", ())])
     dense = [_dense(folder, path) for path in paths.get("Dense", ())]
     return SentenceFiles(
         pooling=pooling,
-        has_pooling="Pooling" in paths or terms is not None,
-        normalizes="Normalize" in paths,
+        has_pooling="Pooling" in paths or terms is not None or is_late,
+        normalizes=None if is_late else "Normalize" in paths,
         dense=tuple(layer for layer, _ in dense),
         dense_inputs=tuple(inputs for _, inputs in dense),
         max_length=length,
@@ -119,7 +143,8 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         prompts=prompts,
         similarity=similarity,
         terms=terms,
-        note=note,
+        is_late=is_late,
+        note=_LATE_NOTE if is_late else note,
     )
 
 
@@ -148,17 +173,31 @@ def _modules(folder: Path) -> list[tuple[str, str]] | None:
         parts = PurePosixPath(inside).parts
         if ".." in parts or PurePosixPath(inside).is_absolute() or "\0" in inside:
             raise LoadError(f"{path}: {inside!r} is no folder of the model.")
-    return [(_type(path, kind), inside) for kind, inside in found]
+    modules = [(_type(path, kind), inside) for kind, inside in found]
+    _check_order(path, [name for name, _ in modules])
+    return modules
+
+
+def _check_order(path: Path, names: Sequence[str]) -> None:
+    """Raise LoadError for an order in which the same modules compute something else."""
+    for before, after in pairwise(names):
+        if _PLACES[before] > _PLACES[after] or (
+            _PLACES[before] == _PLACES[after] and after != "Dense"
+        ):
+            raise LoadError(
+                f"{path}: {after} after {before} is not implemented; the order is Transformer, "
+                "Pooling, Dense (any number of them), Normalize."
+            )
 
 
 def _type(path: Path, kind: str) -> str:
     """The name of a module's class. Raises LoadError for one that is not implemented."""
     name = kind.rpartition(".")[2]
-    if kind.startswith(_PACKAGES) and name in _MODULES:
+    if kind.startswith(_PACKAGES) and name in _PLACES:
         return name
     raise LoadError(
         f"{path}: modules of type {kind[:200]} are not implemented; there are "
-        f"{', '.join(_MODULES)} of sentence-transformers."
+        f"{', '.join(_PLACES)} of sentence-transformers."
     )
 
 
@@ -188,6 +227,17 @@ def _terms(path: Path) -> TermPooling:
     is_damped = c.choice("activation_function", {"relu": False, "log1p_relu": True}, "relu")
     c.finish()
     return TermPooling(pooling, is_damped)
+
+
+def _check_names(folder: Path, modules: Sequence[str]) -> None:
+    """Raise UnsupportedConfigValue for a module, in one of these folders, that does not read and
+    write the pooled vector.
+    """
+    for inside in modules:
+        config = read_json(folder / inside / "config.json")
+        for key in ("module_input_name", "module_output_name"):
+            if config.get(key) not in (None, _POOLED):
+                raise unsupported(key, config[key], _POOLED, f"{inside}/config.json")
 
 
 def _dense(folder: Path, inside: str) -> tuple[HeadLayer, int]:

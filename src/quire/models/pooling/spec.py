@@ -94,7 +94,8 @@ class PoolerSpec:
     a request does not say. `dense` is of vectors only, the `classifier` of labels only. `sizes`:
     to how many numbers a vector may be cut; () for any, None where it may not. `is_wide`: the head
     computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
-    tokenizer encodes pairs, not as one text after the other. `similarity`: the score of two
+    tokenizer encodes pairs, not as one text after the other. `token_types`: how many types the
+    model's tokens have, 0 where they have none. `similarity`: the score of two
     vectors. `terms`: vectors are of these weights, and nothing else is pooled.
     """
 
@@ -110,6 +111,7 @@ class PoolerSpec:
     dimensions: int | None = None
     is_wide: bool = True
     encodes_pairs: bool = True
+    token_types: int = 0
     similarity: Similarity = "cosine"
     terms: TermWeights | None = None
 
