@@ -8,6 +8,7 @@ import torch
 
 import quire
 from quire import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, PoolingParams
+from quire.config.pooler_config import PoolerConfig
 from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestError
 from quire.params.pooling import QueryVectors
 from tests.pooling import models
@@ -403,6 +404,19 @@ def test_a_query_that_nothing_is_compared_with(llm, query, sentence):
     told = refusal(InvalidParameter, llm.encode, "a", params, pooling_task="embed")
     assert told.startswith("compared_with") and sentence in told
     assert llm.embed("a", use_tqdm=False)
+
+
+def test_settings_of_a_pooler_as_an_object(folder):
+    config = PoolerConfig(task="token_embed", use_activation=False)
+    with LLM(folder, dtype="float32", pooler_config=config) as llm:
+        [output] = llm.encode([[5, 6]], pooling_task="token_embed", use_tqdm=False)
+    assert tuple(output.outputs.data.shape) == (2, 48)
+    assert abs(float(output.outputs.data[0].norm()) - 1) > 1e-3
+
+
+def test_scores_take_one_set_of_parameters(llm):
+    told = refusal(InvalidType, llm.score, "a", ["b", "c"], pooling_params=[PoolingParams()] * 2)
+    assert told.endswith("it must be one PoolingParams, for all pairs.")
 
 
 def test_the_registry_knows_what_pools():

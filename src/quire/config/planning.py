@@ -11,12 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quire import embedded
 from quire.config.args.command_line import merged
 from quire.config.args.engine_options import EngineOptions
 from quire.config.draft_facts import gather_draft_wish
 from quire.config.facts import ModelFacts
 from quire.config.plan import EnginePlan
+from quire.config.pooler_config import PoolerConfig
 from quire.config.pooling import TokenIds, check_runner, choose_form, finished_pooler
 from quire.config.resolve.resolve import check_args, resolve
 from quire.config.speculators import is_speculator, with_verifier
@@ -67,10 +70,13 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
 
 
 def with_names(args: EngineOptions) -> EngineOptions:
-    """The arguments, with a type of torch in place of its name replaced by that."""
-    if type(args.dtype).__module__ != "torch":
-        return args
-    return replace(args, dtype=str(args.dtype).removeprefix("torch."))
+    """The arguments, with a type of torch replaced by its name, and a PoolerConfig by its dict."""
+    changes: dict[str, Any] = {}
+    if type(args.dtype).__module__ == "torch":
+        changes["dtype"] = str(args.dtype).removeprefix("torch.")
+    if isinstance(args.pooler_config, PoolerConfig):
+        changes["pooler_config"] = msgspec.to_builtins(args.pooler_config)
+    return replace(args, **changes) if changes else args
 
 
 def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> ModelFacts:
