@@ -419,6 +419,17 @@ def test_scores_take_one_set_of_parameters(llm):
     assert told.endswith("it must be one PoolingParams, for all pairs.")
 
 
+def test_an_engine_that_pools_says_what_to_call_instead(llm):
+    for call in (
+        lambda: llm.generate("a"),
+        lambda: llm.generate("a", PoolingParams()),
+        lambda: llm.chat([{"role": "user", "content": "a"}]),
+        lambda: llm.enqueue("a"),
+    ):
+        with pytest.raises(RequestError, match=r"generates no text. Call embed\(\), encode\(\)"):
+            call()
+
+
 def test_the_registry_knows_what_pools():
     pools = quire.ModelRegistry.is_pooling_model
     for name in ("BertModel", "Qwen2Model", "LlamaForSequenceClassification", "HF_ColBERT"):

@@ -115,6 +115,11 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, str]
     notes: tuple[str, ...] = ()
 
+    @property
+    def generates(self) -> bool:
+        """Whether requests may ask for text."""
+        return self.pooler is None or self.pooler.keeps_head
+
     def explain(self, width: int = 120) -> str:
         """A table of every decision: name, value, reason."""
         shown = [(name, _short(value), self.reasons[name]) for name, value in self.decided()]

@@ -28,6 +28,7 @@ from quire.hardware.host import gather_machine_facts
 from quire.models import find_family
 from quire.models.config_reader import token_ids, unsupported
 from quire.models.costs import coded_tensors, size_in_codes
+from quire.models.families import check_attention
 from quire.models.foreign.implementation import AnyDecoder, choose_implementation, describe_model
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.formats import read_storage
@@ -169,7 +170,9 @@ def _pooling(
     if (c := pooler.classifier) is not None and not c.bias and _stores(folder, "score.bias"):
         pooler = replace(pooler, classifier=replace(c, bias=True))
     pooler, reason = finished_pooler(args, pooler, files, config, decoder.dim, token_ids_of)
-    return replace(decoder, pooler=pooler), {
+    decoder = replace(decoder, pooler=pooler)
+    check_attention(decoder, config)
+    return decoder, {
         "pooler": pooler,
         "pooler_reason": reason,
         "pooler_note": files.note,
@@ -257,7 +260,8 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
     try:
         entries = {k: dict(v) for k, v in json.loads(text).items() if k != "__metadata__"}
         return {
-            k: {"dtype": str(v["dtype"]), "shape": list(v["shape"])} for k, v in entries.items()
+            name: {"dtype": str(entry["dtype"]), "shape": list(entry.get("shape", ()))}
+            for name, entry in entries.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise LoadError(f"{file} is no safetensors file: {error!r}.") from error

@@ -66,6 +66,11 @@ class ModelLimits:
     pooling: PoolingFacts | None = None
     serves_adapters: bool = False
 
+    @property
+    def generates(self) -> bool:
+        """Whether requests may ask for text."""
+        return self.pooling is None or self.pooling.generates
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
@@ -123,11 +128,12 @@ class InputProcessor:
         does.
         """
         adapter = self._adapter(lora_request)
-        if self.limits.pooling is not None:
+        facts = self.limits.pooling
+        if facts is not None and not (facts.generates and isinstance(params, SamplingParams)):
             return self._process_pooling(
-                self.limits.pooling,
+                facts,
                 parse_prompt(prompt),
-                completed(require_pooling_params(params), self.limits.pooling),
+                completed(require_pooling_params(params), facts),
                 tokenization_kwargs,
                 handle=handle,
                 arrival_time=arrival_time,
@@ -197,7 +203,7 @@ class InputProcessor:
 
     def _check_tasks(self, tasks: object) -> None:
         """Raise InvalidParameter for tasks that are not those of an engine like this one."""
-        generates = self.limits.pooling is None
+        generates = self.limits.generates
         if not isinstance(tasks, tuple | list) or ("generate" in tasks) != generates:
             allowed = "they are those of the engine's get_supported_tasks()"
             raise InvalidParameter("supported_tasks", tasks, allowed)

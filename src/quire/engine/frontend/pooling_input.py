@@ -26,6 +26,11 @@ class PoolingFacts:
     name: str
     lowers_input: bool = False
 
+    @property
+    def generates(self) -> bool:
+        """Whether the engine generates as well."""
+        return self.pooler.keeps_head
+
     def size(self, dimensions: int | None) -> int:
         """Numbers of a vector that is cut to `dimensions`, where it can be."""
         return min(dimensions or self.pooler.dimensions or self.width, self.width)
@@ -158,6 +163,6 @@ def require_pooling_params(params: object) -> PoolingParams:
     if isinstance(params, SamplingParams):
         raise RequestError(
             "This engine pools prompts and generates no text. Give PoolingParams, or start it with "
-            "runner='generate' on a model that generates."
+            "runner='generate' on a model that generates (with convert='embed' it pools as well)."
         )
     raise InvalidType("params", params, "it must be a PoolingParams")

@@ -240,13 +240,20 @@ def read_spec(
     if decoder.pooler is not None:
         own = with_pooler_keys(reader, replace(decoder.pooler, token_types=decoder.token_types))
         decoder = replace(decoder, pooler=own if pooler is None else pooler)
-    elif decoder.is_indivisible:
-        key = "use_bidirectional_attention"
-        key = key if config.get(key) else "is_causal"
-        allowed = "attention to what comes before, unless the model pools (runner='pooling')"
-        raise unsupported(key, config.get(key), allowed)
+    check_attention(decoder, config)
     reader.finish()
     return decoder
+
+
+def check_attention(decoder: Decoder, config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedConfigValue for a model that generates and whose tokens see those after
+    them.
+    """
+    if decoder.generates and decoder.is_indivisible:
+        key = "use_bidirectional_attention"
+        key = key if config.get(key) else "is_causal"
+        allowed = "attention to what comes before, unless the model only pools (runner='pooling')"
+        raise unsupported(key, config.get(key), allowed)
 
 
 def _refusal(named: list[str], config: Mapping[str, Any]) -> str:

@@ -96,7 +96,8 @@ class PoolerSpec:
     computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
     tokenizer encodes pairs, not as one text after the other. `token_types`: how many types the
     model's tokens have, 0 where they have none. `similarity`: the score of two
-    vectors. `terms`: vectors are of these weights, and nothing else is pooled.
+    vectors. `terms`: vectors are of these weights, and nothing else is pooled. `keeps_head`: the
+    language-model head stays, and the engine generates as well.
     """
 
     tasks: tuple[PoolingTask, ...]
@@ -114,6 +115,7 @@ class PoolerSpec:
     token_types: int = 0
     similarity: Similarity = "cosine"
     terms: TermWeights | None = None
+    keeps_head: bool = False
 
     @property
     def reads_tokens(self) -> bool:
