@@ -136,6 +136,11 @@ def test_scores_of_pairs_that_are_too_long(tmp_path, family):
 MODULES = {
     "mean": lambda width: [layers.Pooling(width, "mean"), layers.Normalize()],
     "cls": lambda width: [layers.Pooling(width, "cls")],
+    "weighted": lambda width: [layers.Pooling(width, "weightedmean")],
+    "joined": lambda width: [
+        layers.Pooling(width, ("max", "lasttoken", "mean_sqrt_len_tokens")),
+        layers.Dense(3 * width, 16, activation_function=torch.nn.Tanh()),
+    ],
     "dense": lambda width: [
         layers.Pooling(width, "mean"),
         layers.Dense(width, 20, activation_function=torch.nn.Tanh()),

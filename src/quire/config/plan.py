@@ -153,7 +153,7 @@ def _short(value: object) -> str:
     if isinstance(value, dict):
         text = " ".join(f"{k}={v}" for k, v in value.items()) or "none"
     elif isinstance(value, PoolerSpec):
-        text = f"{value.tasks[0]} by {value.pooling}"
+        text = f"{value.tasks[0]} by {' and '.join(value.poolings)}"
     elif isinstance(value, SpeculationPlan):
         text = f"{value.method}, up to {value.num_tokens}"
     elif isinstance(value, HiddenStatesPlan):

@@ -95,10 +95,14 @@ def finished_pooler(
     s = _Sources(pooler_config(args.pooler_config), files, config, token_ids)
     pooler = replace(_with_types(_with_terms(pooler, s), s), keeps_head=keeps_head(args))
     if pooler.classifier is None:
-        _check_widths(files, dim)
+        _check_widths(files, dim * len(pooler.poolings))
         pooler = replace(pooler, dense=files.dense or pooler.dense)
         if files.is_late:
             pooler = replace(pooler, tasks=("token_embed",))
+        if pooler.joined:
+            pooler = replace(pooler, tasks=("embed",))
+    elif pooler.joined:
+        raise LoadError("A classifier reads one pooling, and modules.json joins several.")
     else:
         pooler = replace(pooler, classifier=_finished_classifier(pooler.classifier, s))
     pooler = replace(pooler, tasks=_served_first(pooler, s.asked))
@@ -139,11 +143,11 @@ def _check_widths(files: SentenceFiles, dim: int) -> None:
 
 def _with_types(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:
     asked, files = s.asked, s.files
-    pooling, token_pooling = pooler.pooling, pooler.token_pooling
+    poolings, token_pooling = pooler.poolings, pooler.token_pooling
     if asked.seq_pooling_type is not None:
-        pooling = _SEQUENCES[asked.seq_pooling_type]
-    elif files.pooling is not None:
-        pooling = files.pooling
+        poolings = (_SEQUENCES[asked.seq_pooling_type],)
+    elif files.poolings:
+        poolings = files.poolings
     if asked.tok_pooling_type is not None:
         token_pooling = _TOKENS[asked.tok_pooling_type]
     activates = pooler.activates
@@ -158,7 +162,8 @@ def _with_types(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:
     returned = asked.returned_token_ids
     return replace(
         pooler,
-        pooling=pooling,
+        pooling=poolings[0],
+        joined=poolings[1:],
         token_pooling=token_pooling,
         activates=activates,
         step_tag=step_tag,

@@ -193,7 +193,7 @@ def _draft_inputs(d: DraftDecoder) -> Iterator[Parameter]:
 
 
 def _pooler(p: PoolerSpec, dim: int) -> Iterator[Parameter]:
-    yield from _head_layers("pooler.dense.", p.dense, dim)
+    yield from _head_layers("pooler.dense.", p.dense, dim * len(p.poolings))
     c, terms = p.classifier, p.terms
     if terms is not None:
         yield from _head_layers("pooler.layers.", terms.layers, dim)

@@ -107,7 +107,7 @@ def _needs_every_token(d: Decisions) -> bool:
     pooler = d.value("pooler")
     if pooler is None or pooler.keeps_head:
         return False  # requests that need each token say so
-    return bool(pooler.pooling != "last" or pooler.token_pooling == "step")
+    return bool(pooler.poolings != ("last",) or pooler.token_pooling == "step")
 
 
 def _loses_routed_experts(d: Decisions) -> bool:

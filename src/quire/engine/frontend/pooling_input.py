@@ -58,7 +58,7 @@ def completed(params: PoolingParams, facts: PoolingFacts) -> PoolingParams:
     _complete_steps(own, pooler)
     if own.skip_reading_prefix_cache is None:
         own.skip_reading_prefix_cache = False
-    if own.task in TOKEN_TASKS or pooler.pooling != "last":
+    if own.task in TOKEN_TASKS or pooler.poolings != ("last",):
         own.skip_reading_prefix_cache = True  # a cached block has no hidden states
     return own
 

@@ -26,13 +26,23 @@ _PACKAGES = (
     "pylate.models.",
 )
 _POOLINGS: dict[str, SequencePooling] = {
-    "cls_token": "cls",
-    "mean_tokens": "mean",
-    "mean_sqrt_len_tokens": "mean",
-    "lasttoken": "last",
     "cls": "cls",
+    "max": "max",
     "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "weightedmean": "weightedmean",
+    "lasttoken": "last",
 }
+"""The names of poolings -> ours."""
+_SWITCHES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""What older files have in place of names, in the order of their vectors."""
 _ACTIVATIONS: dict[str, HeadActivation] = {
     "linear.Identity": "identity",
     "activation.Tanh": "tanh",
@@ -82,7 +92,7 @@ class TermPooling:
 class SentenceFiles:
     """What the files say.
 
-    `pooling` None: they name none that is implemented, and `note` says which. `normalizes` None:
+    `poolings` (): they name none; the vectors of several follow each other. `normalizes` None:
     there is no list of modules. `dense_inputs`: the width that each of the `dense` layers reads.
     `max_length` None: the model's own. `lowers`: input is in small
     letters. `prompts`, by name, are for callers to put before their texts. `similarity` None: they
@@ -90,7 +100,7 @@ class SentenceFiles:
     `is_late`: each token has a vector, which are compared (ColBERT).
     """
 
-    pooling: SequencePooling | None = None
+    poolings: tuple[SequencePooling, ...] = ()
     has_pooling: bool = False
     normalizes: bool | None = None
     dense: tuple[HeadLayer, ...] = ()
@@ -119,10 +129,9 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
             max_length=length, lowers=lowers, prompts=prompts, similarity=similarity
         )
     paths = {name: [path for kind, path in modules if kind == name] for name, _ in modules}
-    pooling, note = None, ""
+    poolings: tuple[SequencePooling, ...] = ()
     if "Pooling" in paths:
-        config = read_json(folder / paths["Pooling"][0] / "config.json")
-        pooling, note = _pooling(config)
+        poolings = _poolings(folder, paths["Pooling"][0])
     terms = None
     if "SpladePooling" in paths:
         if "Pooling" in paths or "Dense" in paths:
@@ -133,7 +142,7 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         _check_names(folder, [*paths.get("Dense", ()), *paths.get("Normalize", ())])
     dense = [_dense(folder, path) for path in paths.get("Dense", ())]
     return SentenceFiles(
-        pooling=pooling,
+        poolings=poolings,
         has_pooling="Pooling" in paths or terms is not None or is_late,
         normalizes=None if is_late else "Normalize" in paths,
         dense=tuple(layer for layer, _ in dense),
@@ -144,7 +153,7 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         similarity=similarity,
         terms=terms,
         is_late=is_late,
-        note=_LATE_NOTE if is_late else note,
+        note=_LATE_NOTE if is_late else "",
     )
 
 
@@ -201,23 +210,19 @@ def _type(path: Path, kind: str) -> str:
     )
 
 
-def _pooling(config: dict[str, Any]) -> tuple[SequencePooling | None, str]:
-    """The pooling of a module, or None and the sentence that says why there is none."""
+def _poolings(folder: Path, inside: str) -> tuple[SequencePooling, ...]:
+    """The poolings of a module, the mean where it names none. Raises UnsupportedConfigValue."""
+    file = f"{inside}/config.json"
+    config = read_json(folder / file)
+    if config.get("include_prompt") not in (None, True):
+        raise unsupported("include_prompt", config["include_prompt"], "true", file)
     given = config.get("pooling_mode")
-    modes = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    if not modes:
-        modes = [
-            key.removeprefix("pooling_mode_")
-            for key, value in config.items()
-            if key.startswith("pooling_mode_") and value is True
-        ]
-    if len(modes) == 1 and modes[0] in _POOLINGS:
-        return _POOLINGS[modes[0]], ""
-    names = " and ".join(map(str, modes)) or "nothing"
-    return None, (
-        f"sentence-transformers pools this model by {names}, which is not implemented: vectors "
-        "differ from theirs. CLS, MEAN and LAST are implemented."
-    )
+    names = [given] if isinstance(given, str) else given
+    if names is None:
+        names = [name for key, name in _SWITCHES.items() if config.get(key)] or ["mean"]
+    if not isinstance(names, list) or not names or not set(map(str, names)) <= _POOLINGS.keys():
+        raise unsupported("pooling_mode", given, ", ".join(_POOLINGS), file)
+    return tuple(_POOLINGS[name] for name in names)
 
 
 def _terms(path: Path) -> TermPooling:
