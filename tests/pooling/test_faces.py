@@ -261,6 +261,13 @@ def test_a_core_in_another_process(folder, llm):
             vectors = await asyncio.gather(*calls, one("t", asked[3], "token_embed"))
             with pytest.raises(RequestError, match="This engine pools prompts"):
                 await anext(engine.generate([5], quire.SamplingParams(), "g"))
+            with pytest.raises(InvalidType, match="sampling_params.*encode.. PoolingParams"):
+                await anext(engine.generate([5], PoolingParams(task="embed"), "p"))
+            made = engine.input_processor.process_inputs("q", [5], PoolingParams(task="embed"))
+            with pytest.raises(InvalidType, match="sampling_params.*encode.. PoolingParams"):
+                await anext(engine.generate(made, None, "q"))
+            with pytest.raises(InvalidType, match="pooling_params.*encode.. PoolingParams"):
+                await anext(engine.encode([5], quire.SamplingParams(), "s"))
             assert await engine.get_supported_tasks() == ("embed", "token_embed")
             return vectors
         finally:
