@@ -52,7 +52,8 @@ def test_forms(prompt, parsed):
         (
             {"prompt": "a", "salt": 1},
             UnknownParameter,
-            "'salt' is not a parameter here: a prompt has prompt, prompt_token_ids, cache_salt.",
+            "'salt' is not a parameter here: a prompt has prompt, prompt_token_ids, cache_salt, "
+            "token_type_ids.",
         ),
         (
             {"prompt": "a", "cache_salt": ""},
@@ -69,6 +70,31 @@ def test_forms(prompt, parsed):
             NotBuiltYet,
             "multi_modal_data={'image': 1} is not allowed: this release does not implement "
             "it. Give text alone.",
+        ),
+        (
+            {"prompt_token_ids": [5, 6], "token_type_ids": [0]},
+            InvalidParameter,
+            "token_type_ids=[0] is not allowed: there must be one for each of prompt_token_ids.",
+        ),
+        (
+            {"prompt": "a", "token_type_ids": [0]},
+            InvalidParameter,
+            "token_type_ids=[0] is not allowed: there must be one for each of prompt_token_ids.",
+        ),
+        (
+            {"prompt_token_ids": [5, 6], "token_type_ids": [1, 0]},
+            InvalidParameter,
+            "token_type_ids=[1, 0] is not allowed: each 0 must come before each 1.",
+        ),
+        (
+            {"prompt_token_ids": [5], "token_type_ids": [2]},
+            InvalidParameter,
+            "token_type_ids=2 is not allowed: it must be a list of 0 and 1.",
+        ),
+        (
+            {"prompt_token_ids": [5], "token_type_ids": "0"},
+            InvalidType,
+            "token_type_ids='0' is not allowed: it must be a list of 0 and 1.",
         ),
         (
             {"prompt_embeds": [1]},

@@ -94,7 +94,7 @@ class ContextLengthExceeded(RequestError):
 class PromptTooLong(ContextLengthExceeded):
     """The prompt leaves no room for a single new token. `is_estimate`: it has `num_tokens` or more,
     which is known from its length without tokenizing all of it. `has_output`: of a model that
-    generates.
+    generates. `bound`: the parameter that has the limit, where it is less than the model's.
     """
 
     def __init__(
@@ -104,13 +104,18 @@ class PromptTooLong(ContextLengthExceeded):
         *,
         is_estimate: bool = False,
         has_output: bool = True,
+        bound: str = "max_model_len",
     ) -> None:
         least = "at least " if is_estimate else ""
         together = " of prompt and output together" if has_output else ""
+        whose = (
+            f"This model's maximum context length is {max_model_len} tokens{together}"
+            if bound == "max_model_len"
+            else f"{bound} is {max_model_len} tokens"
+        )
         super().__init__(
-            f"This model's maximum context length is {max_model_len} tokens{together}, and the "
-            f"prompt is too long: it has {least}{num_tokens} tokens. Shorten it or raise "
-            f"max_model_len.",
+            f"{whose}, and the prompt is too long: it has {least}{num_tokens} tokens. Shorten it "
+            f"or raise {bound}.",
             parameter="prompt",
             value=num_tokens,
         )

@@ -18,14 +18,14 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests, one_at_a_time
 from quire.engine.unbuilt import UnbuiltTransferMethods
 from quire.engine.wire.control_calls import Utility
-from quire.errors import InvalidType, NotBuiltYet
+from quire.errors import InvalidType, NotBuiltYet, RequestError
 from quire.llm_pooling import PoolingMethods, UseTqdm
 from quire.lora.request import GivenAdapters, LoRARequest
 from quire.models.foreign.implementation import describe_model
 from quire.models.show import describe
 from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput
-from quire.params import BeamSearchParams, SamplingParams
+from quire.params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.prompts import as_prompts
 from quire.text.chat import render_chat
 from quire.text.tokenizer import Tokenizer
@@ -319,6 +319,19 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         return self.llm_engine._call(call)
 
     def _params(self, given: Any) -> Any:
+        """Those of a generation. Raises RequestError for an engine that only pools, InvalidType for
+        parameters of pooling.
+        """
+        if not self.llm_engine.front_end.inputs.limits.generates:
+            raise RequestError(
+                "This engine pools prompts and generates no text. Call embed(), encode(), "
+                "classify() or score(), or start it with runner='generate' on a model that "
+                "generates."
+            )
+        for one in given if isinstance(given, list | tuple) else [given]:
+            if isinstance(one, PoolingParams):
+                allowed = "it must be a SamplingParams, or a list of them"
+                raise InvalidType("sampling_params", one, allowed)
         return self.get_default_sampling_params() if given is None else given
 
 

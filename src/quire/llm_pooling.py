@@ -127,7 +127,11 @@ class PoolingMethods:
         """
         task = self._pooling.pooler.tasks[0]
         first, second = paired(data_1, data_2)
-        params = _of_task(PoolingParams() if pooling_params is None else pooling_params, task)
+        params = PoolingParams() if pooling_params is None else pooling_params
+        if not isinstance(params, PoolingParams):
+            allowed = "it must be one PoolingParams, for all pairs"
+            raise InvalidType("pooling_params", pooling_params, allowed)
+        params = _of_task(params, task)
         if task == "classify":
             template = chat_template or self.llm_engine.front_end.chat_template
             queries = first * (len(second) // len(first))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from quire.errors import NotBuiltYet
-from quire.models.families import architectures, family_of
+from quire.models.families import architectures, family_of, pools
 
 
 class ModelRegistry:
@@ -26,8 +26,10 @@ class ModelRegistry:
 
     @staticmethod
     def is_pooling_model(architecture: str | Iterable[str]) -> bool:
-        """Whether one of the architectures is known and pools prompts."""
-        return any(family_of(name).pools for name in _known(architecture))
+        """Whether one of the architectures is known and pools prompts, as `XModel` and
+        `XForSequenceClassification` of a generator X do.
+        """
+        return any(pools(name) for name in _names(architecture))
 
     @staticmethod
     def register_model(model_arch: str, model_cls: object) -> NoReturn:
@@ -36,7 +38,10 @@ class ModelRegistry:
         raise NotBuiltYet("model_arch", model_arch, hint)
 
 
+def _names(architecture: str | Iterable[str]) -> list[str]:
+    return [architecture] if isinstance(architecture, str) else list(architecture)
+
+
 def _known(architecture: str | Iterable[str]) -> list[str]:
-    names = [architecture] if isinstance(architecture, str) else list(architecture)
     known = set(architectures())
-    return [name for name in names if name in known]
+    return [name for name in _names(architecture) if name in known]

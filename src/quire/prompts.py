@@ -27,7 +27,9 @@ class TextPrompt(_PromptOptions):
 
 
 class TokensPrompt(_PromptOptions):
-    """A prompt as token ids; `prompt` is the text to report with it."""
+    """A prompt as token ids; `prompt` is the text to report with it, `token_type_ids` are 0 for the
+    tokens of its first text and 1 for those of its second.
+    """
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str | None]
@@ -38,13 +40,12 @@ class TokensPrompt(_PromptOptions):
 PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt
 """What counts as one prompt."""
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids")
 _UNBUILT = {
     "multi_modal_data": "Give text alone.",
     "mm_processor_kwargs": "Give text alone.",
     "multi_modal_uuids": "Give text alone.",
     "media_io_kwargs": "Give text alone.",
-    "token_type_ids": "Leave it out: decoders have no token types.",
     "prompt_token_offsets": "Leave it out.",
     "prompt_embeds": "Give prompt or prompt_token_ids.",
     "encoder_prompt": "Encoder-decoder models are not served.",
@@ -54,11 +55,14 @@ _UNBUILT = {
 
 
 class ParsedPrompt(NamedTuple):
-    """One prompt in its plain form: text, or token ids (then the text is only for show)."""
+    """One prompt in its plain form: text, or token ids (then the text is only for show), each of
+    which may have a type.
+    """
 
     text: str | None
     token_ids: list[int] | None
     cache_salt: str | None = None
+    token_types: list[int] | None = None
 
 
 def parse_prompt(prompt: object) -> ParsedPrompt:
@@ -105,7 +109,23 @@ def _parse_dict(prompt: Mapping[str, Any]) -> ParsedPrompt:
         checks.text("prompt", text)
     if token_ids is not None:
         token_ids = _token_ids("prompt_token_ids", token_ids)
-    return ParsedPrompt(text, token_ids, _cache_salt(prompt.get("cache_salt")))
+    types = _token_types(prompt.get("token_type_ids"), token_ids)
+    return ParsedPrompt(text, token_ids, _cache_salt(prompt.get("cache_salt")), types)
+
+
+def _token_types(value: object, token_ids: list[int] | None) -> list[int] | None:
+    """Raises InvalidParameter for other types than those of two texts, one after the other."""
+    if value is None:
+        return None
+    name, allowed = "token_type_ids", "it must be a list of 0 and 1"
+    if not isinstance(value, (list, tuple)):
+        raise InvalidType(name, value, allowed)
+    types = [checks.integer(name, one, 0, 1, allowed) for one in value]
+    if token_ids is None or len(types) != len(token_ids):
+        raise InvalidParameter(name, value, "there must be one for each of prompt_token_ids")
+    if sorted(types) != types:
+        raise InvalidParameter(name, value, "each 0 must come before each 1")
+    return types
 
 
 def _token_ids(name: str, value: object) -> list[int]:

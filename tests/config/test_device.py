@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.kv_pool_size import MeasuredMemory
@@ -11,6 +12,7 @@ from quire.errors import InvalidParameter, LoadError, NotBuiltYet
 from quire.hardware.facts import GpuFacts
 from quire.models.kv_pool import plan_kv_pool
 from quire.models.layer_memory import NumberBytes
+from quire.models.pooling.spec import PoolerSpec
 from tests.config import plans
 
 GIB = plans.GIB
@@ -25,6 +27,14 @@ def machine(gpu=H200, torch_cuda="13.0", missing=""):
 
 def plan_of(model=None, on=None, **wishes):
     return resolve(EngineArgs(model="m", **wishes), model or plans.llama_8b(), on or machine())
+
+
+def test_float32_checkpoints_of_models_that_pool_become_float16_on_a_gpu():
+    pooler = PoolerSpec(("embed",), "cls")
+    stored = structs.replace(plans.tiny(), pooler=pooler)
+    assert plan_of(stored).dtype == "float16" and plan_of(plans.tiny()).dtype == "bfloat16"
+    assert plan_of(structs.replace(stored, model_type="gemma3_text")).dtype == "bfloat16"
+    assert plan_of(stored, plans.make_machine(features=("avx512_bf16",))).dtype == "bfloat16"
 
 
 def test_a_usable_gpu_is_taken_and_what_follows_from_it():

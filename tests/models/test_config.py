@@ -26,6 +26,7 @@ from tests.models.hostile.published_gemma import HARMLESS_IN_GEMMA, PUBLISHED_GE
 from tests.models.hostile.published_latent import HARMLESS_WITH_LATENTS, PUBLISHED_LATENT
 from tests.models.hostile.published_mixtures import HARMLESS_IN_MIXTURES, PUBLISHED_MIXTURES
 from tests.models.hostile.published_more import HARMLESS_IN_MORE, PUBLISHED_MORE
+from tests.models.hostile.published_poolers import HARMLESS_IN_POOLERS, PUBLISHED_POOLERS
 from tests.models.hostile.published_state import HARMLESS_WITH_STATES, PUBLISHED_STATE
 
 NOISE = {
@@ -210,6 +211,7 @@ PUBLISHED = {
     **PUBLISHED_STATE,
     **PUBLISHED_GEMMA,
     **PUBLISHED_MORE,
+    **PUBLISHED_POOLERS,
 }
 GPT_OSS = published(
     "GptOssForCausalLM",
@@ -357,6 +359,16 @@ REFUSED = {
         UnsupportedConfigValue,
         "use_bidirectional_attention=True",
     ),
+    "two epsilons": (
+        {**PUBLISHED["gte-modernbert-base"][0], "layer_norm_eps": 1e-3},
+        UnsupportedConfigValue,
+        "layer_norm_eps=0.001",
+    ),
+    "an encoder that is causal": (
+        {**PUBLISHED["bge-m3"][0], "is_causal": True},
+        UnsupportedConfigValue,
+        "is_causal=True",
+    ),
     "ignored elsewhere": (
         {**PUBLISHED["gemma-3-1b"][0], "attn_logit_softcapping": 50.0},
         UnsupportedConfigValue,
@@ -424,6 +436,8 @@ def test_no_key_of_a_family_may_change_unnoticed(name):
         *(*HARMLESS_WITH_LATENTS, *HARMLESS_WITH_STATES, *HARMLESS_IN_GEMMA),
         *HARMLESS_IN_MORE,
     }
+    if name in PUBLISHED_POOLERS:
+        harmless |= HARMLESS_IN_POOLERS
     assert set(accepted) <= harmless
 
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, PoolingParams
 from quire.errors import LoadError
+from tests.models.hostile.encoders import rename
 from tests.pooling import models
 
 ASKED = models.prompts(seed=11, lengths=(1, 20, 90))
@@ -52,6 +53,46 @@ def test_yes_and_no(tmp_path, is_tied):
     for output, logits in zip(outputs, logits_of(model), strict=True):
         close(output.outputs.probs, logits[-1, chosen].softmax(-1)[1:])
     assert [s.outputs.score for s in scores] == [one.outputs.probs[0] for one in whole]
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}"])
+def test_a_missing_template_of_a_reranker_is_noted(tmp_path, template):
+    models.make(tmp_path, "Qwen3", "ForCausalLM")
+    options = {"hf_overrides": {**TWO, "is_original_qwen3_reranker": True}}
+    with open_llm(tmp_path, chat_template=template, **options) as llm:
+        notes = llm.llm_engine.front_end.plan.notes
+    told = [note for note in notes if "Scores of Qwen3-Reranker mean nothing without" in note]
+    assert len(told) == (template is None)
+
+
+POOLED = {"avg": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1]}
+
+
+@pytest.mark.parametrize("pooling", POOLED)
+def test_a_llama_that_sees_whole_prompts(tmp_path, pooling):
+    """As a reranker, whose scores are divided by a temperature, and as an embedder."""
+    keys = {"num_labels": 1, "is_causal": False, "pooling": pooling}
+    model = models.make(tmp_path, "Llama", "ForSequenceClassification", **keys)
+    rename(tmp_path, "LlamaBidirectionalForSequenceClassification")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": 0.25}))
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        found = llm.classify(ASKED, use_tqdm=False)
+        score = llm.score("a text", "another", use_tqdm=False)
+        whole = llm.classify("a textanother", use_tqdm=False)
+    assert score[0].outputs.score == whole[0].outputs.probs[0]
+    for ids, output in zip(ASKED, found, strict=True):
+        states = models.hidden(model, ids)
+        with torch.inference_mode():
+            wanted = model.score(POOLED[pooling](states)) / 0.25
+        close(output.outputs.probs, wanted.sigmoid())
+    model = models.make(tmp_path, "Llama", "Model", **keys)
+    rename(tmp_path, "LlamaBidirectionalModel")
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        vectors = llm.embed(ASKED, use_tqdm=False)
+    for ids, output in zip(ASKED, vectors, strict=True):
+        states = POOLED[pooling](models.hidden(model, ids))
+        close(output.outputs.embedding, torch.nn.functional.normalize(states, dim=0))
 
 
 def test_rows_as_they_are(tmp_path):

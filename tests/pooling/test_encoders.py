@@ -99,6 +99,50 @@ def test_a_prompt_has_the_same_bits_alone_and_in_a_crowd(made):
             assert torch.equal(torch.as_tensor(alone.outputs.data), found)
 
 
+def test_types_of_tokens_come_with_a_prompt_too(made):
+    """As a list, in place of the place where the 1s begin; ids and types are cut alike."""
+    model = made("BertForSequenceClassification")
+    wanted = encode(model, "classify")
+    prompts = [
+        {
+            "prompt_token_ids": ids,
+            "token_type_ids": [int(second is not None and i >= second) for i in range(len(ids))],
+        }
+        for ids, second in zip(model.prompts, model.seconds, strict=True)
+    ]
+    plain = PoolingParams(use_activation=False)
+    assert all(map(torch.equal, encode(model, "classify", prompts, plain), wanted))
+    second = model.seconds[0]
+    whole, cut = model.prompts[0], {"truncate_prompt_tokens": 16, "truncation_side": "left"}
+    first = len(whole) - 16
+    with open_llm(model) as llm:
+        [found] = llm.classify(
+            prompts[0], pooling_params=plain, tokenization_kwargs=cut, use_tqdm=False
+        )
+        params = PoolingParams(
+            use_activation=False, extra_kwargs={"compressed_token_type_ids": second - first}
+        )
+        [right] = llm.classify([whole[first:]], pooling_params=params, use_tqdm=False)
+        with pytest.raises(InvalidParameter, match="extra_kwargs.* says it, too"):
+            llm.classify(prompts[0], pooling_params=params, use_tqdm=False)
+    assert found.outputs == right.outputs and second > first
+
+
+def test_types_that_a_model_does_not_have(made):
+    prompt = {"prompt_token_ids": [5, 6], "token_type_ids": [0, 1]}
+    told = "tokens of a second text have no type of their own in this model"
+    for name in ("RobertaForSequenceClassification", "DistilBertForSequenceClassification"):
+        with open_llm(made(name)) as llm:
+            with pytest.raises(InvalidParameter, match=f"token_type_ids.*{told}"):
+                llm.classify(prompt, use_tqdm=False)
+            params = PoolingParams(extra_kwargs={"compressed_token_type_ids": 1})
+            with pytest.raises(InvalidParameter, match=f"compressed_token_type_ids=1 .*{told}"):
+                llm.classify([[5, 6]], pooling_params=params, use_tqdm=False)
+            llm.classify({**prompt, "token_type_ids": [0, 0]}, use_tqdm=False)
+    with open_llm(made("llama"), runner="pooling") as llm, pytest.raises(InvalidParameter):
+        llm.embed(prompt, use_tqdm=False)
+
+
 def test_positions_of_roberta_begin_behind_those_of_padding(made):
     model = made("RobertaForMaskedLM")
     assert plan_of(model).max_model_len == 64  # of 68 rows, the last 64

@@ -8,6 +8,7 @@ import torch
 
 import quire
 from quire import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, PoolingParams
+from quire.config.pooler_config import PoolerConfig
 from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestError
 from quire.params.pooling import QueryVectors
 from tests.pooling import models
@@ -260,6 +261,13 @@ def test_a_core_in_another_process(folder, llm):
             vectors = await asyncio.gather(*calls, one("t", asked[3], "token_embed"))
             with pytest.raises(RequestError, match="This engine pools prompts"):
                 await anext(engine.generate([5], quire.SamplingParams(), "g"))
+            with pytest.raises(InvalidType, match="sampling_params.*encode.. PoolingParams"):
+                await anext(engine.generate([5], PoolingParams(task="embed"), "p"))
+            made = engine.input_processor.process_inputs("q", [5], PoolingParams(task="embed"))
+            with pytest.raises(InvalidType, match="sampling_params.*encode.. PoolingParams"):
+                await anext(engine.generate(made, None, "q"))
+            with pytest.raises(InvalidType, match="pooling_params.*encode.. PoolingParams"):
+                await anext(engine.encode([5], quire.SamplingParams(), "s"))
             assert await engine.get_supported_tasks() == ("embed", "token_embed")
             return vectors
         finally:
@@ -403,3 +411,35 @@ def test_a_query_that_nothing_is_compared_with(llm, query, sentence):
     told = refusal(InvalidParameter, llm.encode, "a", params, pooling_task="embed")
     assert told.startswith("compared_with") and sentence in told
     assert llm.embed("a", use_tqdm=False)
+
+
+def test_settings_of_a_pooler_as_an_object(folder):
+    config = PoolerConfig(task="token_embed", use_activation=False)
+    with LLM(folder, dtype="float32", pooler_config=config) as llm:
+        [output] = llm.encode([[5, 6]], pooling_task="token_embed", use_tqdm=False)
+    assert tuple(output.outputs.data.shape) == (2, 48)
+    assert abs(float(output.outputs.data[0].norm()) - 1) > 1e-3
+
+
+def test_scores_take_one_set_of_parameters(llm):
+    told = refusal(InvalidType, llm.score, "a", ["b", "c"], pooling_params=[PoolingParams()] * 2)
+    assert told.endswith("it must be one PoolingParams, for all pairs.")
+
+
+def test_an_engine_that_pools_says_what_to_call_instead(llm):
+    for call in (
+        lambda: llm.generate("a"),
+        lambda: llm.generate("a", PoolingParams()),
+        lambda: llm.chat([{"role": "user", "content": "a"}]),
+        lambda: llm.enqueue("a"),
+    ):
+        with pytest.raises(RequestError, match=r"generates no text. Call embed\(\), encode\(\)"):
+            call()
+
+
+def test_the_registry_knows_what_pools():
+    pools = quire.ModelRegistry.is_pooling_model
+    for name in ("BertModel", "Qwen2Model", "LlamaForSequenceClassification", "HF_ColBERT"):
+        assert pools(name), name
+    for name in ("Qwen2ForCausalLM", "MPNetModel", "ColBERTJinaRobertaModel"):
+        assert not pools(name), name

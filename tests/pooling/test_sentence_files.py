@@ -11,8 +11,11 @@ from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
 from quire import LLM
+from quire.cli import main as cli
 from quire.errors import LoadError, UnsupportedConfigValue
+from quire.kernels.cpu.runtime import find_native
 from quire.models.pooling.sentence_transformers import read_sentence_files
+from tests.models.hostile.encoders import ENCODERS, make_encoder
 from tests.pooling import models
 
 OLD = "sentence_transformers.models."
@@ -74,7 +77,7 @@ def test_pooling_of_a_generator(tmp_path, package, config, pool):
     write_modules(tmp_path, "Pooling", package=package)
     write(tmp_path, "1_Pooling/config.json", config)
     files = read_sentence_files(tmp_path)
-    assert (files.pooling, files.normalizes, files.has_pooling) == (pool, False, True)
+    assert (files.poolings, files.normalizes, files.has_pooling) == ((pool,), False, True)
 
 
 def test_two_dense_layers_and_lengths(tmp_path):
@@ -105,6 +108,18 @@ def test_vectors_are_as_long_as_the_modules_make_them(tmp_path):
     found = embed(tmp_path, pooler_config={"use_activation": True, "pooling_type": "CLS"})
     wanted = torch.stack([normalize(x[0], dim=0) for x in states(model)])
     np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_show_says_what_the_modules_make(tmp_path, capsys):
+    """Of an encoder, which keeps nothing of a request."""
+    make_encoder(ENCODERS["BertModel"], tmp_path)
+    write_modules(tmp_path, "Pooling", "Dense")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "mean"})
+    write_dense(tmp_path, 2, 64, 20, "activation.Tanh", seed=1)
+    assert cli.main(["show", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "p = mean of x" in told and "p = tanh(W[20 x 64] @ p + bias)" in told
+    assert "vector[20] = p\n" in told and "KV groups: none, nothing is kept" in told
 
 
 COMPARED = {
@@ -153,14 +168,95 @@ def test_a_generator_stays_one_if_that_is_asked_for(tmp_path):
     assert embed(tmp_path).shape == (3, 48)
 
 
-@pytest.mark.parametrize("mode", [{"pooling_mode_max_tokens": True}, {"pooling_mode": "max"}, {}])
-def test_another_pooling_is_noted(tmp_path, mode):
-    models.make(tmp_path, "Qwen3", "Model")
+SWITCHES = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens")
+SWITCHES += ("weightedmean_tokens", "lasttoken")
+POOLED = {
+    "cls": lambda x: x[0],
+    "max": lambda x: x.amax(0),
+    "mean": lambda x: x.mean(0),
+    "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
+    "weightedmean": lambda x: (
+        torch.arange(1.0, len(x) + 1) @ x / torch.arange(1.0, len(x) + 1).sum()
+    ),
+    "lasttoken": lambda x: x[-1],
+}
+EVERY = list(POOLED)
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        *(({"pooling_mode": name}, [name]) for name in ("max", "mean_sqrt_len_tokens")),
+        ({"pooling_mode_weightedmean_tokens": True}, ["weightedmean"]),
+        ({"pooling_mode": ["lasttoken", "max", "cls"]}, ["lasttoken", "max", "cls"]),
+        ({f"pooling_mode_{name}": True for name in reversed(SWITCHES)}, EVERY),
+        ({}, ["mean"]),
+    ],
+    ids=["max", "root", "weighted", "three", "all", "none named"],
+)
+def test_every_pooling_and_several_at_once(tmp_path, config, names):
+    """Also in chunks, whose bits are those of whole prompts."""
+    model = models.make(tmp_path, "Qwen3", "Model")
     write_modules(tmp_path, "Pooling")
-    write(tmp_path, "1_Pooling/config.json", mode)
+    write(tmp_path, "1_Pooling/config.json", config)
+    wanted = [torch.cat([POOLED[name](x) for name in names]) for x in states(model)]
+    found = embed(tmp_path)
+    np.testing.assert_allclose(found, torch.stack(wanted), atol=2e-4, rtol=1e-4)
+    if find_native()[0] is not None:
+        np.testing.assert_array_equal(embed(tmp_path, max_num_batched_tokens=24), found)
+
+
+def test_several_poolings_before_a_dense_layer(tmp_path):
+    model = models.make(tmp_path, "Qwen3", "Model")
+    write_modules(tmp_path, "Pooling", "Dense", "Normalize")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": ["mean", "max"]})
+    matrix, bias = write_dense(tmp_path, 2, 96, 20, "activation.Tanh", seed=1)
+    pooled = [torch.cat([x.mean(0), x.amax(0)]) for x in states(model)]
+    wanted = [normalize(torch.tanh(matrix @ x + bias), dim=0) for x in pooled]
+    np.testing.assert_allclose(embed(tmp_path), torch.stack(wanted), atol=2e-5)
     with LLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True) as llm:
-        plan = llm.llm_engine.front_end.plan
-    assert plan.pooler.pooling == "last" and "which is not implemented" in plan.notes[0]
+        assert llm.llm_engine.get_supported_tasks() == ("embed",)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"pooling_mode": "sum"}, "pooling_mode='sum'"),
+        ({"pooling_mode": ["mean", 3]}, "pooling_mode"),
+        ({"pooling_mode": []}, "pooling_mode"),
+        ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt=False"),
+    ],
+)
+def test_poolings_that_do_not_exist(tmp_path, config, text):
+    write_modules(tmp_path, "Pooling")
+    write(tmp_path, "1_Pooling/config.json", config)
+    with pytest.raises(UnsupportedConfigValue, match=text):
+        read_sentence_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text"),
+    [
+        (("Dense", "Pooling"), "Pooling after Dense"),
+        (("Pooling", "Normalize", "Dense"), "Dense after Normalize"),
+        (("Pooling", "Pooling"), "Pooling after Pooling"),
+        (("Pooling", "Normalize", "Normalize"), "Normalize after Normalize"),
+    ],
+)
+def test_modules_in_an_order_that_computes_something_else(tmp_path, kinds, text):
+    """As it would be with a Dense module of tokens, or one behind the normalisation."""
+    write_modules(tmp_path, *kinds)
+    with pytest.raises(LoadError, match=f"{text} is not implemented; the order is"):
+        read_sentence_files(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Dense", "Normalize"])
+def test_modules_that_read_something_else(tmp_path, kind):
+    write_modules(tmp_path, "Pooling", kind)
+    write(tmp_path, f"2_{kind}/config.json", {"module_input_name": "token_embeddings"})
+    told = f"2_{kind}/config.json: module_input_name='token_embeddings' is not implemented"
+    with pytest.raises(UnsupportedConfigValue, match=told):
+        read_sentence_files(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,18 @@ def test_scores_of_a_cross_encoder(tmp_path, family, activation):
     assert sorted(range(len(found)), key=lambda place: -found[place]) == ranked
 
 
+def test_a_pair_is_read_as_the_config_says(tmp_path):
+    """`use_sep_token`, which overrides bring: as a pair, or one text after the other."""
+    write(tmp_path, "Bert", "ForSequenceClassification", num_labels=1)
+    plain = {"use_sep_token": False}
+    with LLM(str(tmp_path), dtype="float32", hf_overrides=plain) as llm:
+        [apart] = llm.score(QUERY, DOCUMENTS[0], use_tqdm=False)
+        [whole] = llm.classify(QUERY + DOCUMENTS[0], use_tqdm=False)
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        [pair] = llm.score(QUERY, DOCUMENTS[0], use_tqdm=False)
+    assert apart.outputs.score == whole.outputs.probs[0] != pair.outputs.score
+
+
 @pytest.mark.parametrize("family", ["Bert", "Roberta"])
 def test_scores_of_pairs_that_are_too_long(tmp_path, family):
     """The longer text is cut, and the special tokens stay."""
@@ -124,6 +136,11 @@ def test_scores_of_pairs_that_are_too_long(tmp_path, family):
 MODULES = {
     "mean": lambda width: [layers.Pooling(width, "mean"), layers.Normalize()],
     "cls": lambda width: [layers.Pooling(width, "cls")],
+    "weighted": lambda width: [layers.Pooling(width, "weightedmean")],
+    "joined": lambda width: [
+        layers.Pooling(width, ("max", "lasttoken", "mean_sqrt_len_tokens")),
+        layers.Dense(3 * width, 16, activation_function=torch.nn.Tanh()),
+    ],
     "dense": lambda width: [
         layers.Pooling(width, "mean"),
         layers.Dense(width, 20, activation_function=torch.nn.Tanh()),

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the description; of the model's files only config.json is read."""
+    """Print the description; of the model's files only the small ones are read."""
     from quire.config.planning import gather_model_facts
     from quire.models.foreign.implementation import describe_model
     from quire.models.show import describe
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"architecture      {facts.architecture}, stored as {facts.checkpoint_dtype}")
     if is_wanted(engine_args):
         print(f"offloaded         {_offloaded(engine_args, facts, size)}")
-    model = describe_model(facts.hf_config, facts.model_impl)
+    model = describe_model(facts.hf_config, facts.model_impl, facts.pooler)
     print(describe(model, weight_bytes=size, kv_bytes=size))
     return 0
 

@@ -116,6 +116,11 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, str]
     notes: tuple[str, ...] = ()
 
+    @property
+    def generates(self) -> bool:
+        """Whether requests may ask for text."""
+        return self.pooler is None or self.pooler.keeps_head
+
     def explain(self, width: int = 120) -> str:
         """A table of every decision: name, value, reason."""
         shown = [(name, _short(value), self.reasons[name]) for name, value in self.decided()]
@@ -149,7 +154,7 @@ def _short(value: object) -> str:
     if isinstance(value, dict):
         text = " ".join(f"{k}={v}" for k, v in value.items()) or "none"
     elif isinstance(value, PoolerSpec):
-        text = f"{value.tasks[0]} by {value.pooling}"
+        text = f"{value.tasks[0]} by {' and '.join(value.poolings)}"
     elif isinstance(value, SpeculationPlan):
         text = f"{value.method}, up to {value.num_tokens}"
     elif isinstance(value, HiddenStatesPlan):

@@ -20,6 +20,7 @@ from quire.config.args.engine_options import EngineOptions
 from quire.config.draft_facts import gather_draft_wish
 from quire.config.facts import ModelFacts
 from quire.config.plan import EnginePlan
+from quire.config.pooler_config import PoolerConfig
 from quire.config.pooling import TokenIds, check_runner, choose_form, finished_pooler
 from quire.config.resolve.resolve import check_args, resolve
 from quire.config.speculators import is_speculator, with_verifier
@@ -28,6 +29,7 @@ from quire.hardware.host import gather_machine_facts
 from quire.models import find_family
 from quire.models.config_reader import token_ids, unsupported
 from quire.models.costs import coded_tensors, size_in_codes
+from quire.models.families import check_attention
 from quire.models.foreign.implementation import AnyDecoder, choose_implementation, describe_model
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.formats import read_storage
@@ -42,7 +44,9 @@ from quire.models.loading.products import layer_products
 from quire.models.loading.source import What, locate
 from quire.models.max_length import LengthFacts, bounded, length_facts
 from quire.models.parameters import adapter_size, num_expert_parameters, num_parameters
+from quire.models.pooling.late import PROJECTION, is_unprojected, projection
 from quire.models.pooling.sentence_transformers import SentenceFiles, read_sentence_files
+from quire.models.pooling.spec import HeadLayer
 from quire.models.spec import Block, Decoder, MixerAfterShared, single_mixers
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
@@ -144,6 +148,19 @@ def _stores(folder: Path, name: str) -> bool:
     return has_file(whole, None) and f'"{name}"'.encode() in read_header(whole)
 
 
+def _projection(folder: Path) -> HeadLayer:
+    """The layer of a model of late interaction, whose width its checkpoint knows."""
+    name = f"{PROJECTION}.weight"
+    for file in sorted(folder.glob("*.safetensors")):
+        if has_file(file, None) and (shape := _header(file).get(name, {}).get("shape")):
+            return projection(int(shape[0]))
+    raise LoadError(
+        f"{folder} has neither {name} in safetensors files nor a Dense module of "
+        "sentence-transformers. In other files its width has to be named: "
+        'hf_overrides={"colbert_dim": ...}.'
+    )
+
+
 def _pooling(
     args: EngineOptions,
     folder: Path,
@@ -157,10 +174,14 @@ def _pooling(
     check_runner(args, config["architectures"][0], pooler)
     if pooler is None or not isinstance(decoder, Decoder):
         return decoder, {}
+    if is_unprojected(pooler) and not files.dense:
+        pooler = replace(pooler, dense=(_projection(folder),))
     if (c := pooler.classifier) is not None and not c.bias and _stores(folder, "score.bias"):
         pooler = replace(pooler, classifier=replace(c, bias=True))
     pooler, reason = finished_pooler(args, pooler, files, config, decoder.dim, token_ids_of)
-    return replace(decoder, pooler=pooler), {
+    decoder = replace(decoder, pooler=pooler)
+    check_attention(decoder, config)
+    return decoder, {
         "pooler": pooler,
         "pooler_reason": reason,
         "pooler_note": files.note,
@@ -237,14 +258,22 @@ def _header_dtype(file: Path) -> str:
     """The type of the first tensor of numbers in a safetensors file; the loader checks the file in
     earnest.
     """
-    text = read_header(file)
-    try:
-        header = json.loads(text)
-        named = [str(v["dtype"]) for k, v in header.items() if k != "__metadata__"]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
+    named = [entry["dtype"] for entry in _header(file).values()]
     numbers = next((name for name in named if name in _DTYPES), named[0] if named else "F32")
     return _DTYPES.get(numbers, numbers)
+
+
+def _header(file: Path) -> dict[str, dict[str, Any]]:
+    """What the header of a safetensors file says of each tensor. Raises LoadError."""
+    text = read_header(file)
+    try:
+        entries = {k: dict(v) for k, v in json.loads(text).items() if k != "__metadata__"}
+        return {
+            name: {"dtype": str(entry["dtype"]), "shape": list(entry.get("shape", ()))}
+            for name, entry in entries.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
 
 
 def _model_folder(args: EngineOptions) -> Path:

@@ -12,6 +12,7 @@ from quire.config.args.engine_options import EngineOptions
 from quire.config.pooler_config import PoolerConfig, pooler_config
 from quire.errors import InvalidParameter, LoadError, NotBuiltYet
 from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.families import pools
 from quire.models.pooling.conversion import Form
 from quire.models.pooling.keys import label_activation
 from quire.models.pooling.sentence_transformers import SentenceFiles
@@ -32,8 +33,8 @@ _TWO_WAYS, _AS_THEY_ARE = "from_2_way_softmax", "no_post_processing"
 
 
 def choose_form(args: EngineOptions, files: SentenceFiles) -> Form | None:
-    """What is made of a model that generates; None: nothing. Raises InvalidParameter for options
-    that contradict each other, NotBuiltYet for the runner "draft".
+    """What is made of a model that generates; None: nothing. Raises NotBuiltYet for the runner
+    "draft".
     """
     runner, convert = args.runner, args.convert
     if runner == "draft":
@@ -41,13 +42,15 @@ def choose_form(args: EngineOptions, files: SentenceFiles) -> Form | None:
     if files.terms is not None and runner != "generate":
         return "terms"
     if convert in ("embed", "classify"):
-        if runner == "generate":
-            allowed = "with runner='generate' it must be 'auto' or 'none'"
-            raise InvalidParameter("convert", convert, allowed)
         return "embed" if convert == "embed" else "classify"
     if convert == "none" or runner == "generate":
         return None
     return "embed" if runner == "pooling" or files.has_pooling else None
+
+
+def keeps_head(args: EngineOptions) -> bool:
+    """Whether a model is to generate and to pool in one engine."""
+    return args.runner == "generate" and args.convert in ("embed", "classify")
 
 
 def check_runner(args: EngineOptions, architecture: str, pooler: PoolerSpec | None) -> None:
@@ -55,7 +58,8 @@ def check_runner(args: EngineOptions, architecture: str, pooler: PoolerSpec | No
     if args.runner == "pooling" and pooler is None:
         allowed = f"{architecture} generates, and convert='none' keeps it so"
         raise InvalidParameter("runner", "pooling", allowed, "Leave `convert` out.")
-    if args.runner == "generate" and pooler is not None:
+    is_generator = keeps_head(args) and not pools(architecture)
+    if args.runner == "generate" and pooler is not None and not is_generator:
         allowed = f"{architecture} has no language-model head"
         raise InvalidParameter("runner", "generate", allowed, "Leave it out, or use 'pooling'.")
     if pooler is None:
@@ -89,10 +93,16 @@ def finished_pooler(
 ) -> tuple[PoolerSpec, str]:
     """The pooler with everything decided, and why. `dim`: numbers of a hidden state."""
     s = _Sources(pooler_config(args.pooler_config), files, config, token_ids)
-    pooler = _with_types(_with_terms(pooler, s), s)
+    pooler = replace(_with_types(_with_terms(pooler, s), s), keeps_head=keeps_head(args))
     if pooler.classifier is None:
-        _check_widths(files, dim)
-        pooler = replace(pooler, dense=files.dense)
+        _check_widths(files, dim * len(pooler.poolings))
+        pooler = replace(pooler, dense=files.dense or pooler.dense)
+        if files.is_late:
+            pooler = replace(pooler, tasks=("token_embed",))
+        if pooler.joined:
+            pooler = replace(pooler, tasks=("embed",))
+    elif pooler.joined:
+        raise LoadError("A classifier reads one pooling, and modules.json joins several.")
     else:
         pooler = replace(pooler, classifier=_finished_classifier(pooler.classifier, s))
     pooler = replace(pooler, tasks=_served_first(pooler, s.asked))
@@ -133,11 +143,11 @@ def _check_widths(files: SentenceFiles, dim: int) -> None:
 
 def _with_types(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:
     asked, files = s.asked, s.files
-    pooling, token_pooling = pooler.pooling, pooler.token_pooling
+    poolings, token_pooling = pooler.poolings, pooler.token_pooling
     if asked.seq_pooling_type is not None:
-        pooling = _SEQUENCES[asked.seq_pooling_type]
-    elif files.pooling is not None:
-        pooling = files.pooling
+        poolings = (_SEQUENCES[asked.seq_pooling_type],)
+    elif files.poolings:
+        poolings = files.poolings
     if asked.tok_pooling_type is not None:
         token_pooling = _TOKENS[asked.tok_pooling_type]
     activates = pooler.activates
@@ -152,7 +162,8 @@ def _with_types(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:
     returned = asked.returned_token_ids
     return replace(
         pooler,
-        pooling=pooling,
+        pooling=poolings[0],
+        joined=poolings[1:],
         token_pooling=token_pooling,
         activates=activates,
         step_tag=step_tag,

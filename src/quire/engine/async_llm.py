@@ -39,7 +39,7 @@ from quire.engine.shared_cores.load_board import Neighbours
 from quire.engine.stats.engine_stats import PREFIX
 from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.messages import EngineCoreOutputs
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.environment import read_environment
 from quire.errors import (
     CapacityError,
@@ -47,6 +47,7 @@ from quire.errors import (
     EngineError,
     EngineGenerateError,
     InputStreamError,
+    InvalidType,
     RequestError,
 )
 from quire.lora.request import LoRARequest
@@ -205,6 +206,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         Raises subclasses of RequestError, CapacityError when the queue is full, EngineDeadError,
         and EngineGenerateError for anything else.
         """
+        _refuse_kind(PoolingParams, "sampling_params", sampling_params, prompt)
         async with self._mailbox(
             request_id,
             prompt,
@@ -299,6 +301,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         A task that is None in `pooling_params` is one of tokens: see `PoolingParams`. Raises what
         `generate` raises.
         """
+        _refuse_kind(SamplingParams, "pooling_params", pooling_params, prompt)
         async with self._mailbox(
             request_id,
             prompt,
@@ -579,6 +582,14 @@ AsyncLLMEngine = AsyncLLM
 def _limits(plan: EnginePlan | None) -> QueueLimits:
     assert plan is not None, "an engine without a plan needs explicit limits"
     return QueueLimits(plan.max_num_queued_reqs, plan.max_num_queued_tokens)
+
+
+def _refuse_kind(kind: type, name: str, params: object, prompt: object) -> None:
+    """Raise InvalidType for parameters whose output the caller would wait for in vain."""
+    given = prompt.params if isinstance(prompt, EngineCoreRequest) else params
+    if isinstance(given, kind):
+        allowed = "generate() takes SamplingParams, and encode() PoolingParams"
+        raise InvalidType(name, given, allowed)
 
 
 async def _handle_outputs(

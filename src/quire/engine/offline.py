@@ -18,7 +18,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.progress import Progress
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
 from quire.lora.request import GivenAdapters
-from quire.params import RequestOutputKind, RequestParams, SamplingParams
+from quire.params import PoolingParams, RequestOutputKind, RequestParams, SamplingParams
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,8 +87,8 @@ class OfflineRequests:
         """Queue `total` prompts, taken one by one from `prompts`, and return their ids. An error in
         one of them removes those before it from the queue and is raised.
         """
-        is_pooling = self._engine.front_end.inputs.limits.pooling is not None
-        name = "pooling_params" if is_pooling else "sampling_params"
+        one = params[0] if isinstance(params, Sequence) and params else params
+        name = "pooling_params" if isinstance(one, PoolingParams) else "sampling_params"
         each_params = [_final_only(one) for one in _one_each(name, params, total)]
         priorities = _one_each("priority", 0 if priority is None else priority, total)
         adapters = _one_each("lora_request", lora_request, total)

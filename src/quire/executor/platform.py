@@ -72,7 +72,7 @@ def _open_cpu(config: WorkerConfig) -> Platform:
             model,
             runtime,
             batches.capacity_batch,
-            num_rows=config.max_sampled if config.pooler is None else 0,
+            num_rows=config.max_sampled if config.generates else 0,
         ),
     )
 

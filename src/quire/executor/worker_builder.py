@@ -78,10 +78,10 @@ def build_worker(
     kv_cache = _kv_cache(config, specs, platform.ops)
     runner, forward = _runner(config, platform, model, kv_cache, exchange)
     draft: DraftParts | None = None
-    if config.pooler is None:
+    if config.generates:
         head, draft = _token_head(config, platform, runner, forward, group, network)
         runner.register(SamplingParams, head)
-    else:
+    if config.pooler is not None:
         runner.register(PoolingParams, _pooling_head(runner))
     if config.keeps_experts:
         assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
@@ -175,14 +175,14 @@ def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
     if config.pooler is not None:
         tasks = config.pooler.tasks
         warm_up_pooling(runner, tasks=tasks, num_tokens=tokens, num_rows=rows, max_len=length)
-        return
-    warm_up(
-        runner,
-        num_tokens=tokens,
-        num_rows=rows,
-        max_len=length,
-        max_logprobs=config.max_logprobs,
-    )
+    if config.generates:
+        warm_up(
+            runner,
+            num_tokens=tokens,
+            num_rows=rows,
+            max_len=length,
+            max_logprobs=config.max_logprobs,
+        )
 
 
 def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], ops: Ops) -> KVCache:

@@ -71,6 +71,11 @@ class WorkerConfig:
     extension: str | None
 
     @property
+    def generates(self) -> bool:
+        """Whether the model has a head that tokens are drawn with."""
+        return self.pooler is None or self.pooler.keeps_head
+
+    @property
     def num_drafts(self) -> int:
         """The most drafts of a request in a step."""
         return 0 if self.speculation is None else self.speculation.num_tokens

@@ -129,7 +129,7 @@ class Assembly:
         self._placement = (options.make_placement or WhereMade)()
         self._first_places: list[int] = []
         self._tied_head: LinearWeight | None = None
-        self._tied_rows: Tensor | None = None
+        self._head_rows: Tensor | None = None
         self._shared: dict[int, SharedWeights] = {}
 
     @property
@@ -218,17 +218,23 @@ class Assembly:
             for pieces in layers
         ]
 
-    def head(self) -> LanguageModelHead | Pooler | None:
-        """The language-model head, over the embedding's table where the spec ties them, or what is
-        in its place; None: a draft network uses its target's.
+    def pooler(self) -> Pooler | None:
+        """The pooling head; None: there is none."""
+        if self._spec.pooler is None:
+            return None
+        return make_pooler(self._make, self._spec.pooler, self._token_rows)
+
+    def head(self) -> LanguageModelHead | None:
+        """The language-model head, over the embedding's table where the spec ties them; None: a
+        draft network uses its target's, and a model that only pools has none.
         """
         spec, weight = self._spec, self._tied_head
-        if isinstance(spec, DraftDecoder) and not spec.inputs.has_head:
+        if not spec.generates or (isinstance(spec, DraftDecoder) and not spec.inputs.has_head):
             return None
-        if spec.pooler is not None:
-            return make_pooler(self._make, spec.pooler, self._token_rows)
         if weight is None:
-            weight = self._make.linear("head", "head", role="head")
+            reads_rows = spec.pooler is not None and spec.pooler.reads_tokens
+            note = self._note_head if reads_rows else None
+            weight = self._make.linear("head", "head", role="head", change=note)
         else:
             weight = self._make.adaptable("head", weight, is_table=False)
         return LanguageModelHead(self._ops, weight, spec.logit_scale, spec.logit_softcap)
@@ -326,17 +332,24 @@ class Assembly:
 
     def _token_rows(self) -> Tensor:
         """The language-model head [V, C] that a classifier takes rows of."""
-        if not self._spec.tie:
+        if not self._spec.tie and not self._spec.generates:
             return self._make.weights.tensor("head.weight")
-        assert self._tied_rows is not None, "the embedding comes first"
-        return self._tied_rows
+        assert self._head_rows is not None, "the embedding and the head come first"
+        return self._head_rows
+
+    def _note_head(self, weight: Tensor) -> Tensor:
+        """Keep the head's weight, or its bias, as it is, and the former for the pooler."""
+        if weight.ndim == 2:
+            self._head_rows = weight
+        return weight
 
     def _table(self) -> Tensor | LinearWeight:
         """The embedding table: the head's weight if the spec ties them, unless it is rounded."""
         table = self._make.weights.tensor("embed.weight")
-        if self._spec.pooler is not None:
-            self._tied_rows = table if self._spec.pooler.reads_tokens else None
-        elif self._spec.tie:
+        pooler = self._spec.pooler
+        if pooler is not None and pooler.reads_tokens:
+            self._head_rows = table
+        if self._spec.tie and self._spec.generates:
             stored_as = self._make.format_of("head")
             self._tied_head = self._ops.pack_linear(table, None, stored_as)
             if stored_as is None:

@@ -23,7 +23,7 @@ _IRRELEVANT_BY_REASON = {
     "identity and provenance; auto_map names code of the repository, which is never executed": (
         "architectures model_type auto_map _name_or_path name_or_path _commit_hash "
         "transformers_version unsloth_fixed unsloth_version finetuning_task task_specific_params "
-        "tokenizer_class"
+        "tokenizer_class language name"
     ),
     "how the weights are stored: the engine decides on its own dtype": "torch_dtype dtype",
     "how the weights are quantised, which models/formats reads": (
@@ -39,8 +39,9 @@ _IRRELEVANT_BY_REASON = {
         "block_use_xavier_init conv_use_xavier_init"
     ),
     "outputs and kernels of another library": (
-        "use_cache cache_implementation output_attentions output_hidden_states return_dict "
-        "torchscript attn_implementation _attn_implementation _attn_implementation_autoset "
+        "use_cache cache_implementation output_attentions output_hidden_states output_past "
+        "return_dict tf_legacy_loss torchscript attn_implementation _attn_implementation "
+        "_attn_implementation_autoset "
         "experts_implementation use_flash_attention_2 chunk_size_feed_forward pretraining_tp "
         "reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32 "
         "bias_dropout_fusion masked_softmax_fusion slow_but_exact fused_add_norm "
@@ -55,7 +56,7 @@ _IRRELEVANT_BY_REASON = {
     "token ids and labels: text and sampling, not the decoder": (
         "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id "
         "forced_bos_token_id forced_eos_token_id unk_token_id eod_token_id prefix id2label "
-        "label2id num_labels problem_type"
+        "label2id num_labels _num_labels problem_type"
     ),
     "heads for classification that a causal model does not have": (
         "summary_type summary_use_proj summary_activation summary_proj_to_labels "

@@ -21,14 +21,12 @@ from torch import Tensor
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.assembly import Assembly
 from quire.models.drafting.inputs import DraftStage
-from quire.models.heads import LanguageModelHead
 from quire.models.layers import Embedding
 from quire.models.loading.fixed_weights import FixedWeights
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer
 from quire.models.maker import tensors_of, tensors_within
-from quire.models.pooling.pooler import Pooler
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops
 
@@ -90,6 +88,7 @@ class DecoderModel(FixedWeights):
         self._embedding = assembly.embedding(None if target is None else target.look_up)
         self._layers: Sequence[RunnableLayer] = assembly.layers()
         self.head = assembly.head()
+        self.pooler = assembly.pooler()
         self._parts = assembly.parts
 
     def release_weights(self) -> None:
@@ -97,13 +96,13 @@ class DecoderModel(FixedWeights):
         self._parts = []
         self._layers = []
         self.adapters = None
-        del self._embedding, self.head
+        del self._embedding, self.head, self.pooler
 
     def take_weights(self, other: DecoderModel) -> None:
         """Run on the weights of `other`, a model of the same spec, from now on."""
         assert self.spec == other.spec, "weights of another model"
         self._embedding, self._layers = other._embedding, other._layers
-        self.head, self._parts = other.head, other._parts
+        self.head, self.pooler, self._parts = other.head, other.pooler, other._parts
         self._choices, self.adapters = other._choices, other.adapters
 
     def look_up(self, ids: Tensor) -> Tensor:
@@ -168,16 +167,10 @@ class DecoderModel(FixedWeights):
         V]; `adapter_slots` [R]: see `Batch`.
         """
         if self.head is None:
-            assert self._target is not None, "a head of nobody's"
+            assert self._target is not None, "a model that only pools has no such head"
             return self._target.logits(hidden)
         self._use_slots(adapter_slots)
-        assert isinstance(self.head, LanguageModelHead), "a pooling model has no such head"
         return self.head.logits(hidden)
-
-    @property
-    def pooler(self) -> Pooler | None:
-        """The pooling head; None: the model has a language-model head."""
-        return self.head if isinstance(self.head, Pooler) else None
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The weight tensors by name as they are kept: fused, tied ones once.

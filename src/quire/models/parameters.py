@@ -166,11 +166,11 @@ def _after_layers(d: Decoder) -> Iterator[Parameter]:
     if d.final_norm is not None:
         yield from _norm("norm", d.final_norm, d.dim)
     is_shared = d.tie if not isinstance(d, DraftDecoder) else not d.inputs.has_head
-    if not is_shared and (d.pooler is None or d.pooler.reads_tokens):
+    if not is_shared and (d.generates or (d.pooler is not None and d.pooler.reads_tokens)):
         yield Parameter("head.weight", (d.vocab, d.dim), "vocab", "embedding")
     if d.pooler is not None:
         yield from _pooler(d.pooler, d.dim)
-    elif d.head_bias:
+    if d.generates and d.head_bias:
         yield Parameter("head.bias", (d.vocab,), "vocab", "bias")
 
 
@@ -193,7 +193,7 @@ def _draft_inputs(d: DraftDecoder) -> Iterator[Parameter]:
 
 
 def _pooler(p: PoolerSpec, dim: int) -> Iterator[Parameter]:
-    yield from _head_layers("pooler.dense.", p.dense, dim)
+    yield from _head_layers("pooler.dense.", p.dense, dim * len(p.poolings))
     c, terms = p.classifier, p.terms
     if terms is not None:
         yield from _head_layers("pooler.layers.", terms.layers, dim)

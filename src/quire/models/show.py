@@ -77,7 +77,7 @@ def _figures(d: Decoder, weight_bytes: int, number: NumberBytes) -> Iterator[str
     yield f"layers            {len(d.blocks)}"
     yield f"hidden width      {d.dim:,}"
     yield f"vocabulary        {d.vocab:,}" + (
-        " (head tied to embedding)" if d.tie and d.pooler is None else ""
+        " (head tied to embedding)" if d.tie and d.generates else ""
     )
     context = "of any length" if d.context is None else f"{d.context:,} tokens"
     yield f"context           {context}"
@@ -118,7 +118,10 @@ def _program(d: Decoder) -> Iterator[str]:
         yield "x = mean of the first stream and of Wi @ the others with its magnitude"
     if d.final_norm is not None:
         yield f"x = {_norm(d.final_norm)}(x)"
-    yield from _head(d) if d.pooler is None else pooler_lines(d.pooler, d.dim)
+    if d.generates:
+        yield from _head(d)
+    if d.pooler is not None:
+        yield from pooler_lines(d.pooler, d.dim)
 
 
 def _head(d: Decoder) -> Iterator[str]:
@@ -371,6 +374,9 @@ def _groups(d: Decoder | ForeignDecoder, number: NumberBytes) -> Iterator[str]:
     chunks = [m.window for m in memories if isinstance(m, KeyValues) and m.is_chunked]
     block_size = math.gcd(_BLOCK_SIZE, *(chunk for chunk in chunks if chunk is not None))
     pool = plan_kv_pool(memories, block_size, number)
+    if not pool.block_bytes:
+        yield "KV groups: none, nothing is kept of a request"
+        return
     yield f"KV groups, which share blocks of {pool.block_bytes:,} bytes"
     for group in pool.groups:
         word = "window" if group.chunk is None else "chunks of"

@@ -404,7 +404,7 @@ class Decoder:
     Logits are c * tanh(l / c) of l = `logit_scale` * head(x) where `logit_softcap` c is given.
     `leaf_scales` are factors of leaves of every layer, by the ends of their names. `layer_inputs`
     are what layers with an `input_act` read. `streams`: in place of one residual stream.
-    `pooler`: in place of a language-model head.
+    `pooler`: in place of a language-model head, or next to it.
     """
 
     vocab: int
@@ -425,6 +425,11 @@ class Decoder:
     streams: Streams | None = None
     pooler: PoolerSpec | None = None
     token_types: int = 0
+
+    @property
+    def generates(self) -> bool:
+        """Whether it has a language-model head that tokens are drawn with."""
+        return self.pooler is None or self.pooler.keeps_head
 
     @property
     def is_indivisible(self) -> bool:

@@ -22,7 +22,7 @@ _GENERATES = "it generates text: /v1/chat/completions, /v1/completions, /v1/resp
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Those of a model that generates (`pooling` None), or that pools and serves one task."""
+    """Those of a model that generates (`pooling` None), that pools and serves one task, or both."""
 
     pooling: PoolingFacts | None = None
 
@@ -39,8 +39,10 @@ class Abilities:
 
     def have(self, ability: Ability) -> bool:
         """Whether the model can do this."""
+        if ability == "generate":
+            return self.pooling is None or self.pooling.generates
         if self.pooling is None:
-            return ability == "generate"
+            return False
         if ability == "pool":
             return True
         return self._scores if ability == "score" else ability == self.task
@@ -53,7 +55,11 @@ class Abilities:
 
     def refusal(self, api: str, hint: str = "") -> Refusal:
         """The reply (501) to a request for what the model cannot do."""
-        serves = _GENERATES if self.pooling is None else f"it serves the pooling task {self.task!r}"
+        if self.pooling is None:
+            serves = _GENERATES
+        else:
+            serves = f"it serves the pooling task {self.task!r}"
+            serves = f"{_GENERATES}; {serves}" if self.pooling.generates else serves
         return Refusal(501, f"The model does not support the {api}: {serves}{hint}.")
 
     @property

@@ -99,6 +99,12 @@ ENCODERS: dict[str, HostileEncoder] = {
         },
     ),
     "llama": HostileEncoder("LlamaModel", "LlamaConfig", _BIDIRECTIONAL),
+    "LlamaBidirectionalModel": HostileEncoder(
+        "LlamaModel",
+        "LlamaConfig",
+        {**_BIDIRECTIONAL, "pooling": "avg"},
+        architecture="LlamaBidirectionalModel",
+    ),
     "qwen2": HostileEncoder("Qwen2Model", "Qwen2Config", _BIDIRECTIONAL),
     "qwen3": HostileEncoder("Qwen3Model", "Qwen3Config", _BIDIRECTIONAL),
     "gemma3": HostileEncoder(

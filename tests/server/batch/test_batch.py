@@ -84,6 +84,8 @@ WRONG = {
     "speech": (line("x", "/v1/audio/speech", {"input": "a"}), "x", "'/v1/audio/speech' is not"),
     "admin": (line("x", "/sleep", {}), "x", "'/sleep' is not served"),
     "query": (line("x", URLS[0] + "?a=1"), "x", "is not served"),
+    "bytes": (line("x", body={**BODY, "encoding_format": "bytes"}), "x", "is not JSON"),
+    "bytes only": (line("x", body={**BODY, "encoding_format": "bytes_only"}), "x", "use base64"),
     "stream": (line("x", body={**BODY, "stream": True}), "x", "stream is for"),
     "background": (line("x", URLS[2], {"input": "a", "background": True}), "x", "background is"),
     "body is a list": (line("x", body=[1]), "x", "body"),

@@ -179,6 +179,37 @@ def test_coheres_form(embedder):
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
+LONG = "many words " * 200
+TOO_LONG = [
+    ("/score", {"queries": ["a", LONG], "documents": ["b", "c"]}, "queries[1]", "max_model_len"),
+    ("/score", {"data_1": LONG, "data_2": ["b", "c"]}, "data_1", "max_model_len"),
+    ("/score", {"text_1": "a", "text_2": ["b", LONG]}, "text_2[1]", "max_model_len"),
+    ("/rerank", {"query": LONG, "documents": ["b"]}, "query", "max_model_len"),
+    ("/v2/embed", {"texts": ["a", LONG], "truncate": "NONE"}, "texts[1]", "max_model_len"),
+    (
+        "/v2/embed",
+        {"texts": ["many words"], "truncate": "NONE", "max_tokens": 2},
+        "texts",
+        "max_tokens is 2 tokens",
+    ),
+    (
+        "/v2/embed",
+        {"inputs": [{"content": [{"text": t}]} for t in ("a", LONG)], "truncate": "NONE"},
+        "inputs[1]",
+        "max_model_len",
+    ),
+    ("/v1/embeddings", {"input": ["a", LONG]}, "input[1]", "max_embed_len'] is 400 tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "bound"), TOO_LONG, ids=range(len(TOO_LONG)))
+def test_a_text_that_is_too_long_is_named_with_its_bound(embedder, path, body, param, bound):
+    reply = embedder.post(path, body)
+    error = reply.json()["error"]
+    assert reply.status_code == 400 and error["code"] == "context_length_exceeded"
+    assert error["param"] == param and bound in error["message"], error
+
+
 HOSTILE = [
     ("{}", "input"),
     ('{"input": []}', "input"),

@@ -201,6 +201,7 @@ def test_tokens_that_are_compared(embedder_folder):
         assert pair.post("/v1/embeddings", {"input": "a"}).status_code == 501
 
 
+LONG = "many words " * 100
 HOSTILE = [
     ("/score", {}, "queries"),
     ("/score", {"queries": "a"}, "queries"),
@@ -219,6 +220,10 @@ HOSTILE = [
         "documents.content.type",
     ),
     ("/score", {"queries": "", "documents": ""}, "documents"),
+    ("/score", {"text_1": "a", "text_2": ["b", LONG]}, "text_2[1]"),
+    ("/score", {"data_1": "a", "data_2": LONG}, "data_2"),
+    ("/score", {"queries": "a", "items": ["b", LONG]}, "items[1]"),
+    ("/rerank", {"query": "a", "documents": ["b", LONG]}, "documents[1]"),
     ("/score", {"queries": "a", "documents": "b", "normalize": True}, "normalize"),
     ("/rerank", {"query": "a"}, "documents"),
     ("/rerank", {"documents": ["a"]}, "query"),
@@ -232,6 +237,12 @@ HOSTILE = [
     ("/pooling", {"input": "a", "data": {}}, "data"),
     ("/pooling", {"input": "a", "task": "score"}, "task"),
 ]
+
+
+@pytest.mark.parametrize("task", ["score", "encode"])
+def test_tasks_that_are_gone_say_what_to_use(reranker, task):
+    error = reranker.post("/pooling", {"input": "a", "task": task}).json()["error"]
+    assert error["param"] == "task" and "there is no such task any more. Use " in error["message"]
 
 
 @pytest.mark.parametrize(("path", "body", "param"), HOSTILE, ids=range(len(HOSTILE)))

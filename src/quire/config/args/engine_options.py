@@ -75,8 +75,8 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     runner: str = _MODEL.text(
         "auto",
-        "What the model does: generate texts, or pool prompts into vectors and labels. auto: what "
-        "its files and its architecture are for.",
+        "What the model does: generate texts, or pool prompts into vectors and labels; generate "
+        "with convert=embed or classify: both. auto: what its files and its architecture are for.",
         choices=("auto", "generate", "pooling", "draft"),
     )
     convert: str = _MODEL.text(

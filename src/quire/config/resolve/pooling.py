@@ -6,12 +6,16 @@ from quire.config.pooler_config import pooler_config
 from quire.config.resolve.decisions import Decisions
 from quire.errors import NotBuiltYet
 
+_WITHOUT_TOKENS = {"logits_processors": "Leave it out: no tokens are drawn."}
 _WITHOUT = {
-    "logits_processors": "Leave it out: no tokens are drawn.",
     "enable_return_routed_experts": "Leave it out.",
     "enable_expert_parallel": "Leave it out: each copy has all experts.",
 }
-"""What engines that pool do not have -> what to do."""
+"""What engines that pool, and what those that do nothing else do not have -> what to do."""
+_NO_TEMPLATE = (
+    "Scores of Qwen3-Reranker mean nothing without the prompt that it was trained with: give "
+    "chat_template, to the engine or in each call."
+)
 
 
 def decide_pooling(d: Decisions) -> None:
@@ -27,9 +31,11 @@ def decide_pooling(d: Decisions) -> None:
     d.decide("prompts", model.prompts, "the prompts of sentence-transformers, for clients")
     if model.pooler is None:
         return
-    for name, hint in _WITHOUT.items():
+    for name, hint in (_WITHOUT if model.pooler.keeps_head else _WITHOUT | _WITHOUT_TOKENS).items():
         value = getattr(args, name)
         if value:
             raise NotBuiltYet(name, f"{value} of a model that pools", hint)
     if model.pooler_note:
         d.note(model.pooler_note)
+    if model.hf_config.get("is_original_qwen3_reranker") and model.chat_template is None:
+        d.note(_NO_TEMPLATE)

@@ -105,7 +105,9 @@ def _sees_whole_prompts(d: Decisions) -> bool:
 def _needs_every_token(d: Decisions) -> bool:
     """Whether no result can begin after tokens whose K/V are cached."""
     pooler = d.value("pooler")
-    return pooler is not None and (pooler.pooling != "last" or pooler.token_pooling == "step")
+    if pooler is None or pooler.keeps_head:
+        return False  # requests that need each token say so
+    return bool(pooler.poolings != ("last",) or pooler.token_pooling == "step")
 
 
 def _loses_routed_experts(d: Decisions) -> bool:

@@ -104,7 +104,7 @@ class SchedulerView(PlanView):
     @property
     def runner_type(self) -> str:
         """generate or pooling."""
-        return "generate" if self.plan.pooler is None else "pooling"
+        return "generate" if self.plan.generates else "pooling"
 
 
 class DeviceView(PlanView):

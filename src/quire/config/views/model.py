@@ -70,12 +70,13 @@ class ModelView(PlanView):
     @property
     def runner_type(self) -> str:
         """generate or pooling."""
-        return "generate" if self.plan.pooler is None else "pooling"
+        return "generate" if self.plan.generates else "pooling"
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
         """What requests may ask for."""
-        return ("generate",) if self.plan.pooler is None else tuple(self.plan.pooler.tasks)
+        pooled: tuple[str, ...] = () if self.plan.pooler is None else self.plan.pooler.tasks
+        return ("generate", *pooled) if self.plan.generates else pooled
 
     @property
     def hf_config(self) -> ConfigJson:

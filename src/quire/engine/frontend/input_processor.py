@@ -24,6 +24,7 @@ from quire.engine.frontend.pooling_input import (
     check_length,
     completed,
     require_pooling_params,
+    set_types,
     take_truncation,
     with_truncation,
 )
@@ -65,6 +66,11 @@ class ModelLimits:
     reports_experts: bool = False
     pooling: PoolingFacts | None = None
     serves_adapters: bool = False
+
+    @property
+    def generates(self) -> bool:
+        """Whether requests may ask for text."""
+        return self.pooling is None or self.pooling.generates
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +133,12 @@ class InputProcessor:
         does.
         """
         adapter = self._adapter(lora_request)
-        if self.limits.pooling is not None:
+        facts = self.limits.pooling
+        if facts is not None and not (facts.generates and isinstance(params, SamplingParams)):
             return self._process_pooling(
-                self.limits.pooling,
+                facts,
                 parse_prompt(prompt),
-                completed(require_pooling_params(params), self.limits.pooling),
+                completed(require_pooling_params(params), facts),
                 tokenization_kwargs,
                 handle=handle,
                 arrival_time=arrival_time,
@@ -140,6 +147,9 @@ class InputProcessor:
             )
         own = self._own_params(params)
         parsed = parse_prompt(prompt)
+        if parsed.token_types is not None:
+            allowed = "models that generate have no types of tokens"
+            raise InvalidParameter("token_type_ids", parsed.token_types, allowed, "Leave it out.")
         if own.truncate_prompt_tokens is not None:
             tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
         token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
@@ -198,7 +208,7 @@ class InputProcessor:
 
     def _check_tasks(self, tasks: object) -> None:
         """Raise InvalidParameter for tasks that are not those of an engine like this one."""
-        generates = self.limits.pooling is None
+        generates = self.limits.generates
         if not isinstance(tasks, tuple | list) or ("generate" in tasks) != generates:
             allowed = "they are those of the engine's get_supported_tasks()"
             raise InvalidParameter("supported_tasks", tasks, allowed)
@@ -224,6 +234,8 @@ class InputProcessor:
             ids = parsed.token_ids if cut is None else cut.of(parsed.token_ids)
         self._check_ids(ids, parsed)
         check_length(ids, limit)
+        if (types := parsed.token_types) is not None:
+            set_types(own, types if cut is None else cut.of(types), facts)
         salt = parsed.cache_salt
         request = EngineCoreRequest(
             prompt_token_ids=ids, params=own, seed=0, cache_salt=salt, **known

@@ -9,7 +9,7 @@ from typing import Any
 from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestError
 from quire.models.pooling.spec import TOKEN_TASKS, PoolerSpec, check_dimensions
 from quire.params import PoolingParams, SamplingParams, checks
-from quire.params.pooling import MOST_READ
+from quire.params.pooling import MOST_READ, SECOND_TEXT
 
 TRUNCATE = "truncate_prompt_tokens"
 """The name in `tokenization_kwargs` and in parameters: at most as many tokens are left."""
@@ -25,6 +25,11 @@ class PoolingFacts:
     width: int
     name: str
     lowers_input: bool = False
+
+    @property
+    def generates(self) -> bool:
+        """Whether the engine generates as well."""
+        return self.pooler.keeps_head
 
     def size(self, dimensions: int | None) -> int:
         """Numbers of a vector that is cut to `dimensions`, where it can be."""
@@ -48,12 +53,34 @@ def completed(params: PoolingParams, facts: PoolingFacts) -> PoolingParams:
             raise InvalidParameter(
                 name, limit, "it bounds the texts of a pair, which score() takes"
             )
+    if own.second_text_at is not None:
+        _check_types(SECOND_TEXT, own.second_text_at, pooler)
     _complete_steps(own, pooler)
     if own.skip_reading_prefix_cache is None:
         own.skip_reading_prefix_cache = False
-    if own.task in TOKEN_TASKS or pooler.pooling != "last":
+    if own.task in TOKEN_TASKS or pooler.poolings != ("last",):
         own.skip_reading_prefix_cache = True  # a cached block has no hidden states
     return own
+
+
+def set_types(own: PoolingParams, types: list[int], facts: PoolingFacts) -> None:
+    """Have the tokens of a prompt these types, which are 0 up to some place and 1 from there on.
+    Raises InvalidParameter for a model whose tokens have none, and for two statements.
+    """
+    if 1 not in types:
+        return
+    _check_types("token_type_ids", types, facts.pooler)
+    if own.second_text_at is not None:
+        allowed = f"extra_kwargs[{SECOND_TEXT!r}] says it, too"
+        raise InvalidParameter("token_type_ids", types, allowed, "Give one of them.")
+    own.extra_kwargs = {**(own.extra_kwargs or {}), SECOND_TEXT: types.index(1)}
+
+
+def _check_types(name: str, value: object, pooler: PoolerSpec) -> None:
+    """Raise InvalidParameter unless tokens of a second text have a type of their own."""
+    if pooler.token_types < 2:
+        allowed = "tokens of a second text have no type of their own in this model"
+        raise InvalidParameter(name, value, allowed, "Leave it out.")
 
 
 def _task(asked: str | None, pooler: PoolerSpec) -> str:
@@ -136,6 +163,6 @@ def require_pooling_params(params: object) -> PoolingParams:
     if isinstance(params, SamplingParams):
         raise RequestError(
             "This engine pools prompts and generates no text. Give PoolingParams, or start it with "
-            "runner='generate' on a model that generates."
+            "runner='generate' on a model that generates (with convert='embed' it pools as well)."
         )
     raise InvalidType("params", params, "it must be a PoolingParams")

@@ -63,7 +63,7 @@ class AdapterTargets:
         self._heads: dict[str, StoredTensor] = {}
         for stored in tensor_map(family, decoder):
             self._list(stored)
-        if decoder.tie and decoder.pooler is None:
+        if decoder.tie and decoder.generates:
             self._list(_tied_head(family, decoder))
         self._list_experts_as_one()
         self._leaves = self._every_leaf() if allowed is None else self._leaves_named(allowed)

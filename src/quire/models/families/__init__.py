@@ -14,6 +14,7 @@ from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats import read_storage
 from quire.models.pooling.conversion import Form, converted, form_of, generators_of, with_pooler
 from quire.models.pooling.keys import with_pooler_keys
+from quire.models.pooling.late import base_of, projected
 from quire.models.pooling.spec import PoolerSpec
 from quire.models.rules import Family
 from quire.models.spec import Decoder
@@ -76,6 +77,8 @@ _HOMES = {
     "LLaMAForCausalLM": "llama",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2.MOE",
+    "LlamaBidirectionalForSequenceClassification": "llama_bidirectional",
+    "LlamaBidirectionalModel": "llama_bidirectional",
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "llama4.TEXT",
     "LlamaForCausalLM": "llama",
@@ -168,6 +171,8 @@ def find_family(
             return _in_form(family_of(name), form)
         if (found := _family_in_form(name)) is not None:
             return found
+        if (base := base_of(name)) is not None and (found := _pooling_family(base)) is not None:
+            return projected(found)
     raise UnsupportedArchitecture(_refusal(named, config))
 
 
@@ -178,6 +183,21 @@ def _in_form(family: Family, form: Form | None) -> Family:
     if family.pools:
         return with_pooler(family, ())
     return family if form is None else converted(family, form)
+
+
+def _pooling_family(architecture: str) -> Family | None:
+    """The family of an architecture that pools; None for one that is not known."""
+    if architecture in _HOMES:
+        return with_pooler(family_of(architecture), ())
+    return _family_in_form(architecture)
+
+
+def pools(architecture: str) -> bool:
+    """Whether an architecture is known by its name or by what it is made of, and pools prompts."""
+    if architecture in _HOMES:
+        return family_of(architecture).pools
+    base = base_of(architecture)
+    return _pooling_family(architecture if base is None else base) is not None
 
 
 def _family_in_form(architecture: str) -> Family | None:
@@ -218,15 +238,22 @@ def read_spec(
     reader = ConfigReader(config)
     decoder = find_family(config, pooler, form).describe(reader)
     if decoder.pooler is not None:
-        own = with_pooler_keys(reader, decoder.pooler)
+        own = with_pooler_keys(reader, replace(decoder.pooler, token_types=decoder.token_types))
         decoder = replace(decoder, pooler=own if pooler is None else pooler)
-    elif decoder.is_indivisible:
-        key = "use_bidirectional_attention"
-        key = key if config.get(key) else "is_causal"
-        allowed = "attention to what comes before, unless the model pools (runner='pooling')"
-        raise unsupported(key, config.get(key), allowed)
+    check_attention(decoder, config)
     reader.finish()
     return decoder
+
+
+def check_attention(decoder: Decoder, config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedConfigValue for a model that generates and whose tokens see those after
+    them.
+    """
+    if decoder.generates and decoder.is_indivisible:
+        key = "use_bidirectional_attention"
+        key = key if config.get(key) else "is_causal"
+        allowed = "attention to what comes before, unless the model only pools (runner='pooling')"
+        raise unsupported(key, config.get(key), allowed)
 
 
 def _refusal(named: list[str], config: Mapping[str, Any]) -> str:

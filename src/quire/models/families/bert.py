@@ -41,7 +41,7 @@ _RULES = (
     ),
 )
 _OF_OLD_FILES = (
-    *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "output_past"),
+    *("directionality", "pooler_fc_size", "pooler_num_attention_heads"),
     *("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
 )
 """Keys of another library's poolers."""

@@ -66,17 +66,18 @@ def forms(
         return PoolerSpec(("token_classify",), classifier=classifier)
 
     terms = None if term_head is None else with_terms(family, term_head)
-    embedder = _with(family, (f"{stem}Model", f"{stem}ForMaskedLM"), embed, ())
+    embedder = pooling_family(family, (f"{stem}Model", f"{stem}ForMaskedLM"), embed, ())
     return (
         replace(embedder, terms=terms),
-        _with(family, (f"{stem}ForSequenceClassification",), classify, rules),
-        _with(family, (f"{stem}ForTokenClassification",), classify_tokens, token_rules),
+        pooling_family(family, (f"{stem}ForSequenceClassification",), classify, rules),
+        pooling_family(family, (f"{stem}ForTokenClassification",), classify_tokens, token_rules),
     )
 
 
-def _with(
+def pooling_family(
     family: Family, architectures: tuple[str, ...], make: MakePooler, rules: tuple[Rule, ...]
 ) -> Family:
+    """The family of these architectures, with the pooler that `make` reads and its rules."""
     describe, own = family.describe, family.rules
     assert not callable(own), "the same rules for all of a family"
     return replace(
@@ -104,7 +105,7 @@ def with_terms(family: Family, head: TermHead, architectures: tuple[str, ...] = 
         c.only("tie_word_embeddings", True)
         return replace(family.describe(c), tie=True)
 
-    return _with(replace(family, describe=describe), architectures, weigh, head.rules)
+    return pooling_family(replace(family, describe=describe), architectures, weigh, head.rules)
 
 
 def term_layer(
@@ -134,4 +135,5 @@ def check_encoder(c: ConfigReader) -> None:
     make a decoder of one.
     """
     c.only("is_decoder", False)
+    c.only("is_causal", False)
     c.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "tie_word_embeddings")

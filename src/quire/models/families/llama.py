@@ -278,7 +278,12 @@ def _trim_window(block: Block, context: int) -> Block:
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    attn = attention(c, is_causal=c.flag("is_causal", True), **biases(c))
+    return describe_llama(c, is_causal=c.flag("is_causal", True))
+
+
+def describe_llama(c: ConfigReader, *, is_causal: bool) -> Decoder:
+    """Llama, whose tokens see those after them unless it `is_causal`."""
+    attn = attention(c, is_causal=is_causal, **biases(c))
     feed: Mlp | Moe = mlp(c, bias=c.flag("mlp_bias", False))
     return stack(c, Block(attn, feed, rms(c, 1e-6)))
 

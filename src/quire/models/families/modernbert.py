@@ -61,7 +61,9 @@ _POOLINGS: dict[str, SequencePooling] = {"cls": "cls", "mean": "mean"}
 
 
 def _norm(c: ConfigReader) -> Norm:
-    return layer_norm(c, "norm_eps", bias=c.flag("norm_bias", False))
+    norm = layer_norm(c, "norm_eps", bias=c.flag("norm_bias", False))
+    c.only("layer_norm_eps", norm.eps)  # as published files say again
+    return norm
 
 
 def _describe(c: ConfigReader) -> Decoder:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from quire.models.config_reader import ConfigReader
 from quire.models.pooling.keys import read_classifier
+from quire.models.pooling.late import PROJECTION
 from quire.models.pooling.spec import Classifier, HeadLayer, PoolerSpec
 from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Decoder
@@ -82,10 +83,15 @@ def with_pooler(family: Family, rules: tuple[Rule, ...]) -> Family:
 
 
 def _file_rules(pooler: PoolerSpec | None) -> tuple[Rule, ...]:
-    """The rules of layers that are in files of their own, whose tensors are named by the file."""
+    """The rules of layers that are in files of their own, whose tensors are named by the file, and
+    of the projection of a checkpoint.
+    """
     dense = () if pooler is None else pooler.dense
     return tuple(
-        rule(f"{layer.file}:{{leaf}}", f"pooler.dense.{i}.{{leaf}}")
+        rule(
+            f"{PROJECTION}.{{leaf}}" if layer.file is None else f"{layer.file}:{{leaf}}",
+            f"pooler.dense.{i}.{{leaf}}",
+        )
         for i, layer in enumerate(dense)
     )
 

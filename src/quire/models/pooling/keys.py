@@ -17,13 +17,13 @@ _ACTIVATIONS: dict[str, LabelActivation] = {
 }
 _MOST_LABELS = 2**20
 _OF_LABELS = ("sentence_transformers", "sbert_ce_default_activation_function")
-_OF_TOKENS = ("classifier_from_token", "method", "is_original_qwen3_reranker", "use_sep_token")
+_OF_TOKENS = ("classifier_from_token", "method", "is_original_qwen3_reranker")
 """Keys that hf_overrides brings, for a classifier made of the language-model head's rows."""
 
 
 def with_pooler_keys(c: ConfigReader, pooler: PoolerSpec) -> PoolerSpec:
-    """The pooler with what the config says of any pooler: the sizes that its vectors may have, and
-    the dtype of its layers.
+    """The pooler with what the config says of any pooler: the sizes that its vectors may have, the
+    dtype of its layers, and how a pair of texts is read.
     """
     c.ignore(*_OF_LABELS, *_OF_TOKENS)
     sizes = c.raw("matryoshka_dimensions", [])
@@ -34,13 +34,19 @@ def with_pooler_keys(c: ConfigReader, pooler: PoolerSpec) -> PoolerSpec:
     is_any = c.flag("is_matryoshka", False)
     is_wide = c.choice_of("head_dtype", "float32", "model", absent="float32") == "float32"
     found = tuple(sizes) if sizes else () if is_any else None
-    return replace(pooler, sizes=found, is_wide=is_wide)
+    encodes_pairs = c.flag("use_sep_token", pooler.encodes_pairs)
+    return replace(pooler, sizes=found, is_wide=is_wide, encodes_pairs=encodes_pairs)
 
 
 def read_classifier(
-    c: ConfigReader, *, bias: bool = True, layers: tuple[HeadLayer, ...] = ()
+    c: ConfigReader,
+    *,
+    bias: bool = True,
+    layers: tuple[HeadLayer, ...] = (),
+    deviation: float = 1.0,
 ) -> Classifier:
-    """The classifier that a config declares, after `layers`; `bias`: whether its product has one.
+    """The classifier that a config declares, after `layers`; `bias`: whether its product has one;
+    `deviation`: what its scores are divided by.
 
     Raises UnsupportedConfigValue for labels or an activation that no classifier has.
     """
@@ -49,7 +55,8 @@ def read_classifier(
     if count is None:
         count = len(labels) or 2
     names = tuple(labels.get(i) for i in range(count))
-    return Classifier(count, label_activation(c, count), bias, layers, labels=names)
+    activation = label_activation(c, count)
+    return Classifier(count, activation, bias, layers, deviation=deviation, labels=names)
 
 
 def _labels(c: ConfigReader) -> dict[int, str]:

@@ -4,8 +4,9 @@ transformer, and how its input is prepared. Free of torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
@@ -21,16 +22,27 @@ _PACKAGES = (
     "sentence_transformers.base.modules.",
     "sentence_transformers.sparse_encoder.models.",
     "sentence_transformers.sparse_encoder.modules.",
+    "sentence_transformers.multi_vector_encoder.modules.",
     "pylate.models.",
 )
 _POOLINGS: dict[str, SequencePooling] = {
-    "cls_token": "cls",
-    "mean_tokens": "mean",
-    "mean_sqrt_len_tokens": "mean",
-    "lasttoken": "last",
     "cls": "cls",
+    "max": "max",
     "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "weightedmean": "weightedmean",
+    "lasttoken": "last",
 }
+"""The names of poolings -> ours."""
+_SWITCHES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""What older files have in place of names, in the order of their vectors."""
 _ACTIVATIONS: dict[str, HeadActivation] = {
     "linear.Identity": "identity",
     "activation.Tanh": "tanh",
@@ -44,11 +56,28 @@ _TRANSFORMER_FILES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _ABOUT = "config_sentence_transformers.json"
+_LATE_NOTE = (
+    "Every token of a text counts when token vectors are compared: prompts are not put before "
+    "texts, queries are not expanded, and no tokens are left out."
+)
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 """Of a Dense module, the first that is there."""
 
 
-_MODULES = ("Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize")
+_PLACES = {
+    "Transformer": 0,
+    "MLMTransformer": 0,
+    "Pooling": 1,
+    "SpladePooling": 1,
+    "Dense": 2,
+    "MultiVectorMask": 3,
+    "Normalize": 4,
+}
+"""The modules -> their place among the others. A list has one of each place at most, and any number
+of Dense.
+"""
+_POOLED = "sentence_embedding"
+"""What modules after Pooling read and write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +92,15 @@ class TermPooling:
 class SentenceFiles:
     """What the files say.
 
-    `pooling` None: they name none that is implemented, and `note` says which. `normalizes` None:
+    `poolings` (): they name none; the vectors of several follow each other. `normalizes` None:
     there is no list of modules. `dense_inputs`: the width that each of the `dense` layers reads.
     `max_length` None: the model's own. `lowers`: input is in small
     letters. `prompts`, by name, are for callers to put before their texts. `similarity` None: they
     do not say how vectors are compared. `terms`: vectors are sparse, of the vocabulary's tokens.
+    `is_late`: each token has a vector, which are compared (ColBERT).
     """
 
-    pooling: SequencePooling | None = None
+    poolings: tuple[SequencePooling, ...] = ()
     has_pooling: bool = False
     normalizes: bool | None = None
     dense: tuple[HeadLayer, ...] = ()
@@ -80,6 +110,7 @@ class SentenceFiles:
     prompts: Mapping[str, str] | None = None
     similarity: Similarity | None = None
     terms: TermPooling | None = None
+    is_late: bool = False
     note: str = ""
 
 
@@ -98,20 +129,22 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
             max_length=length, lowers=lowers, prompts=prompts, similarity=similarity
         )
     paths = {name: [path for kind, path in modules if kind == name] for name, _ in modules}
-    pooling, note = None, ""
+    poolings: tuple[SequencePooling, ...] = ()
     if "Pooling" in paths:
-        config = read_json(folder / paths["Pooling"][0] / "config.json")
-        pooling, note = _pooling(config)
+        poolings = _poolings(folder, paths["Pooling"][0])
     terms = None
     if "SpladePooling" in paths:
         if "Pooling" in paths or "Dense" in paths:
             raise LoadError(f"{folder}/modules.json: SpladePooling has neither Pooling nor Dense.")
         terms = _terms(folder / paths["SpladePooling"][0] / "config.json")
+    is_late = "Pooling" not in paths and ("Dense" in paths or "MultiVectorMask" in paths)
+    if not is_late:
+        _check_names(folder, [*paths.get("Dense", ()), *paths.get("Normalize", ())])
     dense = [_dense(folder, path) for path in paths.get("Dense", ())]
     return SentenceFiles(
-        pooling=pooling,
-        has_pooling="Pooling" in paths or terms is not None,
-        normalizes="Normalize" in paths,
+        poolings=poolings,
+        has_pooling="Pooling" in paths or terms is not None or is_late,
+        normalizes=None if is_late else "Normalize" in paths,
         dense=tuple(layer for layer, _ in dense),
         dense_inputs=tuple(inputs for _, inputs in dense),
         max_length=length,
@@ -119,7 +152,8 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         prompts=prompts,
         similarity=similarity,
         terms=terms,
-        note=note,
+        is_late=is_late,
+        note=_LATE_NOTE if is_late else "",
     )
 
 
@@ -148,37 +182,47 @@ def _modules(folder: Path) -> list[tuple[str, str]] | None:
         parts = PurePosixPath(inside).parts
         if ".." in parts or PurePosixPath(inside).is_absolute() or "\0" in inside:
             raise LoadError(f"{path}: {inside!r} is no folder of the model.")
-    return [(_type(path, kind), inside) for kind, inside in found]
+    modules = [(_type(path, kind), inside) for kind, inside in found]
+    _check_order(path, [name for name, _ in modules])
+    return modules
+
+
+def _check_order(path: Path, names: Sequence[str]) -> None:
+    """Raise LoadError for an order in which the same modules compute something else."""
+    for before, after in pairwise(names):
+        if _PLACES[before] > _PLACES[after] or (
+            _PLACES[before] == _PLACES[after] and after != "Dense"
+        ):
+            raise LoadError(
+                f"{path}: {after} after {before} is not implemented; the order is Transformer, "
+                "Pooling, Dense (any number of them), Normalize."
+            )
 
 
 def _type(path: Path, kind: str) -> str:
     """The name of a module's class. Raises LoadError for one that is not implemented."""
     name = kind.rpartition(".")[2]
-    if kind.startswith(_PACKAGES) and name in _MODULES:
+    if kind.startswith(_PACKAGES) and name in _PLACES:
         return name
     raise LoadError(
         f"{path}: modules of type {kind[:200]} are not implemented; there are "
-        f"{', '.join(_MODULES)} of sentence-transformers."
+        f"{', '.join(_PLACES)} of sentence-transformers."
     )
 
 
-def _pooling(config: dict[str, Any]) -> tuple[SequencePooling | None, str]:
-    """The pooling of a module, or None and the sentence that says why there is none."""
+def _poolings(folder: Path, inside: str) -> tuple[SequencePooling, ...]:
+    """The poolings of a module, the mean where it names none. Raises UnsupportedConfigValue."""
+    file = f"{inside}/config.json"
+    config = read_json(folder / file)
+    if config.get("include_prompt") not in (None, True):
+        raise unsupported("include_prompt", config["include_prompt"], "true", file)
     given = config.get("pooling_mode")
-    modes = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    if not modes:
-        modes = [
-            key.removeprefix("pooling_mode_")
-            for key, value in config.items()
-            if key.startswith("pooling_mode_") and value is True
-        ]
-    if len(modes) == 1 and modes[0] in _POOLINGS:
-        return _POOLINGS[modes[0]], ""
-    names = " and ".join(map(str, modes)) or "nothing"
-    return None, (
-        f"sentence-transformers pools this model by {names}, which is not implemented: vectors "
-        "differ from theirs. CLS, MEAN and LAST are implemented."
-    )
+    names = [given] if isinstance(given, str) else given
+    if names is None:
+        names = [name for key, name in _SWITCHES.items() if config.get(key)] or ["mean"]
+    if not isinstance(names, list) or not names or not set(map(str, names)) <= _POOLINGS.keys():
+        raise unsupported("pooling_mode", given, ", ".join(_POOLINGS), file)
+    return tuple(_POOLINGS[name] for name in names)
 
 
 def _terms(path: Path) -> TermPooling:
@@ -188,6 +232,17 @@ def _terms(path: Path) -> TermPooling:
     is_damped = c.choice("activation_function", {"relu": False, "log1p_relu": True}, "relu")
     c.finish()
     return TermPooling(pooling, is_damped)
+
+
+def _check_names(folder: Path, modules: Sequence[str]) -> None:
+    """Raise UnsupportedConfigValue for a module, in one of these folders, that does not read and
+    write the pooled vector.
+    """
+    for inside in modules:
+        config = read_json(folder / inside / "config.json")
+        for key in ("module_input_name", "module_output_name"):
+            if config.get(key) not in (None, _POOLED):
+                raise unsupported(key, config[key], _POOLED, f"{inside}/config.json")
 
 
 def _dense(folder: Path, inside: str) -> tuple[HeadLayer, int]:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quire.models.pooling.spec import HeadLayer, PoolerSpec, TermWeights
+from quire.models.pooling.spec import HeadLayer, PoolerSpec, SequencePooling, TermWeights
 
-_POOLED = {"cls": "x[first token]", "mean": "mean of x", "last": "x[last token]"}
+_POOLED: dict[SequencePooling, str] = {
+    "cls": "x[first token]",
+    "mean": "mean of x",
+    "last": "x[last token]",
+    "max": "largest of x",
+    "mean_sqrt": "sum of x / sqrt(tokens)",
+    "weightedmean": "mean of x, of which the i-th counts i times",
+}
 
 
 def pooler_lines(p: PoolerSpec, dim: int) -> Iterator[str]:
@@ -14,8 +21,8 @@ def pooler_lines(p: PoolerSpec, dim: int) -> Iterator[str]:
     if p.terms is not None:
         yield from _term_lines(p.terms, dim, " / |p|" if p.activates else "")
         return
-    yield f"p = {_POOLED[p.pooling]}    # for tasks of tokens each x"
-    yield from _layers(p.dense, dim)
+    yield f"p = {', '.join(map(_POOLED.__getitem__, p.poolings))}    # for tasks of tokens each x"
+    yield from _layers(p.dense, dim * len(p.poolings))
     c = p.classifier
     if c is None:
         length = " / |p|" if p.activates else ""

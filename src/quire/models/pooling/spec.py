@@ -18,7 +18,11 @@ TOKEN_TASKS = ("token_embed", "token_classify")
 """Those with a result for each token; a request without a task asks for the first that its model
 can do.
 """
-SequencePooling = Literal["cls", "mean", "last"]
+SequencePooling = Literal["cls", "mean", "last", "max", "mean_sqrt", "weightedmean"]
+"""What a prompt's vector is: its first token's hidden state, the mean, its last token's, of each
+number the largest, the sum divided by the root of the length, the mean in which token i counts i
+times.
+"""
 TokenPooling = Literal["all", "step"]
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
@@ -88,18 +92,21 @@ class PoolerSpec:
     """A pooling head.
 
     `tasks` are those that it can do, the one that is served by default first. `pooling` makes one
-    vector of a prompt: of its first token, the mean, or the last token's. `step_tag`: with token
+    vector of a prompt, and the vectors of those `joined` follow it. `step_tag`: with token
     pooling "step", the token id whose hidden states are kept. `returned_ids`: the columns that are
     kept then, () for all. `activates`: whether vectors are normalised, and labels activated, where
     a request does not say. `dense` is of vectors only, the `classifier` of labels only. `sizes`:
     to how many numbers a vector may be cut; () for any, None where it may not. `is_wide`: the head
     computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
-    tokenizer encodes pairs, not as one text after the other. `similarity`: the score of two
-    vectors. `terms`: vectors are of these weights, and nothing else is pooled.
+    tokenizer encodes pairs, not as one text after the other. `token_types`: how many types the
+    model's tokens have, 0 where they have none. `similarity`: the score of two
+    vectors. `terms`: vectors are of these weights, and nothing else is pooled. `keeps_head`: the
+    language-model head stays, and the engine generates as well.
     """
 
     tasks: tuple[PoolingTask, ...]
     pooling: SequencePooling = "last"
+    joined: tuple[SequencePooling, ...] = ()
     token_pooling: TokenPooling = "all"
     step_tag: int | None = None
     returned_ids: tuple[int, ...] = ()
@@ -110,8 +117,15 @@ class PoolerSpec:
     dimensions: int | None = None
     is_wide: bool = True
     encodes_pairs: bool = True
+    token_types: int = 0
     similarity: Similarity = "cosine"
     terms: TermWeights | None = None
+    keeps_head: bool = False
+
+    @property
+    def poolings(self) -> tuple[SequencePooling, ...]:
+        """All, in the order of their vectors."""
+        return (self.pooling, *self.joined)
 
     @property
     def reads_tokens(self) -> bool:
@@ -123,7 +137,7 @@ class PoolerSpec:
         """Numbers of a whole vector, of hidden states with `dim`."""
         if self.terms is not None:
             return self.terms.size
-        return self.dense[-1].width if self.dense else dim
+        return self.dense[-1].width if self.dense else dim * len(self.poolings)
 
 
 def check_dimensions(pooler: PoolerSpec, dimensions: int, width: int, name: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Device
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.pooling.finish import finished
-from quire.runner.pooling.prompt_sums import PartialSum, PromptChunk, add_chunks
+from quire.runner.pooling.sequence_pooling import PoolingChunk, pooled
 from quire.runner.pooling.term_scores import term_scores
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PooledRow, RunnerOutput
@@ -32,8 +33,8 @@ class _Prompt:
     """What is kept of a prompt between its chunks.
 
     `slot` is that of its adapter, or 0. `ids` are its tokens, where their
-    places count. `first` [1, C] is the first token's hidden
-    state, `sum` that of all so far, `pieces` [n, D] the results of tokens so far.
+    places count. `kept` is what each pooling keeps of its tokens so far, () before the first;
+    `pieces` [n, D] are the results of tokens so far.
     """
 
     handle: int
@@ -41,8 +42,7 @@ class _Prompt:
     length: int
     slot: int
     ids: np.ndarray | None
-    first: Tensor | None = None
-    sum: PartialSum | None = None
+    kept: tuple[Any, ...] = ()
     pieces: tuple[Tensor, ...] = ()
 
 
@@ -143,7 +143,7 @@ class PoolingStep:
         found: list[Tensor] = []
         if vectors:
             has_terms = self._head.spec.terms is not None
-            pooled = states.last if has_terms else self._pool(states.last, vectors)
+            inputs = states.last if has_terms else self._pool(states.last, vectors)
             ended = [part for part in vectors if part.is_last]
             kinds = [(part.prompt.params.task, part.prompt.slot) for part in ended]
             for task, slot in sorted(set(kinds)):
@@ -151,10 +151,10 @@ class PoolingStep:
                 pooler = self._head.pooler(slot)
                 if has_terms:
                     places = [self._counted(ended[i]) for i in mine]
-                    found.append(term_scores(pooler, pooled, places))
+                    found.append(term_scores(pooler, inputs, places))
                 else:
                     layers = pooler.embed if task == "embed" else pooler.classify
-                    found.append(layers(pooled if len(mine) == len(ended) else pooled[mine]))
+                    found.append(layers(inputs if len(mine) == len(ended) else inputs[mine]))
                 self._results += [(ended[i].prompt, at) for at, i in enumerate(mine)]
         return [*found, *self._pool_tokens(states.last, tokens)]
 
@@ -170,32 +170,27 @@ class PoolingStep:
 
     def _pool(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
         """The pooled hidden states [M, C] of the M prompts that end in this step."""
-        pooling = self._head.spec.pooling
-        if pooling == "mean":
-            return self._means(hidden, parts)
-        if pooling == "last":
-            return hidden[[part.start + part.count - 1 for part in parts if part.is_last]]
-        found = [hidden.new_zeros((0, hidden.shape[1]))]
-        for part in parts:
-            first = part.prompt.first
-            if first is None:
-                assert part.first == 0, "the first token is not computed"
-                first = hidden[part.start : part.start + 1].clone()
-            if part.is_last:
-                found.append(first)
-            else:
-                self._kept[part.row] = replace(part.prompt, first=first)
-        return torch.cat(found)
-
-    def _means(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
-        chunks = [PromptChunk(p.first, p.start, p.count, p.prompt.sum) for p in parts]
-        sums = add_chunks(self._head.ops, hidden, chunks)
-        for row, part in enumerate(parts):
+        found: list[Tensor] = []
+        kept: list[list[Any]] = [[] for _ in parts]
+        for i, pooling in enumerate(self._head.spec.poolings):
+            chunks = [
+                PoolingChunk(
+                    p.first, p.start, p.count, p.prompt.length,
+                    p.prompt.kept[i] if p.prompt.kept else None,
+                )
+                for p in parts
+            ]  # fmt: skip
+            vectors, keep = pooled(self._head.ops, pooling, hidden, chunks)
+            found.append(vectors)
+            for row, part in enumerate(parts):
+                if not part.is_last:
+                    kept[row].append(keep(row))
+        for part, own in zip(parts, kept, strict=True):
             if not part.is_last:
-                self._kept[part.row] = replace(part.prompt, sum=sums.of(row))
-        lengths = torch.tensor([float(part.prompt.length) for part in parts])
-        means = sums.total / lengths.to(hidden.device)[:, None]
-        return means[[row for row, part in enumerate(parts) if part.is_last]]
+                self._kept[part.row] = replace(part.prompt, kept=tuple(own))
+        whole = found[0] if len(found) == 1 else torch.cat([v.float() for v in found], dim=1)
+        ended = [row for row, part in enumerate(parts) if part.is_last]
+        return whole if len(ended) == len(parts) else whole[ended]
 
     def _pool_tokens(self, hidden: Tensor, parts: Sequence[_Part]) -> list[Tensor]:
         """The results [n, D] of the prompts that end in this step, one tensor for each."""

@@ -140,6 +140,7 @@ def _name_of(data: bytes) -> str | None:
 class _DeliveryFields(msgspec.Struct):
     stream: Any = None
     background: Any = None
+    encoding_format: Any = None
 
 
 def _check(request: BatchRequest) -> None:
@@ -157,6 +158,9 @@ def _check(request: BatchRequest) -> None:
         if getattr(given, name) is True:
             text = f"{name} is for callers who are connected; leave it out in a batch."
             raise InvalidLine(text, request.custom_id)
+    if given.encoding_format in ("bytes", "bytes_only"):
+        text = f"encoding_format {given.encoding_format} is not JSON, as results are: use base64."
+        raise InvalidLine(text, request.custom_id)
 
 
 def _shown(text: str) -> str:

@@ -108,9 +108,11 @@ async def embed(server: Server, request: Request) -> Response:
     name = RequestName.of(request, "embd-", body.request_id)
     reader = InputReader.of(server, body)
     if body.truncate == "NONE" and body.max_tokens is not None:
-        reader = replace(reader, limit=_checked_limit(body.max_tokens, reader.limit or 0))
+        limit = _checked_limit(body.max_tokens, server.limits.max_model_len)
+        reader = replace(reader, limit=limit, bound="max_tokens")
     params = PoolingParams(task="embed", dimensions=body.output_dimension)
-    prompts = prompts_of(reader, InputFields(), [before + text for text in texts], params)
+    field = "inputs" if body.inputs else "texts"
+    prompts = prompts_of(reader, InputFields(), [before + text for text in texts], params, field)
     results = await all_pooled(server, request, body, name, prompts)
     reply = CohereReply(
         id=name.shown,

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidParameter
+from quire.params import PoolingParams
 from quire.server.context import RequestName, Server
 from quire.server.pooling.inputs import InputReader, PoolingPrompt, prompts_of
 from quire.server.pooling.pieces import joined, pieces_of
@@ -34,7 +35,9 @@ async def embeddings(server: Server, request: Request) -> Response:
     items = _items(body)
     check_size(len(items) * server.abilities.facts.size(body.dimensions))
     name = RequestName.of(request, "embd-", body.request_id)
-    reader = replace(InputReader.of(server, body), limit=server.pooling.longest)
+    reader, longest = InputReader.of(server, body), server.pooling.longest
+    if longest != reader.limit:
+        reader = replace(reader, limit=longest, bound="pooler_config['max_embed_len']")
     prompts = prompts_of(reader, body, items, body.params("embed"))
     if server.pooling.has_pieces:
         results = await _in_pieces(server, request, body, name, prompts)
@@ -76,6 +79,7 @@ def _task(server: Server, body: PoolingRequest) -> str:
     served, tasks = server.abilities.task, server.abilities.facts.pooler.tasks
     if body.task in (None, served):
         return served
+    PoolingParams(task=body.task)  # which knows tasks that are gone
     if body.task in tasks:
         hint = f"Start the server with --pooler-config.task {body.task} for that."
         raise InvalidParameter("task", body.task, f"this server serves {served!r}", hint)

@@ -29,13 +29,14 @@ class PoolingPrompt(NamedTuple):
 @dataclass(frozen=True)
 class InputReader:
     """Tokenizes the texts of one request, whose prompts have at most `limit` tokens (None: any
-    number).
+    number), which is that of the parameter `bound`.
     """
 
     server: Server
     facts: PoolingFacts
     cut: Truncation | None
     limit: int | None
+    bound: str = "max_model_len"
 
     @classmethod
     def of(cls, server: Server, body: PooledBody) -> InputReader:
@@ -57,8 +58,7 @@ class InputReader:
                 most_read=most_read,
             )
         except PromptTooLong as error:  # a prompt may be as long as the limit
-            num_tokens, most = error.num_tokens, limit or 0
-            raise PromptTooLong(num_tokens, most, is_estimate=True, has_output=False) from None
+            raise self._too_long(error.num_tokens, is_estimate=True) from None
         if not ids:
             raise InvalidParameter("prompt", text, "it must have at least one token")
         return self.checked(ids)
@@ -66,8 +66,17 @@ class InputReader:
     def checked(self, ids: list[int]) -> list[int]:
         """The ids. Raises PromptTooLong."""
         if self.limit is not None and len(ids) > self.limit:
-            raise PromptTooLong(len(ids), self.limit, has_output=False)
+            raise self._too_long(len(ids))
         return ids
+
+    def _too_long(self, num_tokens: int, *, is_estimate: bool = False) -> PromptTooLong:
+        return PromptTooLong(
+            num_tokens,
+            self.limit or 0,
+            is_estimate=is_estimate,
+            has_output=False,
+            bound=self.bound,
+        )
 
 
 async def item_ids(reader: InputReader, body: InputFields, item: Item) -> list[int]:
@@ -84,7 +93,7 @@ async def item_ids(reader: InputReader, body: InputFields, item: Item) -> list[i
 
 @contextmanager
 def naming(body: PooledBody, place: str) -> Iterator[None]:
-    """Let an error about an input name its place ("": there is only one)."""
+    """Let an error about an input name its place; "": the field that has it."""
     try:
         yield
     except RequestError as error:
@@ -93,16 +102,21 @@ def naming(body: PooledBody, place: str) -> Iterator[None]:
         raise
 
 
-def _place(body: PooledBody, index: int, num: int) -> str:
-    return f"{body.INPUT}[{index}]" if num > 1 else ""
+def _place(field: str, index: int, num: int) -> str:
+    """Where one of so many inputs is."""
+    return f"{field}[{index}]" if num > 1 else field
 
 
 async def prompts_of(
-    reader: InputReader, body: InputFields, items: Sequence[Item], params: PoolingParams
+    reader: InputReader,
+    body: InputFields,
+    items: Sequence[Item],
+    params: PoolingParams,
+    field: str = "",
 ) -> AsyncGenerator[PoolingPrompt]:
-    """The prompts of the inputs, made when they are needed."""
+    """The prompts of the inputs, made when they are needed. `field` has them; "": the body's."""
     for index, item in enumerate(items):
-        place = _place(body, index, len(items))
+        place = _place(field or body.INPUT, index, len(items))
         with naming(body, place):
             ids = await item_ids(reader, body, item)
         yield PoolingPrompt(ids, params, place)
@@ -113,14 +127,15 @@ async def texts_apart(
     body: PairFields,
     texts: Sequence[str],
     params: Sequence[PoolingParams],
-    most_read: int,
+    side: int,
     places: range,
 ) -> AsyncGenerator[PoolingPrompt]:
-    """The prompts of texts that are pooled by themselves, of which `most_read` tokens are read (0:
-    all). `params`: one for all, or one each; `places`: those of their pairs.
+    """The prompts of texts that are pooled by themselves: of the first side of pairs, or the second
+    (`side` 1). `params`: one for all, or one each; `places`: those of the texts on their side.
     """
+    most_read, field = tuple(body.most_read().values())[side], body.names[side]
     for index, text in enumerate(texts):
-        place = _place(body, places[index], places.stop)
+        place = _place(field, places[index], places.stop)
         with naming(body, place):
             ids = await reader.ids(text, add_special_tokens=True, most_read=most_read)
         yield PoolingPrompt(ids, params[index if len(params) > 1 else 0], place)
@@ -136,7 +151,7 @@ async def cross_prompts(
     variables = {**server.chat.default_kwargs, **body.variables()}
     variables_size = size_of(variables, most=MAX_CHARACTERS)
     for index, document in enumerate(second):
-        place = _place(body, index, len(second))
+        place = _place(body.names[1], index, len(second))
         task = PairTask(
             query=first[index if len(first) > 1 else 0],
             document=document,

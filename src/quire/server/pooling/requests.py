@@ -162,6 +162,11 @@ class PairFields(PoolingFields, kw_only=True):
 
     INPUT: ClassVar[str] = "documents"
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """The fields of the first and of the second texts."""
+        return "query", "documents"
+
     instruction: str | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -209,14 +214,20 @@ class ScoreRequest(PairFields, kw_only=True):
     text_1: Side | None = None
     text_2: Side | None = None
 
-    def sides(self) -> tuple[list[str], list[str]]:
-        """Both sides. Raises InvalidParameter."""
+    @property
+    def names(self) -> tuple[str, str]:
+        """The two fields that are given. Raises InvalidParameter for any other number of them."""
         names = [name for pair in _PAIRS for name in pair if getattr(self, name) is not None]
         pair = next((pair for pair in _PAIRS if {*pair} == {*names}), None)
         if pair is None:
             shown = ", ".join(" and ".join(pair) for pair in _PAIRS)
             allowed = f"a request has one of these pairs of fields: {shown}"
             raise InvalidParameter("queries", self.queries, allowed)
+        return pair
+
+    def sides(self) -> tuple[list[str], list[str]]:
+        """Both sides. Raises InvalidParameter."""
+        pair = self.names
         first, second = (texts_of(name, getattr(self, name)) for name in pair)
         if not first or not second:
             name = pair[1] if first else pair[0]

@@ -157,16 +157,16 @@ async def _compared(
     of its query, so that vectors of documents stay there.
     """
     reader, of_task = InputReader.of(server, body), body.params(server.abilities.task)
-    most_of_query, most_of_document = body.most_read().values()
     group = server.pooling.window if len(first) > 1 else len(second)
     scored: list[Scored] = []
     for start in range(0, len(second), group):
         queries, documents = first[start : start + group] or first, second[start : start + group]
         places = range(start, len(second))
-        prompts = texts_apart(reader, body, queries, [of_task], most_of_query, places)
+        own_places = places if len(first) > 1 else range(1)
+        prompts = texts_apart(reader, body, queries, [of_task], 0, own_places)
         asked = await collected(pooled(server, request, body, name.another(), prompts))
         params = [of_task.comparing(query.numbers) for query in asked]
-        prompts = texts_apart(reader, body, documents, params, most_of_document, places)
+        prompts = texts_apart(reader, body, documents, params, 1, places)
         found = await collected(pooled(server, request, body, name.another(), prompts))
         asked *= len(found) // len(asked)
         scored += [
