@@ -20,7 +20,6 @@ from quire.config.args.engine_options import EngineOptions
 from quire.config.draft_facts import gather_draft_wish
 from quire.config.facts import ModelFacts
 from quire.config.plan import EnginePlan
-from quire.config.pooler_config import PoolerConfig
 from quire.config.pooling import TokenIds, check_runner, choose_form, finished_pooler
 from quire.config.resolve.resolve import check_args, resolve
 from quire.config.speculators import is_speculator, with_verifier
