@@ -85,7 +85,6 @@ CONFIGS = {
     "two names": ("awq", {"q_group_size": 32}, "group_size=16.*q_group_size=32"),
     "bits": ("gptq-v1", {"bits": 3}, "bits=3 .*4 or 8"),
     "AWQ of another order": ("awq", {"version": "gemv"}, "version='gemv'"),
-    "AWQ without zero points": ("awq", {"zero_point": False}, "zero_point=False"),
     "Marlin": ("gptq-v1", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
     "format": ("compressed-w4a16", {"format": "marlin-24"}, "format='marlin-24'"),
     "sparsity": (

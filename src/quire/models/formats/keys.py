@@ -8,6 +8,14 @@ from collections.abc import Sequence
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.storage import SMALLEST_GROUP
 
+OF_AUTO_ROUND: tuple[str, ...] = (
+    *("autoround_version", "provider", "to_quant_block_names", "enable_quanted_input"),
+    *("enable_minmax_tuning", "enable_norm_bias_tuning", "use_quant_input", "scale_dtype"),
+    *("gradient_accumulate_steps", "iters", "lr", "minmax_lr", "low_gpu_mem_usage"),
+    *("nsamples", "seqlen", "train_bs", "amp"),
+)
+"""What AutoRound adds to the keys of AWQ and GPTQ: how it was made."""
+
 _MOST_PATTERN = 400
 """Characters of a regular expression in a config."""
 
