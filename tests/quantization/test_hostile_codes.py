@@ -243,6 +243,27 @@ TENSORS = {
         LoadError,
         "q_proj.weight is stored as F32",
     ),
+    "no scales": (
+        "fp8-blocks",
+        taken("weight_scale_inv"),
+        LoadError,
+        "q_proj.weight is stored as F8_E4M3, and there is no .*q_proj.weight_scale_inv",
+    ),
+    "exponents of whole numbers": (
+        "compressed-int",
+        replaced("weight_scale", lambda t: t.to(torch.float8_e8m0fnu)),
+        LoadError,
+        "weight_scale is stored as F8_E8M0, and config.json says that it is a part of a quantised",
+    ),
+    "endless exponent of a block": (
+        "fp8-blocks-of-exponents",
+        replaced(
+            "weight_scale_inv",
+            lambda t: t.view(torch.uint8).index_fill(0, torch.tensor(0), 255).view(t.dtype),
+        ),
+        CorruptCheckpoint,
+        "q_proj has a scale that is no finite number",
+    ),
     "one scale": (
         "fp8-blocks",
         replaced("weight_scale_inv", lambda t: t[:1, :1].clone()),
