@@ -1,5 +1,5 @@
-"""`quantization_config` as the tools write it: all of their keys are known, and mean the layout of the
-files that lie next to them.
+"""`quantization_config` as the tools write it: all of their keys are known, and mean the layout of
+the files that lie next to them.
 """
 
 import pytest
@@ -80,6 +80,54 @@ def test_every_key_of_a_tool_is_known(tool):
 def test_other_values_of_these_keys_are_refused(tool, key, value):
     with pytest.raises(LoadError, match=rf"quantization_config\.{key}\b"):
         read_storage({"quantization_config": CONFIGS[tool][0] | {key: value}})
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+MODELOPT = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+PRODUCER = {"producer": {"name": "modelopt", "version": "0.23.0"}}
+OF_CACHES = {
+    "AutoFP8": FP8 | {"kv_cache_scheme": "static"},
+    "ModelOpt": PRODUCER | MODELOPT | {"quant_method": "modelopt"},
+    "ModelOpt, in its own file": PRODUCER | {"quantization": MODELOPT},
+    "ModelOpt, without the method": PRODUCER | MODELOPT,
+    "ModelOpt, a scheme": PRODUCER
+    | {"quant_algo": "FP8", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}},
+}
+
+
+@pytest.mark.parametrize("tool", OF_CACHES)
+def test_tools_say_in_their_ways_that_caches_have_scales(tool):
+    storage = read_storage({"quantization_config": OF_CACHES[tool]})
+    assert storage.cache == "float"
+    assert storage.layout_of(MODULE).rows.is_static
+
+
+@pytest.mark.parametrize(
+    ("tool", "says"),
+    [
+        (FP8 | {"kv_cache_scheme": "dynamic"}, r"kv_cache_scheme='dynamic'"),
+        (PRODUCER | {"quantization": MODELOPT | {"wish": 1}}, r"quantization\.wish"),
+        (
+            PRODUCER | MODELOPT | {"kv_cache_scheme": {"num_bits": 4}},
+            r"kv_cache_scheme\.num_bits=4",
+        ),
+        (PRODUCER, "lacks quantization_config.quant_method"),
+    ],
+    ids=str,
+)
+def test_other_ways_are_refused(tool, says):
+    with pytest.raises(LoadError, match=says):
+        read_storage({"quantization_config": tool})
+
+
+def test_an_older_name_of_an_order():
+    weights = {"num_bits": 4, "group_size": 128, "strategy": "group", "actorder": "dynamic"}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    assert read_storage({"quantization_config": config}).layout_of(MODULE).is_reordered
 
 
 def test_the_first_rule_of_gptq_that_matches_counts():

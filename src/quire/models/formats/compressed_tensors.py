@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.fp8 import read_block
-from quire.models.formats.keys import group_size, names, pattern
+from quire.models.formats.keys import cache_type, group_size, names, pattern
 from quire.models.formats.storage import CodeLayout, Packing, RowScheme, Storage
 
 _KINDS = {
@@ -52,7 +51,7 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     reader.ignore("version", "global_compression_ratio", "quantization_status")
     reader.only("format", *_KINDS, "mixed-precision")
     overall = reader.raw("format", None)
-    cache = _cache(reader.section("kv_cache_scheme"))
+    cache = cache_type(reader)
     reader.only("sparsity_config", {}, {"format": "dense"})
     reader.only("transform_config", {})
     reader.only("moe_sparsity_config", {})
@@ -79,14 +78,6 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
         skipped_rounding="to 4 bits" if any(g.keeps_rows for g in groups) else None,
         cache=cache,
     )
-
-
-def _cache(scheme: ConfigReader | None) -> Literal["float", "int"] | None:
-    """The type of keys and values in 8 bits; the files have the scales, if there are any."""
-    if scheme is None:
-        return None
-    scheme.choice_of("num_bits", 8)
-    return scheme.choice("type", {"float": "float", "int": "int"})  # type: ignore[no-any-return]
 
 
 def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
@@ -215,5 +206,5 @@ def _check_types(args: ConfigReader) -> None:
     args.only("zp_dtype", "torch.int8")
 
 
-_ORDERS = {"group": True, "weight": False, "static": False}
+_ORDERS = {"group": True, "dynamic": True, "weight": False, "static": False}
 """In which order inputs were quantised -> whether their groups are stored for each."""

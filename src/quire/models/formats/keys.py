@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.storage import SMALLEST_GROUP
@@ -28,6 +29,19 @@ def group_size(reader: ConfigReader, key: str, absent: int = -1) -> int | None:
     if value < 1 or value % SMALLEST_GROUP:
         raise unsupported(reader.at(key), value, f"-1 or a multiple of {SMALLEST_GROUP}")
     return int(value)
+
+
+def cache_type(reader: ConfigReader) -> Literal["float", "int"] | None:
+    """The type of keys and values in 8 bits that `kv_cache_scheme` asks for; the files have the
+    scales, if there are any. None: it asks for none.
+    """
+    if reader.raw("kv_cache_scheme", None) == "static":  # all that older tools say
+        return "float"
+    scheme = reader.section("kv_cache_scheme")
+    if scheme is None:
+        return None
+    scheme.choice_of("num_bits", 8)
+    return scheme.choice("type", {"float": "float", "int": "int"})  # type: ignore[no-any-return]
 
 
 def names(reader: ConfigReader, key: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO, Literal
 
 from quire.errors import CorruptCheckpoint, ModelNotFound
 from quire.models.config_reader import read_config
+from quire.models.formats.side_files import with_side_file
 from quire.models.loading.params_json import PARAMS, config_of_params
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file
@@ -46,14 +47,15 @@ def found_format(folder: Path) -> LoadFormat:
 
 def read_folder_config(folder: Path, load_format: str) -> dict[str, Any]:
     """The folder's config.json, or its params.json in the form of a config.json: with the format
-    `mistral`, and where it is the only one of them. Raises ModelNotFound or LoadError.
+    `mistral`, and where it is the only one of them. What a file of a tool says of quantised weights
+    is its `quantization_config`. Raises ModelNotFound or LoadError.
     """
     params = folder / PARAMS
     if load_format == "mistral" and not has_file(params):
         raise ModelNotFound(f"{folder} has no {PARAMS}, which load_format='mistral' reads.")
     if load_format == "mistral" or (has_file(params) and not has_file(folder / "config.json")):
         return config_of_params(read_json(params))
-    return read_config(folder)
+    return with_side_file(read_config(folder), folder)
 
 
 def read_header(file: Path) -> bytes:
