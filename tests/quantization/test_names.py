@@ -1,4 +1,4 @@
-"""The names of other engines as values of `quantization`: they confirm how a checkpoint is stored, or
+"""Names of other engines as values of `quantization`: they confirm how a checkpoint is stored, or
 round a plain one.
 """
 
