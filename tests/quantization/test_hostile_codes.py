@@ -150,6 +150,60 @@ def test_what_is_not_known_is_refused_by_its_key(case):
         read_storage({"quantization_config": {**FORMATS[name].config, **keys}})
 
 
+SLOW = {
+    "repeats of repeats": r"(([a-z_.0-9])+)+$!",
+    "five of anything": ".*.*.*.*.*x",
+    "optional letters": "a?" * 40 + "a" * 40,
+    "alternatives that are alike": "(a|a)" * 40,
+    "lists of classes": r"([^\]]*\.)*x",
+    "bounded repeats of a group": "(a|aa){40}x",
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_expressions_that_could_search_without_end_are_refused(case):
+    for name, keys in (
+        ("gptq-v1", {"dynamic": {f"-:{SLOW[case]}": {}}}),
+        ("compressed-w4a16", {"ignore": ["lm_head", f"re:{SLOW[case]}"]}),
+    ):
+        with pytest.raises(LoadError, match="regular expressions of at most 400 characters with"):
+            read_storage({"quantization_config": {**FORMATS[name].config, **keys}})
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_meant"),
+    [
+        (r".*\.(up|gate)_proj", True),
+        (r"model\.layers\.\d{1,2}\.(mlp|attn)\..*", True),
+        (r"model\.layers\.([0-3]|1\d)\.(?:mlp\.)?up_proj$", True),
+        (r"^(?!.*mlp)(?!.*head).*", False),
+        (r".*layers.*mlp.*up.*proj", True),
+        (r"[)*+]+up|\)*model", True),
+        ("model.layers.(" + "|".join(map(str, range(1, 100))) + r")\..*", False),
+    ],
+)
+def test_expressions_as_tools_write_them_are_taken(expression, is_meant):
+    config = FORMATS["compressed-w4a16"].config | {"ignore": [f"re:{expression}"]}
+    storage = read_storage({"quantization_config": config})
+    assert (storage.layout_of("model.layers.0.mlp.up_proj") is None) == is_meant
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        (["re:a"] * 1001, "at most 1000 regular expressions"),
+        (["re:.*a.*b.*c.*d"] * 5, "regular expressions of at most"),
+        (["a"] * 100_001, "a list of at most 100000 names"),
+    ],
+    ids=["expressions", "slow ones", "names"],
+)
+def test_lists_without_end_are_refused(listed, says):
+    config = FORMATS["compressed-w4a16"].config | {"ignore": listed}
+    with pytest.raises(LoadError, match=says) as caught:
+        read_storage({"quantization_config": config})
+    assert len(str(caught.value)) < 1000
+
+
 def test_activations_in_integers_are_refused():
     config = json.loads(json.dumps(FORMATS["compressed-w4a16"].config))
     config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "int"}

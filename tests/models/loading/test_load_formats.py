@@ -213,6 +213,13 @@ SPOILED = {
 }
 
 
+def test_old_files_of_a_gpu_are_unpickled(checkpoints, pickled):
+    tensors = load_file(checkpoints["llama"].folder / "model.safetensors")
+    (pickled / "model.safetensors").unlink(missing_ok=True)
+    without_zip(tensors, (b"ctorch\nFloatStorage", b"ctorch.cuda\nFloatStorage"))(pickled)
+    assert same_logits(pickled, checkpoints["llama"], "pt")
+
+
 @pytest.mark.parametrize("case", SPOILED)
 def test_a_spoiled_pickle_is_one_sentence(pickled, case):
     edit, says = SPOILED[case]

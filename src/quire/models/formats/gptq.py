@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader
-from quire.models.formats.keys import OF_AUTO_ROUND, group_size, pattern
+from quire.models.formats.keys import OF_AUTO_ROUND, group_size, patterns
 from quire.models.formats.storage import CodeLayout, Storage
 
 _VERSIONS = {"gptq": True, "gptq_v2": False}
@@ -63,17 +63,18 @@ def _dynamic(reader: ConfigReader, layout: CodeLayout) -> list[tuple[Any, CodeLa
     the first match counts.
     """
     section = reader.section("dynamic")
+    if section is None:
+        return []
+    keys = section.keys()
+    texts = [key.removeprefix("+:").removeprefix("-:") for key in keys]
     rules: list[tuple[Any, CodeLayout | None]] = []
-    for key in () if section is None else section.keys():
-        assert section is not None
-        matches = pattern(key.removeprefix("+:").removeprefix("-:"), section.at(key))
+    for key, matches in zip(keys, patterns(texts, reader.at("dynamic")), strict=True):
         if key.startswith("-:"):
             section.raw(key, {})
             rules.append((matches, None))
         else:
             rules.append((matches, _overridden(section, key, layout)))
-    if section is not None:
-        section.finish()
+    section.finish()
     return rules
 
 

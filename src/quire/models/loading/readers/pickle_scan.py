@@ -31,7 +31,8 @@ _NEEDED = re.compile(
     r"|torch\.serialization\._get_layout|torch\.Size|torch\.device"
 )
 _STORAGES = {"torch.storage.UntypedStorage": 1} | {
-    f"torch.{kind}Storage": size
+    f"torch.{home}{kind}Storage": size
+    for home in ("", "cuda.")
     for size, kinds in {
         1: ("Bool", "Byte", "Char"),
         2: ("BFloat16", "Half", "Short"),
