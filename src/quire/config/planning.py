@@ -37,6 +37,7 @@ from quire.models.loading.folder_files import (
 )
 from quire.models.loading.products import layer_products
 from quire.models.loading.source import What, locate
+from quire.models.loading.weight_index import read_index
 from quire.models.max_length import LengthFacts, bounded, length_facts
 from quire.models.parameters import adapter_size, num_expert_parameters, num_parameters
 from quire.models.pooling.sentence_transformers import SentenceFiles, read_sentence_files
@@ -124,9 +125,9 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
 def _stores(folder: Path, name: str) -> bool:
     """Whether safetensors files of a folder have a tensor of this name."""
     index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if has_file(index):
-        listed = read_json(index).get("weight_map")
-        return isinstance(listed, dict) and name in listed
+    listed = read_index(index, ".safetensors")
+    if listed is not None:
+        return name in listed
     return has_file(whole, None) and f'"{name}"'.encode() in read_header(whole)
 
 
@@ -228,7 +229,10 @@ def _header_dtype(file: Path) -> str:
         header = json.loads(text)
         named = [str(v["dtype"]) for k, v in header.items() if k != "__metadata__"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
+        why = f"{type(error).__name__}: {error}"
+        raise LoadError(
+            f"{file} is no safetensors file: its header names no types ({why})."
+        ) from error
     numbers = next((name for name in named if name in _DTYPES), named[0] if named else "F32")
     return _DTYPES.get(numbers, numbers)
 

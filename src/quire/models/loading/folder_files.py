@@ -25,6 +25,8 @@ AUTOMATIC_FORMATS = ("auto", "hf", "mmap")
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
 _MOST_HEADER_BYTES = 16 << 20
 """Some 100,000 tensors."""
+_POINTER = b"version https://git-lfs"
+"""What a repository has in the place of a large file that has not been fetched."""
 _NO_WEIGHTS = (
     *("training_args.bin", "optimizer.bin", "optimizer.pt"),
     *("scheduler.pt", "scaler.pt", "rng_state.pth"),
@@ -68,7 +70,13 @@ def read_header(file: Path) -> bytes:
 
 def next_header(file: Path, stream: BinaryIO) -> bytes:
     """The header of a safetensors file that is open at its beginning: see `read_header`."""
-    size = int.from_bytes(stream.read(8), "little")
+    first = stream.read(8)
+    if first == _POINTER[:8] and stream.read(len(_POINTER) - 8) == _POINTER[8:]:
+        raise CorruptCheckpoint(
+            f"{file} is a pointer of Git LFS and not the file itself: fetch that with "
+            "`git lfs pull`."
+        )
+    size = int.from_bytes(first, "little")
     if size > _MOST_HEADER_BYTES:
         raise CorruptCheckpoint(
             f"{file} is no valid safetensors file: its header would have {size} bytes, and "

@@ -46,7 +46,7 @@ _STORAGES = {"torch.storage.UntypedStorage": 1} | {
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class PickledStorage:
     """Memory that a pickle names: the key of its record, and its bytes."""
 
     key: str
@@ -64,7 +64,9 @@ _MARK, _OTHER = object(), object()
 """Where a list of values begins, and a value that does not matter."""
 
 
-def scan_pickle(file: Path, stream: BufferedIOBase | IO[bytes], most_bytes: int) -> list[Storage]:
+def scan_pickle(
+    file: Path, stream: BufferedIOBase | IO[bytes], most_bytes: int
+) -> list[PickledStorage]:
     """The storages of the pickle that `stream` is at the beginning of; it is left at its end.
 
     Raises CorruptCheckpoint, which names `file`, for a pickle that is no dict of tensors, or has
@@ -90,7 +92,7 @@ class _Scan:
     """
 
     def __init__(self, file: Path) -> None:
-        self.storages: list[Storage] = []
+        self.storages: list[PickledStorage] = []
         self._file = file
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
@@ -157,7 +159,7 @@ class _Scan:
         stated = self._stack.pop()
         match stated:
             case ("storage", _Named(name), str(key), str(), int(count), *_) if name in _STORAGES:
-                self.storages.append(Storage(key, max(0, count) * _STORAGES[name]))
+                self.storages.append(PickledStorage(key, max(0, count) * _STORAGES[name]))
             case _:
                 raise _broken(self._file, "its pickle names a storage in another way than torch")
         self._stack.append(_OTHER)

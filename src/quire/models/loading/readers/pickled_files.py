@@ -24,10 +24,10 @@ from quire.models.loading.readers.checkpoint_files import (
     FileNames,
     TensorEntry,
     check_index,
-    read_index,
     weight_files,
 )
-from quire.models.loading.readers.pickle_scan import Storage, scan_pickle
+from quire.models.loading.readers.pickle_scan import PickledStorage, scan_pickle
+from quire.models.loading.weight_index import check_name, read_index
 from quire.text.model_files import has_file
 
 _INDEX = "pytorch_model.bin.index.json"
@@ -136,7 +136,7 @@ def _check_zip(file: Path) -> None:
 
 
 def _check_records(
-    file: Path, folder: str, storages: Sequence[Storage], sizes: dict[str, int]
+    file: Path, folder: str, storages: Sequence[PickledStorage], sizes: dict[str, int]
 ) -> None:
     """Raise CorruptCheckpoint unless each storage has a record of its size."""
     for storage in storages:
@@ -152,7 +152,7 @@ def _check_old(file: Path) -> None:
     """Raise CorruptCheckpoint for pickles that ask for more than tensors need, or for more memory
     than the file has bytes.
     """
-    storages: list[Storage] = []
+    storages: list[PickledStorage] = []
     with file.open("rb") as stream:
         if stream.peek(2)[:2] == b"PK":
             raise CorruptCheckpoint(
@@ -182,6 +182,7 @@ def _check_tensor(file: Path, name: object, tensor: object) -> None:
             f"{file}: {str(name)[:100]!r} is a {type(tensor).__name__}, and a checkpoint has only "
             "tensors by name. Save the model's state_dict() alone."
         )
+    check_name(file, name)
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         raise LoadError(f"{file}: {name} is no plain tensor with all of its values.")
 
