@@ -15,6 +15,7 @@ from quire.config.planning import gather_model_facts
 from quire.errors import CorruptCheckpoint, LoadError
 from quire.models import read_spec
 from quire.models.config_reader import read_config
+from quire.models.loading.readers import checkpoint_files
 from quire.models.loading.weight_index import read_index
 from tests.models.paged_driver import load
 
@@ -127,7 +128,9 @@ def test_a_shape_as_large_as_a_sparse_file(folder):
     file = folder / "model.safetensors"
     os.truncate(file, file.stat().st_size + (1 << 40))
     before = psutil.Process().memory_info().rss
-    with pytest.raises(LoadError, match=rf"wrong shape {NAME} \[274877906944\]|unable to mmap"):
+    with pytest.raises(
+        LoadError, match=rf"wrong shape {NAME} \[274877906944\]|cannot be mapped: the"
+    ):
         load_folder(folder)
     assert psutil.Process().memory_info().rss - before < 64 << 20
 
@@ -200,6 +203,15 @@ def test_a_name_that_no_message_could_show(folder, name, load_format):
     with pytest.raises(CorruptCheckpoint, match="a tensor whose name is longer than 255 char") as e:
         load_folder(folder, load_format)
     assert str(e.value).isprintable() and len(str(e.value)) < 500
+
+
+def test_a_file_without_room_is_not_called_broken(folder, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("unable to mmap 9 bytes from file <x>: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(checkpoint_files, "safe_open", refuse)
+    with pytest.raises(LoadError, match=r"cannot be mapped: .* or store the weights in smaller f"):
+        load_folder(folder)
 
 
 def test_links_are_followed(folder):

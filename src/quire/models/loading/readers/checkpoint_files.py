@@ -21,6 +21,8 @@ from quire.models.loading.folder_files import read_header
 from quire.models.loading.weight_index import check_name, read_index
 from quire.text.model_files import has_file
 
+_NO_ROOM = "unable to mmap"
+"""What torch says where the system has no room for a file."""
 _REMAP_BYTES = (
     256 << 20
 )  # mapped bytes after which a file is mapped again, so that read weights do not stay resident
@@ -124,6 +126,12 @@ def _opened(file: Path) -> Iterator[Any]:
                 raise SafetensorError("a name is there twice")
             yield handle
     except (SafetensorError, OSError, RuntimeError) as error:
+        if _NO_ROOM in str(error):
+            raise LoadError(
+                f"{file} cannot be mapped: the system maps no file of {file.stat().st_size} bytes "
+                "for a process that may take less memory. Raise the limit, or store the weights in "
+                "smaller files, as save_pretrained(max_shard_size=...) of transformers does."
+            ) from error
         raise CorruptCheckpoint(
             f"{file} is no valid safetensors file ({error}). It may be an incomplete download: "
             "fetch it again."
