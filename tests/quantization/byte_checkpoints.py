@@ -14,8 +14,9 @@ import torch
 class InBytes:
     """A way to write a checkpoint: scales are of blocks [outputs, inputs] (0: all of them).
 
-    strays: of stored scales that are not read. is_exact: activations keep their values. rows: else
-    they have a scale for as many inputs (0: all of them), or the stored input_scale.
+    are_exponents: scales are powers of two, stored as their exponents. strays: of stored scales
+    that are not read. is_exact: activations keep their values. rows: else they have a scale for as
+    many inputs (0: all of them), or the stored input_scale.
     """
 
     config: dict[str, Any]
@@ -27,6 +28,7 @@ class InBytes:
     strays: tuple[str, ...] = ()
     is_exact: bool = False
     rows: int = 0
+    are_exponents: bool = False
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
         """The activations x [*, inputs] as a product with such weights has them."""
@@ -52,11 +54,13 @@ class InBytes:
             for j in range(scales.shape[1]):
                 at = slice(i * outputs, (i + 1) * outputs), slice(j * inputs, (j + 1) * inputs)
                 scale = weight[at].abs().max() / (127.5 if self.is_whole else 448)
+                scale = scale.log2().ceil().exp2() if self.are_exponents else scale
                 found = weight[at] / scale
                 found = found.round().clamp(-128, 127) if self.is_whole else found
                 numbers[at], scales[i, j] = found.to(stored), scale
                 plain[at] = numbers[at].float() * scale
         shape = scales.shape if self.shape is None else self.shape
+        scales = scales.to(torch.float8_e8m0fnu) if self.are_exponents else scales
         parts = {"weight": numbers, self.scale: scales.view(shape)}
         parts |= {name: torch.tensor(1.5) for name in self.strays}
         if self.input_scale is not None:
@@ -107,6 +111,13 @@ _OF_GROUPS = {"strategy": "group", "group_size": 24, "dynamic": True}
 BYTE_FORMATS: dict[str, InBytes] = {
     "fp8-blocks": InBytes(
         _fp8(weight_block_size=list(_BLOCK)), _BLOCK, "weight_scale_inv", rows=_BLOCK[1]
+    ),
+    "fp8-blocks-of-exponents": InBytes(
+        _fp8(weight_block_size=list(_BLOCK), scale_fmt="ue8m0"),
+        _BLOCK,
+        "weight_scale_inv",
+        rows=_BLOCK[1],
+        are_exponents=True,
     ),
     "fp8-tensor": InBytes(_fp8(), shape=()),
     "fp8-static": InBytes(_fp8(activation_scheme="static"), shape=(1,), input_scale=0.015),

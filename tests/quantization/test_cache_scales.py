@@ -24,7 +24,8 @@ E4M3 = torch.float8_e4m3fn
 NAMES = {
     "attention": {"k_scale": 0.01, "v_scale": 0.002},
     "projections": {"k_proj.k_scale": 0.01, "v_proj.v_scale": 0.002},
-    "outputs": {"k_proj.output_scale": 0.01, "v_proj.output_scale": 0.002, "q_scale": 9.0},
+    "outputs": {"k_proj.output_scale": 0.01, "v_proj.output_scale": 0.002, "q_scale": 9.0}
+    | {"prob_scale": 7.0},
     "both": {"kv_scale": 0.01},
     "keys": {"attn.k_scale": 0.01},
 }

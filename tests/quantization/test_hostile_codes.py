@@ -85,7 +85,6 @@ CONFIGS = {
     "two names": ("awq", {"q_group_size": 32}, "group_size=16.*q_group_size=32"),
     "bits": ("gptq-v1", {"bits": 3}, "bits=3 .*4 or 8"),
     "AWQ of another order": ("awq", {"version": "gemv"}, "version='gemv'"),
-    "AWQ without zero points": ("awq", {"zero_point": False}, "zero_point=False"),
     "Marlin": ("gptq-v1", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
     "format": ("compressed-w4a16", {"format": "marlin-24"}, "format='marlin-24'"),
     "sparsity": (
@@ -149,6 +148,60 @@ def test_what_is_not_known_is_refused_by_its_key(case):
     name, keys, says = CONFIGS[case]
     with pytest.raises(LoadError, match=says):
         read_storage({"quantization_config": {**FORMATS[name].config, **keys}})
+
+
+SLOW = {
+    "repeats of repeats": r"(([a-z_.0-9])+)+$!",
+    "five of anything": ".*.*.*.*.*x",
+    "optional letters": "a?" * 40 + "a" * 40,
+    "alternatives that are alike": "(a|a)" * 40,
+    "lists of classes": r"([^\]]*\.)*x",
+    "bounded repeats of a group": "(a|aa){40}x",
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_expressions_that_could_search_without_end_are_refused(case):
+    for name, keys in (
+        ("gptq-v1", {"dynamic": {f"-:{SLOW[case]}": {}}}),
+        ("compressed-w4a16", {"ignore": ["lm_head", f"re:{SLOW[case]}"]}),
+    ):
+        with pytest.raises(LoadError, match="regular expressions of at most 400 characters with"):
+            read_storage({"quantization_config": {**FORMATS[name].config, **keys}})
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_meant"),
+    [
+        (r".*\.(up|gate)_proj", True),
+        (r"model\.layers\.\d{1,2}\.(mlp|attn)\..*", True),
+        (r"model\.layers\.([0-3]|1\d)\.(?:mlp\.)?up_proj$", True),
+        (r"^(?!.*mlp)(?!.*head).*", False),
+        (r".*layers.*mlp.*up.*proj", True),
+        (r"[)*+]+up|\)*model", True),
+        ("model.layers.(" + "|".join(map(str, range(1, 100))) + r")\..*", False),
+    ],
+)
+def test_expressions_as_tools_write_them_are_taken(expression, is_meant):
+    config = FORMATS["compressed-w4a16"].config | {"ignore": [f"re:{expression}"]}
+    storage = read_storage({"quantization_config": config})
+    assert (storage.layout_of("model.layers.0.mlp.up_proj") is None) == is_meant
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        (["re:a"] * 1001, "at most 1000 regular expressions"),
+        (["re:.*a.*b.*c.*d"] * 5, "regular expressions of at most"),
+        (["a"] * 100_001, "a list of at most 100000 names"),
+    ],
+    ids=["expressions", "slow ones", "names"],
+)
+def test_lists_without_end_are_refused(listed, says):
+    config = FORMATS["compressed-w4a16"].config | {"ignore": listed}
+    with pytest.raises(LoadError, match=says) as caught:
+        read_storage({"quantization_config": config})
+    assert len(str(caught.value)) < 1000
 
 
 def test_activations_in_integers_are_refused():
@@ -243,6 +296,27 @@ TENSORS = {
         replaced("weight", torch.Tensor.float),
         LoadError,
         "q_proj.weight is stored as F32",
+    ),
+    "no scales": (
+        "fp8-blocks",
+        taken("weight_scale_inv"),
+        LoadError,
+        "q_proj.weight is stored as F8_E4M3, and there is no .*q_proj.weight_scale_inv",
+    ),
+    "exponents of whole numbers": (
+        "compressed-int",
+        replaced("weight_scale", lambda t: t.to(torch.float8_e8m0fnu)),
+        LoadError,
+        "weight_scale is stored as F8_E8M0, and config.json says that it is a part of a quantised",
+    ),
+    "endless exponent of a block": (
+        "fp8-blocks-of-exponents",
+        replaced(
+            "weight_scale_inv",
+            lambda t: t.view(torch.uint8).index_fill(0, torch.tensor(0), 255).view(t.dtype),
+        ),
+        CorruptCheckpoint,
+        "q_proj has a scale that is no finite number",
     ),
     "one scale": (
         "fp8-blocks",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from quire import EngineArgs, embedded
 from quire.config.args.option import options_of
-from quire.config.resolve.dtype import BITS_PER_WEIGHT, STORED_NAMES
+from quire.config.resolve.dtype import BITS_PER_WEIGHT, OTHER_NAMES, STORED_NAMES
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.loading.options import ModelOptions
@@ -66,7 +66,10 @@ def test_plain_torch_and_native_code_agree(name):
 
 
 def test_every_name_has_a_recipe_and_the_size_that_memory_is_planned_with():
-    assert {*options_of(EngineArgs)["quantization"].choices} == {*RECIPES, *STORED_NAMES}
+    assert {*options_of(EngineArgs)["quantization"].choices} == {
+        *(*RECIPES, *STORED_NAMES, *OTHER_NAMES)
+    }
+    assert set(OTHER_NAMES.values()) <= set(RECIPES)
     assert set(RECIPES) == set(BITS_PER_WEIGHT)
     for name, recipe in RECIPES.items():
         bits = {"fp8": 8, "int8": 8, "int4": 4 + 16 / (recipe.projections.group or 1)}

@@ -36,7 +36,12 @@ OTHERS = {
 whose routers are no linear modules), in one layout each.
 """
 OF_BYTES = BYTE_FORMATS | PEAK_FORMATS
-FIRST_BYTES = ("fp8-blocks", "compressed-int", "compressed-float-w8a16", "bitsandbytes-int8-rows")
+FIRST_BYTES = (
+    "fp8-blocks-of-exponents",
+    "compressed-int",
+    "compressed-float-w8a16",
+    "bitsandbytes-int8-rows",
+)
 """Layouts of bytes that are tested by default."""
 PACKED = FORMATS | FOUR_BIT_FORMATS | BLOCK_FORMATS
 """Layouts whose products are with activations as they are."""
@@ -163,6 +168,16 @@ def test_families_with_other_modules(library, tmp_path, family):
     assert model.weight_bytes < load(plain, ops, made.max_model_len).weight_bytes
 
 
+def test_convolutions_are_no_linear_modules(library, tmp_path):
+    made = library["lfm2"]
+    names = re.compile(r".*\.(w[123]|\w*_proj)\.weight")
+    plain = write(made.folder, tmp_path / "model", BYTE_FORMATS["compressed-float-w8a16"], names)
+    ops = ops_of("torch")
+    model = load(tmp_path / "model", ops, made.max_model_len)
+    expected = [oracle(HOSTILE["lfm2"], plain)(p) for p in made.prompts]
+    assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
+
+
 def test_modules_on_a_list_are_stored_as_they_are(library, tmp_path):
     made = library["llama"]
     config = FORMATS["gptq-v1"].config | {"dynamic": {r"-:.*layers\.1\.": {}}}
@@ -201,7 +216,7 @@ def test_groups_of_modules_have_schemes_of_their_own():
 
 
 def test_rules_of_gptq_override_bits_and_groups():
-    rules = {r"+:.*down_proj": {"bits": 8, "group_size": 32}, r"-:.*layers\.1\.": {}}
+    rules = {r"-:.*layers\.1\.": {}, r"+:.*down_proj": {"bits": 8, "group_size": 32}}
     config = FORMATS["gptq-v1"].config | {"dynamic": rules}
     storage = read_storage({"quantization_config": config})
     found = storage.layout_of("model.layers.0.mlp.down_proj")

@@ -41,6 +41,7 @@ from quire.models.loading.folder_files import (
 )
 from quire.models.loading.products import layer_products
 from quire.models.loading.source import What, locate
+from quire.models.loading.weight_index import read_index
 from quire.models.max_length import LengthFacts, bounded, length_facts
 from quire.models.parameters import adapter_size, num_expert_parameters, num_parameters
 from quire.models.pooling.late import PROJECTION, is_unprojected, projection
@@ -141,9 +142,9 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
 def _stores(folder: Path, name: str) -> bool:
     """Whether safetensors files of a folder have a tensor of this name."""
     index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if has_file(index):
-        listed = read_json(index).get("weight_map")
-        return isinstance(listed, dict) and name in listed
+    listed = read_index(index, ".safetensors")
+    if listed is not None:
+        return name in listed
     return has_file(whole, None) and f'"{name}"'.encode() in read_header(whole)
 
 
@@ -272,7 +273,10 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
             for name, entry in entries.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
+        why = f"{type(error).__name__}: {error}"
+        raise LoadError(
+            f"{file} is no safetensors file: its header names no types ({why})."
+        ) from error
 
 
 def _model_folder(args: EngineOptions) -> Path:

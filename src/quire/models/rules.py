@@ -145,7 +145,7 @@ class StoredTensor:
         a layout.
         """
         is_weight = self.name.endswith(".weight") and not set(self.steps) & _NOT_LINEAR
-        is_linear = all(leaf.kind == "matrix" or leaf.name == "head.weight" for leaf in self.leaves)
+        is_linear = all(_is_linear(leaf) for leaf in self.leaves)
         layout = storage.layout_of(self.module) if is_weight else None
         if "stacked" in self.steps and "joined" not in self.steps:
             layout = storage.experts
@@ -157,6 +157,11 @@ class StoredTensor:
             shape = (self.shape[0], rows // self.shape[0], inputs)
         steps = tuple(step for step in self.steps if step != "transpose")
         return StoredTensor(self.name, shape, self.leaves, steps, layout)
+
+
+def _is_linear(leaf: Parameter) -> bool:
+    """Whether it is a matrix of a linear module; the kernels of convolutions have three axes."""
+    return leaf.name == "head.weight" or (leaf.kind == "matrix" and len(leaf.shape) == 2)
 
 
 _NOT_LINEAR: frozenset[Step] = frozenset({"stacked", "joined", "row", "scalar"})

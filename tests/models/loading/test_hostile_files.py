@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tracemalloc
 
 import psutil
 import pytest
@@ -14,6 +15,8 @@ from quire.config.planning import gather_model_facts
 from quire.errors import CorruptCheckpoint, LoadError
 from quire.models import read_spec
 from quire.models.config_reader import read_config
+from quire.models.loading.readers import checkpoint_files
+from quire.models.loading.weight_index import read_index
 from tests.models.paged_driver import load
 
 NAME = "model.norm.weight"
@@ -101,6 +104,12 @@ def test_a_header_of_gigabytes_takes_no_memory(folder, size):
     assert psutil.Process().memory_info().rss - before < 64 << 20
 
 
+def test_a_file_that_has_not_been_fetched(folder):
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n" * 3)
+    with pytest.raises(CorruptCheckpoint, match="is a pointer of Git LFS .* `git lfs pull`"):
+        load_folder(folder)
+
+
 def test_a_shape_as_large_as_a_sparse_file(folder):
     """A tebibyte that is there, but not what the model has: refused by its shape, or where the
     system does not map so much.
@@ -119,7 +128,9 @@ def test_a_shape_as_large_as_a_sparse_file(folder):
     file = folder / "model.safetensors"
     os.truncate(file, file.stat().st_size + (1 << 40))
     before = psutil.Process().memory_info().rss
-    with pytest.raises(LoadError, match=rf"wrong shape {NAME} \[274877906944\]|unable to mmap"):
+    with pytest.raises(
+        LoadError, match=rf"wrong shape {NAME} \[274877906944\]|cannot be mapped: the"
+    ):
         load_folder(folder)
     assert psutil.Process().memory_info().rss - before < 64 << 20
 
@@ -137,7 +148,69 @@ def test_an_index_names_files_of_its_folder_only(folder, file):
     shutil.copy(folder / "model.safetensors", folder.parent / "model.safetensors")
     index = {"weight_map": {NAME: file}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CorruptCheckpoint, match="weight_map must map tensor names to file names"):
+    with pytest.raises(CorruptCheckpoint, match="weight_map must map tensor|Expected `str`, got"):
+        load_folder(folder)
+
+
+INDICES = {
+    "a list": ("[]", "is no weight index: Expected `object`, got `array`"),
+    "empty": ("", "is no weight index: Input data was truncated"),
+    "no map": ("{}", "is no weight index: Object missing required field `weight_map`"),
+    "depth": ('{"weight_map": ' + "[" * 100_000, "is no weight index"),
+    "a name of lines": (
+        '{"weight_map": {"a\\nb": "model.safetensors"}}',
+        r"has a tensor .*'a\\nb'",
+    ),
+    "a long name": (
+        f'{{"weight_map": {{"{"a" * 256}": "model.safetensors"}}}}',
+        "has a tensor whose name is longer than 255 characters",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", INDICES)
+def test_an_index_that_lies(folder, case):
+    text, says = INDICES[case]
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CorruptCheckpoint, match=f"model.safetensors.index.json.*{says}") as caught:
+        load_folder(folder)
+    assert "\n" not in str(caught.value) and "Error" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_what_is_not_read_of_an_index_takes_no_memory(tmp_path):
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text('{"metadata": [' + "{}," * 3_000_000 + '{}], "weight_map": {}}')
+    tracemalloc.start()
+    assert read_index(path, ".safetensors") == {}
+    assert tracemalloc.get_traced_memory()[1] < 120 << 20  # objects alone would take 200
+    tracemalloc.stop()
+    path.write_text('{"weight_map": {' + '"a":"b",' * 1_000_000 + '"a":"b"}}')
+    with pytest.raises(CorruptCheckpoint, match="it has too many entries"):
+        read_index(path, ".safetensors")
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "a\nb", "\x1b[31mred", "a\ud800"])
+@pytest.mark.parametrize("load_format", ["safetensors", "pt"])
+def test_a_name_that_no_message_could_show(folder, name, load_format):
+    if load_format == "pt":
+        (folder / "model.safetensors").unlink()
+        torch.save({name: torch.ones(1)}, folder / "pytorch_model.bin")
+    elif name.isascii():
+        save_file({name: torch.ones(1)}, folder / "model.safetensors")
+    else:
+        return  # no safetensors file can have it
+    with pytest.raises(CorruptCheckpoint, match="a tensor whose name is longer than 255 char") as e:
+        load_folder(folder, load_format)
+    assert str(e.value).isprintable() and len(str(e.value)) < 500
+
+
+def test_a_file_without_room_is_not_called_broken(folder, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("unable to mmap 9 bytes from file <x>: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(checkpoint_files, "safe_open", refuse)
+    with pytest.raises(LoadError, match=r"cannot be mapped: .* or store the weights in smaller f"):
         load_folder(folder)
 
 

@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import sys
+import warnings
 import zipfile
 
 import pytest
@@ -136,7 +137,61 @@ def cut(keep):
     return edit
 
 
+def with_records(**records):
+    """The archive with other content in the records whose names end so; a list: one for each."""
+
+    def edit(folder):
+        file = folder / "pytorch_model.bin"
+        with zipfile.ZipFile(file) as archive:
+            parts = {entry: archive.read(entry) for entry in archive.namelist()}
+        with zipfile.ZipFile(file, "w") as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of two records with one name
+            for name, content in parts.items():
+                changed = records.get(name.rpartition("/")[2].partition(".")[0], [content])
+                for some in changed:
+                    archive.writestr(name, some)
+
+    return edit
+
+
+def without_zip(content, *changes):
+    """A file in the form from before torch 1.6, with some of its bytes replaced."""
+
+    def edit(folder):
+        file = folder / "pytorch_model.bin"
+        torch.save(content, file, _use_new_zipfile_serialization=False)
+        data = file.read_bytes()
+        for old, new in changes:
+            assert old in data
+            data = data.replace(old, new)
+        file.write_bytes(data)
+
+    return edit
+
+
+def pickled_as(body):
+    """The archive with a pickle of one item; `body` makes its key and its value."""
+    return with_records(data=[b"\x80\x02}" + body + b"s."])
+
+
+TEXT = b"X\x01\x00\x00\x00a"
+DOUBLED = b"".join(bytes([*b"h", i, *b"h", i, *b"\x86q", i + 1]) for i in range(22))
+PAIRS = TEXT + b"\x85q\x00" + DOUBLED
+"""A tuple, the pair of it and itself, and so on: one more pair doubles the time of its hash."""
+ARRAY = TEXT + b"cbuiltins\nbytearray\nJ\x00\x00\x00\x04\x85R"
 SPOILED = {
+    "a byte array": (pickled_as(ARRAY), "asks for builtins.bytearray"),
+    "tuples of themselves": (pickled_as(PAIRS + TEXT), "has one tuple in several places"),
+    "an empty stack": (pickled_as(b"\x86"), "a value is taken from an empty stack"),
+    "another storage": (pickled_as(TEXT + TEXT + b"Q"), "names a storage in another way"),
+    "a long text": (pickled_as(b"X\xff\xff\xff\x7fa"), "is no valid file of torch.save"),
+    "a short record": (with_records(**{"0": [b"1234"]}), "data/0 has 4 bytes, and the tensors"),
+    "no record": (with_records(**{"0": []}), "data/0 has no bytes, and the tensors"),
+    "two records": (with_records(**{"0": [b"1", b"2"]}), "has two records of one name"),
+    "large storages": (
+        without_zip({"a": torch.ones(77)}, (b"K\x4d", b"J\x00\x00\x00\x40")),
+        "the tensors in it need 4294967296",
+    ),
     "compressed": (compressed, "is compressed, which torch.save never does"),
     "a list": (saved([torch.ones(1)]), "holds a list, not a dict of tensors"),
     "numbers": (saved({"epoch": 3}), "'epoch' is a int, and a checkpoint has only tensors"),
@@ -146,12 +201,23 @@ SPOILED = {
     "without values": (saved({"a": torch.ones(3, device="meta")}), "a is no plain tensor"),
     "another protocol": (
         lambda folder: (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}, 4)),
-        "asks for more than tensors need",
+        "has the instruction FRAME",
     ),
     "empty": (cut(0), "is no valid file of torch.save"),
-    "truncated": (cut(-3000), "is no valid file of torch.save"),
-    "a few bytes": (cut(100), "is no valid file of torch.save"),
+    "truncated": (cut(-3000), "is an archive whose end is missing"),
+    "a few bytes": (cut(100), "is an archive whose end is missing"),
+    "a page": (
+        lambda folder: (folder / "pytorch_model.bin").write_text("<!DOCTYPE html>"),
+        "is no valid file of torch.save",
+    ),
 }
+
+
+def test_old_files_of_a_gpu_are_unpickled(checkpoints, pickled):
+    tensors = load_file(checkpoints["llama"].folder / "model.safetensors")
+    (pickled / "model.safetensors").unlink(missing_ok=True)
+    without_zip(tensors, (b"ctorch\nFloatStorage", b"ctorch.cuda\nFloatStorage"))(pickled)
+    assert same_logits(pickled, checkpoints["llama"], "pt")
 
 
 @pytest.mark.parametrize("case", SPOILED)
@@ -166,6 +232,12 @@ def test_a_spoiled_pickle_is_one_sentence(pickled, case):
 def test_a_pickle_of_absurd_size_is_not_read(pickled, monkeypatch):
     monkeypatch.setattr("quire.models.loading.readers.pickled_files._MOST_PICKLE_BYTES", 100)
     with pytest.raises(CorruptCheckpoint, match="may have at most 100"):
+        load_folder(pickled)
+
+
+def test_a_pickle_of_countless_instructions_is_not_unpickled(pickled, monkeypatch):
+    monkeypatch.setattr("quire.models.loading.readers.pickle_scan._MOST_OPCODES", 100)
+    with pytest.raises(CorruptCheckpoint, match="has more than 100 instructions"):
         load_folder(pickled)
 
 

@@ -54,13 +54,16 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "Round the weights while loading: int8 (one scale per output) or int4 (one per 32 inputs; "
         "int4_g64 and int4_g128: per 64, 128). Activations are then int8 in products, unless the "
         "name ends with weight_only, which is slower. fp8: e4m3, one scale per output, activations "
-        "too; on GPUs. None keeps `dtype`, or what a quantised checkpoint stores, whose name may "
-        "be given too.",
+        "too; on GPUs. fp8_per_channel and int8_per_channel_weight_only are other names of fp8 and "
+        "int8_weight_only. None keeps `dtype`, or what a quantised checkpoint stores, whose name "
+        "may be given too.",
         choices=(
             *("fp8", "int8", "int4", "int4_g64", "int4_g128"),
             *("int8_weight_only", "int4_weight_only"),
-            *("awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "gptq", "gptq_marlin"),
-            *("modelopt", "modelopt_fp4", "mxfp4"),
+            *("fp8_per_channel", "int8_per_channel_weight_only"),
+            *("awq", "auto_awq", "awq_marlin", "bitsandbytes", "compressed-tensors"),
+            *("gptq", "auto_gptq", "gptq_marlin", "modelopt", "modelopt_fp4"),
+            *("mxfp4", "gpt_oss_mxfp4"),
         ),
         hint="Use 'int8' or 'int4', which round any checkpoint while it is loaded.",
         flags=("-q",),

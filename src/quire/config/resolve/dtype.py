@@ -90,11 +90,15 @@ BITS_PER_WEIGHT = {
 
 
 STORED_NAMES = {name: name for name in METHODS} | {
-    "awq_marlin": "awq",
-    "gptq_marlin": "gptq",
+    **dict.fromkeys(("auto_awq", "awq_marlin"), "awq"),
+    **dict.fromkeys(("auto_gptq", "gptq_marlin"), "gptq"),
+    "gpt_oss_mxfp4": "mxfp4",
     "modelopt_fp4": "modelopt",
 }
 """Values of `quantization` that confirm how a checkpoint is stored. fp8 rounds others."""
+
+OTHER_NAMES = {"fp8_per_channel": "fp8", "int8_per_channel_weight_only": "int8_weight_only"}
+"""Values of `quantization` that mean the same as others."""
 
 _WITHOUT_CODES = {
     "dummy": 'Take the quantisation away with hf_overrides={"quantization_config": null}.',
@@ -111,15 +115,21 @@ def decide_quantization(d: Decisions) -> None:
         reason = f"the checkpoint is quantised with {stored}; its weights stay as they are stored"
         d.decide("quantization", None, reason)
         return
-    if given == "fp8":
+    chosen = rounding(given)
+    if given is not None and chosen == "fp8":
         require_fp8(d, "quantization", given)
     d.decide(
         "quantization",
-        given,
+        chosen,
         "quantization was not given: weights keep their values"
         if given is None
         else f"quantization was given; embedding, norms and routers stay {d.value('dtype')}",
     )
+
+
+def rounding(given: str | None) -> str | None:
+    """The value of `quantization` under the name that it has here."""
+    return given if given is None else OTHER_NAMES.get(given, given)
 
 
 def _check_stored(d: Decisions, given: str | None, stored: str | None) -> None:

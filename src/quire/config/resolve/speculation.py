@@ -6,7 +6,7 @@ from typing import cast
 
 from quire.config.draft_facts import DraftFacts
 from quire.config.resolve.decisions import Decisions
-from quire.config.resolve.dtype import BITS_PER_WEIGHT, STORED_NAMES, require_fp8
+from quire.config.resolve.dtype import BITS_PER_WEIGHT, STORED_NAMES, require_fp8, rounding
 from quire.config.resolve.hidden_states import METHOD
 from quire.config.speculation import (
     DraftPlan,
@@ -114,12 +114,13 @@ def _rounding(d: Decisions, config: SpeculativeConfig, draft: DraftFacts) -> str
             allowed = f"None or {storage.method}, as the draft is stored"
             raise InvalidParameter(name, given, allowed, "Leave it out.")
         return None
-    if given is not None and given not in BITS_PER_WEIGHT:
+    chosen = rounding(given)
+    if chosen is not None and chosen not in BITS_PER_WEIGHT:
         allowed = f"None, or one of {', '.join(BITS_PER_WEIGHT)}"
         raise InvalidParameter(name, given, allowed)
-    if given == "fp8":
+    if given is not None and chosen == "fp8":
         require_fp8(d, name, given)
-    return given
+    return chosen
 
 
 def _draft_plan(

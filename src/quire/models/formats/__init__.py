@@ -36,7 +36,7 @@ _INSTEAD = (
     "which quantization='int8' or 'int4' rounds while it is loaded."
 )
 
-_KEYS = ("quantization_config", "compression_config")
+KEYS = ("quantization_config", "compression_config")
 """Of config.json, the second in old files of compressed-tensors."""
 
 
@@ -45,15 +45,17 @@ def read_storage(config: Mapping[str, Any]) -> Storage | None:
 
     Raises UnsupportedConfigValue, UnknownConfigKey or LoadError for what is not known here.
     """
-    reader = ConfigReader({key: config.get(key) for key in _KEYS}, is_part=True)
-    found = [section for key in _KEYS if (section := reader.section(key)) is not None]
+    reader = ConfigReader({key: config.get(key) for key in KEYS}, is_part=True)
+    found = [section for key in KEYS if (section := reader.section(key)) is not None]
     if not found:
         return None
+    if "quant_algo" in found[0] or "quantization" in found[0]:
+        found[0].supply(quant_method="modelopt")  # whose files need not say it
     try:
         storage: Storage = found[0].choice("quant_method", METHODS)(found[0])
     except UnsupportedConfigValue as error:
         raise UnsupportedConfigValue(f"{error} {_INSTEAD}") from None
     found[0].finish()
     if len(found) > 1:
-        raise unsupported(_KEYS[1], config[_KEYS[1]], f"null beside {_KEYS[0]}")
+        raise unsupported(KEYS[1], config[KEYS[1]], f"null beside {KEYS[0]}")
     return storage

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.fp8 import read_block
-from quire.models.formats.keys import group_size, names, pattern
+from quire.models.formats.keys import ModuleNames, cache_type, group_size, module_names, names
 from quire.models.formats.storage import CodeLayout, Packing, RowScheme, Storage
 
 _KINDS = {
@@ -41,7 +40,7 @@ class _Group:
 
     layout: CodeLayout
     keeps_rows: bool
-    targets: tuple[Callable[[str], bool], ...]
+    targets: ModuleNames
     is_for_all: bool
 
 
@@ -52,11 +51,11 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     reader.ignore("version", "global_compression_ratio", "quantization_status")
     reader.only("format", *_KINDS, "mixed-precision")
     overall = reader.raw("format", None)
-    cache = _cache(reader.section("kv_cache_scheme"))
+    cache = cache_type(reader)
     reader.only("sparsity_config", {}, {"format": "dense"})
     reader.only("transform_config", {})
     reader.only("moe_sparsity_config", {})
-    ignored = [_target(reader, "ignore", name) for name in names(reader, "ignore")]
+    ignored = module_names(names(reader, "ignore"), reader.at("ignore"))
     section = reader.section("config_groups")
     if section is None:
         raise unsupported(reader.at("config_groups"), {}, "at least one group of modules")
@@ -64,9 +63,9 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     section.finish()
 
     def layout_of(module: str) -> CodeLayout | None:
-        if any(is_meant(module) for is_meant in ignored):
+        if ignored.have(module):
             return None
-        named = (g for g in groups if any(is_meant(module) for is_meant in g.targets))
+        named = (g for g in groups if g.targets.have(module))
         found = next(named, None) or next((g for g in groups if g.is_for_all), None)
         return None if found is None else found.layout
 
@@ -79,14 +78,6 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
         skipped_rounding="to 4 bits" if any(g.keeps_rows for g in groups) else None,
         cache=cache,
     )
-
-
-def _cache(scheme: ConfigReader | None) -> Literal["float", "int"] | None:
-    """The type of keys and values in 8 bits; the files have the scales, if there are any."""
-    if scheme is None:
-        return None
-    scheme.choice_of("num_bits", 8)
-    return scheme.choice("type", {"float": "float", "int": "int"})  # type: ignore[no-any-return]
 
 
 def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
@@ -108,16 +99,9 @@ def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
     weights.finish()
     targets = names(group, "targets")
     group.finish()
-    meant = tuple(_target(group, "targets", t) for t in targets if t != "Linear")
+    meant = module_names((t for t in targets if t != "Linear"), group.at("targets"))
     keeps_rows = kind in _FOUR_BIT_FLOATS and rows is not None
     return _Group(layout, keeps_rows, meant, "Linear" in targets)
-
-
-def _target(reader: ConfigReader, key: str, name: str) -> Callable[[str], bool]:
-    if not name.startswith("re:"):
-        return lambda module: module == name
-    expression = pattern(name.removeprefix("re:"), reader.at(key))
-    return lambda module: expression.match(module) is not None
 
 
 def _packed(weights: ConfigReader) -> CodeLayout:
@@ -215,5 +199,5 @@ def _check_types(args: ConfigReader) -> None:
     args.only("zp_dtype", "torch.int8")
 
 
-_ORDERS = {"group": True, "weight": False, "static": False}
+_ORDERS = {"group": True, "dynamic": True, "weight": False, "static": False}
 """In which order inputs were quantised -> whether their groups are stored for each."""

@@ -5,9 +5,9 @@ tensors, and those of NVIDIA's ModelOpt, whose floats may also have four bits, a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.keys import cache_type
 from quire.models.formats.storage import SMALLEST_GROUP, CodeLayout, RowScheme, Storage
 
 _SCHEMES = {"dynamic": False, "static": True}
@@ -24,23 +24,38 @@ def read_fp8(reader: ConfigReader) -> Storage:
     reader.only("dequantize", False)
     is_static = reader.choice("activation_scheme", _SCHEMES, "dynamic")
     block = read_block(reader, "weight_block_size")
+    cache = cache_type(reader)
     if block is None:
-        return _storage("fp8", _whole(is_static))
+        return replace(_storage("fp8", _whole(is_static)), cache=cache)
     if is_static:
         raise unsupported(reader.at("activation_scheme"), "static", "'dynamic' for blocks")
     outputs, inputs = block
     rows = RowScheme(inputs)
     name = "weight_scale_inv"
-    return _storage("fp8", floats(inputs, outputs, rows, name))
+    return replace(_storage("fp8", floats(inputs, outputs, rows, name)), cache=cache)
 
 
 def read_modelopt(reader: ConfigReader) -> Storage:
     """The schemes of ModelOpt with floats of 8 and 4 bits; activations of the latter keep their
-    values.
+    values. All but the tool's name may be in an object `quantization`, as in hf_quant_config.json.
     """
-    reader.ignore(*_MODULES, "producer", "config_groups", "kv_cache_scheme", "group_size")
+    reader.ignore("producer")
+    inner = reader.section("quantization")
+    if inner is None:
+        return _read_scheme(reader)
+    storage = _read_scheme(inner)
+    inner.finish()
+    return storage
+
+
+def _read_scheme(reader: ConfigReader) -> Storage:
+    reader.ignore(*_MODULES, "config_groups", "group_size")
+    reader.only("has_zero_point", False)
+    reader.only("pre_quant_scale", False)
     reader.only("kv_cache_quant_algo", "FP8")
-    cache: Literal["float"] | None = "float" if "kv_cache_quant_algo" in reader else None
+    cache = cache_type(reader)
+    if "kv_cache_quant_algo" in reader:
+        cache = "float"
     small = CodeLayout("modelopt-nvfp4", 4, 16, has_zeros=False)
     layouts = {
         "FP8": _whole(is_static=True),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader
-from quire.models.formats.keys import group_size, pattern
+from quire.models.formats.keys import OF_AUTO_ROUND, group_size, patterns
 from quire.models.formats.storage import CodeLayout, Storage
 
 _VERSIONS = {"gptq": True, "gptq_v2": False}
@@ -29,7 +29,9 @@ def read_gptq(reader: ConfigReader) -> Storage:
     """Codes have zero points, whether they are symmetric or not: the files say which. Modules that
     the files store plainly (head, routers) are not listed.
     """
-    reader.ignore(*_IRRELEVANT)
+    reader.ignore(*_IRRELEVANT, *OF_AUTO_ROUND)
+    reader.only("method", "gptq")  # quant_method once more, in files of GPTQModel
+    reader.only("data_type", "int")
     reader.only("is_marlin_format", False)
     reader.only("pack_dtype", "int32")
     version = "checkpoint_format" if "checkpoint_format" in reader else "format"
@@ -57,21 +59,22 @@ def read_gptq(reader: ConfigReader) -> Storage:
 
 
 def _dynamic(reader: ConfigReader, layout: CodeLayout) -> list[tuple[Any, CodeLayout | None]]:
-    """What `dynamic` says of modules whose names match: in order, those that are kept as they are
-    first.
+    """What `dynamic` says of modules whose names match, None of those that are kept as they are:
+    the first match counts.
     """
     section = reader.section("dynamic")
+    if section is None:
+        return []
+    keys = section.keys()
+    texts = [key.removeprefix("+:").removeprefix("-:") for key in keys]
     rules: list[tuple[Any, CodeLayout | None]] = []
-    for key in () if section is None else section.keys():
-        assert section is not None
-        matches = pattern(key.removeprefix("+:").removeprefix("-:"), section.at(key))
+    for key, matches in zip(keys, patterns(texts, reader.at("dynamic")), strict=True):
         if key.startswith("-:"):
             section.raw(key, {})
-            rules.insert(0, (matches, None))
+            rules.append((matches, None))
         else:
             rules.append((matches, _overridden(section, key, layout)))
-    if section is not None:
-        section.finish()
+    section.finish()
     return rules
 
 

@@ -218,9 +218,10 @@ def _unpacked(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, Stored
     scales: tuple[int, ...] = ()
     if layout.outputs is not None:
         scales = -(-outputs // layout.outputs), layout.groups(inputs)
+    types = (*_SCALES, "F8_E8M0") if layout.packing == "floats" else _SCALES
     parts = {
         "weight": StoredPart((outputs, inputs), (dtype,)),
-        layout.scale_name: StoredPart(scales, _SCALES, is_loose=True),
+        layout.scale_name: StoredPart(scales, types, is_loose=True),
     }
     if layout.rows is not None and layout.rows.is_static:
         parts["input_scale"] = StoredPart((), _SCALES, is_loose=True)

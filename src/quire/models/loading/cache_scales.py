@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(
     r".*\b(?P<layer>layers\.\d+)\.(?:.*\.)?"
-    r"(?:(?P<kind>[kqv]|kv)_scale|(?P<of>[kqv])_proj\.output_scale)"
+    r"(?:(?P<kind>[kqv]|kv|prob)_scale|(?P<of>[kqv])_proj\.output_scale)"
 )
 
 
 def is_cache_scale(name: str) -> bool:
-    """Whether a tensor of a quantised checkpoint is such a scale, or one of queries."""
+    """Whether a tensor of a quantised checkpoint is such a scale, or one of queries or chances."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -66,7 +66,7 @@ def _by_layer(files: WeightFiles, names: list[str]) -> dict[str, FixedScales]:
         match = _NAME.fullmatch(name)
         assert match is not None, "names have been chosen by it"
         kind, layer = match["kind"] or match["of"], match["layer"]
-        if kind == "q":
+        if kind in ("q", "prob"):
             continue
         scale = float(files.read(name).float())
         if not TINY < scale < 1 / TINY:

@@ -157,8 +157,10 @@ def _unpack_awq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, 
 
 
 def _unpack_bytes(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, None]:
-    """A byte for each weight; blocks of outputs share scales."""
+    """A byte for each weight; blocks of outputs share scales, which may be exponents of two."""
     codes, scales = parts["weight"].view(torch.uint8), parts[layout.scale_name]
+    if scales.dtype is torch.float8_e8m0fnu:
+        scales = _powers_of_two(scales.view(torch.uint8))
     if layout.packing != "floats":
         codes = codes ^ 128  # whole numbers of -128..127 as codes whose zero point is 128
     if layout.packing == "bitsandbytes-int8":

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO, Literal
 
 from quire.errors import CorruptCheckpoint, ModelNotFound
 from quire.models.config_reader import read_config
+from quire.models.formats.side_files import with_side_file
 from quire.models.loading.params_json import PARAMS, config_of_params
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file
@@ -24,6 +25,8 @@ AUTOMATIC_FORMATS = ("auto", "hf", "mmap")
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
 _MOST_HEADER_BYTES = 16 << 20
 """Some 100,000 tensors."""
+_POINTER = b"version https://git-lfs"
+"""What a repository has in the place of a large file that has not been fetched."""
 _NO_WEIGHTS = (
     *("training_args.bin", "optimizer.bin", "optimizer.pt"),
     *("scheduler.pt", "scaler.pt", "rng_state.pth"),
@@ -46,14 +49,15 @@ def found_format(folder: Path) -> LoadFormat:
 
 def read_folder_config(folder: Path, load_format: str) -> dict[str, Any]:
     """The folder's config.json, or its params.json in the form of a config.json: with the format
-    `mistral`, and where it is the only one of them. Raises ModelNotFound or LoadError.
+    `mistral`, and where it is the only one of them. What a file of a tool says of quantised weights
+    is its `quantization_config`. Raises ModelNotFound or LoadError.
     """
     params = folder / PARAMS
     if load_format == "mistral" and not has_file(params):
         raise ModelNotFound(f"{folder} has no {PARAMS}, which load_format='mistral' reads.")
     if load_format == "mistral" or (has_file(params) and not has_file(folder / "config.json")):
         return config_of_params(read_json(params))
-    return read_config(folder)
+    return with_side_file(read_config(folder), folder)
 
 
 def read_header(file: Path) -> bytes:
@@ -66,7 +70,13 @@ def read_header(file: Path) -> bytes:
 
 def next_header(file: Path, stream: BinaryIO) -> bytes:
     """The header of a safetensors file that is open at its beginning: see `read_header`."""
-    size = int.from_bytes(stream.read(8), "little")
+    first = stream.read(8)
+    if first == _POINTER[:8] and stream.read(len(_POINTER) - 8) == _POINTER[8:]:
+        raise CorruptCheckpoint(
+            f"{file} is a pointer of Git LFS and not the file itself: fetch that with "
+            "`git lfs pull`."
+        )
+    size = int.from_bytes(first, "little")
     if size > _MOST_HEADER_BYTES:
         raise CorruptCheckpoint(
             f"{file} is no valid safetensors file: its header would have {size} bytes, and "

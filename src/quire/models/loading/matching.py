@@ -34,6 +34,7 @@ def match(
     if storage is not None:
         stored = [_in_codes(s, storage, files) for s in stored]
     depth = len(decoder.blocks)
+    owners = {name: s for s in stored for name in s.parts()}
     parts = {name: part for s in stored for name, part in s.parts().items()}
     expected = {n: p.shape for n, p in parts.items() if n in files.entries or not p.is_optional}
     found = {
@@ -55,11 +56,23 @@ def match(
     for name in expected:
         entry, allowed = files.entries[name], parts[name].dtypes
         if entry.dtype not in allowed:
+            why = _why_not(owners[name], storage)
             raise LoadError(
-                f"{entry.file}: {name} is stored as {entry.dtype}, and config.json describes no "
-                f"quantised weight there; supported are {', '.join(allowed)}."
+                f"{entry.file}: {name} is stored as {entry.dtype}, and {why}; supported are "
+                f"{', '.join(allowed)}."
             )
     return stored
+
+
+def _why_not(stored: StoredTensor, storage: Storage | None) -> str:
+    """Why one of its tensors cannot have any type."""
+    if stored.layout is not None:
+        return "config.json says that it is a part of a quantised weight"
+    left_plain = None if storage is None else stored.in_codes(storage)
+    if left_plain is not None and left_plain.layout is not None:
+        missing = left_plain.at(left_plain.layout.marker)
+        return f"there is no {missing}, which would say that it is quantised"
+    return "config.json describes no quantised weight there"
 
 
 def _under_its_name(stored: StoredTensor, family: Family, files: WeightFiles) -> StoredTensor:

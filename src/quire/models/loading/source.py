@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.errors import ModelNotFound
+from quire.models.formats.side_files import SIDE_FILES
 
 What = Literal["config", "tokenizer", "weights", "all"]
 
-_CONFIG = ["config.json", "generation_config.json"]
+_CONFIG = ["config.json", "generation_config.json", *SIDE_FILES]
 _TOKENIZER = [
     "tokenizer.json",
     "tokenizer_config.json",

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from quire.errors import CorruptCheckpoint, LoadError, WeightMismatch
 from quire.models.loading.folder_files import read_header
-from quire.text.json_files import read_value
+from quire.models.loading.weight_index import check_name, read_index
 from quire.text.model_files import has_file
 
-_MOST_INDEX_BYTES = 64 << 20
-"""Some five times the largest published ones."""
-_LONGEST_NAME = 255
+_NO_ROOM = "unable to mmap"
+"""What torch says where the system has no room for a file."""
 _REMAP_BYTES = (
     256 << 20
 )  # mapped bytes after which a file is mapped again, so that read weights do not stay resident
@@ -106,6 +105,7 @@ class CheckpointFiles:
     def _list(self, file: Path) -> None:
         with _opened(file) as handle:
             for name in handle.keys():  # noqa: SIM118 (a method, not a mapping)
+                check_name(file, name)
                 part = handle.get_slice(name)
                 if name in self.entries:
                     raise WeightMismatch(
@@ -126,31 +126,16 @@ def _opened(file: Path) -> Iterator[Any]:
                 raise SafetensorError("a name is there twice")
             yield handle
     except (SafetensorError, OSError, RuntimeError) as error:
+        if _NO_ROOM in str(error):
+            raise LoadError(
+                f"{file} cannot be mapped: the system maps no file of {file.stat().st_size} bytes "
+                "for a process that may take less memory. Raise the limit, or store the weights in "
+                "smaller files, as save_pretrained(max_shard_size=...) of transformers does."
+            ) from error
         raise CorruptCheckpoint(
             f"{file} is no valid safetensors file ({error}). It may be an incomplete download: "
             "fetch it again."
         ) from error
-
-
-def read_index(path: Path, ending: str) -> dict[str, str] | None:
-    """Tensor name -> name of its file in the same folder, which ends so; None without an index.
-
-    Raises CorruptCheckpoint for anything else.
-    """
-    if not has_file(path, _MOST_INDEX_BYTES):
-        return None
-    try:
-        weight_map = read_value(path, _MOST_INDEX_BYTES)["weight_map"]
-    except (LoadError, KeyError, TypeError) as error:
-        raise CorruptCheckpoint(f"{path} is no weight index: {error!r}") from error
-    if not isinstance(weight_map, dict) or not all(
-        _is_file_name(file, ending) for file in weight_map.values()
-    ):
-        raise CorruptCheckpoint(
-            f"{path}: weight_map must map tensor names to file names in its folder that end with "
-            f"{ending}."
-        )
-    return weight_map
 
 
 def check_index(path: Path, index: dict[str, str], entries: Mapping[str, TensorEntry]) -> None:
@@ -160,13 +145,6 @@ def check_index(path: Path, index: dict[str, str], entries: Mapping[str, TensorE
         if entry is None or entry.file != path.parent / file:
             found = "in no file" if entry is None else f"in {entry.file.name}"
             raise WeightMismatch(f"{path.name} promises {name} in {file}, but it is {found}.")
-
-
-def _is_file_name(value: object, ending: str) -> bool:
-    """Whether it is a name in the index's own folder, and one that a file can have."""
-    if not isinstance(value, str) or "\0" in value or len(value.encode()) > _LONGEST_NAME:
-        return False
-    return Path(value).name == value and value.endswith(ending)
 
 
 def weight_files(

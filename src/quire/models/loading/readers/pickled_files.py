@@ -1,16 +1,18 @@
 """The pickled weights of a model folder (`pytorch_model.bin`, `*.pt`), read without running what is
 in them.
 
-torch's restricted unpickler (`weights_only`) builds tensors and plain containers and nothing else.
+torch's restricted unpickler (`weights_only`) builds tensors and plain containers and nothing else,
+after their pickle has been read as data (pickle_scan.py).
 Tensors of the zip form stay views of the mapped file; the form from before torch 1.6 takes memory
 for one file at a time.
 """
 
 from __future__ import annotations
 
-import re
+import io
 import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,16 +24,19 @@ from quire.models.loading.readers.checkpoint_files import (
     FileNames,
     TensorEntry,
     check_index,
-    read_index,
     weight_files,
 )
+from quire.models.loading.readers.pickle_scan import PickledStorage, scan_pickle
+from quire.models.loading.weight_index import check_name, read_index
 from quire.text.model_files import has_file
 
 _INDEX = "pytorch_model.bin.index.json"
 _NAMES = FileNames(_INDEX, "pytorch_model.bin", " or ".join(PICKLE_PATTERNS))
 _MOST_PICKLE_BYTES = 64 << 20
-"""Of the pickle in a file, which has the names and shapes; unpickled it takes some tens of times as
-much."""
+"""Of the pickle in a file, which has the names and shapes."""
+_NUM_OLD_PICKLES = 5
+"""Before torch 1.6: a magic number, a version, facts about the machine, the tensors, and the keys
+of their storages, which follow."""
 _DTYPES = {
     torch.int8: "I8",
     torch.uint8: "U8",
@@ -44,7 +49,6 @@ _DTYPES = {
     torch.float32: "F32",
     torch.float64: "F64",
 }
-_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 class PickledFiles:
@@ -89,7 +93,9 @@ def read_pickle(file: Path, *, is_mapped: bool = True) -> dict[str, Tensor]:
     if not has_file(file, None):
         raise CorruptCheckpoint(f"{file} is missing, though {_INDEX} names it.")
     try:
-        is_mapped = _check_zip(file) and is_mapped
+        is_zip = zipfile.is_zipfile(file)
+        _check_zip(file) if is_zip else _check_old(file)
+        is_mapped = is_zip and is_mapped
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of storages by type, which old files name
             found = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
@@ -104,14 +110,16 @@ def read_pickle(file: Path, *, is_mapped: bool = True) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
-def _check_zip(file: Path) -> bool:
-    """Whether the file is a zip archive. Raises LoadError for a compressed one, and for one whose
-    pickle is too large: either may take any amount of memory.
+def _check_zip(file: Path) -> None:
+    """Raise CorruptCheckpoint for an archive that is compressed or has a pickle that is too large,
+    either of which may take any amount of memory, or whose records do not hold the tensors.
     """
-    if not zipfile.is_zipfile(file):
-        return False
     with zipfile.ZipFile(file) as archive:
-        for entry in archive.infolist():
+        entries = archive.infolist()
+        sizes = {entry.filename: entry.file_size for entry in entries}
+        if len(sizes) < len(entries):
+            raise CorruptCheckpoint(f"{file} has two records of one name.")
+        for entry in entries:
             if entry.compress_type != zipfile.ZIP_STORED:
                 raise CorruptCheckpoint(
                     f"{file}: {entry.filename} is compressed, which torch.save never does."
@@ -121,17 +129,46 @@ def _check_zip(file: Path) -> bool:
                     f"{file}: {entry.filename} has {entry.file_size} bytes, and the pickle of a "
                     f"checkpoint may have at most {_MOST_PICKLE_BYTES}."
                 )
-    return True
+        for name in [name for name in sizes if name.endswith("/data.pkl")]:
+            stream = io.BytesIO(archive.read(name))
+            storages = scan_pickle(file, stream, _MOST_PICKLE_BYTES)
+            _check_records(file, name.removesuffix("data.pkl"), storages, sizes)
+
+
+def _check_records(
+    file: Path, folder: str, storages: Sequence[PickledStorage], sizes: dict[str, int]
+) -> None:
+    """Raise CorruptCheckpoint unless each storage has a record of its size."""
+    for storage in storages:
+        record = f"{folder}data/{storage.key}"
+        if sizes.get(record) != storage.num_bytes:
+            raise CorruptCheckpoint(
+                f"{file}: {record[:100]} has {sizes.get(record, 'no')} bytes, and the tensors in "
+                f"it need {storage.num_bytes}."
+            )
+
+
+def _check_old(file: Path) -> None:
+    """Raise CorruptCheckpoint for pickles that ask for more than tensors need, or for more memory
+    than the file has bytes.
+    """
+    storages: list[PickledStorage] = []
+    with file.open("rb") as stream:
+        if stream.peek(2)[:2] == b"PK":
+            raise CorruptCheckpoint(
+                f"{file} is an archive whose end is missing. It may be an incomplete download: "
+                "fetch it again."
+            )
+        for _ in range(_NUM_OLD_PICKLES):
+            storages += scan_pickle(file, stream, _MOST_PICKLE_BYTES)
+    own = {storage.key: storage.num_bytes for storage in storages}
+    if sum(own.values()) > (size := file.stat().st_size):
+        raise CorruptCheckpoint(
+            f"{file} has {size} bytes, and the tensors in it need {sum(own.values())}."
+        )
 
 
 def _why(file: Path, error: Exception) -> str:
-    if type(error).__name__ == "UnpicklingError":  # of the module pickle
-        wanted = _GLOBAL.search(str(error))
-        what = "more than tensors need" if wanted is None else wanted[1]
-        return (
-            f"{file} asks for {what} while it is unpickled, which could run any code, so it is not "
-            "read. Use a safetensors version of the model."
-        )
     first = str(error).strip().split("\n", 1)[0][:200]
     return (
         f"{file} is no valid file of torch.save ({type(error).__name__}: {first}). It may be an "
@@ -145,6 +182,7 @@ def _check_tensor(file: Path, name: object, tensor: object) -> None:
             f"{file}: {str(name)[:100]!r} is a {type(tensor).__name__}, and a checkpoint has only "
             "tensors by name. Save the model's state_dict() alone."
         )
+    check_name(file, name)
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         raise LoadError(f"{file}: {name} is no plain tensor with all of its values.")
 
