@@ -1,5 +1,7 @@
 """Requests that use every parameter of SamplingParams, and what is compared of their outputs."""
 
+import json
+
 from quire import SamplingParams
 from quire.params import StructuredOutputsParams as Form
 from quire.params.structured import RepetitionDetectionParams as Repetition
@@ -17,6 +19,20 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
     "required": ["name", "age"],
 }
+GRAMMAR = """
+start: "SELECT " names " FROM " NAME
+names: NAME ("," NAME)*
+NAME: /[a-z]{1,6}/
+"""
+TAG = json.dumps(
+    {
+        "type": "structural_tag",
+        "format": {
+            "type": "tag", "begin": "<a>", "end": "</a>",
+            "content": {"type": "json_schema", "json_schema": SCHEMA},
+        },
+    }
+)  # fmt: skip
 VARIANTS = [
     {},
     {"temperature": 1.0, "logprobs": 3},
@@ -38,8 +54,30 @@ VARIANTS = [
     {"thinking_token_budget": 6, "temperature": 1.0, "logprobs": 1},
     {"max_tokens": 1},
     {"max_tokens": 2, "temperature": 1.0},
-    {"skip_special_tokens": False, "detokenize": True, "flat_logprobs": False},
-]
+    {"skip_special_tokens": False, "spaces_between_special_tokens": False, "temperature": 1.0},
+    {"detokenize": False, "temperature": 1.0, "flat_logprobs": True, "logprobs": 2},
+    {"ignore_eos": False, "logit_bias": {0: 60.0, 1: 60.0}, "min_tokens": 11, "temperature": 1.0},
+    {"truncate_prompt_tokens": 7, "skip_reading_prefix_cache": True, "repetition_penalty": 0.8},
+    {"structured_outputs": Form(grammar=GRAMMAR), "temperature": 1.0, "logprobs": 1},
+    {"structured_outputs": Form(json_object=True), "temperature": 1.0, "min_tokens": 5},
+    {"structured_outputs": Form(structural_tag=TAG), "temperature": 1.0, "min_p": 0.05},
+    {
+        "structured_outputs": Form(json=SCHEMA, starts_after=END),
+        "thinking_token_budget": 5, "temperature": 1.0, "logprobs": 1,
+    },
+]  # fmt: skip
+ELSEWHERE = {
+    "extra_args": "test_same_answers.py: callables of requests",
+    "output_kind": "test_lives.py and test_request_metrics.py: deltas",
+    "routed_experts_prompt_start": "test_layers.py: the experts of tokens",
+    "skip_clone": "how the parameters are copied",
+    "stream_interval": "test_crowded_lives.py",
+    **dict.fromkeys(
+        ("prompt_logprob_token_ids", "prompt_logprob_start", "trace_decode_token_ids"), "refused"
+    ),
+    "watermarking": "refused",
+}
+"""Fields that no variant has, and where they are."""
 
 
 def params_of(variant, seed, max_tokens=40):

@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from quire import LLM, AdapterLogitsProcessor
+from quire import LLM, AdapterLogitsProcessor, SamplingParams
 from quire.kernels.cpu.runtime import find_native
-from tests.speculation.crowd import MARKS, answers, crowd
+from tests.speculation.crowd import ELSEWHERE, MARKS, VARIANTS, answers, crowd
 from tests.speculation.drafters import Failing, Lying, Recorder, Replay, Wild, install
 
 NATIVE, REASON = find_native()
@@ -39,6 +39,18 @@ def recorded(drafting, right):
     assert answers(drafting.generate(*crowd(), use_tqdm=False)) == right
     assert recorder.num_drafted == 0
     return recorder.answers
+
+
+def test_the_crowd_has_every_parameter():
+    fields = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
+    used = {"seed"}.union(*VARIANTS)
+    assert used.isdisjoint(ELSEWHERE) and used | ELSEWHERE.keys() == fields
+    forms = [
+        variant["structured_outputs"] for variant in VARIANTS if "structured_outputs" in variant
+    ]
+    kinds = {"json", "regex", "choice", "grammar", "json_object", "structural_tag"}
+    assert {form.kind for form in forms} == kinds
+    assert any(form.starts_after for form in forms)
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "auto"])
