@@ -96,7 +96,7 @@ def test_drafts_change_no_bit_and_nobody_waits_for_them(method, tmp_path, run_tr
     found = run_triton_script(script, target, json.dumps(config), interpret=True, timeout_s=300)
     assert found["found"] == found["right"]
     assert found["waits"] == {} and found["compiled"] == []
-    assert found["drafted"] > 8
+    assert found["drafted"] >= 5
     assert found["accepted"] > 0 or method in ("eagle3", "medusa"), "these are right by chance only"
 
 
