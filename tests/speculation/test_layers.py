@@ -3,10 +3,12 @@ experts of tokens are those without drafts, too.
 """
 
 import pytest
+import torch
 
 from quire import LLM, SamplingParams
 from quire.kernels.cpu.runtime import find_native
 from tests.models.hostile.models import Library
+from tests.runner.drafting.test_mtp import NAMES, Oracle
 from tests.speculation.crowd import answers
 from tests.speculation.drafters import Recorder, Replay, Wild, install
 
@@ -79,3 +81,21 @@ def test_whatever_the_layers_are(name, load, folders):
                 assert generate(llm) == right
             assert drafter.num_drafted > 20
             assert drafter.num_accepted > 0 or spoiled == 1.0
+
+
+@pytest.mark.parametrize("load", [{}, PREEMPTED], ids=["plain", "preempted"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sharp(when=lambda name, load: name == "qwen3_next" and load)
+def test_layers_that_predict_further_tokens(name, load, tmp_path):
+    torch.manual_seed(1)
+    engine = ENGINE | {"model": str(Oracle(name).write(tmp_path / "model"))}
+    with LLM(**engine) as llm:
+        right = generate(llm)
+    for num_tokens in (1, 3, 7):
+        config = {"method": "mtp", "num_speculative_tokens": num_tokens}
+        config["num_speculative_tokens_per_batch_size"] = [[1, 99, num_tokens]]
+        with LLM(**engine | load, speculative_config=config, disable_log_stats=False) as llm:
+            for _ in range(2):
+                assert generate(llm) == right
+            accepted = "vllm:spec_decode_num_accepted_tokens"
+            assert [each.value for each in llm.get_metrics() if each.name == accepted][0] > 0
