@@ -130,7 +130,7 @@ def test_what_is_refused_is_named(config, error, text):
 
 @pytest.mark.parametrize(
     "ranges",
-    [[(2, 4, 1)], [(1, 4, 3), (4, 8, 1)], [(1, 4, -1)], [(1, 0, 2)], [(5, 9, 1), (1, 4, 3)]],
+    [[], [(2, 4, 1)], [(1, 4, 3), (4, 8, 1)], [(1, 4, -1)], [(1, 0, 2)], [(5, 9, 1), (1, 4, 3)]],
     ids=str,
 )
 def test_ranges_of_batches_ascend_from_one(ranges):

@@ -7,6 +7,8 @@ nothing is compiled after the start.
 from __future__ import annotations
 
 import importlib.util
+import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from quire.testing import make_checkpoint
 from tests.models.hostile.encoders import ENCODERS, make_encoder
 from tests.quantization.coded_checkpoints import FORMATS, write
+from tests.runner.drafting.draft_checkpoints import write_eagle3, write_medusa
 
 HERE = Path(__file__).parent
 SHAPE = {
@@ -71,6 +74,30 @@ def test_an_engine_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life, name
     assert found["waits"] == {}
     assert found["compiled"] == []
     assert (found["replays"] > 0) == ("eager" not in name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle3", "medusa"])
+def test_drafts_change_no_bit_and_nobody_waits_for_them(method, tmp_path, run_triton_script):
+    shape = SHAPE | {"num_hidden_layers": 3 if method == "eagle3" else 1}
+    target = make_checkpoint(tmp_path / "target", shape, "qwen2", dtype="float32")
+    config = {"method": method, "num_speculative_tokens": 2}
+    config["num_speculative_tokens_per_batch_size"] = [[1, 9, 2]]
+    if method == "ngram":
+        config["prompt_lookup_min"] = 1
+    else:
+        make = {
+            "draft_model": lambda _, target: target,
+            "eagle3": partial(write_eagle3, layers=[0, 1, 2], vocab=150),
+            "medusa": write_medusa,
+        }
+        config["model"] = str(make[method](tmp_path / "draft", target))
+    script = HERE / "draft_lives.py"
+    found = run_triton_script(script, target, json.dumps(config), interpret=True, timeout_s=300)
+    assert found["found"] == found["right"]
+    assert found["waits"] == {} and found["compiled"] == []
+    assert found["drafted"] >= 5
+    assert found["accepted"] > 0 or method in ("eagle3", "medusa"), "these are right by chance only"
 
 
 @pytest.mark.full

@@ -84,7 +84,8 @@ class Wild(Replay):
 
     def drafts(self, row, most):
         known = super().drafts(row, most)
-        rest = [self.random.choice((0, 1, 2, 3, 7, 2999)) for _ in range(most - len(known))]
+        some = (0, 1, 2, 3, 7, self.vocab - 1)
+        rest = [self.random.choice(some) for _ in range(most - len(known))]
         return known + rest
 
 

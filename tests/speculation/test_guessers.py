@@ -1,5 +1,6 @@
 """What guesses from tokens, against plain searches of the same texts."""
 
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +94,12 @@ def test_a_suffix_guess_goes_as_far_as_it_is_likely():
     assert split.guess(8) == [], "each of three tokens is too unlikely"
 
 
+def test_a_suffix_factor_has_no_largest():
+    for factor in (1e308, float("inf")):
+        guesser = SuffixGuesser([1, 2, 3, 4, 1, 2], [], SuffixRules(factor=factor), None)
+        assert guesser.guess(3) == [3, 4, 1]
+
+
 def test_outputs_of_others_are_known_while_and_after_they_run():
     rules = SuffixRules(depth=8, max_cached_requests=2)
     cache = OutputCache(8, 2)
@@ -151,6 +158,21 @@ def test_the_first_that_knows_something_guesses():
     assert isinstance(auto, FirstOf)
     assert auto.guess(4)[:1] == [6]
     auto.close()
+
+
+class Endless:
+    """Its guesses have no end."""
+
+    def __init__(self, plan):
+        pass
+
+    def propose(self, token_ids, num_tokens):
+        return count(token_ids[-1] + 1)
+
+
+def test_guesses_without_end_are_cut():
+    opened = open_guessers(plan("custom_class", custom_class=f"{__name__}.Endless"))
+    assert opened([5], []).guess(3) == [6, 7, 8]
 
 
 class Moody:

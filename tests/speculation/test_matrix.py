@@ -11,6 +11,13 @@ import pytest
 from quire import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, embedded
 from quire.kernels.cpu.runtime import find_native
 from quire.params import RequestOutputKind
+from tests.runner.drafting.draft_checkpoints import (
+    read,
+    write,
+    write_eagle,
+    write_eagle3,
+    write_medusa,
+)
 from tests.speculation.crowd import MARKS, PROMPTS, answers, crowd
 from tests.speculation.drafters import Recorder, Replay, Wild, install
 
@@ -79,6 +86,41 @@ def test_every_drafter(right, num_tokens, depth):
                         install(llm, drafter, num_tokens)
                         assert together(llm, temperature, count) == right[temperature]
                         assert drafter.num_accepted > 0 or spoiled == 1.0
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    """Draft networks for the embedded model: itself, its own EAGLE-3 network, others by chance, and
+    Medusa heads that guess what the model's head does.
+    """
+    target, folder = embedded.path(), tmp_path_factory.mktemp("networks")
+    medusa = write_medusa(folder / "medusa", target, heads=7, blocks=1)
+    config, tensors = read(medusa)
+    head = read(target)[1]["model.embed_tokens.weight"].float()
+    for number in range(7):
+        tensors[f"lm_heads.{number}.weight"] = head.clone()
+        tensors[f"blocks.{number}.layers.0.weight"].zero_()
+    return {
+        "draft_model": target,
+        "eagle": write_eagle(folder / "eagle", target),
+        "eagle3": embedded.draft_head(),
+        "eagle3-random": write_eagle3(folder / "eagle3", target, layers=[1, 2, 3], vocab=700),
+        "medusa": write(medusa, config, tensors),
+    }
+
+
+@pytest.mark.parametrize("count", [1, 32])
+@pytest.mark.parametrize("num_tokens", [1, 3, 7])
+@pytest.mark.parametrize("name", ["draft_model", "eagle", "eagle3", "eagle3-random", "medusa"])
+def test_every_network(right, networks, name, num_tokens, count):
+    method = name.removesuffix("-random")
+    config = {"method": method, "model": str(networks[name]), "num_speculative_tokens": num_tokens}
+    config["num_speculative_tokens_per_batch_size"] = [[1, 32, num_tokens]]
+    with LLM(**ENGINE, speculative_config=config, disable_log_stats=False) as llm:
+        for temperature in (0.0, 1.0):
+            assert together(llm, temperature, count) == right[temperature]
+        accepted = "vllm:spec_decode_num_accepted_tokens"
+        assert [each.value for each in llm.get_metrics() if each.name == accepted][0] > 0
 
 
 MORTAL = {

@@ -86,6 +86,20 @@ def test_drafts_are_tried_again_and_paused_now_and_then():
     assert 1 <= asked.count(0) <= 4
 
 
+def test_a_try_is_of_few_rows_and_of_others_next_time():
+    pace = learnt(0.0, bound_by_computation, num_rows=32)[0]
+    rows, tried = list(range(32)), []
+    while len(tried) < 8:
+        drafts = np.array(pace.limits(rows, [100] * 32))
+        if drafts.any():
+            assert drafts.sum() == drafts.astype(bool).sum() == 32 // 8
+            tried.append(set(np.flatnonzero(drafts).tolist()))
+        pace.note_accepted(rows, drafts, np.zeros_like(drafts))
+        pace.note_time(32 + int(drafts.sum()), bound_by_computation(32 + int(drafts.sum())))
+    assert len(set.union(*tried)) == 32
+    assert sum(pace.limits([0, 1], [0, 0])) == 0
+
+
 def test_no_more_than_there_is_room_for():
     pace = learnt(1.0, bound_by_memory)[0]
     assert pace.limits([0, 1], [2, 0]) == [2, 0]

@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from quire import LLM, AdapterLogitsProcessor
+from quire import LLM, AdapterLogitsProcessor, SamplingParams
 from quire.kernels.cpu.runtime import find_native
-from tests.speculation.crowd import MARKS, answers, crowd
+from tests.speculation.crowd import ELSEWHERE, MARKS, REPORTS, VARIANTS, answers, crowd, params_of
 from tests.speculation.drafters import Failing, Lying, Recorder, Replay, Wild, install
 
 NATIVE, REASON = find_native()
@@ -39,6 +39,44 @@ def recorded(drafting, right):
     assert answers(drafting.generate(*crowd(), use_tqdm=False)) == right
     assert recorder.num_drafted == 0
     return recorder.answers
+
+
+def test_the_crowd_has_every_parameter():
+    fields = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
+    used = {"seed"}.union(*VARIANTS)
+    assert used.isdisjoint(ELSEWHERE) and used | ELSEWHERE.keys() == fields
+    forms = [
+        variant["structured_outputs"] for variant in VARIANTS if "structured_outputs" in variant
+    ]
+    kinds = {"json", "regex", "choice", "grammar", "json_object", "structural_tag"}
+    assert {form.kind for form in forms} == kinds
+    assert any(form.starts_after for form in forms)
+
+
+def test_every_parameter_of_the_crowd_changes_an_answer(drafting):
+    """Else nobody would see what drafts make of it."""
+
+    alone = [(place, each) for place, each in enumerate(VARIANTS) if "n" not in each]
+    lacking = [
+        (place, key, {name: value for name, value in each.items() if name != key})
+        for place, each in alone
+        for key in each
+    ]
+    right = dict(zip([place for place, _ in alone], texts(drafting, alone), strict=True))
+    found = texts(drafting, [(place, each) for place, _, each in lacking])
+    changed = {
+        key for (place, key, _), text in zip(lacking, found, strict=True) if text != right[place]
+    }
+    assert changed == set().union(*VARIANTS) - REPORTS
+
+
+def texts(llm, chosen):
+    """Ids, texts and ends of the requests in some places of the crowd, with these parameters."""
+    prompts = crowd()[0]
+    params = [params_of(each, seed=place) for place, each in chosen]
+    outputs = llm.generate([prompts[place] for place, _ in chosen], params, use_tqdm=False)
+    ones = [output.outputs[0] for output in outputs]
+    return [(list(one.token_ids), one.text, one.finish_reason, one.stop_reason) for one in ones]
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "auto"])

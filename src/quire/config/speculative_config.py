@@ -245,9 +245,11 @@ def _check_batches(config: SpeculativeConfig) -> None:
     """Ranges begin at 1, ascend and do not overlap."""
     name = _named("num_speculative_tokens_per_batch_size")
     given, end = config.num_speculative_tokens_per_batch_size, 0
+    allowed = "a list of (first, last, k), ascending from 1 without overlap, with k >= 0"
+    if given == []:
+        raise InvalidParameter(name, given, allowed)
     for first, last, count in given or ():
         if (end == 0 and first != 1) or first <= end or last < first or count < 0:
-            allowed = "a list of (first, last, k), ascending from 1 without overlap, with k >= 0"
             raise InvalidParameter(name, given, allowed)
         end = last
 

@@ -99,6 +99,7 @@ def build_network_drafter(
         sampler=sampler,
         device=platform.device,
         max_len=min(draft.max_model_len or config.max_model_len, config.max_model_len),
+        window=min((m.window for m in spec.memories if m is not None and m.window), default=None),
         token_ids=read_token_ids(
             network, Path(draft.folder), _format(config, draft), platform.device.torch
         ),

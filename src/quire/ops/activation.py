@@ -29,6 +29,15 @@ ACTIVATIONS: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyTyp
 """Name in a spec -> function; each returns a new tensor of x's dtype."""
 
 
+def row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) of x [T, F], which acts on each element, with the same bits for a row whatever
+    the number of rows. Torch takes rows that lie one after the other as one long row, and computes
+    its last elements, less than a vector, with other instructions; and for dense tensors it may
+    call another library. So the rows are laid apart, and there are always two.
+    """
+    return function(F.pad(x, (0, 1, 0, 1))[:, :-1])[:-1]
+
+
 def gated(gate_up: Tensor, act: str) -> Tensor:
     """act(gate) * up for gate_up [*, 2F] that holds the gate, then the up half -> [*, F]."""
     gate, up = gate_up.chunk(2, -1)
@@ -65,7 +74,7 @@ def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Tensor:
     wide = gate.to(WIDE[gate.dtype])
     mean, deviation = moments(wide)
     sparse = F.relu(wide - (mean + deviation * deviations)).to(gate.dtype)
-    return ACTIVATIONS[act](sparse).mul_(up)
+    return row_by_row(ACTIVATIONS[act], sparse).mul_(up)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,14 +103,14 @@ def xielu(x: Tensor, numbers: Tensor) -> Tensor:
 @op(is_invariant=True, only_for="vectors for each layer")
 def modulate(x: Tensor, by: Tensor, act: str) -> Tensor:
     """act(x) * by, both [T, F] of one dtype -> [T, F]; `act` is a name in `ACTIVATIONS`."""
-    return ACTIVATIONS[act](x) * by
+    return row_by_row(ACTIVATIONS[act], x) * by
 
 
 @op(is_invariant=True, only_for="gates of heads")
 def scale_heads(y: Tensor, gate: Tensor) -> Tensor:
     """y [T, H*D] with each head times sigmoid of its gate [T, H] -> [T, H*D]."""
     heads = y.unflatten(1, (gate.shape[1], -1))
-    return (heads * gate.sigmoid().unsqueeze(2)).flatten(1)
+    return (heads * row_by_row(torch.sigmoid, gate).unsqueeze(2)).flatten(1)
 
 
 @op()

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from quire.ops.activation import row_by_row
 from quire.ops.registry import WIDE, op
 
 RouterScore = Literal["softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"]
@@ -78,7 +79,7 @@ def _best(logits: Tensor, args: RouteArgs, select_bias: Tensor | None) -> tuple[
     if args.score == "softmax":
         scores = logits.softmax(-1)
     elif args.score == "sigmoid":
-        scores = logits.sigmoid()
+        scores = row_by_row(torch.sigmoid, logits)
     eligible = scores if select_bias is None else scores + select_bias
     if args.groups > 1:
         eligible = _best_groups(eligible, args)
@@ -87,7 +88,7 @@ def _best(logits: Tensor, args: RouteArgs, select_bias: Tensor | None) -> tuple[
     if args.score == "softmax_topk":
         weights = weights.softmax(-1)
     elif args.score == "sigmoid_topk":
-        weights = weights.sigmoid()
+        weights = row_by_row(torch.sigmoid, weights)
     elif args.renorm:
         # a sum of sigmoids may be 0, while that of a softmax's best is at least 1/E
         total = weights.sum(-1, keepdim=True) + args.renorm_eps

@@ -8,9 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from quire import SamplingParams
 from quire.errors import LoadError
 from quire.runner.drafting.pace import FixedPace
 from quire.testing import make_checkpoint
+from tests.models.hostile.models import Library
 from tests.runner.drafting.draft_checkpoints import read, write, write_eagle, write_eagle3
 from tests.runner.drafting.draft_reference import Eagle, Eagle3
 from tests.runner.drafting.watched_core import (
@@ -84,6 +86,48 @@ def test_a_draft_that_waits_catches_up(target, monkeypatch, every):
     assert watched.num_right == watched.num_drafts >= 5
     if every == 9:
         assert 11 in watched.sizes, "as many tokens as the pass has places"
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory):
+    """A model with full layers and layers that see four tokens, in the same pages of a pool."""
+    return Library(tmp_path_factory.mktemp("windowed"))["gemma2"].folder
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["waits", "fails"])
+def test_a_draft_that_waits_leaves_the_blocks_that_its_windows_have_left(windowed, fails):
+    """They may be another request's by then, whose keys and values a late pass would overwrite."""
+    wishes = {"block_size": 2, "num_gpu_blocks_override": 90, "max_num_batched_tokens": 40}
+    wishes |= {"enable_prefix_caching": False, "max_num_seqs": 4}
+    plain, _ = open_core(windowed, **wishes)
+    pace = FixedPace(K) if fails else Seldom(K, 9)
+    core, _ = open_with(windowed, windowed, "draft_model", pace=pace, **wishes)
+    drafting = core.executor.worker.model_runner.heads.of(SamplingParams()).drafting
+    if fails:
+        drafting.drafter = Tired(drafting.drafter)
+    life = Life(5)
+    for request in life.requests:
+        request.prompt_token_ids[:] = [token % 96 for token in request.prompt_token_ids]
+        request.params = SamplingParams(
+            temperature=request.handle % 2, max_tokens=26, ignore_eos=True, logprobs=0
+        )
+    found = [serve(each, life, disturbed=False) for each in (plain, core)]
+    assert_same(found[1], found[0], life)
+    assert sum(core.scheduler.counters.num_accepted[1:]) > 10
+
+
+class Tired:
+    """A drafter that raises five times, then works once."""
+
+    def __init__(self, drafter):
+        self.drafter, self.count = drafter, 0
+        self.add_row, self.remove_row = drafter.add_row, drafter.remove_row
+
+    def propose(self, rows, step):
+        self.count += 1
+        if self.count % 6:
+            raise RuntimeError("not now")
+        return self.drafter.propose(rows, step)
 
 
 def references(target, folder, hidden_states, layers):

@@ -141,6 +141,8 @@ def _route(
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         ranks = np.arange(experts)
         logits = [draw.rng.permutation(ranks) * 0.5 - experts / 4 for _ in range(rows)]
+        if rows > experts * 4:  # many different ones
+            logits = [row + 0.1 * draw.rng.random(experts) for row in logits]
         return by_row(
             {
                 "logits": draw.of(np.reshape(logits, (rows, experts))),
@@ -171,6 +173,8 @@ def _routes() -> list[Case]:
         _route("softmax-renorm_min-select_bias", 7, 6, ernie, select_bias=True),
         _route("softmax_topk", 7, 6, RouteArgs(3, "softmax_topk", renorm=False)),
         _route("sigmoid_topk", 7, 6, RouteArgs(1, "sigmoid_topk", renorm=False)),
+        _route("sigmoid-many", 39, 7, RouteArgs(2, "sigmoid", False)),
+        _route("sigmoid_topk-many", 39, 7, RouteArgs(1, "sigmoid_topk", renorm=False)),
         _route("sparsemixer", 9, 6, RouteArgs(2, "sparsemixer", False, jitter=0.4)),
     ]
 

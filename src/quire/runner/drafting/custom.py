@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from quire.config.speculation import SpeculationPlan
@@ -21,7 +22,8 @@ class CustomGuesser:
         self._tokens += token_ids
 
     def guess(self, most: int) -> list[int]:
-        return [int(token) for token in self._proposer.propose(list(self._tokens), most)]
+        found = self._proposer.propose(list(self._tokens), most)
+        return [int(token) for token in islice(found, most)]  # it may have no end
 
     def close(self) -> None:
         """Do nothing: the object does not know requests."""

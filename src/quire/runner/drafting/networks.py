@@ -67,18 +67,22 @@ class NetworkDrafter:
         sampler: Sampler,
         device: Device,
         max_len: int,
+        window: int | None = None,
         token_ids: Tensor | None = None,
         is_greedy: bool = False,
     ) -> None:
-        """`max_len`: no token at such a position or after it is guessed. token_ids [V'] int64: the
-        target's ids of the network's, None: they are the same. is_greedy: the likeliest tokens are
-        guessed at every temperature.
+        """`max_len`: no token at such a position or after it is guessed. `window`: of how many
+        tokens before a step some layer has its keys and values, None: of all. token_ids [V'] int64:
+        the target's ids of the network's, None: they are the same. is_greedy: the likeliest tokens
+        are guessed at every temperature.
         """
         self._lengths = lengths
         self._first, self._later = first, later
         self._reads = reads
         self._sampler, self._device = sampler, device
         self._max_len = max_len
+        self._window = window
+        self._most_behind = _MOST_BEHIND if window is None else min(_MOST_BEHIND, window)
         self._token_ids = token_ids
         self._is_greedy = is_greedy
         self._active: list[int] = []
@@ -123,8 +127,11 @@ class NetworkDrafter:
         longest = step.drafts.max(initial=0) + 1  # a longer piece is of a request that is resumed
         is_decode = (starts >= rows.num_prompt[computing]) & (valid <= longest)
         ends[samples] += 1
-        starts = np.minimum(lengths.num_computed[computing], ends - 1)
-        chosen = samples | ~is_decode | (ends - starts >= _MOST_BEHIND)
+        behind = lengths.num_computed[computing]
+        if self._window is not None:  # the blocks of earlier tokens may be another request's by now
+            behind = np.maximum(behind, starts - self._window + 1)
+        starts = np.minimum(behind, ends - 1)
+        chosen = samples | ~is_decode | (ends - starts >= self._most_behind)
         self._compute(rows, computing[chosen], starts[chosen], ends[chosen], samples[chosen])
         return None
 

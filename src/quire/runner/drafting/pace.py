@@ -28,6 +28,8 @@ _LEAST_GAIN = 1.03
 _FIRST_TRY = 64
 _LAST_TRY = 1024
 """Steps without drafts after which one is tried; twice as many each time, up to the last."""
+_SHARE_OF_TRIAL = 8
+"""One row in so many has the draft."""
 _PATIENCE = 16
 _LOOK_EVERY = 8
 """After `_PATIENCE` steps without drafts only every eighth asks whether they pay."""
@@ -130,7 +132,7 @@ class MeasuredPace:
             if self._num_without >= self._next_try:
                 self._next_try = min(2 * self._next_try, _LAST_TRY)
                 self._num_without = 0
-                counts = np.minimum(most, 1)
+                counts = self._trial(np.asarray(rows, dtype=np.int64), most)
         found: list[int] = counts.tolist()
         return found
 
@@ -152,6 +154,17 @@ class MeasuredPace:
 
     def forget(self, row: int) -> None:
         self._right[row] = self._tried[row] = 0.0
+
+    def _trial(self, rows: Array, most: Array) -> Array:
+        """A draft for some of the rows, of which least is known: where many rows make a step wait
+        for computation, one for each would cost as much as a step.
+        """
+        counts = np.zeros(len(rows), dtype=np.int64)
+        open_rows = np.flatnonzero(most)
+        known = self._tried[rows[open_rows]]
+        few = np.argsort(known, kind="stable")[: max(1, len(rows) // _SHARE_OF_TRIAL)]
+        counts[open_rows[few]] = 1
+        return counts
 
     def _chances(self, rows: Array) -> Array:
         """The probability of each row that a draft is right after one that was."""

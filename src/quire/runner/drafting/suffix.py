@@ -103,7 +103,7 @@ class SuffixGuesser:
         found: list[int] = []
         for index, node in enumerate(text.ends):
             matched = len(text.ends) - index
-            budget = min(most, int(matched * rules.factor + rules.offset + 1e-6))
+            budget = int(min(most, matched * rules.factor + rules.offset + 1e-6))
             if budget <= best:
                 break  # nothing can be likelier, and shorter matches draft less still
             drafts, score = likeliest(node, budget, rules.min_probability)
