@@ -196,15 +196,19 @@ struct Dots<BF16> {
 constexpr int64_t kPrefetchBytes = 4096;
 
 // Fetch a line of weights that M rows are about to be multiplied with, P panels side by side. One
-// row, and the few of panels side by side, read it once in a step. If weights do not stay in the
-// caches anyway, such a line is to leave them first: otherwise whatever runs between two steps
-// would find nothing of its own there.
+// row, and the few of panels side by side, read it once in a step. Where weights do not stay in the
+// caches anyway (is_streamed), such a line is to leave them first: otherwise whatever runs between
+// two steps would find nothing of its own there. With AVX-512, which reads four streams and
+// multiplies faster, such products are a tenth faster if only the hardware fetches.
 template <int M, int P>
 inline void fetch_weights(const void* line, bool is_streamed) {
-    if ((M == 1 || P > 1) && is_streamed)
+    if ((M == 1 || P > 1) && is_streamed) {
+#if !defined(__AVX512F__)
         __builtin_prefetch(line, 0, 0);
-    else
+#endif
+    } else {
         __builtin_prefetch(line);
+    }
 }
 
 // Bytes that a pass over some weights fetches, a line now and then: what memory sends while other
