@@ -140,7 +140,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     spec = read_spec(read_config(locate(args.model)))
     peers = []
     if args.peer_python is not None:
-        where = args.peer_python, args.model, args.dtype, args.threads
+        where = args.peer_python, args.model, args.peer_dtype or args.dtype, args.threads
         peers = [Peer(name, *where) for name in args.peers]
     found = {}
     for name, texts in workloads().items():
@@ -171,6 +171,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="a folder or a hub id")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--peer-dtype", help="that of the peers; default: the same")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--trials", type=int, default=4)
     parser.add_argument("--peer-python", help="a Python that has the peers")

@@ -5,9 +5,10 @@ table.
         --llama-cpp ENV/bin/python --output peers
 
 Run it with Quire's interpreter. Every engine and kind of weights is a process of its own, one after
-the other. A workload is PROMPTSxINPUT+OUTPUT, with *REPEATS behind it; the median counts. Where
-PROMPTSxINPUT+1 is measured as well, the rate of decoding alone is the tokens after the first over
-the difference of the two times.
+the other, in the order of --kinds; --rounds repeats them all in turns, for machines whose speed
+changes. A workload is PROMPTSxINPUT+OUTPUT, with *REPEATS behind it; the median of all repeats and
+rounds counts. Where PROMPTSxINPUT+1 is measured as well, the rate of decoding alone is the tokens
+after the first over the difference of the two times.
 
 Environments (each in a folder of its own, outside of the repository):
 
@@ -55,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--random-model", default="0.6b", metavar="SHAPE")
     parser.add_argument("--workloads", nargs="+", default=WORKLOADS)
     parser.add_argument("--kinds", nargs="+", help="ENGINE:KIND to run, default all")
+    parser.add_argument("--rounds", type=int, default=1, help="run all of them so often, in turns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=1800, help="seconds for one engine and kind")
     parser.add_argument("--prefix", default="", help="command to put before each engine's")
@@ -72,17 +74,25 @@ def main() -> None:
     if args.add and file.exists():
         found = json.loads(file.read_text())
     found |= {"cpu": facts.cpu_name, "features": facts.features, "model": args.random_model}
-    for engine, kinds in KINDS.items():
-        interpreter = getattr(args, engine)
-        for kind in kinds if interpreter else ():
-            name = f"{engine}:{kind}"
-            if args.kinds is None or name in args.kinds:
-                print(f"{name} ...", file=sys.stderr, flush=True)
-                answer = ask(args, engine, kind, facts.num_cores)
-                found["runs"][name] = found["runs"].get(name, {}) | answer
-                file.write_text(json.dumps(found, indent=1) + "\n")
-                args.output.with_suffix(".md").write_text(table(found["runs"]))
+    kinds = args.kinds or [f"{engine}:{kind}" for engine in KINDS for kind in KINDS[engine]]
+    for name in kinds * args.rounds:
+        engine, _, kind = name.partition(":")
+        if getattr(args, engine):
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            answer = ask(args, engine, kind, facts.num_cores)
+            found["runs"][name] = merge(found["runs"].get(name, {}), answer)
+            file.write_text(json.dumps(found, indent=1) + "\n")
+            args.output.with_suffix(".md").write_text(table(found["runs"]))
     print(table(found["runs"]))
+
+
+def merge(before: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """Two answers of one engine as one that has the times of both."""
+    works = dict(before.get("workloads", {}))
+    for name, work in answer.get("workloads", {}).items():
+        times = works.get(name, {}).get("elapsed_s", [])
+        works[name] = work | {"elapsed_s": times + work["elapsed_s"]}
+    return before | answer | {"workloads": works}
 
 
 def ask(args: argparse.Namespace, engine: str, kind: str, num_threads: int) -> dict[str, Any]:
