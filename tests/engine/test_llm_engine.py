@@ -1,6 +1,7 @@
 """The synchronous engine: adding, stepping, aborting, pausing, counting."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -162,6 +163,17 @@ def test_metrics_count(caplog):
         engine.do_log_stats_with_interval()
     assert len(caplog.messages) == 1
     assert caplog.messages[0].endswith("running 3, waiting 0, KV 0.0 %, prefix hits 0.0 %")
+
+
+@pytest.mark.parametrize(("policy", "warnings"), [("fcfs", 1), ("priority", 0)])
+def test_priorities_without_their_policy_are_warned_of_once(policy, warnings, caplog):
+    engine = make_engine(lambda request: [10])
+    engine.front_end.plan = SimpleNamespace(scheduling_policy=policy, hidden_states=None)
+    for number, priority in enumerate((0, 1, 2)):
+        engine.add_request(str(number), [4], SamplingParams(max_tokens=1), priority=priority)
+        assert ("no effect" in caplog.text) == bool(warnings and priority)
+    assert caplog.text.count("scheduling_policy=priority") == warnings
+    run(engine)
 
 
 def test_closing_ends_everything():

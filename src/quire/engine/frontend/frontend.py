@@ -80,7 +80,8 @@ class FrontEnd(Generic[Client]):
         self.sampling_defaults = dict(sampling_defaults or {})
         self.plan = plan
         self.tracer = tracer
-        self._has_warned = self._is_closed = False
+        self._is_closed = False
+        self._warnings: set[str] = set()
         self.stats: Stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
@@ -151,6 +152,10 @@ class FrontEnd(Generic[Client]):
             lora_request=lora_request,
             **inputs,
         )
+        if priority and self.plan is not None and self.plan.scheduling_policy != "priority":
+            self._warn_once(
+                "Priorities of requests have no effect: set scheduling_policy=priority."
+            )
         timeout_s = _timeout_s(timeout_s, request.params)
         request.data_parallel_rank = data_parallel_rank
         request.resumable = resumable
@@ -203,11 +208,15 @@ class FrontEnd(Generic[Client]):
             group.span = self.tracer.begin(headers, request.arrival_time, attributes)
             if group.mailbox is not None:
                 group.mailbox.traceparent = group.span.traceparent
-        elif headers and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
+        elif headers:
+            self._warn_once(
                 "Requests carry trace headers, but tracing is off: set otlp_traces_endpoint."
             )
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.add(text)
+            logger.warning(text)
 
     def extend(
         self,
