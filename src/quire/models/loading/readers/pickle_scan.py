@@ -111,7 +111,10 @@ class _Scan:
         elif name in _METHODS:
             _METHODS[name](self, argument)
         elif name not in ("PROTO", "STOP"):
-            raise _broken(self._file, f"its pickle has the instruction {name}")
+            raise CorruptCheckpoint(
+                f"{self._file} has the pickle instruction {name}, which torch.save does not write "
+                "in its default protocol. Use a safetensors version of the model."
+            )
 
     def _popped(self, count: int) -> list[Any]:
         at = len(self._stack) - count
