@@ -60,7 +60,7 @@ def test_a_server_inside_of_a_program():
     flags = ("--model", embedded.path(), "--max-model-len", "128", "--reasoning-parser", "qwen3")
     out, _ = run("embedded_server.py", *flags)
     assert json.loads(out.splitlines()[-1]) == {
-        "served": [401, 200, 4], "max_model_len": 128, "refused": ["headless", "ssl_keyfile"],
+        "served": [401, 200, 4, 1, 0], "max_model_len": 128, "refused": ["headless", "ssl_keyfile"],
     }  # fmt: skip
 
 

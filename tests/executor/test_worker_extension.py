@@ -29,6 +29,8 @@ def test_methods_are_called_by_their_names(is_apart):
     ("name", "words"),
     [
         ("tests.executor.worker_notes.Taken", "workers have sleep already"),
+        ("tests.executor.worker_notes.TakenByInstances", "workers have facts, launch already"),
+        ("builtins.bool", "workers cannot be of it"),
         ("tests.executor.worker_notes.not_a_class", "name of a class"),
         ("tests.executor.worker_notes.Nowhere", "cannot be imported"),
         ("no_such_module.Notes", "cannot be imported"),

@@ -18,4 +18,11 @@ class Taken:
         """Workers have such a method already."""
 
 
+class TakenByInstances:
+    facts = None
+
+    def launch(self):
+        """Each worker has one of its own."""
+
+
 not_a_class = Notes().note

@@ -308,6 +308,9 @@ def test_what_only_transformers_tokenizers_do_is_theirs(tmp_path: Path) -> None:
     assert found["attention_mask"][1].tolist()[0] == 0, "on the left"
     cut = ours(texts, max_length=2, return_offsets_mapping=True)
     assert cut == theirs(texts, max_length=2, truncation=True, return_offsets_mapping=True)
+    left = {"max_length": 2, "truncation_side": "left"}
+    assert ours("a b c", padding=True, **left)["input_ids"] == ours.encode("a b c", **left)
+    assert ours("a b c", padding=True, max_length=2)["input_ids"] != ours.encode("a b c", **left)
     chats = [[{"role": "user", "content": text}] for text in texts]
     rendered = ours.apply_chat_template(chats, padding=True, return_tensors="pt")
     wanted = theirs(texts, padding=True, add_special_tokens=False, return_tensors="pt")

@@ -76,7 +76,7 @@ class ServedLoader:
             from quire.as_vllm.variables import read_variables
 
             read_variables()
-        module.__file__ = __file__
+        module.__file__ = __file__  # programs look for the folder that vllm is installed in
         module.__doc__ = f"Names of Quire as {module.__name__} has them."
         names = names_of(module.__name__)
         module.__all__ = sorted(name for name in names if name == name.strip("_"))  # type: ignore[attr-defined]

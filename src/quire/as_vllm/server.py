@@ -103,12 +103,21 @@ class EmbeddedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await self._live(receive, send)
             return
         inner: ASGIApp | None = getattr(self.state, "app", None)
         if inner is None:
             raise RuntimeError("The app has no engine: call init_app_state before it is served.")
         await inner(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Answer the events of the program's server; its end ends the processes of the app."""
+        for event in ("startup", "shutdown"):
+            while (await receive())["type"] != f"lifespan.{event}":
+                pass
+            if event == "shutdown" and hasattr(self.state, "close"):
+                self.state.close()
+            await send({"type": f"lifespan.{event}.complete"})
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -117,14 +126,6 @@ class EmbeddedApp:
             name=name,
             obj=self,
         )
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """There is nothing to be done at the start and at the end."""
-    for event in ("startup", "shutdown"):
-        while (await receive())["type"] != f"lifespan.{event}":
-            pass
-        await send({"type": f"lifespan.{event}.complete"})
 
 
 def build_app(
@@ -150,6 +151,6 @@ async def init_app_state(
     from quire.server.serving import make_app
 
     options, _ = parts_of(args)
-    state.app = await make_app(engine_client, options, keys_of(options))
+    state.app, state.close = await make_app(engine_client, options, keys_of(options))
     state.engine_client, state.args = engine_client, args
     state.vllm_config = engine_client.vllm_config

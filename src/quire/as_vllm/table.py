@@ -33,11 +33,10 @@ _ENGINE_ARGS = {"quire": "EngineArgs AsyncEngineArgs"}
 _ASYNC_ENGINE = {"quire": "AsyncLLMEngine AsyncLLM"}
 _SYNC_ENGINE = {"quire": "LLMEngine"}
 _LLM = {"quire": "LLM"}
-_FUNCTIONS = "quire.as_vllm.small_functions"
 _NETWORK = {
     "quire.as_vllm.stand_ins": "get_ip get_open_port",
-    _FUNCTIONS: """get_tcp_uri get_distributed_init_method=get_tcp_uri is_valid_ipv6_address
-        join_host_port""",
+    "quire.as_vllm.addresses": """get_tcp_uri get_distributed_init_method=get_tcp_uri
+        is_valid_ipv6_address join_host_port""",
 }
 _ASYNC = "make_async merge_async_iterators collect_from_async_generator"
 _LISTS = "as_list chunk_list is_list_of"
@@ -139,7 +138,7 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.model_executor.model_loader": {
         "quire.as_vllm.stand_ins": "ShardedStateLoader=ShardedFiles"
     },
-    "vllm.model_executor.utils": {_FUNCTIONS: "set_random_seed"},
+    "vllm.model_executor.utils": {"quire.as_vllm.processes": "set_random_seed"},
     "vllm.model_executor.models": {"quire": "ModelRegistry"},
     "vllm.model_executor.models.registry": {"quire": "ModelRegistry"},
     "vllm.outputs": {
@@ -166,19 +165,21 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.usage.usage_lib": {"quire.as_vllm.stand_ins": "UsageContext"},
     "vllm.utils": {
         "quire.config.args.command_line": "FlexibleArgumentParser=QuireParser",
+        **_NETWORK,
         "quire.as_vllm.stand_ins": "random_uuid Counter=Numbering get_ip get_open_port",
-        _FUNCTIONS: f"""{_NETWORK[_FUNCTIONS]} {_ASYNC} {_LISTS} {_SIZES} {_PROCESSES} cdiv round_up
-            resolve_obj_by_qualname set_random_seed""",
+        "quire.as_vllm.asynchronous": _ASYNC,
+        "quire.as_vllm.processes": f"{_PROCESSES} set_random_seed",
+        "quire.as_vllm.values": f"{_LISTS} {_SIZES} cdiv round_up resolve_obj_by_qualname",
         "quire.as_vllm.torch_types": "STR_DTYPE_TO_TORCH_DTYPE",
     },
-    "vllm.utils.async_utils": {_FUNCTIONS: _ASYNC},
-    "vllm.utils.collection_utils": {_FUNCTIONS: _LISTS},
-    "vllm.utils.import_utils": {_FUNCTIONS: "resolve_obj_by_qualname"},
-    "vllm.utils.math_utils": {_FUNCTIONS: "cdiv round_up round_down"},
-    "vllm.utils.mem_constants": {_FUNCTIONS: _SIZES},
-    "vllm.utils.system_utils": {_FUNCTIONS: _PROCESSES},
+    "vllm.utils.async_utils": {"quire.as_vllm.asynchronous": _ASYNC},
+    "vllm.utils.collection_utils": {"quire.as_vllm.values": _LISTS},
+    "vllm.utils.import_utils": {"quire.as_vllm.values": "resolve_obj_by_qualname"},
+    "vllm.utils.math_utils": {"quire.as_vllm.values": "cdiv round_up round_down"},
+    "vllm.utils.mem_constants": {"quire.as_vllm.values": _SIZES},
+    "vllm.utils.system_utils": {"quire.as_vllm.processes": _PROCESSES},
     "vllm.utils.torch_utils": {
-        _FUNCTIONS: "set_random_seed",
+        "quire.as_vllm.processes": "set_random_seed",
         "quire.as_vllm.torch_types": "STR_DTYPE_TO_TORCH_DTYPE",
     },
     "vllm.utils.argparse_utils": {

@@ -94,14 +94,13 @@ class UniprocExecutor:
         if callable(method):
             return [method(worker, *args, **kwargs) for worker in self.workers]
         kind = type(self.worker)
-        found = None if method.startswith("_") else getattr(kind, method, None)
-        if not callable(found):
-            known = [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n))]
+        known = [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n))]
+        if method not in known:
             raise InvalidParameter(
                 "method", method, f"a worker has the methods {', '.join(known)}",
                 "A function that takes the worker can be passed instead.",
             )  # fmt: skip
-        return [found(worker, *args, **kwargs) for worker in self.workers]
+        return [getattr(worker, method)(*args, **kwargs) for worker in self.workers]
 
     def shutdown(self) -> None:
         workers, self._workers = self._workers, []

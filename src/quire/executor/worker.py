@@ -12,6 +12,7 @@ from quire.errors import InvalidParameter, NotBuiltYet
 from quire.executor.profiler import Profiler
 from quire.executor.worker_config import WorkerFacts
 from quire.models.adapters.weights import AdapterWeights
+from quire.params import RequestParams
 from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
@@ -28,6 +29,17 @@ class SaveWeights(Protocol):
 
 class Worker:
     """A device with its runner."""
+
+    model_runner: ModelRunner
+    facts: WorkerFacts
+    rank: int
+    launch: Callable[[StepPlan], Step | NoTokens]
+    """launch(plan) starts a step on this device."""
+    needs_host_ids: Callable[[RequestParams], bool]
+    _residence: Residence
+    _save: SaveWeights | None
+    _profiler: Profiler | None
+    _read_adapter: Callable[[Path], AdapterWeights] | None
 
     def __init__(
         self,
@@ -52,7 +64,6 @@ class Worker:
         self._profiler = profiler
         self._read_adapter = read_adapter
         self.launch = runner.launch if profiler is None else self._launch_profiled
-        """launch(plan) starts a step on this device."""
         self.needs_host_ids = runner.needs_host_ids
 
     @property

@@ -16,17 +16,21 @@ def worker_class(extension: str | None) -> type[Worker]:
     """The class of workers: with the methods of the class that `extension` names, as
     "module.Class"; None: without any.
 
-    Raises InvalidParameter for what cannot be imported, is no class, or has a method that workers
-    have already.
+    Raises InvalidParameter for what cannot be imported, is no class that others can be made of, or
+    has a name that workers have already.
     """
     if extension is None:
         return Worker
     added = _imported(extension)
-    taken = sorted(name for name in dir(added) if not name.startswith("__") and name in dir(Worker))
+    own = {*dir(Worker), *Worker.__annotations__}
+    taken = sorted(name for name in dir(added) if not name.startswith("__") and name in own)
     if taken:
         allowed = f"workers have {', '.join(taken)} already"
         raise InvalidParameter(_OPTION, extension, allowed, "Choose other names.")
-    return type("Worker", (Worker, added), {})
+    try:
+        return type("Worker", (Worker, added), {})
+    except TypeError as error:
+        raise InvalidParameter(_OPTION, extension, f"workers cannot be of it ({error})") from error
 
 
 def _imported(name: str) -> type:

@@ -232,9 +232,10 @@ class Assembly:
         if not spec.generates or (isinstance(spec, DraftDecoder) and not spec.inputs.has_head):
             return None
         if weight is None:
-            reads_rows = spec.pooler is not None and spec.pooler.reads_tokens
-            note = self._note_head if reads_rows else None
-            weight = self._make.linear("head", "head", role="head", change=note)
+            if spec.pooler is None or not spec.pooler.reads_tokens:
+                weight = self._make.linear("head", "head", role="head")
+            else:
+                self._head_rows, weight = self._make.linear_and_rows("head", role="head")
         else:
             weight = self._make.adaptable("head", weight, is_table=False)
         return LanguageModelHead(self._ops, weight, spec.logit_scale, spec.logit_softcap)
@@ -336,12 +337,6 @@ class Assembly:
             return self._make.weights.tensor("head.weight")
         assert self._head_rows is not None, "the embedding and the head come first"
         return self._head_rows
-
-    def _note_head(self, weight: Tensor) -> Tensor:
-        """Keep the head's weight, or its bias, as it is, and the former for the pooler."""
-        if weight.ndim == 2:
-            self._head_rows = weight
-        return weight
 
     def _table(self) -> Tensor | LinearWeight:
         """The embedding table: the head's weight if the spec ties them, unless it is rounded."""

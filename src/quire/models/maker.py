@@ -143,6 +143,14 @@ class Maker:
         bank = self._adapters.add(leaves, sizes, packed.in_features, change_rows=change)
         return packed if bank is None else AdaptedLinear(packed, bank)
 
+    def linear_and_rows(self, leaf: str, role: Role) -> tuple[Tensor, LinearWeight]:
+        """A projection of one leaf, and its weight [out, in] as a tensor of the model's dtype."""
+        weight, bias = self.weights.linear(leaf)
+        rows = self._widened(weight)
+        packed = self.ops.pack_linear(rows, bias, self.format_for(role, rows))
+        self.keep(leaf, packed)
+        return rows, self.adaptable(leaf, packed, is_table=False)
+
     def adaptable(self, leaf: str, weight: Any, is_table: bool) -> Any:
         """A table of embeddings [V, C], or a head's packed weight [V, C], that was made elsewhere,
         with a bank where there are adapters.

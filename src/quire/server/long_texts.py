@@ -215,6 +215,10 @@ class _Lane:
         finally:
             self._num_waiting -= 1
 
+    def __del__(self) -> None:
+        # A program that embeds the server may drop it without closing anything.
+        self.close()
+
     def close(self) -> None:
         """End the process."""
         if self._child is not None:

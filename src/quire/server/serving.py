@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp
 
@@ -84,11 +84,20 @@ async def serve(
     return ending.exit_code
 
 
-async def make_app(engine: AsyncLLM, args: ServerArgs, keys: Sequence[str]) -> ASGIApp:
-    """The app of a server that somebody else runs, with all its routes."""
+async def make_app(
+    engine: AsyncLLM, args: ServerArgs, keys: Sequence[str]
+) -> tuple[ASGIApp, Callable[[], None]]:
+    """The app of a server that somebody else runs, with all its routes, and what ends the processes
+    that it has started.
+    """
     server = build_server(engine, engine.tokenizer, engine.vllm_config, args, keys)
     await load_modules(server.adapters, args)
-    return build_app(server, access_of(args, keys), _routes(args, with_admin=args.enable_admin))
+    app = build_app(server, access_of(args, keys), _routes(args, with_admin=args.enable_admin))
+    return app, _nothing if server.texts is None else server.texts.close
+
+
+def _nothing() -> None:
+    """End no process: a server without a tokenizer has none."""
 
 
 def _routes(args: ServerArgs, *, with_admin: bool) -> list[RouteEntry]:

@@ -94,9 +94,10 @@ class Tokenizer:
                 raise AttributeError(f"Tokenizer has no {name!r}, and {why}.") from error
         raise AttributeError(f"Tokenizer has no {name!r}.", name=name, obj=self)
 
-    def _transformers(self) -> Any:
+    def _transformers(self, truncation_side: str | None = None) -> Any:
         own = {name: vars(self)[name] for name in SHARED if vars(self).get(name) is not None}
-        return self._whole.get({"chat_template": self.chat_template, **self._given, **own})
+        now = {"chat_template": self.chat_template, **self._given, **own}
+        return self._whole.get(now | {"truncation_side": truncation_side or self.truncation_side})
 
     @classmethod
     def from_folder(cls, folder: Path | str, *, mode: str = "auto") -> Tokenizer:
@@ -291,8 +292,9 @@ class Tokenizer:
         `return_tensors`, ...) it is what theirs gives.
         """
         if CALL_PARAMETERS & unknown.keys():
+            side = unknown.pop("truncation_side", None)
             _refuse_unknown(unknown.keys() - CALL_PARAMETERS, _ENCODE_PARAMETERS)
-            return self._transformers()(
+            return self._transformers(side)(
                 text,
                 add_special_tokens=add_special_tokens,
                 truncation=max_length is not None if truncation is None else truncation,

@@ -5,6 +5,7 @@ import json
 import sys
 
 import httpx
+import psutil
 import uvicorn
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.openai.api_server import (
@@ -41,10 +42,20 @@ async def serve_app(args):
         refused = await client.post("/v1/completions", json=body)
         keys = {"Authorization": "Bearer k"}
         reply = await client.post("/v1/completions", json=body, headers=keys)
+        long = {"model": "tiny", "prompt": "def f(" * 50_000}
+        await client.post("/tokenize", json=long, headers=keys)
+        had = num_text_processes()
     server.should_exit = True
     await running
+    left = num_text_processes()
     engine.shutdown()
-    return [refused.status_code, reply.status_code, reply.json()["usage"]["completion_tokens"]]
+    tokens = reply.json()["usage"]["completion_tokens"]
+    return [refused.status_code, reply.status_code, tokens, had, left]
+
+
+def num_text_processes():
+    children = psutil.Process().children(recursive=True)
+    return sum("quire.server.text_process" in child.cmdline() for child in children)
 
 
 async def hold_an_engine(args):

@@ -214,6 +214,7 @@ class FrontEnd(Generic[Client]):
             )
 
     def _warn_once(self, text: str) -> None:
+        # of what every request may bring: a line each would bury all other lines
         if text not in self._warnings:
             self._warnings.add(text)
             logger.warning(text)
