@@ -26,7 +26,9 @@ _NAME = re.compile(
 
 
 def is_cache_scale(name: str) -> bool:
-    """Whether a tensor of a quantised checkpoint is such a scale, or one of queries or of the probabilities of attention."""
+    """Whether a tensor of a quantised checkpoint is such a scale, or one of queries or of attention's
+    probabilities.
+    """
     return _NAME.fullmatch(name) is not None
 
 
