@@ -26,8 +26,8 @@ _NAME = re.compile(
 
 
 def is_cache_scale(name: str) -> bool:
-    """Whether a tensor of a quantised checkpoint is such a scale, or one of queries or of attention's
-    probabilities.
+    """Whether a tensor of a quantised checkpoint is such a scale, or one of queries or of the
+    probabilities of attention.
     """
     return _NAME.fullmatch(name) is not None
 
