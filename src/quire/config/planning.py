@@ -182,6 +182,7 @@ def _pooling(
     decoder = replace(decoder, pooler=pooler)
     check_attention(decoder, config)
     return decoder, {
+        "generates": decoder.generates,
         "pooler": pooler,
         "pooler_reason": reason,
         "pooler_note": files.note,

@@ -48,7 +48,7 @@ def choose_form(args: EngineOptions, files: SentenceFiles) -> Form | None:
     return "embed" if runner == "pooling" or files.has_pooling else None
 
 
-def keeps_head(args: EngineOptions) -> bool:
+def also_generates(args: EngineOptions) -> bool:
     """Whether a model is to generate and to pool in one engine."""
     return args.runner == "generate" and args.convert in ("embed", "classify")
 
@@ -58,7 +58,7 @@ def check_runner(args: EngineOptions, architecture: str, pooler: PoolerSpec | No
     if args.runner == "pooling" and pooler is None:
         allowed = f"{architecture} generates, and convert='none' keeps it so"
         raise InvalidParameter("runner", "pooling", allowed, "Leave `convert` out.")
-    is_generator = keeps_head(args) and not pools(architecture)
+    is_generator = also_generates(args) and not pools(architecture)
     if args.runner == "generate" and pooler is not None and not is_generator:
         allowed = f"{architecture} has no language-model head"
         raise InvalidParameter("runner", "generate", allowed, "Leave it out, or use 'pooling'.")
@@ -93,7 +93,8 @@ def finished_pooler(
 ) -> tuple[PoolerSpec, str]:
     """The pooler with everything decided, and why. `dim`: numbers of a hidden state."""
     s = _Sources(pooler_config(args.pooler_config), files, config, token_ids)
-    pooler = replace(_with_types(_with_terms(pooler, s), s), keeps_head=keeps_head(args))
+    pooler = _with_types(_with_terms(pooler, s), s)
+    pooler = replace(pooler, also_generates=also_generates(args))
     if pooler.classifier is None:
         _check_widths(files, dim * len(pooler.poolings))
         pooler = replace(pooler, dense=files.dense or pooler.dense)

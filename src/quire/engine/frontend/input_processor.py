@@ -55,8 +55,8 @@ class ModelLimits:
 
     `vocab_size` is the number of ids that the model embeds. `eos_token_ids` are those of the
     generation config. `max_logprobs` -1 means no limit. `reports_experts`: with
-    `enable_return_routed_experts`. `pooling`: of an engine that pools. `serves_adapters`: with
-    `enable_lora`.
+    `enable_return_routed_experts`. `generates`: requests may ask for text. `pooling`: of an engine
+    that pools. `serves_adapters`: with `enable_lora`.
     """
 
     vocab_size: int
@@ -64,13 +64,9 @@ class ModelLimits:
     max_logprobs: int = 20
     eos_token_ids: tuple[int, ...] = ()
     reports_experts: bool = False
+    generates: bool = True
     pooling: PoolingFacts | None = None
     serves_adapters: bool = False
-
-    @property
-    def generates(self) -> bool:
-        """Whether requests may ask for text."""
-        return self.pooling is None or self.pooling.generates
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +130,7 @@ class InputProcessor:
         """
         adapter = self._adapter(lora_request)
         facts = self.limits.pooling
-        if facts is not None and not (facts.generates and isinstance(params, SamplingParams)):
+        if facts is not None and not (self.limits.generates and isinstance(params, SamplingParams)):
             return self._process_pooling(
                 facts,
                 parse_prompt(prompt),

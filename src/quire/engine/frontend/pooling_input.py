@@ -26,11 +26,6 @@ class PoolingFacts:
     name: str
     lowers_input: bool = False
 
-    @property
-    def generates(self) -> bool:
-        """Whether the engine generates as well."""
-        return self.pooler.keeps_head
-
     def size(self, dimensions: int | None) -> int:
         """Numbers of a vector that is cut to `dimensions`, where it can be."""
         return min(dimensions or self.pooler.dimensions or self.width, self.width)

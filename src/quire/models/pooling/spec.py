@@ -99,9 +99,9 @@ class PoolerSpec:
     to how many numbers a vector may be cut; () for any, None where it may not. `is_wide`: the head
     computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
     tokenizer encodes pairs, not as one text after the other. `token_types`: how many types the
-    model's tokens have, 0 where they have none. `similarity`: the score of two
-    vectors. `terms`: vectors are of these weights, and nothing else is pooled. `keeps_head`: the
-    language-model head stays, and the engine generates as well.
+    model's tokens have, 0 where they have none. `similarity`: the score of two vectors. `terms`:
+    vectors are of these weights, and nothing else is pooled. `also_generates`: the model has its
+    language-model head, too.
     """
 
     tasks: tuple[PoolingTask, ...]
@@ -120,7 +120,7 @@ class PoolerSpec:
     token_types: int = 0
     similarity: Similarity = "cosine"
     terms: TermWeights | None = None
-    keeps_head: bool = False
+    also_generates: bool = False
 
     @property
     def poolings(self) -> tuple[SequencePooling, ...]:
