@@ -211,10 +211,10 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
 
 
 def _decide_processors(d: Decisions, installed: Sequence[str]) -> None:
-    """Those of installed packages come first; a model that pools draws no tokens."""
+    """Those of installed packages come first, where tokens are drawn."""
     given = tuple(d.args.logits_processors or ())
     why = "logits_processors" + (" were given" if given else ": none")
-    if installed and d.value("pooler") is None:
+    if installed and d.value("generates"):
         given, why = (*installed, *given), f"{why}; packages bring {', '.join(installed)}"
     d.decide("logits_processors", given, why)
 
