@@ -28,6 +28,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     its weights are then codes of `coded_bytes`. `adapter_size`: values of one rank of a LoRA
     adapter of all matrices. `layer_products`: of each layer, how many values the matrices of each
     of its products have; empty for a model of transformers.
+    `pooled_length`: what the files state for prompts that are pooled, where a model generates as
+    well and has the `length` of config.json.
     `generates`: it has a head that tokens are drawn with. `pooler`: of a model that pools; its
     input is made small letters where it `lowers_input`, and `prompts` are what callers may put
     before texts.
@@ -59,6 +61,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     layer_products: tuple[dict[str, int], ...] = ()
     memories: tuple[LayerMemory | None, ...]
     length: LengthFacts
+    pooled_length: LengthFacts | None = None
     generation_config: dict[str, Any] = {}
     generation_config_source: str = ""
     chat_template: str | None = None

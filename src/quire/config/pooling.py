@@ -53,6 +53,11 @@ def also_generates(args: EngineOptions) -> bool:
     return args.runner == "generate" and args.convert in ("embed", "classify")
 
 
+def reads_pooling_files(args: EngineOptions) -> bool:
+    """Whether the files of sentence-transformers count: not where a model only generates."""
+    return args.runner != "generate" or also_generates(args)
+
+
 def check_runner(args: EngineOptions, architecture: str, pooler: PoolerSpec | None) -> None:
     """Raise InvalidParameter where the model is not what `runner` or `convert` asks for."""
     if args.runner == "pooling" and pooler is None:

@@ -18,6 +18,20 @@ _NO_TEMPLATE = (
 )
 
 
+def note_pooled_length(d: Decisions) -> None:
+    """Tell where longer prompts are pooled than the model was trained with; max_model_len is
+    decided.
+    """
+    stated = d.model.pooled_length
+    if stated is None or stated.default is None or d.value("max_model_len") <= stated.default:
+        return
+    d.note(
+        f"{stated.source} is {stated.default}, and an engine that only pools takes no longer "
+        f"prompts; this one generates as well, and takes {d.value('max_model_len')} tokens for "
+        f"both. truncate_prompt_tokens={stated.default} cuts a text that is pooled."
+    )
+
+
 def decide_pooling(d: Decisions) -> None:
     """Fix the pooler. Raises NotBuiltYet for an option that engines that pool do not have."""
     args, model = d.args, d.model

@@ -28,7 +28,7 @@ from quire.config.resolve.parallel import (
     decide_executor,
     decide_expert_parallel,
 )
-from quire.config.resolve.pooling import decide_pooling
+from quire.config.resolve.pooling import decide_pooling, note_pooled_length
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.resolve.speculation import decide_speculation
 from quire.config.structured_outputs_config import structured_outputs_config
@@ -69,6 +69,7 @@ def resolve(
     length = decide_schedule(decisions)
     decide_speculation(decisions, length)
     decide_memory(decisions, length)
+    note_pooled_length(decisions)
     _decide_output(decisions, installed_processors)
     return decisions.plan()
 
