@@ -73,7 +73,7 @@ def set_types(own: PoolingParams, types: list[int], facts: PoolingFacts) -> None
 
 def _check_types(name: str, value: object, pooler: PoolerSpec) -> None:
     """Raise InvalidParameter unless tokens of a second text have a type of their own."""
-    if pooler.token_types < 2:
+    if not pooler.tells_texts_apart:
         allowed = "tokens of a second text have no type of their own in this model"
         raise InvalidParameter(name, value, allowed, "Leave it out.")
 

@@ -128,6 +128,11 @@ class PoolerSpec:
         return (self.pooling, *self.joined)
 
     @property
+    def tells_texts_apart(self) -> bool:
+        """Whether tokens of a second text have a type of their own."""
+        return self.token_types >= 2
+
+    @property
     def reads_tokens(self) -> bool:
         """Whether something is scored with rows of the language-model head."""
         c = self.classifier
