@@ -103,11 +103,11 @@ def finished_pooler(
     if pooler.classifier is None:
         _check_widths(files, dim * len(pooler.poolings))
         pooler = replace(pooler, dense=files.dense or pooler.dense)
-        if files.is_late:
+        if files.has_token_vectors:
             pooler = replace(pooler, tasks=("token_embed",))
-        if pooler.joined:
+        if pooler.more_poolings:
             pooler = replace(pooler, tasks=("embed",))
-    elif pooler.joined:
+    elif pooler.more_poolings:
         raise LoadError("A classifier reads one pooling, and modules.json joins several.")
     else:
         pooler = replace(pooler, classifier=_finished_classifier(pooler.classifier, s))
@@ -169,7 +169,7 @@ def _with_types(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:
     return replace(
         pooler,
         pooling=poolings[0],
-        joined=poolings[1:],
+        more_poolings=poolings[1:],
         token_pooling=token_pooling,
         activates=activates,
         step_tag=step_tag,

@@ -92,7 +92,7 @@ class PoolerSpec:
     """A pooling head.
 
     `tasks` are those that it can do, the one that is served by default first. `pooling` makes one
-    vector of a prompt, and the vectors of those `joined` follow it. `step_tag`: with token
+    vector of a prompt, and the vectors of `more_poolings` follow it. `step_tag`: with token
     pooling "step", the token id whose hidden states are kept. `returned_ids`: the columns that are
     kept then, () for all. `activates`: whether vectors are normalised, and labels activated, where
     a request does not say. `dense` is of vectors only, the `classifier` of labels only. `sizes`:
@@ -106,7 +106,7 @@ class PoolerSpec:
 
     tasks: tuple[PoolingTask, ...]
     pooling: SequencePooling = "last"
-    joined: tuple[SequencePooling, ...] = ()
+    more_poolings: tuple[SequencePooling, ...] = ()
     token_pooling: TokenPooling = "all"
     step_tag: int | None = None
     returned_ids: tuple[int, ...] = ()
@@ -125,7 +125,7 @@ class PoolerSpec:
     @property
     def poolings(self) -> tuple[SequencePooling, ...]:
         """All, in the order of their vectors."""
-        return (self.pooling, *self.joined)
+        return (self.pooling, *self.more_poolings)
 
     @property
     def tells_texts_apart(self) -> bool:
