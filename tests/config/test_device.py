@@ -37,6 +37,14 @@ def test_float32_checkpoints_of_models_that_pool_become_float16_on_a_gpu():
     assert plan_of(stored, plans.make_machine(features=("avx512_bf16",))).dtype == "bfloat16"
 
 
+def test_pooling_as_well_changes_nothing_of_generation():
+    both = structs.replace(plans.tiny(), pooler=PoolerSpec(("embed",), also_generates=True))
+    plan, alone = plan_of(both), plan_of(plans.tiny())
+    assert (plan.dtype, plan.use_graphs) == (alone.dtype, alone.use_graphs) == ("bfloat16", True)
+    for name in ("dtype", "use_graphs"):
+        assert plan.reasons[name] == alone.reasons[name]
+
+
 def test_a_usable_gpu_is_taken_and_what_follows_from_it():
     plan = plan_of(max_model_len=8192)
     assert plan.device == "cuda" and "NVIDIA H200" in plan.reasons["device"]

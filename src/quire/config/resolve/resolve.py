@@ -142,8 +142,8 @@ def _decide_graphs(d: Decisions) -> None:
         d.decide(
             "use_graphs", False, "the model's code is that of transformers, called in each step"
         )
-    elif d.value("pooler") is not None and d.machine.device == "cuda":
-        d.decide("use_graphs", False, "pooling has no steps of decodes that graphs are for")
+    elif not d.value("generates") and d.machine.device == "cuda":
+        d.decide("use_graphs", False, "pooling alone has no steps of decodes that graphs are for")
     elif d.args.enforce_eager:
         d.decide("use_graphs", False, "enforce_eager")
     elif d.machine.device == "cuda" and any(map(_is_chunked, d.model.memories)):
