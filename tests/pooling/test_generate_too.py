@@ -113,7 +113,7 @@ def test_calls_of_the_wrong_kind(folder):
             "ForCausalLM",
             {"spec_method": "ngram", "spec_tokens": 2},
             InvalidParameter,
-            "a model that pools",
+            "nothing is drafted in an engine that pools",
         ),
     ],
     ids=["no head", "sees all", "no labels", "drafts"],
