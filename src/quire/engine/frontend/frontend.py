@@ -356,7 +356,7 @@ def build_front_end(
     )
     if plan.reasoning_marks:
         start, end = plan.reasoning_marks
-        inputs.reasoning_marks = ReasoningMarks(start, end)
+        inputs.generation.reasoning_marks = ReasoningMarks(start, end)
     return FrontEnd(
         client=client,
         tokenizer=tokenizer,
