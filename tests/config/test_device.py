@@ -31,10 +31,18 @@ def plan_of(model=None, on=None, **wishes):
 
 def test_float32_checkpoints_of_models_that_pool_become_float16_on_a_gpu():
     pooler = PoolerSpec(("embed",), "cls")
-    stored = structs.replace(plans.tiny(), pooler=pooler)
+    stored = structs.replace(plans.tiny(), pooler=pooler, generates=False)
     assert plan_of(stored).dtype == "float16" and plan_of(plans.tiny()).dtype == "bfloat16"
     assert plan_of(structs.replace(stored, model_type="gemma3_text")).dtype == "bfloat16"
     assert plan_of(stored, plans.make_machine(features=("avx512_bf16",))).dtype == "bfloat16"
+
+
+def test_pooling_as_well_changes_nothing_of_generation():
+    both = structs.replace(plans.tiny(), pooler=PoolerSpec(("embed",), also_generates=True))
+    plan, alone = plan_of(both), plan_of(plans.tiny())
+    assert (plan.dtype, plan.use_graphs) == (alone.dtype, alone.use_graphs) == ("bfloat16", True)
+    for name in ("dtype", "use_graphs"):
+        assert plan.reasons[name] == alone.reasons[name]
 
 
 def test_a_usable_gpu_is_taken_and_what_follows_from_it():

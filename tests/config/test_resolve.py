@@ -342,3 +342,5 @@ def test_processors_of_installed_packages_come_first(monkeypatch):
     assert "installed:One" in plan.reasons["logits_processors"]
     plan = EngineArgs(runner="pooling", convert="embed").create_engine_config()
     assert plan.logits_processors == (), "vectors are not drawn"
+    plan = EngineArgs(runner="generate", convert="embed").create_engine_config()
+    assert plan.logits_processors == ("installed:One",), "tokens are drawn, too"

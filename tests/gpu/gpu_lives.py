@@ -14,7 +14,7 @@ from tests.gpu.gpu_machine import install
 
 gpu = install()
 
-from quire import LLM, SamplingParams, StructuredOutputsParams  # noqa: E402
+from quire import LLM, PoolingParams, SamplingParams, StructuredOutputsParams  # noqa: E402
 
 SETTINGS = {
     "max_num_seqs": 3, "max_num_batched_tokens": 8, "max_model_len": 16, "block_size": 16,
@@ -105,6 +105,33 @@ def vectors(folder):
     return {"found": found, "right": right, "waits": waits, "compiled": compiled}
 
 
+def both(folder):
+    """Tokens and vectors of one engine, there and on the CPU; most steps are of both."""
+    settings = SETTINGS | {"runner": "generate", "convert": "embed", "num_gpu_blocks_override": 12}
+    settings |= {"max_num_seqs": 2, "max_num_batched_tokens": 4, "pooler_config": {"task": "embed"}}
+
+    def answered(llm):
+        engine, found = llm.llm_engine, {}
+        for i, ids in enumerate(PROMPTS):
+            prompt = {"prompt_token_ids": ids}
+            engine.add_request(f"t{i}", prompt, greedy())
+            engine.add_request(f"p{i}", prompt, PoolingParams(task="embed"))
+        while engine.has_unfinished_requests():
+            found |= {output.request_id: output for output in engine.step() if output.finished}
+        places = range(len(PROMPTS))
+        tokens = [list(found[f"t{i}"].outputs[0].token_ids) for i in places]
+        return tokens, [found[f"p{i}"].outputs.data.tolist() for i in places]
+
+    with LLM(folder, device="cuda", **settings) as llm:
+        known = set(gpu.variants)
+        found = answered(llm)
+        compiled = sorted({v[0] for v in gpu.variants - known})
+    with LLM(folder, device="cpu", **settings) as llm:
+        right = answered(llm)
+    replays = sum(graph.num_replays for graph in gpu.graphs)
+    return {"found": found, "right": right, "compiled": compiled, "replays": replays}
+
+
 def memory(folder, **offload):
     """A measured KV cache, sleep of both levels; bytes of the double at each stage."""
     kinds = [FEATURES["penalties"]]
@@ -148,6 +175,7 @@ LIVES = {
     ),
     "codes": partial(beside_the_cpu, names=["logprobs"], deterministic=True),
     "vectors": vectors,
+    "both": both,
     "memory": memory,
     "offloaded memory": partial(memory, offload_group_size=1),
 }

@@ -119,6 +119,16 @@ def test_an_encoder_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life):
 
 
 @pytest.mark.full
+def test_an_engine_that_generates_and_pools_replays_its_decodes(life):
+    found = life("both", "qwen2")
+    (tokens, vectors), (right, right_vectors) = found["found"], found["right"]
+    assert tokens == right
+    for vector, wanted in zip(vectors, right_vectors, strict=True):
+        assert vector == pytest.approx(wanted, abs=2e-5)
+    assert found["replays"] > 0 and found["compiled"] == []
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "family"), [("memory", "gemma2"), ("offloaded memory", "qwen2")])
 def test_memory_is_measured_and_sleep_returns_it(life, name, family):
     found = life(name, family)

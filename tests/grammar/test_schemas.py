@@ -40,7 +40,7 @@ def servable(llm, seeds):
     for seed in seeds:
         form = StructuredOutputsParams(json=bounded_schema(seed))
         try:
-            llm.llm_engine.front_end.inputs._forms.check(form)
+            llm.llm_engine.front_end.inputs.generation._forms.check(form)
         except InvalidParameter:
             continue
         found.append((seed, form))

@@ -97,6 +97,8 @@ def test_calls_of_the_wrong_kind(folder):
             llm.generate("a text", PoolingParams(), **QUIET)
         with pytest.raises(InvalidType, match="pooling_params"):
             llm.embed("a text", pooling_params=SamplingParams(), **QUIET)
+        with pytest.raises(InvalidType, match="it must be a SamplingParams or PoolingParams"):
+            llm.llm_engine.add_request("0", "a text", {"max_tokens": 3})
         with pytest.raises(InvalidParameter, match="does not support it, but embed"):
             llm.classify("a text", **QUIET)
         score = llm.score("a text", ["another", "a text"], **QUIET)
@@ -113,7 +115,7 @@ def test_calls_of_the_wrong_kind(folder):
             "ForCausalLM",
             {"spec_method": "ngram", "spec_tokens": 2},
             InvalidParameter,
-            "a model that pools",
+            "nothing is drafted in an engine that pools",
         ),
     ],
     ids=["no head", "sees all", "no labels", "drafts"],

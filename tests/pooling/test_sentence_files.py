@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
-from quire import LLM
+from quire import LLM, EngineArgs
 from quire.cli import main as cli
 from quire.errors import LoadError, UnsupportedConfigValue
 from quire.kernels.cpu.runtime import find_native
@@ -166,6 +167,40 @@ def test_a_generator_stays_one_if_that_is_asked_for(tmp_path):
         [output] = llm.generate([[5, 6, 7]], use_tqdm=False)
     assert output.outputs[0].token_ids
     assert embed(tmp_path).shape == (3, 48)
+
+
+def test_an_engine_that_generates_as_well_has_the_vectors_of_the_files(tmp_path):
+    models.make(tmp_path, "Qwen3", "ForCausalLM")
+    write_modules(tmp_path, "Pooling", "Dense")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "mean"})
+    write_dense(tmp_path, 2, 48, 20, "activation.Tanh", seed=3)
+    write(tmp_path, "config_sentence_transformers.json", {"prompts": {"query": "find: "}})
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 110, "do_lower_case": True})
+    both = {"runner": "generate", "convert": "embed"}
+    assert np.array_equal(embed(tmp_path, **both), embed(tmp_path))
+    plan = EngineArgs(model=str(tmp_path), **both).create_engine_config()
+    assert plan.prompts == {"query": "find: "} and plan.lowers_input
+    assert plan.max_model_len == 160, "that of config.json, which generation needs"
+    [note] = plan.notes
+    assert "truncate_prompt_tokens=110" in note
+    shorter = EngineArgs(model=str(tmp_path), max_model_len=110, **both).create_engine_config()
+    assert shorter.notes == ()
+
+
+def test_generation_keeps_its_length_where_the_tokenizer_has_a_shorter_one(tmp_path):
+    sizes = {"n_embd": 48, "n_layer": 1, "n_head": 4, "n_positions": 160, "vocab_size": 320}
+    sizes |= {"bos_token_id": 1, "eos_token_id": 1}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path)
+    models.write_tokenizer(tmp_path, models.VOCAB)
+    path = tmp_path / "tokenizer_config.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | {"model_max_length": 90}))
+
+    def length(**options):
+        return EngineArgs(model=str(tmp_path), **options).create_engine_config().max_model_len
+
+    assert length(runner="pooling") == 90
+    assert length(runner="generate", convert="embed") == length() == 160
 
 
 SWITCHES = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens")

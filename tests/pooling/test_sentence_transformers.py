@@ -119,6 +119,15 @@ def test_a_pair_is_read_as_the_config_says(tmp_path):
     assert apart.outputs.score == whole.outputs.probs[0] != pair.outputs.score
 
 
+def test_types_of_a_tokenizer_that_the_model_does_not_have(tmp_path):
+    """With a single type all tokens have that, whatever the tokenizer says of pairs."""
+    write(tmp_path, "Bert", "ForSequenceClassification", num_labels=1, type_vocab_size=1)
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        [pair] = llm.score(QUERY, DOCUMENTS[0], use_tqdm=False)
+        [whole] = llm.classify([pair.prompt_token_ids], use_tqdm=False)
+    assert pair.outputs.score == whole.outputs.probs[0]
+
+
 @pytest.mark.parametrize("family", ["Bert", "Roberta"])
 def test_scores_of_pairs_that_are_too_long(tmp_path, family):
     """The longer text is cut, and the special tokens stay."""

@@ -28,8 +28,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     its weights are then codes of `coded_bytes`. `adapter_size`: values of one rank of a LoRA
     adapter of all matrices. `layer_products`: of each layer, how many values the matrices of each
     of its products have; empty for a model of transformers.
-    `pooler`: of a model that pools; its input is made
-    small letters where it `lowers_input`, and `prompts` are what callers may put before texts.
+    `pooled_length`: what the files state for prompts that are pooled, where a model generates as
+    well and has the `length` of config.json.
+    `generates`: it has a head that tokens are drawn with. `pooler`: of a model that pools; its
+    input is made small letters where it `lowers_input`, and `prompts` are what callers may put
+    before texts.
     `drafts`: what was asked for, with the draft's files; None: nothing is drafted.
     """
 
@@ -58,10 +61,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     layer_products: tuple[dict[str, int], ...] = ()
     memories: tuple[LayerMemory | None, ...]
     length: LengthFacts
+    pooled_length: LengthFacts | None = None
     generation_config: dict[str, Any] = {}
     generation_config_source: str = ""
     chat_template: str | None = None
     chat_template_source: str = ""
+    generates: bool = True
     pooler: PoolerSpec | None = None
     pooler_reason: str = "the model generates"
     pooler_note: str = ""

@@ -22,9 +22,10 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine is built from. Frozen; the builder reads it and hands values on.
     `model_config` and the like show it by the reference's nested names (config/views/).
 
-    `pooler`: of an engine that pools, and `pooler_config` as it was given; its vectors have
-    `embedding_size` numbers before they are cut; input is made small
-    letters where it `lowers_input`, and `prompts` are what clients may put before texts.
+    `generates`: whether requests may ask for text. `pooler`: of an engine that pools, and
+    `pooler_config` as it was given; its vectors have `embedding_size` numbers before they are cut;
+    input is made small letters where it `lowers_input`, and `prompts` are what clients may put
+    before texts.
     `sampling_defaults` are fields of SamplingParams. `num_blocks` counts the null block.
     `data_parallel_ranks` are the cores that run here; in the mode "internal" the others run on
     other machines and connect to `data_parallel_address`. `num_threads`, `num_blocks` and
@@ -46,6 +47,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     model_impl: str
     vocab_size: int
+    generates: bool
     pooler: PoolerSpec | None
     pooler_config: PoolerConfig | None
     embedding_size: int
@@ -116,11 +118,6 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, str]
     notes: tuple[str, ...] = ()
 
-    @property
-    def generates(self) -> bool:
-        """Whether requests may ask for text."""
-        return self.pooler is None or self.pooler.keeps_head
-
     def explain(self, width: int = 120) -> str:
         """A table of every decision: name, value, reason."""
         shown = [(name, _short(value), self.reasons[name]) for name, value in self.decided()]
@@ -145,7 +142,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
         return [(name, msgspec.structs.asdict(self)[name]) for name in fields]
 
 
-NOT_SHOWN = ("hf_config", "pooler_config", "embedding_size", "lowers_input", "prompts")
+NOT_SHOWN = ("hf_config", "generates", "pooler_config", "embedding_size", "lowers_input", "prompts")
 """Fields that are long, or that follow from `pooler` and the model's files."""
 
 

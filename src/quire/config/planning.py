@@ -20,7 +20,13 @@ from quire.config.args.engine_options import EngineOptions
 from quire.config.draft_facts import gather_draft_wish
 from quire.config.facts import ModelFacts
 from quire.config.plan import EnginePlan
-from quire.config.pooling import TokenIds, check_runner, choose_form, finished_pooler
+from quire.config.pooling import (
+    TokenIds,
+    check_runner,
+    choose_form,
+    finished_pooler,
+    reads_pooling_files,
+)
 from quire.config.resolve.resolve import check_args, resolve
 from quire.config.speculators import is_speculator, with_verifier
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
@@ -103,7 +109,7 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         return gather_model_facts(with_verifier(args, config), is_verifier=True)
     config = overridden(config, args.hf_overrides)
     model_impl, why = choose_implementation(config, args.model_impl)
-    files = SentenceFiles() if args.runner == "generate" else read_sentence_files(folder)
+    files = read_sentence_files(folder) if reads_pooling_files(args) else SentenceFiles()
     decoder = describe_model(config, model_impl, form=choose_form(args, files))
     tokenizer_folder = _tokenizer_folder(args, folder)
     tokenizer_mode = _tokenizer_mode(args, tokenizer_folder)
@@ -130,7 +136,7 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         **_storage(config, decoder),
         **pooling,
         memories=memories_of([decoder]),
-        length=bounded(_length(config, files, decoder, tokenizer_folder), _positions(decoder)),
+        **_lengths(config, files, decoder, tokenizer_folder),
         generation_config=generation,
         generation_config_source=generation_source,
         chat_template=template,
@@ -182,6 +188,7 @@ def _pooling(
     decoder = replace(decoder, pooler=pooler)
     check_attention(decoder, config)
     return decoder, {
+        "generates": decoder.generates,
         "pooler": pooler,
         "pooler_reason": reason,
         "pooler_note": files.note,
@@ -198,23 +205,35 @@ def _token_id(folder: str | None, mode: str, token: str) -> int | None:
     return Tokenizer.from_folder(Path(folder), mode=mode).get_vocab().get(token)
 
 
-def _length(
+def _lengths(
     config: dict[str, Any], files: SentenceFiles, decoder: AnyDecoder, tokenizer: str | None
-) -> LengthFacts:
-    """The lengths of config.json, or in place of them that of sentence-transformers, or where a
-    model that pools has learned positions the tokenizer's if it is shorter.
+) -> dict[str, Any]:
+    """What `ModelFacts` says of lengths: those of config.json, or of what a model that only pools
+    was trained with.
+    """
+    own = length_facts(config)
+    stated = _pooled_length(files, decoder, tokenizer, own)
+    if isinstance(decoder, Decoder) and decoder.pooler is not None and decoder.generates:
+        return {"length": own, "pooled_length": stated}
+    return {"length": bounded(stated or own, _positions(decoder))}
+
+
+def _pooled_length(
+    files: SentenceFiles, decoder: AnyDecoder, tokenizer: str | None, own: LengthFacts
+) -> LengthFacts | None:
+    """That of sentence-transformers, or where a model that pools has learned positions the
+    tokenizer's if it is shorter than config.json's `own`; None: they state none.
     """
     if files.max_length is not None:
         source = "max_seq_length of sentence-transformers"
         return LengthFacts(files.max_length, files.max_length, source)
-    found = length_facts(config)
     if not isinstance(decoder, Decoder) or decoder.pooler is None or tokenizer is None:
-        return found
+        return None
     if not decoder.learned_positions:
-        return found
+        return None
     stated = read_json(Path(tokenizer) / "tokenizer_config.json").get("model_max_length")
-    if not isinstance(stated, int) or not 0 < stated < (found.limit or stated + 1):
-        return found
+    if not isinstance(stated, int) or not 0 < stated < (own.limit or stated + 1):
+        return None
     return LengthFacts(stated, stated, "model_max_length of tokenizer_config.json")
 
 

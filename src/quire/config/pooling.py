@@ -48,9 +48,14 @@ def choose_form(args: EngineOptions, files: SentenceFiles) -> Form | None:
     return "embed" if runner == "pooling" or files.has_pooling else None
 
 
-def keeps_head(args: EngineOptions) -> bool:
+def also_generates(args: EngineOptions) -> bool:
     """Whether a model is to generate and to pool in one engine."""
     return args.runner == "generate" and args.convert in ("embed", "classify")
+
+
+def reads_pooling_files(args: EngineOptions) -> bool:
+    """Whether the files of sentence-transformers count: not where a model only generates."""
+    return args.runner != "generate" or also_generates(args)
 
 
 def check_runner(args: EngineOptions, architecture: str, pooler: PoolerSpec | None) -> None:
@@ -58,7 +63,7 @@ def check_runner(args: EngineOptions, architecture: str, pooler: PoolerSpec | No
     if args.runner == "pooling" and pooler is None:
         allowed = f"{architecture} generates, and convert='none' keeps it so"
         raise InvalidParameter("runner", "pooling", allowed, "Leave `convert` out.")
-    is_generator = keeps_head(args) and not pools(architecture)
+    is_generator = also_generates(args) and not pools(architecture)
     if args.runner == "generate" and pooler is not None and not is_generator:
         allowed = f"{architecture} has no language-model head"
         raise InvalidParameter("runner", "generate", allowed, "Leave it out, or use 'pooling'.")
@@ -93,15 +98,16 @@ def finished_pooler(
 ) -> tuple[PoolerSpec, str]:
     """The pooler with everything decided, and why. `dim`: numbers of a hidden state."""
     s = _Sources(pooler_config(args.pooler_config), files, config, token_ids)
-    pooler = replace(_with_types(_with_terms(pooler, s), s), keeps_head=keeps_head(args))
+    pooler = _with_types(_with_terms(pooler, s), s)
+    pooler = replace(pooler, also_generates=also_generates(args))
     if pooler.classifier is None:
         _check_widths(files, dim * len(pooler.poolings))
         pooler = replace(pooler, dense=files.dense or pooler.dense)
-        if files.is_late:
+        if files.has_token_vectors:
             pooler = replace(pooler, tasks=("token_embed",))
-        if pooler.joined:
+        if pooler.more_poolings:
             pooler = replace(pooler, tasks=("embed",))
-    elif pooler.joined:
+    elif pooler.more_poolings:
         raise LoadError("A classifier reads one pooling, and modules.json joins several.")
     else:
         pooler = replace(pooler, classifier=_finished_classifier(pooler.classifier, s))
@@ -163,7 +169,7 @@ def _with_types(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:
     return replace(
         pooler,
         pooling=poolings[0],
-        joined=poolings[1:],
+        more_poolings=poolings[1:],
         token_pooling=token_pooling,
         activates=activates,
         step_tag=step_tag,

@@ -72,7 +72,7 @@ class BeamRunner:
         return [self._output(search) for search in searches]
 
     def _search(self, prompt: object) -> BeamSearch:
-        token_ids = self._inputs.prompt_token_ids(parse_prompt(prompt), None)
+        token_ids = self._inputs.generation.prompt_token_ids(parse_prompt(prompt), None)
         room = self._inputs.limits.max_model_len - len(token_ids)
         tokenizer = self._engine.tokenizer
         eos = None if tokenizer is None else tokenizer.eos_token_id

@@ -34,6 +34,7 @@ class WorkerConfig:
     # the model
     model_folder: str
     hf_config: dict[str, Any]
+    generates: bool
     pooler: PoolerSpec | None
     model_impl: ModelImpl
     load_format: LoadFormat
@@ -69,11 +70,6 @@ class WorkerConfig:
     profiler: ProfilerConfig | None
     # methods of the user's own
     extension: str | None
-
-    @property
-    def generates(self) -> bool:
-        """Whether the model has a head that tokens are drawn with."""
-        return self.pooler is None or self.pooler.keeps_head
 
     @property
     def num_drafts(self) -> int:

@@ -429,7 +429,7 @@ class Decoder:
     @property
     def generates(self) -> bool:
         """Whether it has a language-model head that tokens are drawn with."""
-        return self.pooler is None or self.pooler.keeps_head
+        return self.pooler is None or self.pooler.also_generates
 
     @property
     def is_indivisible(self) -> bool:

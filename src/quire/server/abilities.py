@@ -22,9 +22,10 @@ _GENERATES = "it generates text: /v1/chat/completions, /v1/completions, /v1/resp
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Those of a model that generates (`pooling` None), that pools and serves one task, or both."""
+    """Those of a model that `generates`, that pools (`pooling`) and serves one task, or both."""
 
     pooling: PoolingFacts | None = None
+    generates: bool = True
 
     @property
     def facts(self) -> PoolingFacts:
@@ -40,7 +41,7 @@ class Abilities:
     def have(self, ability: Ability) -> bool:
         """Whether the model can do this."""
         if ability == "generate":
-            return self.pooling is None or self.pooling.generates
+            return self.generates
         if self.pooling is None:
             return False
         if ability == "pool":
@@ -59,7 +60,7 @@ class Abilities:
             serves = _GENERATES
         else:
             serves = f"it serves the pooling task {self.task!r}"
-            serves = f"{_GENERATES}; {serves}" if self.pooling.generates else serves
+            serves = f"{_GENERATES}; {serves}" if self.generates else serves
         return Refusal(501, f"The model does not support the {api}: {serves}{hint}.")
 
     @property

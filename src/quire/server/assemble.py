@@ -61,7 +61,7 @@ def build_server(
     kept = (args.num_stored_responses, args.max_stored_bytes)
     parser_plan = _parser_plan(tokenizer, plan, args)
     if not plan.reasoning_marks:
-        engine.front_end.inputs.reasoning_marks = _reasoning_marks(parser_plan)
+        engine.front_end.inputs.generation.reasoning_marks = _reasoning_marks(parser_plan)
     return Server(
         engine=engine,
         tokenizer=tokenizer,

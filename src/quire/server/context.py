@@ -102,7 +102,8 @@ class Server:
     @cached_property
     def abilities(self) -> Abilities:
         """What the model can do."""
-        return Abilities(self.engine.front_end.inputs.limits.pooling)
+        limits = self.engine.front_end.inputs.limits
+        return Abilities(limits.pooling, limits.generates)
 
     @cached_property
     def body_budget(self) -> BodyBudget:

@@ -539,6 +539,18 @@ def _refuse_unknown(unknown: Iterable[str], allowed: str) -> None:
         raise UnknownParameter(name, f"{allowed} exist")
 
 
+def encode_prompt(
+    tokenizer: Tokenizer | None, text: str, kwargs: Mapping[str, Any] | None
+) -> list[int]:
+    """The ids of a prompt's text, encoded with these arguments. Raises InvalidParameter where the
+    engine has no tokenizer.
+    """
+    if tokenizer is None:
+        hint = "Give prompt_token_ids, or an engine with a tokenizer."
+        raise InvalidParameter("prompt", text, "the engine has no tokenizer", hint)
+    return tokenizer.encode(text, **dict(kwargs or {}))
+
+
 def clean_up_spaces(text: str) -> str:
     """Take out the spaces that WordPiece decoding leaves before English punctuation and
     contractions.

@@ -49,7 +49,7 @@ def essence(output):
 
 def serve(engine, disturb=lambda num_steps: None):
     """Serve all cases, unseeded ones included: the engine's own seed makes theirs."""
-    engine.front_end.inputs._num_drawn = 0
+    engine.front_end.inputs.generation._num_drawn = 0
     for index, (prompt, kind) in enumerate(CASES):
         engine.add_request(str(index), prompt, params(kind))
     found, num_steps = {}, 0

@@ -198,11 +198,11 @@ def _automatic(d: Decisions) -> tuple[str, str]:
 
 
 def _for_float32(d: Decisions) -> tuple[str, str]:
-    pools = d.model.pooler is not None and d.model.model_type not in _NOT_IN_FLOAT16
-    if pools and d.machine.device == "cuda":
+    only_pools = not d.model.generates and d.model.model_type not in _NOT_IN_FLOAT16
+    if only_pools and d.machine.device == "cuda":
         return "float16", (
-            "float32 checkpoint of a model that pools: a GPU is as fast in float16 as in bfloat16, "
-            "and its vectors keep more digits"
+            "float32 checkpoint of a model that only pools: a GPU is as fast in float16 as in "
+            "bfloat16, and its vectors keep more digits"
         )
     if d.machine.has_fast_bfloat16:
         return (

@@ -34,7 +34,7 @@ def decide_hidden_states(d: Decisions) -> None:
         d.decide("hidden_states", None, "speculative_config: no hidden states are asked for")
         return
     if d.value("model_impl") == "transformers" or d.value("pooler") is not None:
-        allowed = "the model is a decoder of Quire's own that generates"
+        allowed = "the model is a decoder of Quire's own that generates and does not pool"
         raise InvalidParameter("speculative_config['method']", METHOD, allowed)
     folder = _folder(given)
     plan = HiddenStatesPlan(_layers(wish.config.draft_model_config, d.model.num_layers), folder)

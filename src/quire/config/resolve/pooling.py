@@ -18,9 +18,24 @@ _NO_TEMPLATE = (
 )
 
 
+def note_pooled_length(d: Decisions) -> None:
+    """Tell where longer prompts are pooled than the model was trained with; max_model_len is
+    decided.
+    """
+    stated = d.model.pooled_length
+    if stated is None or stated.default is None or d.value("max_model_len") <= stated.default:
+        return
+    d.note(
+        f"{stated.source} is {stated.default}, and an engine that only pools takes no longer "
+        f"prompts; this one generates as well, and takes {d.value('max_model_len')} tokens for "
+        f"both. truncate_prompt_tokens={stated.default} cuts a text that is pooled."
+    )
+
+
 def decide_pooling(d: Decisions) -> None:
     """Fix the pooler. Raises NotBuiltYet for an option that engines that pool do not have."""
     args, model = d.args, d.model
+    d.decide("generates", model.generates, "whether the model has its language-model head")
     d.decide("pooler", model.pooler, model.pooler_reason)
     given = args.pooler_config
     config = pooler_config(given) if given is not None else None
@@ -31,7 +46,7 @@ def decide_pooling(d: Decisions) -> None:
     d.decide("prompts", model.prompts, "the prompts of sentence-transformers, for clients")
     if model.pooler is None:
         return
-    for name, hint in (_WITHOUT if model.pooler.keeps_head else _WITHOUT | _WITHOUT_TOKENS).items():
+    for name, hint in (_WITHOUT if model.generates else _WITHOUT | _WITHOUT_TOKENS).items():
         value = getattr(args, name)
         if value:
             raise NotBuiltYet(name, f"{value} of a model that pools", hint)

@@ -28,7 +28,7 @@ from quire.config.resolve.parallel import (
     decide_executor,
     decide_expert_parallel,
 )
-from quire.config.resolve.pooling import decide_pooling
+from quire.config.resolve.pooling import decide_pooling, note_pooled_length
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.resolve.speculation import decide_speculation
 from quire.config.structured_outputs_config import structured_outputs_config
@@ -69,6 +69,7 @@ def resolve(
     length = decide_schedule(decisions)
     decide_speculation(decisions, length)
     decide_memory(decisions, length)
+    note_pooled_length(decisions)
     _decide_output(decisions, installed_processors)
     return decisions.plan()
 
@@ -141,8 +142,8 @@ def _decide_graphs(d: Decisions) -> None:
         d.decide(
             "use_graphs", False, "the model's code is that of transformers, called in each step"
         )
-    elif d.value("pooler") is not None and d.machine.device == "cuda":
-        d.decide("use_graphs", False, "pooling has no steps of decodes that graphs are for")
+    elif not d.value("generates") and d.machine.device == "cuda":
+        d.decide("use_graphs", False, "pooling alone has no steps of decodes that graphs are for")
     elif d.args.enforce_eager:
         d.decide("use_graphs", False, "enforce_eager")
     elif d.machine.device == "cuda" and any(map(_is_chunked, d.model.memories)):
@@ -211,10 +212,10 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
 
 
 def _decide_processors(d: Decisions, installed: Sequence[str]) -> None:
-    """Those of installed packages come first; a model that pools draws no tokens."""
+    """Those of installed packages come first, where tokens are drawn."""
     given = tuple(d.args.logits_processors or ())
     why = "logits_processors" + (" were given" if given else ": none")
-    if installed and d.value("pooler") is None:
+    if installed and d.value("generates"):
         given, why = (*installed, *given), f"{why}; packages bring {', '.join(installed)}"
     d.decide("logits_processors", given, why)
 

@@ -104,9 +104,9 @@ def _sees_whole_prompts(d: Decisions) -> bool:
 
 def _needs_every_token(d: Decisions) -> bool:
     """Whether no result can begin after tokens whose K/V are cached."""
-    pooler = d.value("pooler")
-    if pooler is None or pooler.keeps_head:
+    if d.value("generates"):
         return False  # requests that need each token say so
+    pooler = d.value("pooler")
     return bool(pooler.poolings != ("last",) or pooler.token_pooling == "step")
 
 

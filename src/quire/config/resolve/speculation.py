@@ -38,7 +38,7 @@ def decide_speculation(d: Decisions, length: int | None) -> None:
         return
     config, draft = wish.config, wish.draft
     if d.value("pooler") is not None:
-        allowed = "a model that pools generates nothing that could be drafted"
+        allowed = "nothing is drafted in an engine that pools"
         raise InvalidParameter(_config_name(d), config.method, allowed, "Leave it out.")
     assert config.method is not None, "the draft's files tell it"
     num_tokens, why = _num_tokens(d, config, draft)

@@ -103,6 +103,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
     return WorkerConfig(
         model_folder=plan.model_folder,
         hf_config=plan.hf_config,
+        generates=plan.generates,
         pooler=plan.pooler,
         model_impl=cast(ModelImpl, plan.model_impl),
         load_format=cast(LoadFormat, plan.load_format),

@@ -340,6 +340,7 @@ def build_front_end(
         max_logprobs=plan.max_logprobs,
         eos_token_ids=plan.generation_eos_token_ids,
         reports_experts=plan.enable_return_routed_experts,
+        generates=plan.generates,
         pooling=_pooling_facts(plan),
         serves_adapters=plan.adapters is not None,
     )
@@ -356,7 +357,7 @@ def build_front_end(
     )
     if plan.reasoning_marks:
         start, end = plan.reasoning_marks
-        inputs.reasoning_marks = ReasoningMarks(start, end)
+        inputs.generation.reasoning_marks = ReasoningMarks(start, end)
     return FrontEnd(
         client=client,
         tokenizer=tokenizer,

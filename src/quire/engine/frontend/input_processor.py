@@ -14,17 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from quire.engine.arguments import refuse_keywords
 from quire.engine.frontend.custom_params import CustomParams
 from quire.engine.frontend.pooling_input import (
     TRUNCATE,
     PoolingFacts,
-    check_length,
-    completed,
-    require_pooling_params,
-    set_types,
+    PoolingInputs,
     take_truncation,
     with_truncation,
 )
@@ -33,10 +30,10 @@ from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLo
 from quire.grammar.thinking import num_thinking
 from quire.grammar.trial import GrammarTrials
 from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request
-from quire.params import PoolingParams, SamplingParams, checks
+from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.thinking import Thinking
-from quire.prompts import ParsedPrompt, parse_prompt
-from quire.text.tokenizer import Tokenizer
+from quire.prompts import ParsedPrompt, check_token_ids, parse_prompt
+from quire.text.tokenizer import Tokenizer, encode_prompt
 
 SEED_MASK = 2**64 - 1
 
@@ -55,8 +52,8 @@ class ModelLimits:
 
     `vocab_size` is the number of ids that the model embeds. `eos_token_ids` are those of the
     generation config. `max_logprobs` -1 means no limit. `reports_experts`: with
-    `enable_return_routed_experts`. `pooling`: of an engine that pools. `serves_adapters`: with
-    `enable_lora`.
+    `enable_return_routed_experts`. `generates`: requests may ask for text. `pooling`: of an engine
+    that pools. `serves_adapters`: with `enable_lora`.
     """
 
     vocab_size: int
@@ -64,13 +61,9 @@ class ModelLimits:
     max_logprobs: int = 20
     eos_token_ids: tuple[int, ...] = ()
     reports_experts: bool = False
+    generates: bool = True
     pooling: PoolingFacts | None = None
     serves_adapters: bool = False
-
-    @property
-    def generates(self) -> bool:
-        """Whether requests may ask for text."""
-        return self.pooling is None or self.pooling.generates
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +77,23 @@ class ReasoningMarks:
     is_assumed: bool = False
 
 
-class InputProcessor:
-    """Checks and completes requests. `seed` (None: random) derives the seeds of requests without
-    one.
+class KindOfInputs(Protocol):
+    """Makes the messages of requests whose parameters are of one kind."""
 
-    With a seed, the n-th request without a seed of its own gets the same one in every run.
+    def process(
+        self,
+        parsed: ParsedPrompt,
+        params: Any,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        **known: Any,
+    ) -> EngineCoreRequest:
+        """Return the message for the core; some of its fields are `known`. Raises RequestError."""
+        ...
+
+
+class InputProcessor:
+    """Checks and completes requests, each by what its parameters are: with `generation`, or as
+    those of a pooling request.
     """
 
     def __init__(
@@ -100,27 +105,28 @@ class InputProcessor:
         forms: GrammarTrials | None = None,
         custom: CustomParams | None = None,
     ) -> None:
-        """`forms` checks structured outputs; without it they are refused. `custom` asks the
-        engine's logits processors, if it has some.
+        """`seed`: see `GenerationInputs`. `forms` checks structured outputs; without it they are
+        refused. `custom` asks the engine's logits processors, if it has some.
         """
-        self._tokenizer = tokenizer
-        self._forms = forms
-        self._custom = custom
+        self.tokenizer = tokenizer
+        """The model's; None for an engine without one."""
         self.limits = limits
-        self._seed = seed
-        self.reasoning_marks: ReasoningMarks | None = None
-        """Needed to bound the reasoning of a request."""
-        self._num_drawn = 0
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; None for an engine without one."""
-        return self._tokenizer
+        self.generation = GenerationInputs(tokenizer, limits, seed=seed, forms=forms, custom=custom)
+        self._by_kind: dict[type[RequestParams], KindOfInputs] = {}
+        if limits.generates:
+            self._by_kind[SamplingParams] = self.generation
+        if limits.pooling is not None:
+            self._by_kind[PoolingParams] = PoolingInputs(
+                tokenizer,
+                limits.pooling,
+                vocab_size=limits.vocab_size,
+                max_len=limits.max_model_len,
+            )
 
     def process(
         self,
         prompt: object,
-        params: SamplingParams | PoolingParams,
+        params: RequestParams,
         *,
         handle: int,
         arrival_time: float,
@@ -133,41 +139,36 @@ class InputProcessor:
         does.
         """
         adapter = self._adapter(lora_request)
-        facts = self.limits.pooling
-        if facts is not None and not (facts.generates and isinstance(params, SamplingParams)):
-            return self._process_pooling(
-                facts,
-                parse_prompt(prompt),
-                completed(require_pooling_params(params), facts),
-                tokenization_kwargs,
-                handle=handle,
-                arrival_time=arrival_time,
-                priority=_priority(priority),
-                adapter=adapter,
-            )
-        own = self._own_params(params)
+        inputs = self._inputs_of(params)
         parsed = parse_prompt(prompt)
-        if parsed.token_types is not None:
-            allowed = "models that generate have no types of tokens"
-            raise InvalidParameter("token_type_ids", parsed.token_types, allowed, "Leave it out.")
-        if own.truncate_prompt_tokens is not None:
-            tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
-        token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
-        self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
-        own.limit_output(self.limits.max_model_len - len(token_ids))
-        request = EngineCoreRequest(
+        request = inputs.process(
+            parsed,
+            params,
+            tokenization_kwargs,
             handle=handle,
-            prompt_token_ids=token_ids,
-            params=own,
-            seed=0,
             arrival_time=arrival_time,
             priority=_priority(priority),
             cache_salt=parsed.cache_salt,
             adapter=adapter,
         )
-        request.seed = self._seed_of(own)
-        request.thinking = self._thinking(own, token_ids)
         return request, parsed.text
+
+    def _inputs_of(self, params: object) -> KindOfInputs:
+        """What processes requests with such parameters. Raises RequestError where nothing does."""
+        for kind, inputs in self._by_kind.items():
+            if isinstance(params, kind):
+                return inputs
+        if isinstance(params, PoolingParams):
+            hint = "Give SamplingParams, or start the engine with runner='pooling'."
+            raise InvalidType("params", params, "this engine generates text", hint)
+        if isinstance(params, SamplingParams):
+            raise RequestError(
+                "This engine pools prompts and generates no text. Give PoolingParams, or start it "
+                "with runner='generate' on a model that generates (with convert='embed' it pools "
+                "as well)."
+            )
+        kinds = " or ".join(kind.__name__ for kind in self._by_kind)
+        raise InvalidType("params", params, f"it must be a {kinds}")
 
     def process_inputs(
         self,
@@ -213,48 +214,77 @@ class InputProcessor:
             allowed = "they are those of the engine's get_supported_tasks()"
             raise InvalidParameter("supported_tasks", tasks, allowed)
 
-    def _process_pooling(
+    def prepare(self, params: object) -> Future[None] | None:
+        """A future to await before `process`, so that it does not block; None: there is no need."""
+        return self.generation.prepare(params)
+
+    def close(self) -> None:
+        """Release what `process` needs; no request is processed afterwards."""
+        self.generation.close()
+
+    def _adapter(self, asked: LoRARequest | None) -> AdapterRef | None:
+        if asked is None:
+            return None
+        if not self.limits.serves_adapters:
+            raise RequestError(ADAPTERS_ARE_OFF, parameter="lora_request")
+        return AdapterRef.of(check_lora_request(asked))
+
+
+class GenerationInputs:
+    """Makes the messages of requests with SamplingParams. `seed` (None: random) derives the seeds
+    of requests without one.
+
+    With a seed, the n-th request without a seed of its own gets the same one in every run.
+    """
+
+    def __init__(
         self,
-        facts: PoolingFacts,
+        tokenizer: Tokenizer | None,
+        limits: ModelLimits,
+        *,
+        seed: int | None,
+        forms: GrammarTrials | None,
+        custom: CustomParams | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._forms = forms
+        self._custom = custom
+        self._seed = seed
+        self.reasoning_marks: ReasoningMarks | None = None
+        """Needed to bound the reasoning of a request."""
+        self._num_drawn = 0
+
+    def process(
+        self,
         parsed: ParsedPrompt,
-        own: PoolingParams,
+        params: SamplingParams,
         tokenization_kwargs: Mapping[str, Any] | None,
         **known: Any,
-    ) -> tuple[EngineCoreRequest, str | None]:
-        """The message of a pooling request, whose prompt may be as long as the model takes."""
-        limit = self.limits.max_model_len
-        side = "right" if self._tokenizer is None else self._tokenizer.truncation_side
+    ) -> EngineCoreRequest:
+        """Return the message for the core; some of its fields are `known`. Raises RequestError."""
+        own = self._own_params(params)
+        if parsed.token_types is not None:
+            allowed = "models that generate have no types of tokens"
+            raise InvalidParameter("token_type_ids", parsed.token_types, allowed, "Leave it out.")
         if own.truncate_prompt_tokens is not None:
             tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
-        kwargs, cut = take_truncation(tokenization_kwargs, limit, side)
-        if parsed.token_ids is None:
-            text = parsed.text or ""
-            ids = self._encode(text.lower() if facts.lowers_input else text, kwargs)
-        else:
-            ids = parsed.token_ids if cut is None else cut.of(parsed.token_ids)
-        self._check_ids(ids, parsed)
-        check_length(ids, limit)
-        if (types := parsed.token_types) is not None:
-            set_types(own, types if cut is None else cut.of(types), facts)
-        salt = parsed.cache_salt
-        request = EngineCoreRequest(
-            prompt_token_ids=ids, params=own, seed=0, cache_salt=salt, **known
-        )
-        return request, parsed.text
+        token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
+        self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
+        own.limit_output(self._limits.max_model_len - len(token_ids))
+        request = EngineCoreRequest(prompt_token_ids=token_ids, params=own, seed=0, **known)
+        request.seed = self._seed_of(own)
+        request.thinking = self._thinking(own, token_ids)
+        return request
 
-    def _own_params(self, params: SamplingParams | PoolingParams) -> SamplingParams:
+    def _own_params(self, params: SamplingParams) -> SamplingParams:
         """Copy the parameters, check them against the model, and fill in everything that ends a
         request.
         """
-        if isinstance(params, PoolingParams):
-            hint = "Give SamplingParams, or start the engine with runner='pooling'."
-            raise InvalidType("params", params, "this engine generates text", hint)
-        if not isinstance(params, SamplingParams):
-            raise InvalidType("params", params, "it must be a SamplingParams")
         own = params.clone()
         own.validate()
         _refuse_unbuilt_params(own)
-        limits = self.limits
+        limits = self._limits
         own.verify(vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         eos = None if self._tokenizer is None else self._tokenizer.eos_token_id
         own.update_from_generation_config({"eos_token_id": list(limits.eos_token_ids)}, eos)
@@ -282,16 +312,9 @@ class InputProcessor:
         if self._forms is not None:
             self._forms.close()
 
-    def _adapter(self, asked: LoRARequest | None) -> AdapterRef | None:
-        if asked is None:
-            return None
-        if not self.limits.serves_adapters:
-            raise RequestError(ADAPTERS_ARE_OFF, parameter="lora_request")
-        return AdapterRef.of(check_lora_request(asked))
-
     def _check_experts_start(self, start: int, prompt_len: int) -> None:
         name = "routed_experts_prompt_start"
-        if start and not self.limits.reports_experts:
+        if start and not self._limits.reports_experts:
             hint = "Start the engine with enable_return_routed_experts, or leave it out."
             raise InvalidParameter(name, start, "the engine does not report experts", hint)
         if start > prompt_len:
@@ -308,7 +331,7 @@ class InputProcessor:
             raise InvalidParameter("structured_outputs", form.kind, allowed, hint)
         if isinstance(form.starts_after, list):
             name = "structured_outputs.starts_after"
-            checks.in_vocabulary(name, form.starts_after, self.limits.vocab_size)
+            checks.in_vocabulary(name, form.starts_after, self._limits.vocab_size)
         own.structured_outputs = self._forms.completed(form)
         self._forms.check(own.structured_outputs)
 
@@ -337,7 +360,7 @@ class InputProcessor:
             raise InvalidParameter("bad_words", own.bad_words, "the engine has no tokenizer", hint)
         own.update_from_tokenizer(self._tokenizer)
         for token_ids in own.bad_words_token_ids or ():
-            checks.in_vocabulary("bad_words", token_ids, self.limits.vocab_size)
+            checks.in_vocabulary("bad_words", token_ids, self._limits.vocab_size)
 
     def prompt_token_ids(
         self, parsed: ParsedPrompt, tokenization_kwargs: Mapping[str, Any] | None
@@ -349,31 +372,16 @@ class InputProcessor:
         """
         token_ids, cut = parsed.token_ids, None
         if tokenization_kwargs and TRUNCATE in tokenization_kwargs:
-            room = self.limits.max_model_len - 1
+            room = self._limits.max_model_len - 1
             tokenization_kwargs, cut = take_truncation(tokenization_kwargs, room, "left")
         if token_ids is None:
-            token_ids = self._encode(parsed.text or "", tokenization_kwargs)
+            token_ids = encode_prompt(self._tokenizer, parsed.text or "", tokenization_kwargs)
         elif cut is not None:
             token_ids = cut.of(token_ids)
-        if len(token_ids) >= self.limits.max_model_len:
-            raise PromptTooLong(len(token_ids), self.limits.max_model_len)
-        self._check_ids(token_ids, parsed)
+        if len(token_ids) >= self._limits.max_model_len:
+            raise PromptTooLong(len(token_ids), self._limits.max_model_len)
+        check_token_ids(token_ids, parsed, self._limits.vocab_size)
         return token_ids
-
-    def _check_ids(self, token_ids: list[int], parsed: ParsedPrompt) -> None:
-        if not token_ids:
-            allowed = "it must have at least one token"
-            given = token_ids if parsed.text is None else parsed.text
-            raise InvalidParameter("prompt", given, allowed)
-        vocab_size = self.limits.vocab_size
-        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-            checks.in_vocabulary("prompt_token_ids", token_ids, vocab_size)
-
-    def _encode(self, text: str, tokenization_kwargs: Mapping[str, Any] | None) -> list[int]:
-        if self._tokenizer is None:
-            hint = "Give prompt_token_ids, or an engine with a tokenizer."
-            raise InvalidParameter("prompt", text, "the engine has no tokenizer", hint)
-        return self._tokenizer.encode(text, **dict(tokenization_kwargs or {}))
 
     def _seed_of(self, params: SamplingParams) -> int:
         if params.seed is not None:

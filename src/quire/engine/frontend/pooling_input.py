@@ -1,4 +1,4 @@
-"""Checks and completes the parameters of a pooling request, and cuts its prompt."""
+"""Makes the messages of pooling requests: completes their parameters, and cuts their prompts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestError
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.errors import InvalidParameter, PromptTooLong
 from quire.models.pooling.spec import TOKEN_TASKS, PoolerSpec, check_dimensions
-from quire.params import PoolingParams, SamplingParams, checks
+from quire.params import PoolingParams, checks
 from quire.params.pooling import MOST_READ, SECOND_TEXT
+from quire.prompts import ParsedPrompt, check_token_ids
+from quire.text.tokenizer import Tokenizer, encode_prompt
 
 TRUNCATE = "truncate_prompt_tokens"
 """The name in `tokenization_kwargs` and in parameters: at most as many tokens are left."""
@@ -25,11 +28,6 @@ class PoolingFacts:
     width: int
     name: str
     lowers_input: bool = False
-
-    @property
-    def generates(self) -> bool:
-        """Whether the engine generates as well."""
-        return self.pooler.keeps_head
 
     def size(self, dimensions: int | None) -> int:
         """Numbers of a vector that is cut to `dimensions`, where it can be."""
@@ -78,7 +76,7 @@ def set_types(own: PoolingParams, types: list[int], facts: PoolingFacts) -> None
 
 def _check_types(name: str, value: object, pooler: PoolerSpec) -> None:
     """Raise InvalidParameter unless tokens of a second text have a type of their own."""
-    if pooler.token_types < 2:
+    if not pooler.tells_texts_apart:
         allowed = "tokens of a second text have no type of their own in this model"
         raise InvalidParameter(name, value, allowed, "Leave it out.")
 
@@ -150,19 +148,42 @@ def with_truncation(kwargs: Mapping[str, Any] | None, asked: int) -> Mapping[str
     return {TRUNCATE: asked, **(kwargs or {})}
 
 
-def check_length(ids: list[int], limit: int) -> None:
-    """Raise PromptTooLong for more tokens than the model takes."""
-    if len(ids) > limit:
-        raise PromptTooLong(len(ids), limit, has_output=False)
+class PoolingInputs:
+    """Makes the messages of requests with PoolingParams, whose prompts may be as long as the model
+    takes.
+    """
 
+    def __init__(
+        self, tokenizer: Tokenizer | None, facts: PoolingFacts, *, vocab_size: int, max_len: int
+    ) -> None:
+        """`max_len`: the most tokens of a prompt."""
+        self._tokenizer = tokenizer
+        self._facts = facts
+        self._vocab_size = vocab_size
+        self._max_len = max_len
 
-def require_pooling_params(params: object) -> PoolingParams:
-    """The parameters. Raises RequestError for those of a generation, InvalidType for others."""
-    if isinstance(params, PoolingParams):
-        return params
-    if isinstance(params, SamplingParams):
-        raise RequestError(
-            "This engine pools prompts and generates no text. Give PoolingParams, or start it with "
-            "runner='generate' on a model that generates (with convert='embed' it pools as well)."
-        )
-    raise InvalidType("params", params, "it must be a PoolingParams")
+    def process(
+        self,
+        parsed: ParsedPrompt,
+        params: PoolingParams,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        **known: Any,
+    ) -> EngineCoreRequest:
+        """Return the message for the core; some of its fields are `known`. Raises RequestError."""
+        own = completed(params, self._facts)
+        side = "right" if self._tokenizer is None else self._tokenizer.truncation_side
+        if own.truncate_prompt_tokens is not None:
+            tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
+        kwargs, cut = take_truncation(tokenization_kwargs, self._max_len, side)
+        if parsed.token_ids is None:
+            text = parsed.text or ""
+            text = text.lower() if self._facts.lowers_input else text
+            ids = encode_prompt(self._tokenizer, text, kwargs)
+        else:
+            ids = parsed.token_ids if cut is None else cut.of(parsed.token_ids)
+        check_token_ids(ids, parsed, self._vocab_size)
+        if len(ids) > self._max_len:
+            raise PromptTooLong(len(ids), self._max_len, has_output=False)
+        if (types := parsed.token_types) is not None:
+            set_types(own, types if cut is None else cut.of(types), self._facts)
+        return EngineCoreRequest(prompt_token_ids=ids, params=own, seed=0, **known)

@@ -118,7 +118,7 @@ class CrossPrompts:
         ids, types = self.tokenizer.encode_pair(
             query, document, max_length=limit, truncation_side=side
         )
-        if 1 in types and self.facts.pooler.token_types:
+        if 1 in types and self.facts.pooler.tells_texts_apart:
             params = params.clone()
             params.extra_kwargs = {**(params.extra_kwargs or {}), SECOND_TEXT: types.index(1)}
         return TokensPrompt(prompt_token_ids=ids), params

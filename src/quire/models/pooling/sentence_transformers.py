@@ -97,7 +97,7 @@ class SentenceFiles:
     `max_length` None: the model's own. `lowers`: input is in small
     letters. `prompts`, by name, are for callers to put before their texts. `similarity` None: they
     do not say how vectors are compared. `terms`: vectors are sparse, of the vocabulary's tokens.
-    `is_late`: each token has a vector, which are compared (ColBERT).
+    `has_token_vectors`: each token has a vector, which are compared (ColBERT).
     """
 
     poolings: tuple[SequencePooling, ...] = ()
@@ -110,7 +110,7 @@ class SentenceFiles:
     prompts: Mapping[str, str] | None = None
     similarity: Similarity | None = None
     terms: TermPooling | None = None
-    is_late: bool = False
+    has_token_vectors: bool = False
     note: str = ""
 
 
@@ -137,14 +137,14 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         if "Pooling" in paths or "Dense" in paths:
             raise LoadError(f"{folder}/modules.json: SpladePooling has neither Pooling nor Dense.")
         terms = _terms(folder / paths["SpladePooling"][0] / "config.json")
-    is_late = "Pooling" not in paths and ("Dense" in paths or "MultiVectorMask" in paths)
-    if not is_late:
+    has_token_vectors = "Pooling" not in paths and ("Dense" in paths or "MultiVectorMask" in paths)
+    if not has_token_vectors:
         _check_names(folder, [*paths.get("Dense", ()), *paths.get("Normalize", ())])
     dense = [_dense(folder, path) for path in paths.get("Dense", ())]
     return SentenceFiles(
         poolings=poolings,
-        has_pooling="Pooling" in paths or terms is not None or is_late,
-        normalizes=None if is_late else "Normalize" in paths,
+        has_pooling="Pooling" in paths or terms is not None or has_token_vectors,
+        normalizes=None if has_token_vectors else "Normalize" in paths,
         dense=tuple(layer for layer, _ in dense),
         dense_inputs=tuple(inputs for _, inputs in dense),
         max_length=length,
@@ -152,8 +152,8 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         prompts=prompts,
         similarity=similarity,
         terms=terms,
-        is_late=is_late,
-        note=_LATE_NOTE if is_late else "",
+        has_token_vectors=has_token_vectors,
+        note=_LATE_NOTE if has_token_vectors else "",
     )
 
 

@@ -92,21 +92,21 @@ class PoolerSpec:
     """A pooling head.
 
     `tasks` are those that it can do, the one that is served by default first. `pooling` makes one
-    vector of a prompt, and the vectors of those `joined` follow it. `step_tag`: with token
+    vector of a prompt, and the vectors of `more_poolings` follow it. `step_tag`: with token
     pooling "step", the token id whose hidden states are kept. `returned_ids`: the columns that are
     kept then, () for all. `activates`: whether vectors are normalised, and labels activated, where
     a request does not say. `dense` is of vectors only, the `classifier` of labels only. `sizes`:
     to how many numbers a vector may be cut; () for any, None where it may not. `is_wide`: the head
     computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
     tokenizer encodes pairs, not as one text after the other. `token_types`: how many types the
-    model's tokens have, 0 where they have none. `similarity`: the score of two
-    vectors. `terms`: vectors are of these weights, and nothing else is pooled. `keeps_head`: the
-    language-model head stays, and the engine generates as well.
+    model's tokens have, 0 where they have none. `similarity`: the score of two vectors. `terms`:
+    vectors are of these weights, and nothing else is pooled. `also_generates`: the model has its
+    language-model head, too.
     """
 
     tasks: tuple[PoolingTask, ...]
     pooling: SequencePooling = "last"
-    joined: tuple[SequencePooling, ...] = ()
+    more_poolings: tuple[SequencePooling, ...] = ()
     token_pooling: TokenPooling = "all"
     step_tag: int | None = None
     returned_ids: tuple[int, ...] = ()
@@ -120,12 +120,17 @@ class PoolerSpec:
     token_types: int = 0
     similarity: Similarity = "cosine"
     terms: TermWeights | None = None
-    keeps_head: bool = False
+    also_generates: bool = False
 
     @property
     def poolings(self) -> tuple[SequencePooling, ...]:
         """All, in the order of their vectors."""
-        return (self.pooling, *self.joined)
+        return (self.pooling, *self.more_poolings)
+
+    @property
+    def tells_texts_apart(self) -> bool:
+        """Whether tokens of a second text have a type of their own."""
+        return self.token_types >= 2
 
     @property
     def reads_tokens(self) -> bool:

@@ -32,9 +32,9 @@ from quire.scheduling.step import NewRow
 class _Prompt:
     """What is kept of a prompt between its chunks.
 
-    `slot` is that of its adapter, or 0. `ids` are its tokens, where their
-    places count. `kept` is what each pooling keeps of its tokens so far, () before the first;
-    `pieces` [n, D] are the results of tokens so far.
+    `slot` is that of its adapter, or 0. `ids` are its tokens, where their places count.
+    `carried_over` is what each pooling keeps of its tokens so far, () before the first; `pieces`
+    [n, D] are the results of tokens so far.
     """
 
     handle: int
@@ -42,7 +42,7 @@ class _Prompt:
     length: int
     slot: int
     ids: np.ndarray | None
-    kept: tuple[Any, ...] = ()
+    carried_over: tuple[Any, ...] = ()
     pieces: tuple[Tensor, ...] = ()
 
 
@@ -131,7 +131,7 @@ class PoolingStep:
     def __init__(self, head: PoolingHead, parts: Sequence[_Part]) -> None:
         self._head = head
         self._parts = parts
-        self._kept: dict[int, _Prompt] = {}
+        self._unfinished: dict[int, _Prompt] = {}
         self._results: list[tuple[_Prompt, slice | int]] = []
 
     def compute(self, states: HiddenStates, mask: GrammarMask | None) -> Sequence[Tensor]:
@@ -171,23 +171,23 @@ class PoolingStep:
     def _pool(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
         """The pooled hidden states [M, C] of the M prompts that end in this step."""
         found: list[Tensor] = []
-        kept: list[list[Any]] = [[] for _ in parts]
+        carried_over: list[list[Any]] = [[] for _ in parts]
         for i, pooling in enumerate(self._head.spec.poolings):
             chunks = [
                 PoolingChunk(
                     p.first, p.start, p.count, p.prompt.length,
-                    p.prompt.kept[i] if p.prompt.kept else None,
+                    p.prompt.carried_over[i] if p.prompt.carried_over else None,
                 )
                 for p in parts
             ]  # fmt: skip
-            vectors, keep = pooled(self._head.ops, pooling, hidden, chunks)
+            vectors, state_of = pooled(self._head.ops, pooling, hidden, chunks)
             found.append(vectors)
             for row, part in enumerate(parts):
                 if not part.is_last:
-                    kept[row].append(keep(row))
-        for part, own in zip(parts, kept, strict=True):
+                    carried_over[row].append(state_of(row))
+        for part, states in zip(parts, carried_over, strict=True):
             if not part.is_last:
-                self._kept[part.row] = replace(part.prompt, kept=tuple(own))
+                self._unfinished[part.row] = replace(part.prompt, carried_over=tuple(states))
         whole = found[0] if len(found) == 1 else torch.cat([v.float() for v in found], dim=1)
         ended = [row for row, part in enumerate(parts) if part.is_last]
         return whole if len(ended) == len(parts) else whole[ended]
@@ -201,7 +201,7 @@ class PoolingStep:
                 found.append(torch.cat(pieces))
                 self._results.append((part.prompt, slice(None)))
             else:
-                self._kept[part.row] = replace(part.prompt, pieces=pieces)
+                self._unfinished[part.row] = replace(part.prompt, pieces=pieces)
         return found
 
     def _tokens(self, hidden: Tensor, part: _Part) -> Tensor:
@@ -220,7 +220,7 @@ class PoolingStep:
 
     def advance(self) -> None:
         """Keep what the step has found of prompts that go on."""
-        self._head.prompts.update(self._kept)
+        self._head.prompts.update(self._unfinished)
 
     def report(self, values: Sequence[Tensor], output: RunnerOutput) -> None:
         """Add the results of complete prompts."""
