@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.expressions import Expressions
 from quire.models.formats.fp8 import read_block
 from quire.models.formats.keys import ModuleNames, cache_type, group_size, module_names, names
 from quire.models.formats.storage import CodeLayout, Packing, RowScheme, Storage
@@ -55,11 +56,13 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     reader.only("sparsity_config", {}, {"format": "dense"})
     reader.only("transform_config", {})
     reader.only("moe_sparsity_config", {})
-    ignored = module_names(names(reader, "ignore"), reader.at("ignore"))
+    expressions = Expressions()
+    ignored = module_names(names(reader, "ignore"), reader.at("ignore"), expressions)
     section = reader.section("config_groups")
     if section is None:
         raise unsupported(reader.at("config_groups"), {}, "at least one group of modules")
-    groups = [_group(section, name, overall) for name in section.keys()]  # noqa: SIM118 (no mapping)
+    listed = section.keys()
+    groups = [_group(section, name, overall, expressions) for name in listed]
     section.finish()
 
     def layout_of(module: str) -> CodeLayout | None:
@@ -80,7 +83,9 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     )
 
 
-def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
+def _group(
+    section: ConfigReader, name: str, overall: str | None, expressions: Expressions
+) -> _Group:
     group = section.section(name)
     if group is None:
         raise unsupported(section.at(name), {}, "a scheme with targets and weights")
@@ -99,7 +104,8 @@ def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
     weights.finish()
     targets = names(group, "targets")
     group.finish()
-    meant = module_names((t for t in targets if t != "Linear"), group.at("targets"))
+    others = (target for target in targets if target != "Linear")
+    meant = module_names(others, group.at("targets"), expressions)
     keeps_rows = kind in _FOUR_BIT_FLOATS and rows is not None
     return _Group(layout, keeps_rows, meant, "Linear" in targets)
 
