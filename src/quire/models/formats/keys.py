@@ -19,6 +19,9 @@ OF_AUTO_ROUND: tuple[str, ...] = (
 )
 """What AutoRound adds to the keys of AWQ and GPTQ: how it was made."""
 
+OF_CALIBRATION = ("observer", "observer_kwargs")
+"""How compressed-tensors found scales."""
+
 _MOST_NAMES = 100_000
 """On a list; a mixture's experts may be named one by one."""
 
@@ -42,8 +45,23 @@ def cache_type(reader: ConfigReader) -> Literal["float", "int"] | None:
     scheme = reader.section("kv_cache_scheme")
     if scheme is None:
         return None
+    scheme.ignore(*OF_CALIBRATION)
     scheme.choice_of("num_bits", 8)
-    return scheme.choice("type", {"float": "float", "int": "int"})  # type: ignore[no-any-return]
+    found: Literal["float", "int"] = scheme.choice("type", {"float": "float", "int": "int"})
+    scheme.only("strategy", "tensor")
+    scheme.only("symmetric", True)
+    scheme.only("dynamic", False)
+    for key in ("group_size", "block_structure", "actorder"):
+        scheme.only(key)
+    check_types(scheme)
+    scheme.finish()
+    return found
+
+
+def check_types(args: ConfigReader) -> None:
+    """Refuse other types of scales and zero points than files of compressed-tensors have."""
+    args.only("scale_dtype", "torch.float16", "torch.bfloat16", "torch.float32")
+    args.only("zp_dtype", "torch.int8")
 
 
 def names(reader: ConfigReader, key: str) -> tuple[str, ...]:
