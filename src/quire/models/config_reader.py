@@ -289,6 +289,10 @@ class ConfigReader:
         """Take keys that say nothing about the computation, whatever their values."""
         self._taken.update(keys)
 
+    def has_read(self, key: str) -> bool:
+        """Whether the key was taken already, under whatever name it was asked for."""
+        return key in self._taken
+
     def keys(self) -> tuple[str, ...]:
         """The names of all values that are not null."""
         return tuple(key for key, value in self._config.items() if value is not None)
