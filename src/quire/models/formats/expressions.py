@@ -18,7 +18,7 @@ _parse = re._parser.parse  # type: ignore[attr-defined]
 _MOST_PATTERN = 400
 """Characters of an expression."""
 _MOST_PATTERNS = 1_000
-_MOST_WAYS = 1 << 18
+MOST_WAYS = 1 << 18
 """Some milliseconds for each module of a model, if its expressions take all of them."""
 _MANY, _FEW = 32, 8
 """Places at which a repeat may end: half of a long name, since several repeats share the name; and
@@ -32,11 +32,15 @@ _ATOMIC = ("ASSERT", "ASSERT_NOT", "ATOMIC_GROUP")
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 
 
+class TooManyWays(ValueError):
+    """An expression may take long, or it is not known how long."""
+
+
 class Expressions:
     """Compiles the expressions of one config, which share an allowance."""
 
     def __init__(self) -> None:
-        self._num_left, self._ways_left = _MOST_PATTERNS, _MOST_WAYS
+        self._num_left, self._ways_left = _MOST_PATTERNS, MOST_WAYS
 
     def compile(self, texts: Sequence[str], key: str) -> tuple[re.Pattern[str], ...]:
         """Those of `key`, to be matched from the beginning of a module's name. Raises
@@ -66,12 +70,12 @@ class Expressions:
 
 def count_ways(text: str) -> int:
     """In how many ways a search may try to match a name with a regular expression, roughly; the
-    last repeat does not count, with nothing behind it that could fail. Raises ValueError where they
-    are countless or there are flags, re.error for what is no expression.
+    last repeat does not count, with nothing behind it that could fail. Raises TooManyWays where
+    they are countless or there are flags, re.error for what is no expression.
     """
     tree = _parse(text)
     if tree.state.flags & ~re.UNICODE:
-        raise ValueError("it has flags")
+        raise TooManyWays("it has flags")
     items = list(tree)
     has_end = bool(items) and str(items[-1][0]) == "AT"
     if len(items) > has_end and _is_last(*items[-1 - has_end], has_end=has_end):
@@ -99,14 +103,14 @@ def _of_sequence(items: Sequence[Any], *, is_led: bool) -> tuple[int, int]:
         own, more = _of_item(str(operation), value, is_led=is_next_led)
         aside += ways * more
         ways *= own
-        if ways + aside > _MOST_WAYS:
-            raise ValueError("there are countless ways")
+        if ways + aside > MOST_WAYS:
+            raise TooManyWays("there are countless ways")
     return ways, aside
 
 
 def _of_item(operation: str, value: Any, *, is_led: bool) -> tuple[int, int]:
     if operation == "IN" and any(str(kind) == "RANGE" and of[1] > _LAST for kind, of in value):
-        raise ValueError("it has a range that takes long to compile")
+        raise TooManyWays("it has a range that takes long to compile")
     if operation in _SINGLE or operation in ("AT", "FAILURE", "GROUPREF"):
         return 1, 0
     if operation in _REPEATS:
@@ -119,7 +123,7 @@ def _of_item(operation: str, value: Any, *, is_led: bool) -> tuple[int, int]:
     if operation in _ATOMIC:
         part = value if operation == "ATOMIC_GROUP" else value[1]
         return 1, sum(_of_sequence(part, is_led=False))
-    raise ValueError(f"{operation} is not allowed")
+    raise TooManyWays(f"{operation} is not allowed")
 
 
 def _of_repeat(
@@ -127,7 +131,7 @@ def _of_repeat(
 ) -> tuple[int, int]:
     is_short = is_led or (_is_single(part) and str(part[0][0]) == "LITERAL")
     if part.getwidth()[0] == 0 and most > 1:
-        raise ValueError("what may be empty is repeated")
+        raise TooManyWays("what may be empty is repeated")
     own, more = _of_sequence(part, is_led=False)
     most = min(most, _MANY)
     least = min(least, most)
