@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
 from quire import LLM
-from quire.errors import LoadError
+from quire.config.args.engine_args import EngineArgs
+from quire.config.planning import gather_model_facts
+from quire.errors import CorruptCheckpoint, LoadError
 from tests.pooling import models
 from tests.pooling.test_sentence_transformers import QUERY, SIZES, TEXTS, library, write
 
@@ -95,6 +97,44 @@ def check(folder, wanted, **options):
 )
 def test_vectors_of_tokens_and_their_scores(tmp_path, kind, form):
     check(tmp_path, expected(*write_stanford(tmp_path, kind, **form)))
+
+
+@pytest.mark.parametrize("keys", [{}, {"colbert_dim": WIDTH}])
+def test_a_model_whose_hidden_width_is_named_dim(tmp_path, keys):
+    sizes = {"dim": 48, "hidden_dim": 80, "n_layers": 2, "n_heads": 4, "pad_token_id": 0}
+    config = transformers.DistilBertConfig(
+        vocab_size=models.VOCAB, max_position_embeddings=160, **sizes
+    )
+    torch.manual_seed(3)
+    model = transformers.DistilBertModel(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(6.0) if weight.ndim > 1 else weight.add_(torch.randn_like(weight) * 0.2)
+    model.save_pretrained(tmp_path)
+    models.write_tokenizer(tmp_path, models.VOCAB)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    matrix = drawn(sizes["dim"])
+    save_file({**tensors, "linear.weight": matrix}, file)
+    change_config(tmp_path, architectures=["ColBERTDistilBertModel"], **keys)
+    check(tmp_path, expected(model, matrix))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [["x", 3], [[1], 3], [None], [True, 64], [1.5, 2], [-5, 64], [0, 64], [10**12, 64], "ab"],
+)
+def test_a_projection_of_no_width_is_refused(tmp_path, shape):
+    write_stanford(tmp_path, "HF_ColBERT")
+    file = tmp_path / "model.safetensors"
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["linear.weight"]["shape"] = shape
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+    with pytest.raises(CorruptCheckpoint, match=r"the shape of linear\.weight does not begin with"):
+        gather_model_facts(EngineArgs(model=str(tmp_path)))
 
 
 def test_a_decoder_that_is_projected(tmp_path):

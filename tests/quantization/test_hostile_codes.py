@@ -154,9 +154,23 @@ SLOW = {
     "repeats of repeats": r"(([a-z_.0-9])+)+$!",
     "five of anything": ".*.*.*.*.*x",
     "optional letters": "a?" * 40 + "a" * 40,
-    "alternatives that are alike": "(a|a)" * 40,
+    "alternatives that are alike": "(ab|ab)" * 40,
+    "alternatives of any": r"(\w|.)" * 22 + "!",
     "lists of classes": r"([^\]]*\.)*x",
     "bounded repeats of a group": "(a|aa){40}x",
+    "repeats behind a space": r"(?x)(\w|.) +!",
+    "repeats behind a remark": "(?x)(\\w|.)#\n+!",
+    "a remark with a bracket": r"(?#[)(\w|.)+!]",
+    "any character or none": ".?" * 26 + "!",
+    "nothing, many times": "((){9999}){9999}!",
+    "repeats in what looks ahead": r"(?!(\w|.)+!)",
+    "four of anything": ".*.*.*.*!",
+    "four of anything before the end": ".*.*.*[a-z.]*$",
+    "four of anything, lazily": ".*?.*?.*?.{0,9}$",
+    "ranges that take long to compile": r"[a-\uffff]b",
+    "letters of both cases": "(?i)[\0-\U0010ffff]",
+    "letters of both cases in a group": "(?i:[\0-\U0010ffff])",
+    "nested groups": "(" * 199 + ")" * 199 + "*",
 }
 
 
@@ -178,6 +192,10 @@ def test_expressions_that_could_search_without_end_are_refused(case):
         (r"model\.layers\.([0-3]|1\d)\.(?:mlp\.)?up_proj$", True),
         (r"^(?!.*mlp)(?!.*head).*", False),
         (r".*layers.*mlp.*up.*proj", True),
+        (r"(?:.*\.)?mlp\.(?:gate|up)_proj", True),
+        (r"model\.(?:layers\.)+\d+.*", True),
+        (r".*\.(?:[0-9]|1[0-8])\..*(?:gate|up|down).*", True),
+        (r"^((?!mlp).)*$", False),
         (r"[)*+]+up|\)*model", True),
         ("model.layers.(" + "|".join(map(str, range(1, 100))) + r")\..*", False),
     ],
@@ -192,7 +210,7 @@ def test_expressions_as_tools_write_them_are_taken(expression, is_meant):
     ("listed", "says"),
     [
         (["re:a"] * 1001, "at most 1000 regular expressions"),
-        (["re:.*a.*b.*c.*d"] * 5, "regular expressions of at most"),
+        (["re:.*.*.*a"] * 33, "regular expressions of at most"),
         (["a"] * 100_001, "a list of at most 100000 names"),
     ],
     ids=["expressions", "slow ones", "names"],
@@ -202,6 +220,28 @@ def test_lists_without_end_are_refused(listed, says):
     with pytest.raises(LoadError, match=says) as caught:
         read_storage({"quantization_config": config})
     assert len(str(caught.value)) < 1000
+
+
+def test_groups_share_the_time_that_expressions_may_take():
+    config = json.loads(json.dumps(FORMATS["compressed-w4a16"].config))
+    own = config["config_groups"]["group_0"] | {"targets": ["re:.*.*.*a"]}
+    for count, is_taken in ((20, True), (33, False)):
+        config["config_groups"] = {f"group_{i}": own for i in range(count)}
+        try:
+            read_storage({"quantization_config": config})
+            assert is_taken
+        except LoadError as error:
+            assert not is_taken and "regular expressions of at most" in str(error)
+
+
+def test_the_expressions_of_a_large_config_are_taken():
+    """One for each layer and part, as tools write them."""
+    parts = [r"re:.*\.{}\..*(?:gate|up|down).*", r"re:model\.layers\.{}\.self_attn\.q_proj$"]
+    listed = [part.format(layer) for layer in range(100) for part in parts]
+    config = FORMATS["compressed-w4a16"].config | {"ignore": listed}
+    storage = read_storage({"quantization_config": config})
+    assert storage.layout_of("model.layers.99.mlp.up_proj") is None
+    assert storage.layout_of("model.layers.99.self_attn.k_proj") is not None
 
 
 def test_activations_in_integers_are_refused():

@@ -86,6 +86,26 @@ def test_config_json_is_believed_first(plain, tmp_path):
     assert read_folder_config(folder, "auto")["quantization_config"]["quant_method"] == "awq"
 
 
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"bits": 3}, r"^quantize_config\.json: quantization_config\.bits=3 .*4 or 8"),
+        ({"wish": 3}, r"^quantize_config\.json has keys .* quantization_config\.wish"),
+        ({"bits": None}, r"^quantize_config\.json lacks quantization_config\.bits"),
+        ({"damp_percent": 2**70}, r"quantize_config\.json has a value that is no plain data"),
+    ],
+    ids=["value", "key", "absence", "number"],
+)
+def test_what_is_wrong_in_one_is_said_of_it(plain, tmp_path, keys, says):
+    folder = with_side_file(
+        written(plain, tmp_path / "model", "gptq-v1"), tmp_path / "a", "gptq-v1"
+    )
+    file = folder / "quantize_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+    with pytest.raises(LoadError, match=says):
+        gather_model_facts(EngineArgs(model=str(folder), skip_tokenizer_init=True))
+
+
 def test_they_are_fetched_from_the_hub(monkeypatch):
     asked = {}
     monkeypatch.setattr(

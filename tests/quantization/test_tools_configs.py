@@ -90,6 +90,12 @@ OF_CACHES = {
     "ModelOpt": PRODUCER | MODELOPT | {"quant_method": "modelopt"},
     "ModelOpt, in its own file": PRODUCER | {"quantization": MODELOPT},
     "ModelOpt, without the method": PRODUCER | MODELOPT,
+    "compressed-tensors": FP8
+    | {
+        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}
+        | {"symmetric": True, "dynamic": False, "observer": "minmax", "observer_kwargs": {}}
+        | dict.fromkeys(("group_size", "block_structure", "actorder", "scale_dtype", "zp_dtype"))
+    },
     "ModelOpt, a scheme": PRODUCER
     | {"quant_algo": "FP8", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}},
 }
@@ -100,6 +106,26 @@ def test_tools_say_in_their_ways_that_caches_have_scales(tool):
     storage = read_storage({"quantization_config": OF_CACHES[tool]})
     assert storage.cache == "float"
     assert storage.layout_of(MODULE).rows.is_static
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("strategy", "channel"),
+        ("symmetric", False),
+        ("dynamic", True),
+        ("group_size", 64),
+        ("block_structure", [128, 128]),
+        ("actorder", "group"),
+        ("scale_dtype", "torch.uint8"),
+        ("zp_dtype", "torch.int32"),
+        ("wish", 7),
+    ],
+)
+def test_other_scales_of_caches_are_refused_by_their_key(key, value):
+    scheme = {"num_bits": 8, "type": "float", key: value}
+    with pytest.raises(LoadError, match=rf"kv_cache_scheme\.{key}\b"):
+        read_storage({"quantization_config": FP8 | {"kv_cache_scheme": scheme}})
 
 
 @pytest.mark.parametrize(

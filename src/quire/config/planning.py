@@ -29,10 +29,10 @@ from quire.config.pooling import (
 )
 from quire.config.resolve.resolve import check_args, resolve
 from quire.config.speculators import is_speculator, with_verifier
-from quire.errors import InvalidParameter, LoadError, ModelNotFound
+from quire.errors import CorruptCheckpoint, InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
 from quire.models import find_family
-from quire.models.config_reader import token_ids, unsupported
+from quire.models.config_reader import LARGEST_SIZE, token_ids, unsupported
 from quire.models.costs import coded_tensors, size_in_codes
 from quire.models.families import check_attention
 from quire.models.foreign.implementation import AnyDecoder, choose_implementation, describe_model
@@ -159,7 +159,12 @@ def _projection(folder: Path) -> HeadLayer:
     name = f"{PROJECTION}.weight"
     for file in sorted(folder.glob("*.safetensors")):
         if has_file(file, None) and (shape := _header(file).get(name, {}).get("shape")):
-            return projection(int(shape[0]))
+            if type(shape[0]) is not int or not 0 < shape[0] <= LARGEST_SIZE:
+                raise CorruptCheckpoint(
+                    f"{file}: the shape of {name} does not begin with a whole number of at least 1 "
+                    f"and at most {LARGEST_SIZE}."
+                )
+            return projection(shape[0])
     raise LoadError(
         f"{folder} has neither {name} in safetensors files nor a Dense module of "
         "sentence-transformers. In other files its width has to be named: "

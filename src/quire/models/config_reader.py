@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import msgspec
-
 from quire.errors import LoadError, ModelNotFound, UnknownConfigKey, UnsupportedConfigValue
-from quire.text.json_files import read_json
+from quire.text.json_files import read_plain_json
 from quire.text.model_files import has_file
 
 # Keys that say nothing about the computation of a forward pass, by reason.
@@ -27,7 +25,7 @@ _IRRELEVANT_BY_REASON = {
     ),
     "how the weights are stored: the engine decides on its own dtype": "torch_dtype dtype",
     "how the weights are quantised, which models/formats reads": (
-        "quantization_config compression_config"
+        "quantization_config compression_config quantization_file"
     ),
     "training only": (
         "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop "
@@ -124,15 +122,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ModelNotFound(
             f"{folder} has no config.json: it is no model folder in Hugging Face form."
         )
-    config = read_json(path)
-    try:
-        msgspec.msgpack.encode(config)  # as it goes to the processes of cores
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise LoadError(
-            f"{path} has a value that is no plain data: a number of more than 64 bits, half a "
-            f"character, or too deep a nesting ({error})."
-        ) from error
-    return text_part(config)
+    return text_part(read_plain_json(path))
 
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
@@ -298,6 +288,10 @@ class ConfigReader:
     def ignore(self, *keys: str) -> None:
         """Take keys that say nothing about the computation, whatever their values."""
         self._taken.update(keys)
+
+    def has_read(self, key: str) -> bool:
+        """Whether the key was taken already, under whatever name it was asked for."""
+        return key in self._taken
 
     def keys(self) -> tuple[str, ...]:
         """The names of all values that are not null."""

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quire.errors import LoadError
 from quire.text.model_files import MOST_BYTES, has_file, read_text
 
@@ -19,6 +21,19 @@ def read_json(path: Path) -> dict[str, Any]:
     value = read_value(path)
     if not isinstance(value, dict):
         raise LoadError(f"{path} must hold a JSON object, but it holds a {type(value).__name__}.")
+    return value
+
+
+def read_plain_json(path: Path) -> dict[str, Any]:
+    """As `read_json`, of what can go to the processes of cores; LoadError for other values."""
+    value = read_json(path)
+    try:
+        msgspec.msgpack.encode(value)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise LoadError(
+            f"{path} has a value that is no plain data: a number of more than 64 bits, half a "
+            f"character, or too deep a nesting ({error})."
+        ) from error
     return value
 
 

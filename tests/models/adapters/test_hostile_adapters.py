@@ -67,6 +67,12 @@ CONFIGS = {
     "no-expression": ({"alpha_pattern": {"(": 2}}, "which is no regular expression"),
     "endless": ({"rank_pattern": {"(a+)+$": 2}}, "which may take long to match"),
     "many-stars": ({"rank_pattern": {".*a.*b.*c": 2}}, "which may take long to match"),
+    "any-or-none": ({"rank_pattern": {".?" * 99 + "!": 2}}, "which may take long to match"),
+    "alternatives": ({"rank_pattern": {"(.|..)" * 40 + "!": 2}}, "which may take long to match"),
+    "many-slow": (
+        {"rank_pattern": {f".*.*[ab]{i}!": 2 for i in range(60)}},
+        "which may take long to match",
+    ),
     "looking-back": ({"rank_pattern": {r"(\w)\1": 2}}, "which may take long to match"),
     "long": ({"rank_pattern": {"[a]" * 200: 2}}, "which may take long to match"),
     "many": ({"rank_pattern": {f"[a]{i}": 2 for i in range(65)}}, "65 regular expressions"),

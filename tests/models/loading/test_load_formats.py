@@ -344,6 +344,19 @@ PARAMS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rope_theta": 2**70}, r"params\.json has a value that is no plain data"),
+        ({"n_layers": 10**12, "sliding_window": [4, None]}, r"params\.json: sliding_window=\[4, N"),
+    ],
+)
+def test_params_with_numbers_that_are_too_large_are_refused(checkpoints, tmp_path, changes, says):
+    folder = as_released(checkpoints["mistral"], tmp_path / "released", **changes)
+    with pytest.raises(LoadError, match=says):
+        read_folder_config(folder, "auto")
+
+
 @pytest.mark.parametrize("case", PARAMS)
 def test_params_that_are_not_known_are_refused_by_key(checkpoints, tmp_path, case):
     changes, kind = PARAMS[case]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from quire.errors import BadAdapter
+from quire.models.formats.expressions import MOST_WAYS, TooManyWays, count_ways
 
 _NAME = re.compile(r"\^?(?:\\[.\-]|[\w.-])+")
 """A pattern that is a name, with or without escapes."""
@@ -45,11 +46,14 @@ def name_patterns(key: str, values: Mapping[str, float]) -> NamePatterns:
     """
     names: dict[str, tuple[int, float]] = {}
     others: list[tuple[int, re.Pattern[str], float]] = []
+    ways_left = MOST_WAYS
     for place, (text, value) in enumerate(values.items()):
         if _NAME.fullmatch(text):
             names.setdefault(text.replace("\\", ""), (place, value))
         else:
-            others.append((place, _compiled(key, text), value))
+            compiled, ways = _compiled(key, text, ways_left)
+            ways_left -= ways
+            others.append((place, compiled, value))
     if len(others) > _MOST_OTHERS:
         raise BadAdapter(
             f"adapter_config.json: {key} has {len(others)} regular expressions, and it may have "
@@ -58,18 +62,25 @@ def name_patterns(key: str, values: Mapping[str, float]) -> NamePatterns:
     return NamePatterns(names, tuple(others))
 
 
-def _compiled(key: str, text: str) -> re.Pattern[str]:
+def _compiled(key: str, text: str, most_ways: int) -> tuple[re.Pattern[str], int]:
+    """The expression, and how many ways to match a name its search may try."""
     where = f"adapter_config.json: {key} has {text[:80]!r}"
     repeats = len(_REPEATS.findall(text))
+    slow = (
+        f"{where}, which may take long to match: a pattern has at most {_LONGEST} characters and "
+        f"{_MOST_REPEATS} repetitions, none of a group, and few alternatives."
+    )
     if len(text) > _LONGEST or repeats > _MOST_REPEATS or _NOT_ALLOWED.search(text):
-        raise BadAdapter(
-            f"{where}, which may take long to match: a pattern has at most {_LONGEST} characters "
-            f"and {_MOST_REPEATS} repetitions, none of a group."
-        )
+        raise BadAdapter(slow)
+    whole = rf"(.*\.)?({text})$"
     try:
-        return re.compile(rf"(.*\.)?({text})$")
+        if (ways := count_ways(whole)) > most_ways:
+            raise BadAdapter(slow)
+        return re.compile(whole), ways
     except (re.error, OverflowError, RecursionError) as error:
         raise BadAdapter(f"{where}, which is no regular expression: {error}.") from error
+    except TooManyWays as error:
+        raise BadAdapter(slow) from error
 
 
 def _ends(module: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from quire.errors import UnsupportedConfigValue
+from quire.errors import LoadError, UnsupportedConfigValue
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.awq import read_awq
 from quire.models.formats.bitsandbytes import read_bitsandbytes
@@ -38,6 +38,8 @@ _INSTEAD = (
 
 KEYS = ("quantization_config", "compression_config")
 """Of config.json, the second in old files of compressed-tensors."""
+FILE = "quantization_file"
+"""The key of a config for the name of the file that `KEYS[0]` is from, where that is another."""
 
 
 def read_storage(config: Mapping[str, Any]) -> Storage | None:
@@ -45,6 +47,15 @@ def read_storage(config: Mapping[str, Any]) -> Storage | None:
 
     Raises UnsupportedConfigValue, UnknownConfigKey or LoadError for what is not known here.
     """
+    try:
+        return _read_storage(config)
+    except LoadError as error:
+        if not isinstance(file := config.get(FILE), str):
+            raise
+        raise type(error)(str(error).replace("config.json", file, 1)) from None
+
+
+def _read_storage(config: Mapping[str, Any]) -> Storage | None:
     reader = ConfigReader({key: config.get(key) for key in KEYS}, is_part=True)
     found = [section for key in KEYS if (section := reader.section(key)) is not None]
     if not found:

@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.expressions import Expressions
 from quire.models.formats.fp8 import read_block
-from quire.models.formats.keys import ModuleNames, cache_type, group_size, module_names, names
+from quire.models.formats.keys import (
+    OF_CALIBRATION,
+    ModuleNames,
+    cache_type,
+    check_types,
+    group_size,
+    module_names,
+    names,
+)
 from quire.models.formats.storage import CodeLayout, Packing, RowScheme, Storage
 
 _KINDS = {
@@ -29,7 +38,6 @@ _FOUR_BIT_FLOATS: Mapping[str, tuple[str, int, str]] = MappingProxyType(
 """Their strategy, inputs with one scale, and its type."""
 _PACKINGS: dict[str, Packing] = {"int": "bytes", "float": "floats"}
 _STRATEGIES = ("tensor", "channel", "group", "block")
-_CALIBRATION = ("observer", "observer_kwargs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +63,13 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     reader.only("sparsity_config", {}, {"format": "dense"})
     reader.only("transform_config", {})
     reader.only("moe_sparsity_config", {})
-    ignored = module_names(names(reader, "ignore"), reader.at("ignore"))
+    expressions = Expressions()
+    ignored = module_names(names(reader, "ignore"), reader.at("ignore"), expressions)
     section = reader.section("config_groups")
     if section is None:
         raise unsupported(reader.at("config_groups"), {}, "at least one group of modules")
-    groups = [_group(section, name, overall) for name in section.keys()]  # noqa: SIM118 (no mapping)
+    listed = section.keys()
+    groups = [_group(section, name, overall, expressions) for name in listed]
     section.finish()
 
     def layout_of(module: str) -> CodeLayout | None:
@@ -80,7 +90,9 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     )
 
 
-def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
+def _group(
+    section: ConfigReader, name: str, overall: str | None, expressions: Expressions
+) -> _Group:
     group = section.section(name)
     if group is None:
         raise unsupported(section.at(name), {}, "a scheme with targets and weights")
@@ -99,17 +111,18 @@ def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
     weights.finish()
     targets = names(group, "targets")
     group.finish()
-    meant = module_names((t for t in targets if t != "Linear"), group.at("targets"))
+    others = (target for target in targets if target != "Linear")
+    meant = module_names(others, group.at("targets"), expressions)
     keeps_rows = kind in _FOUR_BIT_FLOATS and rows is not None
     return _Group(layout, keeps_rows, meant, "Linear" in targets)
 
 
 def _packed(weights: ConfigReader) -> CodeLayout:
-    weights.ignore(*_CALIBRATION)
+    weights.ignore(*OF_CALIBRATION)
     weights.only("type", "int")
     weights.only("dynamic", False)
     weights.only("block_structure")
-    _check_types(weights)
+    check_types(weights)
     has_groups = weights.choice(
         "strategy", {"group": True, "channel": False}, "group_size" in weights
     )
@@ -125,11 +138,11 @@ def _packed(weights: ConfigReader) -> CodeLayout:
 
 def _unpacked(weights: ConfigReader, rows: ConfigReader | None, kind: str) -> CodeLayout:
     """Weights in bytes: whole numbers, or e4m3."""
-    weights.ignore(*_CALIBRATION)
+    weights.ignore(*OF_CALIBRATION)
     weights.only("dynamic", False)
     weights.only("actorder", "weight", "static")
     weights.only("symmetric", True)
-    _check_types(weights)
+    check_types(weights)
     packing = weights.choice("type", _PACKINGS, "int")
     if kind not in ("any", packing):
         raise unsupported(weights.at("type"), weights.raw("type", "int"), "that of the format")
@@ -157,7 +170,7 @@ def _unpacked(weights: ConfigReader, rows: ConfigReader | None, kind: str) -> Co
 def _four_bit_floats(weights: ConfigReader, rows: ConfigReader | None, kind: str) -> CodeLayout:
     """Weights in e2m1; what is said of activations in the same type is read past."""
     strategy, group, scale = _FOUR_BIT_FLOATS[kind]
-    weights.ignore(*_CALIBRATION)
+    weights.ignore(*OF_CALIBRATION)
     weights.only("dynamic", False)
     weights.only("actorder", "weight", "static")
     weights.only("block_structure")
@@ -179,24 +192,19 @@ def _rows(rows: ConfigReader, of_weights: str) -> RowScheme:
     """A scale of a whole batch would make a row's result depend on the others, so that each row has
     its own where the scheme finds scales while the model runs.
     """
-    rows.ignore(*_CALIBRATION)
+    rows.ignore(*OF_CALIBRATION)
     rows.only("actorder", "weight", "static")
     rows.only("block_structure")
     rows.only("type", of_weights)
     rows.choice_of("num_bits", 8)
     rows.only("symmetric", True)
-    _check_types(rows)
+    check_types(rows)
     is_static = not rows.flag("dynamic", False)
     allowed = ("tensor",) if is_static else ("token", "tensor", "group")
     strategy = rows.choice("strategy", {name: name for name in allowed}, "tensor")
     group = group_size(rows, "group_size")
     rows.finish()
     return RowScheme((group or 0) if strategy == "group" else 0, is_static)
-
-
-def _check_types(args: ConfigReader) -> None:
-    args.only("scale_dtype", "torch.float16", "torch.bfloat16", "torch.float32")
-    args.only("zp_dtype", "torch.int8")
 
 
 _ORDERS = {"group": True, "dynamic": True, "weight": False, "static": False}

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader
-from quire.models.formats.keys import OF_AUTO_ROUND, group_size, patterns
+from quire.models.formats.expressions import Expressions
+from quire.models.formats.keys import OF_AUTO_ROUND, group_size
 from quire.models.formats.storage import CodeLayout, Storage
 
 _VERSIONS = {"gptq": True, "gptq_v2": False}
@@ -68,7 +69,8 @@ def _dynamic(reader: ConfigReader, layout: CodeLayout) -> list[tuple[Any, CodeLa
     keys = section.keys()
     texts = [key.removeprefix("+:").removeprefix("-:") for key in keys]
     rules: list[tuple[Any, CodeLayout | None]] = []
-    for key, matches in zip(keys, patterns(texts, reader.at("dynamic")), strict=True):
+    compiled = Expressions().compile(texts, reader.at("dynamic"))
+    for key, matches in zip(keys, compiled, strict=True):
         if key.startswith("-:"):
             section.raw(key, {})
             rules.append((matches, None))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.expressions import Expressions
 from quire.models.formats.storage import SMALLEST_GROUP
 
 OF_AUTO_ROUND: tuple[str, ...] = (
@@ -19,19 +19,11 @@ OF_AUTO_ROUND: tuple[str, ...] = (
 )
 """What AutoRound adds to the keys of AWQ and GPTQ: how it was made."""
 
-_MOST_PATTERN = 400
-"""Characters of a regular expression in a config."""
-_MOST_PATTERNS = 1_000
+OF_CALIBRATION = ("observer", "observer_kwargs")
+"""How compressed-tensors found scales."""
+
 _MOST_NAMES = 100_000
 """On a list; a mixture's experts may be named one by one."""
-_LENGTH = 64
-"""Characters of a module's name that a repeat may try, for an estimate."""
-_MOST_TRIES = 1 << 26
-"""Of all ways to match a name that the expressions of a list may have to try: four repeats of
-anything take a quarter of them, two a sixteen-thousandth.
-"""
-_AS_LETTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-"""What matches one character, or is not repeated, however it is written."""
 
 
 def group_size(reader: ConfigReader, key: str, absent: int = -1) -> int | None:
@@ -53,8 +45,23 @@ def cache_type(reader: ConfigReader) -> Literal["float", "int"] | None:
     scheme = reader.section("kv_cache_scheme")
     if scheme is None:
         return None
+    scheme.ignore(*OF_CALIBRATION)
     scheme.choice_of("num_bits", 8)
-    return scheme.choice("type", {"float": "float", "int": "int"})  # type: ignore[no-any-return]
+    found: Literal["float", "int"] = scheme.choice("type", {"float": "float", "int": "int"})
+    scheme.only("strategy", "tensor")
+    scheme.only("symmetric", True)
+    scheme.only("dynamic", False)
+    for key in ("group_size", "block_structure", "actorder"):
+        scheme.only(key)
+    check_types(scheme)
+    scheme.finish()
+    return found
+
+
+def check_types(args: ConfigReader) -> None:
+    """Refuse other types of scales and zero points than files of compressed-tensors have."""
+    args.only("scale_dtype", "torch.float16", "torch.bfloat16", "torch.float32")
+    args.only("zp_dtype", "torch.int8")
 
 
 def names(reader: ConfigReader, key: str) -> tuple[str, ...]:
@@ -79,54 +86,11 @@ class ModuleNames:
         return module in self.names or any(p.match(module) for p in self.patterns)
 
 
-def module_names(listed: Iterable[str], key: str) -> ModuleNames:
+def module_names(listed: Iterable[str], key: str, expressions: Expressions) -> ModuleNames:
     """Those of a list of `key` whose expressions begin with `re:`."""
     listed = tuple(listed)
-    expressions = [name.removeprefix("re:") for name in listed if name.startswith("re:")]
-    return ModuleNames(frozenset(listed), patterns(expressions, key))
-
-
-def patterns(texts: Sequence[str], key: str) -> tuple[re.Pattern[str], ...]:
-    """Regular expressions of a config, which match from the beginning of a module's name. Raises
-    UnsupportedConfigValue for those that are none, or would take too long.
-    """
-    if len(texts) > _MOST_PATTERNS:
-        raise unsupported(key, list(texts), f"at most {_MOST_PATTERNS} regular expressions")
-    found, left = [], _MOST_TRIES
-    for text in texts:
-        try:
-            if len(text) > _MOST_PATTERN or (left := left - _tries(text)) < 0:
-                raise ValueError
-            found.append(re.compile(text))
-        except (ValueError, re.error, RecursionError, OverflowError):
-            allowed = (
-                f"regular expressions of at most {_MOST_PATTERN} characters with few repeats, none "
-                "of them of a group"
-            )
-            raise unsupported(key, text, allowed) from None
-    return tuple(found)
-
-
-def _tries(text: str) -> int:
-    """How many ways to match a name a search may go, at the most: a repeat has one for each
-    character, a group one for each alternative. Python's search goes all of them where a name does
-    not match. Raises ValueError where groups are repeated, which multiplies them by themselves.
-    """
-    bare = _AS_LETTER.sub("a", text)
-    for end in (".*", ".*$"):  # which match whatever is left, at once
-        bare = bare.removesuffix(end)
-    if re.search(r"\)[*+{]", bare):
-        raise ValueError("a group is repeated")
-    tries = _LENGTH ** len(re.findall(r"[*+{]", bare)) * 2 ** len(re.findall(r"[^(*+}]\?", bare))
-    alternatives = [1]
-    for character in bare:
-        if character == "(":
-            alternatives.append(1)
-        elif character == "|":
-            alternatives[-1] += 1
-        elif character == ")" and len(alternatives) > 1:
-            tries *= alternatives.pop()
-    return tries * math.prod(alternatives)
+    texts = [name.removeprefix("re:") for name in listed if name.startswith("re:")]
+    return ModuleNames(frozenset(listed), expressions.compile(texts, key))
 
 
 def has_segment(name: str, listed: Sequence[str]) -> bool:

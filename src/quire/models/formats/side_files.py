@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import LoadError
-from quire.models.formats import KEYS
-from quire.text.json_files import read_json
+from quire.models.formats import FILE, KEYS
+from quire.text.json_files import read_plain_json
 from quire.text.model_files import has_file
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,8 @@ SIDE_FILES = {
 
 def with_side_file(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """`config`, with the content of the folder's only such file as its `quantization_config` where
-    it has none. Raises LoadError where there are several files.
+    it has none, and the file's name under `FILE`. Raises LoadError where there are several files,
+    or it is no plain data.
     """
     if any(config.get(key) for key in KEYS):
         return config
@@ -36,5 +37,5 @@ def with_side_file(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             "quantised. Remove the one that is not about them."
         )
     logger.info("How the weights are quantised is read from %s.", folder / found[0])
-    content = {"quant_method": SIDE_FILES[found[0]]} | read_json(folder / found[0])
-    return config | {KEYS[0]: content}
+    content = {"quant_method": SIDE_FILES[found[0]]} | read_plain_json(folder / found[0])
+    return config | {KEYS[0]: content, FILE: found[0]}

@@ -9,7 +9,7 @@ from quire.errors import CorruptCheckpoint, ModelNotFound
 from quire.models.config_reader import read_config
 from quire.models.formats.side_files import with_side_file
 from quire.models.loading.params_json import PARAMS, config_of_params
-from quire.text.json_files import read_json
+from quire.text.json_files import read_plain_json
 from quire.text.model_files import has_file
 
 LoadFormat = Literal[
@@ -56,7 +56,7 @@ def read_folder_config(folder: Path, load_format: str) -> dict[str, Any]:
     if load_format == "mistral" and not has_file(params):
         raise ModelNotFound(f"{folder} has no {PARAMS}, which load_format='mistral' reads.")
     if load_format == "mistral" or (has_file(params) and not has_file(folder / "config.json")):
-        return config_of_params(read_json(params))
+        return config_of_params(read_plain_json(params))
     return with_side_file(read_config(folder), folder)
 
 

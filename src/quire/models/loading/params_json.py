@@ -27,6 +27,8 @@ _RENAMED = {
 _LENGTHS = ("max_position_embeddings", "max_seq_len")
 _DEFAULT_LENGTH = 128_000
 """What other engines take for files that do not say."""
+_MOST_LAYERS = 10_000
+"""Of a list that is made here, with an entry for each."""
 _OFF = {
     "quantization": "full-precision weights; use the repository's Hugging Face files",
     "yarn": "no YaRN; use the repository's Hugging Face files",
@@ -68,12 +70,13 @@ def _set_window(config: dict[str, Any], left: dict[str, Any]) -> None:
         return
     sizes = {size for size in window if size is not None}
     layers = config.get("num_hidden_layers")
-    if len(sizes) > 1 or not isinstance(layers, int) or not window or layers % len(window):
+    num_layers = layers if isinstance(layers, int) and layers <= _MOST_LAYERS else 0
+    if len(sizes) > 1 or num_layers < 1 or not window or num_layers % len(window):
         raise unsupported(
             "sliding_window", window, "one size in a pattern that divides n_layers", PARAMS
         )
     kinds = ["full_attention" if size is None else "sliding_attention" for size in window]
-    config["layer_types"] = kinds * (layers // len(window))
+    config["layer_types"] = kinds * (num_layers // len(window))
     config["sliding_window"] = next(iter(sizes), None)
     config |= {"architectures": ["MinistralForCausalLM"], "model_type": "ministral"}
 

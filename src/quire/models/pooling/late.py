@@ -14,7 +14,7 @@ from quire.models.spec import Decoder
 PROJECTION = "linear"
 """The projection's name in a checkpoint."""
 _WIDTHS = ("colbert_dim", "projection_dim", "dim")
-"""Keys of config.json for the numbers of a vector."""
+"""Keys of config.json for the numbers of a vector; `dim` is the hidden width of some models."""
 
 
 def base_of(architecture: str) -> str | None:
@@ -39,7 +39,8 @@ def projected(family: Family) -> Family:
     def describe_late(c: ConfigReader) -> Decoder:
         decoder = describe(c)
         assert decoder.pooler is not None, "the base pools"
-        widths = [c.integer(key, None) for key in _WIDTHS if key in c]
+        free = [key for key in _WIDTHS if key in c and not c.has_read(key)]
+        widths = [c.integer(key, None) for key in free]
         dense = tuple(projection(width) for width in widths[:1] if width is not None)
         return replace(decoder, pooler=PoolerSpec(("token_embed",), dense=dense))
 

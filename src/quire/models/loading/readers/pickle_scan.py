@@ -1,16 +1,16 @@
 """Reads a pickle of torch.save as data, before torch unpickles it.
 
 torch's restricted unpickler runs no code, but it builds what it is asked for: a byte array of any
-size, tuples whose hash takes longer than anybody waits, tensors that reach beyond their storage's
-end. So the opcodes are followed here with values that cost nothing, and whatever a dict of tensors
-does not need is refused.
+size, tuples whose hash takes longer than anybody waits or more stack than there is, tensors that
+reach beyond their storage's end, for which it makes the storage larger. So the opcodes are followed
+here with values that cost nothing, and whatever a dict of tensors does not need is refused.
 """
 
 from __future__ import annotations
 
 import pickletools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -22,9 +22,13 @@ from quire.errors import CorruptCheckpoint, LoadError
 
 _MOST_OPCODES = 4_000_000
 """Some forty for each of 100,000 tensors."""
-_LONGEST_SHAPE = 64
+_LONGEST_SHAPE = 8
+"""Of one that stands in several places."""
+_DEEPEST_TUPLE = 4
+"""The arguments of a tensor, with its shape in them, have two levels."""
+_ORDERED_DICT = "collections.OrderedDict"
 _NEEDED = re.compile(
-    r"collections\.OrderedDict"
+    rf"{re.escape(_ORDERED_DICT)}"
     r"|torch\._utils\._rebuild_(?:tensor(?:_v[23])?|parameter(?:_with_state)?)"
     # made, and then refused by name
     r"|torch\._utils\._rebuild_(?:sparse_tensor|meta_tensor_no_storage)"
@@ -43,14 +47,25 @@ _STORAGES = {"torch.storage.UntypedStorage": 1} | {
     for kind in kinds
 }
 """Name of a class -> the bytes of each of its values."""
+_TENSORS = tuple(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
+"""Functions of a storage, an offset, a shape and strides; the last one also of a type."""
 
 
 @dataclass(frozen=True, slots=True)
 class PickledStorage:
-    """Memory that a pickle names: the key of its record, and its bytes."""
+    """Memory that a pickle names: the key of its record, the class of its values, and its bytes."""
 
     key: str
+    kind: str
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedPickle:
+    """The storages that a pickle names, by their keys, and what it holds where that is a list."""
+
+    storages: Mapping[str, PickledStorage]
+    listed: list[Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +75,15 @@ class _Named:
     name: str
 
 
-_MARK, _OTHER = object(), object()
-"""Where a list of values begins, and a value that does not matter."""
+_MARK, _ORDERED, _OTHER = object(), object(), object()
+"""Where a list of values begins, an OrderedDict, and a value that does not matter."""
 
 
-def scan_pickle(
-    file: Path, stream: BufferedIOBase | IO[bytes], most_bytes: int
-) -> list[PickledStorage]:
-    """The storages of the pickle that `stream` is at the beginning of; it is left at its end.
+def scan_pickle(file: Path, stream: BufferedIOBase | IO[bytes], most_bytes: int) -> ScannedPickle:
+    """What is in the pickle that `stream` is at the beginning of; it is left at its end.
 
-    Raises CorruptCheckpoint, which names `file`, for a pickle that is no dict of tensors, or has
-    more than `most_bytes`.
+    Raises CorruptCheckpoint, which names `file`, for a pickle with what a dict of tensors does not
+    need, with tensors that are not within their storages, or of more than `most_bytes`.
     """
     scan = _Scan(file)
     bounded = cast("IO[bytes]", _Bounded(stream, most_bytes))
@@ -83,16 +96,17 @@ def scan_pickle(
         raise
     except (ValueError, IndexError, KeyError, EOFError) as error:
         raise _broken(file, str(error) or type(error).__name__) from error
-    return scan.storages
+    return ScannedPickle(scan.storages, scan.listed)
 
 
 class _Scan:
-    """The stack and the memo of a pickle machine, with tuples, numbers, texts and names as they are
-    and `_OTHER` for all else.
+    """The stack and the memo of a pickle machine, with tuples, lists, numbers, texts, names and
+    storages as they are and `_OTHER` for nearly all else.
     """
 
     def __init__(self, file: Path) -> None:
-        self.storages: list[PickledStorage] = []
+        self.storages: dict[str, PickledStorage] = {}
+        self.listed: list[Any] | None = None
         self._file = file
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
@@ -101,16 +115,11 @@ class _Scan:
         """Do what an opcode does. Raises CorruptCheckpoint for one that is not needed."""
         if name in _CONSTANTS:
             self._stack.append(argument if isinstance(argument, int | str) else _OTHER)
-        elif name in _POPS:
-            del self._stack[len(self._stack) - _POPS[name] :]
         elif name in _SMALL_TUPLES:
-            self._stack.append(tuple(self._popped(_SMALL_TUPLES[name])))
-        elif name in _MADE:
-            self._popped(_MADE[name])
-            self._stack.append(_OTHER)
+            self._append_tuple(self._popped(_SMALL_TUPLES[name]))
         elif name in _METHODS:
             _METHODS[name](self, argument)
-        elif name not in ("PROTO", "STOP"):
+        elif name != "PROTO":
             raise CorruptCheckpoint(
                 f"{self._file} has the pickle instruction {name}, which torch.save does not write "
                 "in its default protocol. Use a safetensors version of the model."
@@ -133,11 +142,41 @@ class _Scan:
     def mark(self, _: Any) -> None:
         self._stack.append(_MARK)
 
-    def drop_to_mark(self, _: Any) -> None:
+    def none(self, _: Any) -> None:
+        self._stack.append(None)
+
+    def empty_list(self, _: Any) -> None:
+        self._stack.append([])
+
+    def append(self, _: Any) -> None:
+        self._extend(self._popped(1))
+
+    def appends(self, _: Any) -> None:
+        self._extend(self._to_mark())
+
+    def _extend(self, values: Sequence[Any]) -> None:
+        if not isinstance(self._stack[-1], list):
+            raise _broken(self._file, "its pickle extends what is no list")
+        self._stack[-1].extend(values)
+
+    def set_item(self, _: Any) -> None:
+        self._popped(2)
+
+    def set_items(self, _: Any) -> None:
         self._to_mark()
 
     def tuple_to_mark(self, _: Any) -> None:
-        self._stack.append(tuple(self._to_mark()))
+        self._append_tuple(self._to_mark())
+
+    def _append_tuple(self, values: Sequence[Any]) -> None:
+        made = tuple(values)
+        if not _is_flat(made, _DEEPEST_TUPLE):
+            raise _broken(self._file, "its pickle has a tuple in a tuple, and so on")
+        self._stack.append(made)
+
+    def stop(self, _: Any) -> None:
+        if isinstance(self._stack[-1], list):
+            self.listed = self._stack[-1]
 
     def put(self, index: int) -> None:
         self._memo[index] = self._stack[-1]
@@ -158,14 +197,66 @@ class _Scan:
         self._stack.append(_Named(name))
 
     def storage(self, _: Any) -> None:
-        """Of ('storage', class, key, device, number of values, ...)."""
+        """Of ('storage', class, key, device, number of values) and, in old files, None."""
         stated = self._stack.pop()
-        match stated:
-            case ("storage", _Named(name), str(key), str(), int(count), *_) if name in _STORAGES:
-                self.storages.append(PickledStorage(key, max(0, count) * _STORAGES[name]))
+        match stated if isinstance(stated, tuple) else ():
+            case ("storage", _Named(kind), str(key), str(), int(count)) | (
+                "storage",
+                _Named(kind),
+                str(key),
+                str(),
+                int(count),
+                None,
+            ) if kind in _STORAGES and count >= 0:
+                found = PickledStorage(key, kind, count * _STORAGES[kind])
             case _:
                 raise _broken(self._file, "its pickle names a storage in another way than torch")
-        self._stack.append(_OTHER)
+        if self.storages.setdefault(key, found) != found:
+            raise _broken(self._file, f"its pickle names storage {key[:100]} in two ways")
+        self._stack.append(found)
+
+    def call(self, _: Any) -> None:
+        """Of a name and a tuple of arguments, which may make a tensor."""
+        match self._popped(2):
+            case [_Named(name), tuple(arguments)] if _NEEDED.fullmatch(name):
+                if name in _TENSORS and not _is_within(name, arguments):
+                    raise _broken(self._file, "a tensor is not within its storage")
+                self._stack.append(_ORDERED if name == _ORDERED_DICT else _OTHER)
+            case _:
+                raise _broken(self._file, "its pickle calls what is no function of torch's")
+
+    def build(self, _: Any) -> None:
+        """Attributes of a dict; those of a tensor could give it another storage."""
+        self._popped(1)
+        if self._stack[-1] is not _ORDERED:
+            raise _broken(self._file, "its pickle sets attributes of what is no dict")
+
+
+def _is_within(name: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether the tensor that a function of `_TENSORS` makes is within its storage."""
+    match arguments:
+        case (PickledStorage() as storage, int(offset), tuple(shape), tuple(strides), *rest):
+            numbers = (offset, *shape, *strides)
+        case _:
+            return False
+    if len(shape) != len(strides) or not all(isinstance(n, int) and n >= 0 for n in numbers):
+        return False
+    size = _STORAGES[storage.kind]
+    if name == _TENSORS[-1]:
+        match rest:
+            case [_, _, _Named(dtype), *_] if _is_dtype(dtype):
+                size = getattr(torch, dtype.rpartition(".")[2]).itemsize
+            case _:
+                return False
+    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    return 0 in shape or (last + 1) * size <= storage.num_bytes
+
+
+def _is_flat(value: Any, levels: int) -> bool:
+    """Whether tuples are in each other at most so often; each is in one place only."""
+    if not isinstance(value, tuple):
+        return True
+    return levels > 0 and all(_is_flat(part, levels - 1) for part in value)
 
 
 def _is_shape(value: tuple[Any, ...]) -> bool:
@@ -178,24 +269,29 @@ def _is_dtype(name: str) -> bool:
 
 
 _CONSTANTS = frozenset(
-    ["NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"]
-    + ["BINUNICODE", "SHORT_BINSTRING", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET"]
+    ["NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"]
+    + ["BINUNICODE", "SHORT_BINSTRING", "EMPTY_DICT", "EMPTY_SET"]
 )
-_POPS = {"BUILD": 1, "APPEND": 1, "SETITEM": 2}
-"""What an opcode takes from the stack, where it leaves a container there."""
 _SMALL_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_MADE = {"REDUCE": 2, "NEWOBJ": 2}
 _METHODS: Mapping[str, Callable[[_Scan, Any], None]] = {
     "MARK": _Scan.mark,
+    "NONE": _Scan.none,
     "TUPLE": _Scan.tuple_to_mark,
-    "APPENDS": _Scan.drop_to_mark,
-    "SETITEMS": _Scan.drop_to_mark,
+    "EMPTY_LIST": _Scan.empty_list,
+    "APPEND": _Scan.append,
+    "APPENDS": _Scan.appends,
+    "SETITEM": _Scan.set_item,
+    "SETITEMS": _Scan.set_items,
     "BINPUT": _Scan.put,
     "LONG_BINPUT": _Scan.put,
     "BINGET": _Scan.get,
     "LONG_BINGET": _Scan.get,
     "GLOBAL": _Scan.name,
     "BINPERSID": _Scan.storage,
+    "REDUCE": _Scan.call,
+    "NEWOBJ": _Scan.call,
+    "BUILD": _Scan.build,
+    "STOP": _Scan.stop,
 }
 
 
