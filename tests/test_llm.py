@@ -203,7 +203,7 @@ def test_ctrl_c_while_prompts_are_added(monkeypatch):
         raise KeyboardInterrupt
 
     llm = make_llm()
-    monkeypatch.setattr(llm.llm_engine.front_end.inputs, "_encode", interrupt)
+    monkeypatch.setattr(llm.llm_engine.get_tokenizer(), "encode", interrupt)
     with pytest.raises(KeyboardInterrupt):
         llm.enqueue([[4, 5], "b"], use_tqdm=False)
     monkeypatch.undo()
