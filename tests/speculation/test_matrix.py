@@ -61,7 +61,12 @@ def right():
 @pytest.mark.parametrize("num_tokens", [1, 3, 7])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method(right, method, num_tokens, count):
-    config = METHODS[method] | {"method": method, "num_speculative_tokens": num_tokens}
+    assert_accepted(right, METHODS[method] | {"method": method}, num_tokens, count)
+
+
+def assert_accepted(right, config, num_tokens, count):
+    """Answers are right, and some drafts were."""
+    config = config | {"num_speculative_tokens": num_tokens}
     config["num_speculative_tokens_per_batch_size"] = [[1, 32, num_tokens]]
     with LLM(**ENGINE, speculative_config=config, disable_log_stats=False) as llm:
         for temperature in (0.0, 1.0):
@@ -113,14 +118,8 @@ def networks(tmp_path_factory):
 @pytest.mark.parametrize("num_tokens", [1, 3, 7])
 @pytest.mark.parametrize("name", ["draft_model", "eagle", "eagle3", "eagle3-random", "medusa"])
 def test_every_network(right, networks, name, num_tokens, count):
-    method = name.removesuffix("-random")
-    config = {"method": method, "model": str(networks[name]), "num_speculative_tokens": num_tokens}
-    config["num_speculative_tokens_per_batch_size"] = [[1, 32, num_tokens]]
-    with LLM(**ENGINE, speculative_config=config, disable_log_stats=False) as llm:
-        for temperature in (0.0, 1.0):
-            assert together(llm, temperature, count) == right[temperature]
-        accepted = "vllm:spec_decode_num_accepted_tokens"
-        assert [each.value for each in llm.get_metrics() if each.name == accepted][0] > 0
+    config = {"method": name.removesuffix("-random"), "model": str(networks[name])}
+    assert_accepted(right, config, num_tokens, count)
 
 
 MORTAL = {

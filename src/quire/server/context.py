@@ -110,6 +110,11 @@ class Server:
         """What the bodies of all requests together may take."""
         return BodyBudget(_LARGE_BODIES * self.limits.body_bytes)
 
+    def close(self) -> None:
+        """End the processes that it has started; the engine is its caller's."""
+        if self.texts is not None:
+            self.texts.close()
+
     async def abort_shown(self, names: Sequence[str] | None) -> int:
         """Abort the requests that clients know by these names (None: all), in all API servers of
         the engine; returns how many there were.

@@ -78,8 +78,7 @@ async def serve(
         )
     finally:
         watch.cancel()
-        if server.texts is not None:
-            server.texts.close()
+        server.close()
     logger.info("Stopped.")
     return ending.exit_code
 
@@ -93,11 +92,7 @@ async def make_app(
     server = build_server(engine, engine.tokenizer, engine.vllm_config, args, keys)
     await load_modules(server.adapters, args)
     app = build_app(server, access_of(args, keys), _routes(args, with_admin=args.enable_admin))
-    return app, _nothing if server.texts is None else server.texts.close
-
-
-def _nothing() -> None:
-    """End no process: a server without a tokenizer has none."""
+    return app, server.close
 
 
 def _routes(args: ServerArgs, *, with_admin: bool) -> list[RouteEntry]:

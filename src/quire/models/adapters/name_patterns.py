@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from quire.errors import BadAdapter
-from quire.models.formats.expressions import MOST_WAYS, TooManyWays, count_ways
+from quire.models.formats.expressions import Expressions, TooManyWays
 
 _NAME = re.compile(r"\^?(?:\\[.\-]|[\w.-])+")
 """A pattern that is a name, with or without escapes."""
@@ -46,14 +46,12 @@ def name_patterns(key: str, values: Mapping[str, float]) -> NamePatterns:
     """
     names: dict[str, tuple[int, float]] = {}
     others: list[tuple[int, re.Pattern[str], float]] = []
-    ways_left = MOST_WAYS
+    expressions = Expressions()
     for place, (text, value) in enumerate(values.items()):
         if _NAME.fullmatch(text):
             names.setdefault(text.replace("\\", ""), (place, value))
         else:
-            compiled, ways = _compiled(key, text, ways_left)
-            ways_left -= ways
-            others.append((place, compiled, value))
+            others.append((place, _compiled(key, text, expressions), value))
     if len(others) > _MOST_OTHERS:
         raise BadAdapter(
             f"adapter_config.json: {key} has {len(others)} regular expressions, and it may have "
@@ -62,8 +60,7 @@ def name_patterns(key: str, values: Mapping[str, float]) -> NamePatterns:
     return NamePatterns(names, tuple(others))
 
 
-def _compiled(key: str, text: str, most_ways: int) -> tuple[re.Pattern[str], int]:
-    """The expression, and how many ways to match a name its search may try."""
+def _compiled(key: str, text: str, expressions: Expressions) -> re.Pattern[str]:
     where = f"adapter_config.json: {key} has {text[:80]!r}"
     repeats = len(_REPEATS.findall(text))
     slow = (
@@ -72,11 +69,8 @@ def _compiled(key: str, text: str, most_ways: int) -> tuple[re.Pattern[str], int
     )
     if len(text) > _LONGEST or repeats > _MOST_REPEATS or _NOT_ALLOWED.search(text):
         raise BadAdapter(slow)
-    whole = rf"(.*\.)?({text})$"
     try:
-        if (ways := count_ways(whole)) > most_ways:
-            raise BadAdapter(slow)
-        return re.compile(whole), ways
+        return expressions.one(rf"(.*\.)?({text})$")
     except (re.error, OverflowError, RecursionError) as error:
         raise BadAdapter(f"{where}, which is no regular expression: {error}.") from error
     except TooManyWays as error:

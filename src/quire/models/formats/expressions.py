@@ -50,16 +50,22 @@ class Expressions:
         if self._num_left < 0:
             allowed = f"at most {_MOST_PATTERNS} regular expressions in a config"
             raise unsupported(key, list(texts), allowed)
-        return tuple(self._compiled(text, key) for text in texts)
+        return tuple(self._supported(text, key) for text in texts)
 
-    def _compiled(self, text: str, key: str) -> re.Pattern[str]:
+    def one(self, text: str) -> re.Pattern[str]:
+        """Compile one. Raises TooManyWays where it would take too long, re.error, RecursionError or
+        OverflowError for what is no expression.
+        """
+        if len(text) > _MOST_PATTERN:
+            raise TooManyWays("it is too long")
+        self._ways_left -= count_ways(text)
+        if self._ways_left < 0:
+            raise TooManyWays("all of them together would take too long")
+        return re.compile(text)
+
+    def _supported(self, text: str, key: str) -> re.Pattern[str]:
         try:
-            if len(text) > _MOST_PATTERN:
-                raise ValueError("it is too long")
-            self._ways_left -= count_ways(text)
-            if self._ways_left < 0:
-                raise ValueError("it would take too long")
-            return re.compile(text)
+            return self.one(text)
         except (ValueError, re.error, RecursionError, OverflowError):
             allowed = (
                 f"regular expressions of at most {_MOST_PATTERN} characters with few repeats and "
