@@ -59,7 +59,7 @@ inline void add_group(const float* x, const GroupAt& at, const float* table, int
             for (int v = 0; v < V; ++v) {
                 const uint8_t* here = w + p * at.apart + v * kLine;
                 found[v] = load_words(here);
-                fetch_weights<M, P>(here + kAhead, at.is_streamed);
+                fetch_codes<M, P>(here + kAhead, at.is_streamed);
             }
             add_pairs<0>(acc[p], x, found, codes[p]);
         }
@@ -84,6 +84,8 @@ class CodedProduct {
         const size_t changed = is_changed ? rows * a.weight.in * sizeof(float) : 0;
         return FloatRows<float>::num_bytes(a.weight, rows) + changed;
     }
+
+    static constexpr int kMostPanels = 4, kStreamedPanels = kMostPanels;
 
     CodedProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a),

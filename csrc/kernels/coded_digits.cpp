@@ -65,7 +65,7 @@ inline void add_words(Integers (&sums)[P][J][V], const int8_t* x, const uint8_t*
             for (int v = 0; v < V; ++v) {
                 const uint8_t* here = w + p * apart + v * kLine;
                 found[v] = load_bytes(here);
-                fetch_weights<J / kDigits, P>(here + ahead, is_streamed);
+                fetch_codes<J / kDigits, P>(here + ahead, is_streamed);
             }
 #pragma GCC unroll 2
             for (int half = 0; half < 8 / kBits; ++half) {
@@ -177,6 +177,8 @@ class DigitProduct {
         return rows * (cut.digit_bytes() + numbers * sizeof(float));
     }
 
+    static constexpr int kMostPanels = kNibblePanels, kStreamedPanels = kMostPanels;
+
     DigitProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a), panel_(a.weight), cut_(a.weight), rows_(rows) {
         x_.digits = static_cast<int8_t*>(memory);
@@ -197,11 +199,6 @@ class DigitProduct {
     template <int P>
     void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride,
                   int64_t apart) const {
-        if constexpr (P > kNibblePanels) {
-            for (int p = 0; p < P; ++p)
-                multiply<1>(panel + p, segment, sums + p * apart, stride, apart);
-            return;
-        }
         constexpr int kHeight = P > 1 ? kFewRows : kDigitRows;
         const int64_t blocks = (rows_ + kHeight - 1) / kHeight;
         GroupAt at(a_.weight, panel_, panel, segment * cut_.groups);

@@ -104,6 +104,8 @@ class DequantizedProduct {
         return FloatRows<float>::num_bytes(a.weight, rows);
     }
 
+    static constexpr int kMostPanels = 1, kStreamedPanels = 1;
+
     DequantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a), weight_(a.weight), x_(a.weight, rows, memory) {}
 
@@ -114,16 +116,8 @@ class DequantizedProduct {
                   [&](auto type) { x_.prepare(row, row_of<decltype(type)>(a_.x, token, 0)); });
     }
 
-    template <int P>
-    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride,
-                  int64_t apart) const {
-        for (int p = 0; p < P; ++p) multiply_one(panel + p, segment, sums + p * apart, stride);
-    }
-
-    F32 concluded(int64_t, F32 sum) const { return sum; }
-
-   private:
-    void multiply_one(int64_t panel, int64_t segment, float* sums, int64_t stride) const {
+    template <int>
+    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride, int64_t) const {
         const auto* from =
             static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_);
         alignas(64) float wide[kDepth * kPanel];
@@ -138,6 +132,9 @@ class DequantizedProduct {
         x_.multiply<1>(segment, sums, stride, {}, widened);
     }
 
+    F32 concluded(int64_t, F32 sum) const { return sum; }
+
+   private:
     const LinearArgs& a_;
     const PackedWeight& weight_;
     const FloatRows<float> x_;

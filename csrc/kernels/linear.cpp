@@ -15,6 +15,8 @@ class FloatProduct {
         return FloatRows<E>::num_bytes(a.weight, rows);
     }
 
+    static constexpr int kMostPanels = 4, kStreamedPanels = 1;
+
     FloatProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a), x_(a.weight, rows, memory) {}
 

@@ -197,18 +197,24 @@ constexpr int64_t kPrefetchBytes = 4096;
 
 // Fetch a line of weights that M rows are about to be multiplied with, P panels side by side. One
 // row, and the few of panels side by side, read it once in a step. Where weights do not stay in the
-// caches anyway (is_streamed), such a line is to leave them first: otherwise whatever runs between
-// two steps would find nothing of its own there. With AVX-512, which reads four streams and
-// multiplies faster, such products are a tenth faster if only the hardware fetches.
+// caches anyway (is_streamed), that is left to the hardware, which keeps ahead of such a product;
+// fetching here would only take from the lines that may be under way.
 template <int M, int P>
 inline void fetch_weights(const void* line, bool is_streamed) {
-    if ((M == 1 || P > 1) && is_streamed) {
+    if ((M > 1 && P == 1) || !is_streamed) __builtin_prefetch(line);
+}
+
+// The same for weights that take as long to multiply with as to read on AVX2: too long for the
+// hardware, which then finds nothing to be asked for yet. The line leaves the caches first.
+template <int M, int P>
+inline void fetch_codes(const void* line, bool is_streamed) {
 #if !defined(__AVX512F__)
+    if ((M == 1 || P > 1) && is_streamed) {
         __builtin_prefetch(line, 0, 0);
-#endif
-    } else {
-        __builtin_prefetch(line);
+        return;
     }
+#endif
+    fetch_weights<M, P>(line, is_streamed);
 }
 
 // Bytes that a pass over some weights fetches, a line now and then: what memory sends while other

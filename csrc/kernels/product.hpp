@@ -48,15 +48,13 @@ struct TileSums {
 };
 
 // The sums of one segment. The number of panels becomes a constant.
-template <class Product>
+template <class Product, int P = Product::kMostPanels>
 inline void multiply_segment(const Product& product, int64_t panel, int64_t segment,
                              const TileSums& sums) {
-    if (sums.groups == 4)
-        product.template multiply<4>(panel, segment, sums.data, sums.stride, sums.apart());
-    else if (sums.groups == 2)
-        product.template multiply<2>(panel, segment, sums.data, sums.stride, sums.apart());
-    else
-        product.template multiply<1>(panel, segment, sums.data, sums.stride, sums.apart());
+    if constexpr (P > 1)
+        if (sums.groups != P)
+            return multiply_segment<Product, P / 2>(product, panel, segment, sums);
+    product.template multiply<P>(panel, segment, sums.data, sums.stride, sums.apart());
 }
 
 // Of all segments, those of neighbours added first.
@@ -93,11 +91,15 @@ inline void multiply_partial(const LinearArgs& a, const Product& product, int64_
 
 // How many groups a tile multiplies side by side: for few rows as many streams as the memory likes,
 // but each thread is to have some tiles. The other panels of a gate must then follow one another
-// too.
+// too. A product that reads one panel after the other has all of its segments first: going from one
+// panel to the next and back takes twice the time when weights come from the memory.
+template <class Product>
 inline int64_t side_by_side(const LinearArgs& a, int64_t rows, int64_t groups, int threads) {
     if (rows > kFewRows) return 1;
     if (is_gate(a.finish.kind) && a.weight.out / 2 % kPanel != 0) return 1;
-    const int64_t most = rows == 1 ? kPanelsOfOneRow : 4;
+    const int64_t of_product =
+        a.weight.is_streamed ? Product::kStreamedPanels : Product::kMostPanels;
+    const int64_t most = rows == 1 && kPanelsOfOneRow < of_product ? kPanelsOfOneRow : of_product;
     const int64_t fitting = groups >= 32 * threads ? 4 : groups >= 16 * threads ? 2 : 1;
     return fitting < most ? fitting : most;
 }
@@ -106,8 +108,9 @@ inline int64_t side_by_side(const LinearArgs& a, int64_t rows, int64_t groups, i
 // `Product(a, rows, memory)` has `prepare(row, token)`, which brings a token's x into the form it
 // wants as a row, in memory of `num_bytes(a, rows)`; then `multiply<P>(panel, segment, sums,
 // stride, apart)`, which leaves the sums of P panels, `apart` from one another, for all rows and
-// one of its segments(); and `concluded(row, sum)`, which makes the whole sum of those of several
-// segments. That of one is whole as it is, and partial sums are not concluded.
+// one of its segments(), and reads up to `kMostPanels` at once, of a weight that comes from the
+// memory `kStreamedPanels`; and `concluded(row, sum)`, which makes the whole sum of those of
+// several segments. That of one is whole as it is, and partial sums are not concluded.
 template <class Product>
 struct Chunk {
     const LinearArgs& a;
@@ -123,7 +126,7 @@ struct Chunk {
         groups = panels_of(is_gated ? a.weight.out / 2 : a.weight.out);
         stride = is_gated ? 3 * kPanel : kPanel;
         const int64_t work = a.weight.in * stride * (rows + 3) / 4;
-        together = side_by_side(a, rows, groups * num_products, num_threads(pool));
+        together = side_by_side<Product>(a, rows, groups * num_products, num_threads(pool));
         const int64_t at_once = work < kTileWork ? kTileWork / (work + !work) : 1;
         per_tile = (at_once + together - 1) / together * together;
     }

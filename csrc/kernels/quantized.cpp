@@ -194,11 +194,14 @@ inline void multiply_nibbles(const Segment& x, int vector, float* sums, int64_t 
     });
 }
 
+template <bool kIsInt4>
 class QuantizedProduct {
    public:
     static size_t num_bytes(const LinearArgs& a, int64_t rows) {
         return Prepared::num_bytes(Cut(a), rows);
     }
+
+    static constexpr int kMostPanels = kIsInt4 ? kNibblePanels : 4, kStreamedPanels = 1;
 
     QuantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a),
@@ -217,7 +220,7 @@ class QuantizedProduct {
                 a_.peaks == nullptr ? range_of(x, weight_.in) : range_up_to(a_.peaks[token]);
             round_row(row, x, byte_steps(range));
         });
-        const int32_t excess = is_int4(weight_) ? 8 : kByteOffset;
+        const int32_t excess = kIsInt4 ? 8 : kByteOffset;
         int32_t* starts = x_.starts + row;
         for (int64_t s = 0; s < cut_.segments; ++s)
             for (int64_t g = 0; g < cut_.groups; ++g, starts += x_.rows)
@@ -227,16 +230,8 @@ class QuantizedProduct {
     template <int P>
     void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride,
                   int64_t apart) const {
-        if constexpr (P > 1 && kNibblePanels == 1) {
-            if (is_int4(weight_)) {
-                for (int p = 0; p < P; ++p)
-                    multiply<1>(panel + p, segment, sums + p * apart, stride, apart);
-                return;
-            }
-        }
-        constexpr int kHeight = P > 1 ? kFewRows : kByteRows;
-        const int64_t height = is_int4(weight_) && kNibbleRows < kHeight ? kNibbleRows : kHeight;
-        const int64_t blocks = (x_.rows + height - 1) / height;
+        constexpr int kHeight = P > 1 ? kFewRows : kIsInt4 ? kNibbleRows : kByteRows;
+        const int64_t blocks = (x_.rows + kHeight - 1) / kHeight;
         const Segment all = of(panel, segment);
         for (int64_t block = 0, row = 0; block < blocks; ++block) {
             const int64_t next = (block + 1) * x_.rows / blocks;
@@ -279,7 +274,7 @@ class QuantizedProduct {
 
     Segment of(int64_t panel, int64_t segment) const {
         const int64_t before = segment * cut_.groups;
-        const int64_t size = is_int4(weight_) ? group_bytes(cut_.group) : cut_.group * kPanel;
+        const int64_t size = kIsInt4 ? group_bytes(cut_.group) : cut_.group * kPanel;
         return {x_.segment(cut_, segment),
                 x_.starts + before * x_.rows,
                 is_whole_ ? x_.scales : nullptr,
@@ -300,10 +295,10 @@ class QuantizedProduct {
         constexpr int V = is_wide(M, P) ? kPanel / kLanes : kByteVectors;
         const Apart apart{panel_bytes_, sums_apart, weight_.is_streamed};
         for (int v = 0; v < kPanel / kLanes; v += V) {
-            if (!is_int4(weight_))
-                multiply_bytes<M, V, P>(x, v, sums, stride, apart);
-            else if constexpr (M <= kNibbleRows)
+            if constexpr (kIsInt4)
                 multiply_nibbles<M, V, P>(x, v, sums, stride, apart);
+            else
+                multiply_bytes<M, V, P>(x, v, sums, stride, apart);
         }
     }
 
@@ -316,7 +311,8 @@ class QuantizedProduct {
 };
 
 Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    return multiply<QuantizedProduct>(a, tokens, pool);
+    return is_int4(a.weight) ? multiply<QuantizedProduct<true>>(a, tokens, pool)
+                             : multiply<QuantizedProduct<false>>(a, tokens, pool);
 }
 
 // One output's weights into its lane of a panel in int8.
