@@ -1,7 +1,10 @@
-"""How long texts take to become vectors: one, 32 and 512 short ones and 32 long ones, beside
-sentence-transformers, ONNX Runtime and the machine's arithmetic in the same run.
+"""How long texts take to become vectors: one by itself, one after the other, 32 and 512 short ones
+and 32 long ones, beside sentence-transformers, ONNX Runtime and the machine's arithmetic in the
+same run.
 
-The trials take turns, and the best of each counts. Peers run in processes of their own, with the
+The trials take turns, and the best of each counts. Between two trials the limits are measured,
+which leaves nothing in the caches: texts one after the other are a client that waits for each.
+Peers run in processes of their own, with the
 Python that is named, which has sentence-transformers, or onnxruntime and onnxscript to export the
 model. They sort by length and pad.
 
@@ -29,6 +32,8 @@ from quire.models.loading.source import locate
 SENTENCE = "The quick brown fox jumps over the lazy dog and runs on until the night falls, says {}."
 LONG = 10
 """Sentences of a long text."""
+IN_A_ROW = 20
+"""Calls of the workload that has texts one after the other."""
 
 _SENTENCE_TRANSFORMERS = """
 import json, sys, time, torch
@@ -88,10 +93,11 @@ def encode(texts):
 _LOOP = """
 print("ready", flush=True)
 for line in sys.stdin:
-    texts = json.loads(line)
+    texts, calls = json.loads(line)
     start = time.perf_counter()
-    encode(texts)
-    print(time.perf_counter() - start, flush=True)
+    for _ in range(calls):
+        encode(texts)
+    print((time.perf_counter() - start) / calls, flush=True)
 """
 PEERS = {"sentence-transformers": _SENTENCE_TRANSFORMERS, "onnxruntime": _ONNXRUNTIME}
 
@@ -107,10 +113,10 @@ class Peer:
         )
         self._line()
 
-    def seconds(self, texts: list[str]) -> float:
-        """How long it takes for these texts."""
+    def seconds(self, texts: list[str], calls: int) -> float:
+        """How long it takes for these texts, the mean of so many calls."""
         assert self._process.stdin is not None
-        print(json.dumps(texts), file=self._process.stdin, flush=True)
+        print(json.dumps([texts, calls]), file=self._process.stdin, flush=True)
         return float(self._line())
 
     def _line(self) -> str:
@@ -126,11 +132,17 @@ class Peer:
         self._process.wait()
 
 
-def workloads() -> dict[str, list[str]]:
-    """Texts by name."""
+def workloads() -> dict[str, tuple[list[str], int]]:
+    """The texts of a call, and how many calls follow one another, by name."""
     short = [SENTENCE.format(i) for i in range(512)]
     long = [" ".join(SENTENCE.format(i + j) for j in range(LONG)) for i in range(32)]
-    return {"1 short": short[:1], "32 short": short[:32], "512 short": short, "32 long": long}
+    return {
+        "1 short": (short[:1], 1),
+        "1 by 1": (short[:1], IN_A_ROW),
+        "32 short": (short[:32], 1),
+        "512 short": (short, 1),
+        "32 long": (long, 1),
+    }
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -143,16 +155,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         where = args.peer_python, args.model, args.peer_dtype or args.dtype, args.threads
         peers = [Peer(name, *where) for name in args.peers]
     found = {}
-    for name, texts in workloads().items():
+    for name, (texts, calls) in workloads().items():
         ours, limits = [], []
         theirs: dict[str, list[float]] = {peer.name: [] for peer in peers}
         for _ in range(args.trials):
             limits.append(probe.measure().flops_per_s)
             start = time.perf_counter()
-            outputs = llm.embed(texts, use_tqdm=False)
-            ours.append(time.perf_counter() - start)
+            for _ in range(calls):
+                outputs = llm.embed(texts, use_tqdm=False)
+            ours.append((time.perf_counter() - start) / calls)
             for peer in peers:
-                theirs[peer.name].append(peer.seconds(texts))
+                theirs[peer.name].append(peer.seconds(texts, calls))
         lengths = [len(output.prompt_token_ids) for output in outputs]
         flops = sum(length * flops_per_token(spec, length) for length in lengths)
         found[name] = {

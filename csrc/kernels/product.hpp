@@ -48,13 +48,20 @@ struct TileSums {
 };
 
 // The sums of one segment. The number of panels becomes a constant.
-template <class Product, int P = Product::kMostPanels>
+template <class Product>
 inline void multiply_segment(const Product& product, int64_t panel, int64_t segment,
                              const TileSums& sums) {
-    if constexpr (P > 1)
-        if (sums.groups != P)
-            return multiply_segment<Product, P / 2>(product, panel, segment, sums);
-    product.template multiply<P>(panel, segment, sums.data, sums.stride, sums.apart());
+    if constexpr (Product::kMostPanels == 4) {
+        if (sums.groups == 4) {
+            product.template multiply<4>(panel, segment, sums.data, sums.stride, sums.apart());
+            return;
+        }
+        if (sums.groups == 2) {
+            product.template multiply<2>(panel, segment, sums.data, sums.stride, sums.apart());
+            return;
+        }
+    }
+    product.template multiply<1>(panel, segment, sums.data, sums.stride, sums.apart());
 }
 
 // Of all segments, those of neighbours added first.

@@ -439,9 +439,10 @@ def _asks(params: SamplingParams, part: LogitsPart) -> bool:
 
 
 def _errors_of(peaks: Tensor) -> dict[int, str]:
-    if math.isfinite(peaks.sum().item()):  # cheap, and false for every peak that is not finite
+    found = peaks.tolist()
+    if math.isfinite(sum(found)):  # false for every peak that is not finite
         return {}
-    return {i: _what_is_wrong(x) for i, x in enumerate(peaks.tolist()) if not math.isfinite(x)}
+    return {i: _what_is_wrong(x) for i, x in enumerate(found) if not math.isfinite(x)}
 
 
 def _what_is_wrong(peak: float) -> str:
