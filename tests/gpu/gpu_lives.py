@@ -108,7 +108,8 @@ def vectors(folder):
 def both(folder):
     """Tokens and vectors of one engine, there and on the CPU; most steps are of both."""
     settings = SETTINGS | {"runner": "generate", "convert": "embed", "num_gpu_blocks_override": 12}
-    settings |= {"max_num_seqs": 2, "max_num_batched_tokens": 4, "pooler_config": {"task": "embed"}}
+    settings |= {"max_num_seqs": 2, "max_num_batched_tokens": 4}
+    settings |= {"pooler_config": {"task": "embed", "pooling_type": "MEAN"}}
 
     def answered(llm):
         engine, found = llm.llm_engine, {}
@@ -124,12 +125,15 @@ def both(folder):
 
     with LLM(folder, device="cuda", **settings) as llm:
         known = set(gpu.variants)
+        gpu.waits.clear()
         found = answered(llm)
-        compiled = sorted({v[0] for v in gpu.variants - known})
+        waits, compiled = dict(gpu.waits), sorted({v[0] for v in gpu.variants - known})
     with LLM(folder, device="cpu", **settings) as llm:
         right = answered(llm)
     replays = sum(graph.num_replays for graph in gpu.graphs)
-    return {"found": found, "right": right, "compiled": compiled, "replays": replays}
+    return {
+        "found": found, "right": right, "waits": waits, "compiled": compiled, "replays": replays,
+    }  # fmt: skip
 
 
 def memory(folder, **offload):

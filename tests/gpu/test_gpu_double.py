@@ -119,13 +119,13 @@ def test_an_encoder_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life):
 
 
 @pytest.mark.full
-def test_an_engine_that_generates_and_pools_replays_its_decodes(life):
+def test_an_engine_that_generates_and_pools_replays_its_decodes_and_never_waits(life):
     found = life("both", "qwen2")
     (tokens, vectors), (right, right_vectors) = found["found"], found["right"]
     assert tokens == right
     for vector, wanted in zip(vectors, right_vectors, strict=True):
         assert vector == pytest.approx(wanted, abs=2e-5)
-    assert found["replays"] > 0 and found["compiled"] == []
+    assert found["replays"] > 0 and found["compiled"] == [] and found["waits"] == {}
 
 
 @pytest.mark.full

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kernels.triton import gates, norms, state
+from quire.kernels.triton import gates, norms, prompt_sums, state
 from quire.kernels.triton.attention import attend, attend_prompts, paged_kv, rope_store
 from quire.kernels.triton.attention.triton_plan import Means, TritonPlan, plan_rows
 from quire.kernels.triton.launch import is_interpreted
@@ -116,6 +116,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "mamba2_scan": state.mamba2_scan,
         "gated_delta": state.gated_delta,
         "gated_norm": state.gated_norm,
+        "sum_chunks": prompt_sums.sum_chunks,
         "mask_logits": mask_logits.mask_logits,
         "bias_logits": edit_logits.bias_logits,
         "penalize": edit_logits.penalize,

@@ -22,8 +22,8 @@ _TOGETHER = 64
 def sum_chunks(x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor) -> None:
     """Add chunks of R prompts to the sums of their tokens.
 
-    x [T, C], any float dtype. chunks [R, 3] int64, on the host: a chunk's first row of x, the
-    position of its first token in the prompt, and its number of tokens, at least 1.
+    x [T, C], any float dtype. chunks [R, 3] int64: a chunk's first row of x, the position of its
+    first token in the prompt, and its number of tokens, at least 1.
     spans [R, C] fp32 (fp64 for x in fp64): the sum of the prompt's whole spans before the chunk,
     then up to its end. rest [R, C], likewise: the sum of the tokens after these spans.
     """

@@ -151,10 +151,10 @@ class PoolingStep:
                 pooler = self._head.pooler(slot)
                 if has_terms:
                     places = [self._counted(ended[i]) for i in mine]
-                    found.append(term_scores(pooler, inputs, places))
+                    found.append(term_scores(pooler, self._head.device.send, inputs, places))
                 else:
                     layers = pooler.embed if task == "embed" else pooler.classify
-                    found.append(layers(inputs if len(mine) == len(ended) else inputs[mine]))
+                    found.append(layers(self._some(inputs, mine)))
                 self._results += [(ended[i].prompt, at) for at, i in enumerate(mine)]
         return [*found, *self._pool_tokens(states.last, tokens)]
 
@@ -180,7 +180,9 @@ class PoolingStep:
                 )
                 for p in parts
             ]  # fmt: skip
-            vectors, state_of = pooled(self._head.ops, pooling, hidden, chunks)
+            vectors, state_of = pooled(
+                self._head.ops, self._head.device.send, pooling, hidden, chunks
+            )
             found.append(vectors)
             for row, part in enumerate(parts):
                 if not part.is_last:
@@ -189,8 +191,13 @@ class PoolingStep:
             if not part.is_last:
                 self._unfinished[part.row] = replace(part.prompt, carried_over=tuple(states))
         whole = found[0] if len(found) == 1 else torch.cat([v.float() for v in found], dim=1)
-        ended = [row for row, part in enumerate(parts) if part.is_last]
-        return whole if len(ended) == len(parts) else whole[ended]
+        return self._some(whole, [row for row, part in enumerate(parts) if part.is_last])
+
+    def _some(self, x: Tensor, rows: Sequence[int]) -> Tensor:
+        """These rows of x, without waiting for the device; x itself if they are all."""
+        if len(rows) == len(x):
+            return x
+        return x[self._head.device.send(np.array(rows, dtype=np.int64))]
 
     def _pool_tokens(self, hidden: Tensor, parts: Sequence[_Part]) -> list[Tensor]:
         """The results [n, D] of the prompts that end in this step, one tensor for each."""
@@ -212,11 +219,13 @@ class PoolingStep:
         if prompt.ids is not None:
             ids = prompt.ids[part.first : part.first + part.count]
             chosen = np.flatnonzero(ids == prompt.params.step_tag_id)
-            x = x[torch.from_numpy(chosen).to(x.device)]
+            x = x[self._head.device.send(chosen)]
         layers = pooler.embed if prompt.params.task == "token_embed" else pooler.classify
         results = layers(x) if len(x) else layers(hidden[:1])[:0]
         columns = prompt.params.returned_token_ids
-        return results.clone() if not columns else results[:, columns]
+        if not columns:
+            return results.clone()
+        return results[:, self._head.device.send(np.array(columns, dtype=np.int64))]
 
     def advance(self) -> None:
         """Keep what the step has found of prompts that go on."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.ops import Ops
+
+Send = Callable[[np.ndarray], Tensor]
+"""Copies an array to the device of the values without waiting for it (`Device.send`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class PromptChunk:
     """The sum of the tokens before `first`; None where there are none."""
 
 
-def add_chunks(ops: Ops, values: Tensor, chunks: Sequence[PromptChunk]) -> PartialSum:
+def add_chunks(ops: Ops, send: Send, values: Tensor, chunks: Sequence[PromptChunk]) -> PartialSum:
     """values [T, C] of any float dtype -> the sums [R, C] of R prompts up to the end of their
     chunks.
     """
@@ -50,6 +54,6 @@ def add_chunks(ops: Ops, values: Tensor, chunks: Sequence[PromptChunk]) -> Parti
     for row, chunk in enumerate(chunks):
         if chunk.before is not None:
             spans[row], rest[row] = chunk.before.spans, chunk.before.rest
-    places = torch.tensor([(chunk.start, chunk.first, chunk.count) for chunk in chunks])
-    ops.sum_chunks(values, places, spans, rest)
+    places = np.array([(c.start, c.first, c.count) for c in chunks], dtype=np.int64)
+    ops.sum_chunks(values, send(places), spans, rest)
     return PartialSum(spans, rest)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from quire.models.pooling.pooler import Pooler
 from quire.models.pooling.spec import TermWeights
-from quire.runner.pooling.prompt_sums import PartialSum, PromptChunk, add_chunks
+from quire.runner.pooling.prompt_sums import PartialSum, PromptChunk, Send, add_chunks
 
 _MOST_SCORES = 2**22
 """Scores that are computed at once, which bounds the memory for them."""
 
 
-def term_scores(pooler: Pooler, hidden: Tensor, places: Sequence[range]) -> Tensor:
+def term_scores(pooler: Pooler, send: Send, hidden: Tensor, places: Sequence[range]) -> Tensor:
     """hidden [T, C], with the tokens of M prompts in these rows -> fp32 [M, V]: the largest score
     of each token of the vocabulary, of which finish.py makes weights, or the sum of its weights.
     """
@@ -30,11 +30,11 @@ def term_scores(pooler: Pooler, hidden: Tensor, places: Sequence[range]) -> Tens
     ends = np.cumsum([len(place) for place in places])
     at_once = max(1, _MOST_SCORES // terms.size)
     for first in range(0, len(rows), at_once):
-        chosen = torch.from_numpy(rows[first : first + at_once]).to(hidden.device)
+        chosen = send(rows[first : first + at_once])
         scores = pooler.classify(hidden[chosen]).float()
         chunks = _chunks(places, ends, first, first + len(chosen), sums)
         if terms.pooling == "sum":
-            found = add_chunks(pooler.ops, _weights(scores, terms), list(chunks.values()))
+            found = add_chunks(pooler.ops, send, _weights(scores, terms), [*chunks.values()])
             sums |= {prompt: found.of(i) for i, prompt in enumerate(chunks)}
             continue
         for prompt, chunk in chunks.items():
