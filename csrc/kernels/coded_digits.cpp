@@ -130,14 +130,19 @@ inline void add_group(const DigitRows& x, const GroupAt& at, int vector, int64_t
     } else {
         constexpr int64_t kWords = kNarrow * kBits / 32;
         for (int64_t first = 0; first < words; first += kWords) {
-            Integers narrow[P][J][V];
-            each_sum<P, J, V>([&](int p, int j, int v) { narrow[p][j][v] = splat_int(0); });
-            add_words<J, V, P, kBits>(narrow, x.digits + first * 32 / kBits, w + first * kWordLine,
-                                      words - first < kWords ? words - first : kWords, at.apart,
-                                      ahead, at.is_streamed);
-            each_sum<P, J, V>([&](int p, int j, int v) {
-                acc[p][j][v] = widened(acc[p][j][v], narrow[p][j][v]);
-            });
+            // vector after vector: there are registers for the narrow sums of one
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) {
+                Integers narrow[P][J][1];
+                each_sum<P, J, 1>([&](int p, int j, int) { narrow[p][j][0] = splat_int(0); });
+                add_words<J, 1, P, kBits>(narrow, x.digits + first * 32 / kBits,
+                                          w + first * kWordLine + v * kLine,
+                                          words - first < kWords ? words - first : kWords, at.apart,
+                                          ahead, at.is_streamed);
+                each_sum<P, J, 1>([&](int p, int j, int) {
+                    acc[p][j][v] = widened(acc[p][j][v], narrow[p][j][0]);
+                });
+            }
         }
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
@@ -267,7 +272,19 @@ class DigitProduct {
                 multiply_rows<M - 1, P>(height, row, panel, at, segment, run, sums, stride, apart);
             return;
         }
-        constexpr int V = vectors_of(M, P);
+        // A weight is read once for one row, and then from its beginning to its end; for several
+        // it is in the nearest cache, and sums that stay in registers count.
+        if constexpr (kNarrow > 0)
+            if (rows_ == 1)
+                return multiply_groups<M, kPanel / kLanes, P>(row, panel, at, segment, run, sums,
+                                                              stride, apart);
+        multiply_groups<M, vectors_of(M, P), P>(row, panel, at, segment, run, sums, stride, apart);
+    }
+
+    // V vectors of each panel at a time.
+    template <int M, int V, int P>
+    void multiply_groups(int64_t row, int64_t panel, GroupAt at, int64_t segment, int64_t run,
+                         float* sums, int64_t stride, int64_t apart) const {
         const int64_t inputs = inputs_of(run), group = panel_.group;
         const auto* start = static_cast<const uint8_t*>(a_.weight.panels) + panel * panel_.bytes();
         DigitRows x = rows_at(row, segment, run);
