@@ -52,7 +52,7 @@ def life(tmp_path_factory, run_triton_script):
         if (family, stored) not in folders:
             folders[family, stored] = folder_of(family, stored)
         return run_triton_script(
-            HERE / "gpu_lives.py", name, folders[family, stored], interpret=True, timeout_s=300
+            HERE / "gpu_lives.py", name, folders[family, stored], interpret=True, timeout_s=900
         )
 
     return live
@@ -93,7 +93,7 @@ def test_drafts_change_no_bit_and_nobody_waits_for_them(method, tmp_path, run_tr
         }
         config["model"] = str(make[method](tmp_path / "draft", target))
     script = HERE / "draft_lives.py"
-    found = run_triton_script(script, target, json.dumps(config), interpret=True, timeout_s=300)
+    found = run_triton_script(script, target, json.dumps(config), interpret=True, timeout_s=900)
     assert found["found"] == found["right"]
     assert found["waits"] == {} and found["compiled"] == []
     assert found["drafted"] >= 5
