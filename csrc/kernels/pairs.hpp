@@ -41,7 +41,7 @@ constexpr bool is_wide(int M, int P) {
 
 // Up to so many rows, reading weights takes longer than multiplying with them, and several panels
 // are read side by side: four streams keep more of a machine's memory channels busy than one, whose
-// next page the hardware does not foresee.
+// next page the hardware does not foresee; where it does, weights are streamed (kStreamedPanels).
 constexpr int kFewRows = 2;
 
 // Where an input of a lane lies in its panel.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
+
+from quire.runner.devices.device import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class GrammarMask:
     bits: np.ndarray
     unknown: Sequence[int] = ()
 
-    def sent(self, stage: Callable[[np.ndarray], Tensor]) -> SentMask:
+    def sent(self, stage: Stage) -> SentMask:
         """Copy the mask to the device with `stage`."""
         return SentMask(stage(np.array(self.places, dtype=np.int64)), stage(self.bits))
 

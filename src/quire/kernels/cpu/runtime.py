@@ -108,7 +108,7 @@ class CpuRuntime:
 
     def expect_weights(self, num_bytes: int) -> None:
         """Say how large the weights are that each step of the next program reads. The products of
-        single rows keep those that would not stay in the caches from driving other data out, on
+        single rows read those that would not stay in the caches as one stream for each thread, on
         processors where that was seen to help.
         """
         self.context.streams_weights = num_bytes > _STREAMED * victim_cache_bytes() > 0

@@ -8,7 +8,7 @@ to the host, which waits only when it reads them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,12 @@ import torch
 from torch import Tensor
 
 Array = np.ndarray[Any, Any]
+
+Stage = Callable[[Array], Tensor]
+"""`Device.stage`: sends a small array with the step's others; valid once the model has run."""
+
+Send = Callable[[Array], Tensor]
+"""`Device.send`: sends an array, which stays; nobody waits for it."""
 
 
 class Fetched(Protocol):

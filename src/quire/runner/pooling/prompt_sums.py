@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import Ops
-
-Send = Callable[[np.ndarray], Tensor]
-"""Copies an array to the device of the values without waiting for it (`Device.send`)."""
+from quire.runner.devices.device import Send
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from quire.models.pooling.spec import SequencePooling
 from quire.ops import Ops
-from quire.runner.pooling.prompt_sums import PartialSum, PromptChunk, Send, add_chunks
+from quire.runner.devices.device import Send
+from quire.runner.pooling.prompt_sums import PartialSum, PromptChunk, add_chunks
 
 
 @dataclass(frozen=True, slots=True)

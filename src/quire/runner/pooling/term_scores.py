@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quire.models.pooling.pooler import Pooler
 from quire.models.pooling.spec import TermWeights
-from quire.runner.pooling.prompt_sums import PartialSum, PromptChunk, Send, add_chunks
+from quire.runner.devices.device import Send
+from quire.runner.pooling.prompt_sums import PartialSum, PromptChunk, add_chunks
 
 _MOST_SCORES = 2**22
 """Scores that are computed at once, which bounds the memory for them."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.runner.sampling.part import Edit, EditedRow, Send, Stage
+from quire.runner.devices.device import Send, Stage
+from quire.runner.sampling.part import Edit, EditedRow
 from quire.runner.sampling.resident import Resident
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
+from quire.runner.devices.device import Send
 from quire.runner.sampling.columns import SampledLogprobs, empty_columns
-from quire.runner.sampling.part import Send
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 

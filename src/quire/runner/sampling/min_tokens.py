@@ -12,8 +12,9 @@ from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
+from quire.runner.devices.device import Send, Stage
 from quire.runner.sampling.logit_bias import Biases
-from quire.runner.sampling.part import Edit, EditedRow, Send, Stage
+from quire.runner.sampling.part import Edit, EditedRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.params import SamplingParams
-
-Stage = Callable[[np.ndarray], Tensor]
-"""Sends a small array to the device with the step's others; valid once the model has run.
-"""
-
-Send = Callable[[np.ndarray], Tensor]
-"""Sends an array to the device, where it stays."""
+from quire.runner.devices.device import Stage
 
 Edit = Callable[[Tensor], None]
 """Edits logits [R, V] fp32 in place, in the step that it was made for; may be called again."""

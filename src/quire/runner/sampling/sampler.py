@@ -22,7 +22,7 @@ from quire.ops.sampling.noise import noise_keys, token_hashes
 from quire.params import SamplingParams
 from quire.params.sampling_fields import SamplingFields
 from quire.params.structured import NO_TOKEN_LEFT
-from quire.runner.devices.device import Device
+from quire.runner.devices.device import Device, Send, Stage
 from quire.runner.grammar_mask import SentMask
 from quire.runner.sampling.allowed_ids import AllowedIds
 from quire.runner.sampling.bad_words import BadWords
@@ -39,7 +39,7 @@ from quire.runner.sampling.logprobs import (
     describe_sampled,
 )
 from quire.runner.sampling.min_tokens import MinTokens
-from quire.runner.sampling.part import Edit, EditedRow, LogitsPart, Send, Stage, TokenHistory
+from quire.runner.sampling.part import Edit, EditedRow, LogitsPart, TokenHistory
 from quire.runner.sampling.penalties import TokenPenalties
 
 logger = logging.getLogger(__name__)
