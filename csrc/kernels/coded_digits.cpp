@@ -53,45 +53,93 @@ inline Integers zeros_times(const uint8_t* zeros, int32_t factor) {
 }
 #endif
 
-// sums += the products of some words with J rows of digits, kDepth apart.
-template <int J, int V, int P, int kBits>
-inline void add_words(Integers (&sums)[P][J][V], const int8_t* x, const uint8_t* w, int64_t words,
-                      int64_t apart, int64_t ahead, bool is_streamed) {
-    for (int64_t i = 0; i < words; ++i, w += kWordLine, x += 32 / kBits) {
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-            Bytes found[V], lanes[V];
+// sums += the products of a word of each output, V vectors of them, with J rows of digits, kDepth
+// apart.
+template <int kBits, int J, int V>
+inline void add_word(Integers (&sums)[J][V], const int8_t* x, const Bytes (&word)[V]) {
+    Bytes lanes[V];
 #pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) {
-                const uint8_t* here = w + p * apart + v * kLine;
-                found[v] = load_bytes(here);
-                fetch_codes<J / kDigits, P>(here + ahead, is_streamed);
-            }
+    for (int half = 0; half < 8 / kBits; ++half) {
 #pragma GCC unroll 2
-            for (int half = 0; half < 8 / kBits; ++half) {
-#pragma GCC unroll 2
-                for (int v = 0; v < V; ++v)
-                    lanes[v] = kBits == 8  ? found[v]
-                               : half == 0 ? low_nibbles(found[v])
-                                           : high_nibbles(found[v]);
+        for (int v = 0; v < V; ++v)
+            lanes[v] = kBits == 8  ? word[v]
+                       : half == 0 ? low_nibbles(word[v])
+                                   : high_nibbles(word[v]);
 #pragma GCC unroll 16
-                for (int j = 0; j < J; ++j) {
-                    const Four four = splat_four(x + j * kDepth + half * 4);
-                    for (int v = 0; v < V; ++v) {
-                        if constexpr (kBits == 4)
-                            sums[p][j][v] = add_nibbles(sums[p][j][v], lanes[v], four);
-                        else
-                            sums[p][j][v] = add_bytes(sums[p][j][v], lanes[v], four);
-                    }
-                }
+        for (int j = 0; j < J; ++j) {
+            const Four four = splat_four(x + j * kDepth + half * 4);
+            for (int v = 0; v < V; ++v) {
+                if constexpr (kBits == 4)
+                    sums[j][v] = add_nibbles(sums[j][v], lanes[v], four);
+                else
+                    sums[j][v] = add_bytes(sums[j][v], lanes[v], four);
             }
         }
     }
 }
 
+// sums += the products of some words of each of P panels, with digits of M rows.
+template <int M, int kBits, int J, int V, int P>
+inline void add_words(Integers (&sums)[P][J][V], const int8_t* x, const uint8_t* w, int64_t words,
+                      int64_t apart, int64_t ahead, bool is_streamed) {
+    for (int64_t i = 0; i < words; ++i, w += kWordLine, x += 32 / kBits) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+            Bytes word[V];
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) {
+                const uint8_t* here = w + p * apart + v * kLine;
+                word[v] = load_bytes(here);
+                fetch_codes<M, P>(here + ahead, is_streamed);
+            }
+            add_word<kBits>(sums[p], x, word);
+        }
+    }
+}
+
+#if !defined(__AVX512F__) && !defined(QUIRE_AVX_VNNI)
+constexpr int64_t kNarrowWords = kNarrow * 4 / 32;
+
+// The same for J digits of one row, kNarrow inputs at a time in 16 bits; vector after vector, since
+// there are registers for the narrow sums of one.
+template <int J, int V>
+inline void add_narrow(Integers (*sums)[V], const int8_t* x, const uint8_t* w, int64_t words,
+                       int64_t ahead, bool is_streamed) {
+    for (int64_t first = 0; first < words; first += kNarrowWords) {
+        const int64_t left = words - first, count = left < kNarrowWords ? left : kNarrowWords;
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) {
+            Integers narrow[1][J][1];
+            each_sum<1, J, 1>([&](int, int j, int) { narrow[0][j][0] = splat_int(0); });
+            add_words<1, 4>(narrow, x + first * 8, w + first * kWordLine + v * kLine, count, 0,
+                            ahead, is_streamed);
+            each_sum<1, J, 1>(
+                [&](int, int j, int) { sums[j][v] = widened(sums[j][v], narrow[0][j][0]); });
+        }
+    }
+}
+
+// sums += the products of words, kNarrowWords at most, that have a bit in `chosen`, with a digit.
+template <int V>
+inline void add_chosen(Integers (&sums)[V], const int8_t* x, const uint8_t* w, uint32_t chosen) {
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+        Integers narrow[1][1] = {{splat_int(0)}};
+        for (uint32_t left = chosen; left != 0; left &= left - 1) {
+            const int64_t i = __builtin_ctz(left);
+            const Bytes word[1] = {load_bytes(w + i * kWordLine + v * kLine)};
+            add_word<4>(narrow, x + i * 8, word);
+        }
+        sums[v] = widened(sums[v], narrow[0][0]);
+    }
+}
+#endif
+
 // Rows as they are multiplied, from one of them and a group on: digits [run of kDepth inputs][row]
-// [digit][kDepth]; steps [group][row]; starts [group][row][digit], the digits' sums times what is
-// subtracted from all codes, or times -1 where each output has its zero point.
+// [digit][kDepth]; steps [group][row]; starts [group][row][kStarts], the digits' sums times what is
+// subtracted from all codes, or times -1 where each output has its zero point, and after them,
+// where sums are narrow, a bit for each word of inputs of which any has a lowest digit.
+constexpr int kStarts = kDigits + 1;
 struct DigitRows {
     int8_t* digits;
     float* steps;
@@ -101,7 +149,7 @@ struct DigitRows {
     void move(int64_t inputs, int64_t rows) {
         digits += inputs;
         steps += rows;
-        starts += rows * kDigits;
+        starts += rows * kStarts;
     }
 };
 
@@ -122,29 +170,22 @@ inline void add_group(const DigitRows& x, const GroupAt& at, int vector, int64_t
     Integers acc[P][J][V];
     each_sum<P, J, V>([&](int p, int j, int v) {
         const uint8_t* zeros = at.zeros + p * at.apart + (vector + v) * kLanes;
-        acc[p][j][v] = kHasZeros ? zeros_times(zeros, x.starts[j]) : splat_int(x.starts[j]);
+        const int32_t start = x.starts[j / kDigits * kStarts + j % kDigits];
+        acc[p][j][v] = kHasZeros ? zeros_times(zeros, start) : splat_int(start);
     });
     const uint8_t* w = at.codes + vector * kLine;
-    if constexpr (kNarrow == 0) {
-        add_words<J, V, P, kBits>(acc, x.digits, w, words, at.apart, ahead, at.is_streamed);
+#if defined(__AVX512F__) || defined(QUIRE_AVX_VNNI)
+    add_words<M, kBits>(acc, x.digits, w, words, at.apart, ahead, at.is_streamed);
+#else
+    static_assert(M == 1 && P == 1 && kBits == 4);
+    const uint32_t lowest = x.starts[kDigits];
+    if (__builtin_popcount(lowest) <= kNarrowWords) {
+        add_narrow<kDigits - 1>(acc[0] + 1, x.digits + kDepth, w, words, ahead, at.is_streamed);
+        add_chosen(acc[0][0], x.digits, w, lowest);
     } else {
-        constexpr int64_t kWords = kNarrow * kBits / 32;
-        for (int64_t first = 0; first < words; first += kWords) {
-            // vector after vector: there are registers for the narrow sums of one
-#pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) {
-                Integers narrow[P][J][1];
-                each_sum<P, J, 1>([&](int p, int j, int) { narrow[p][j][0] = splat_int(0); });
-                add_words<J, 1, P, kBits>(narrow, x.digits + first * 32 / kBits,
-                                          w + first * kWordLine + v * kLine,
-                                          words - first < kWords ? words - first : kWords, at.apart,
-                                          ahead, at.is_streamed);
-                each_sum<P, J, 1>([&](int p, int j, int) {
-                    acc[p][j][v] = widened(acc[p][j][v], narrow[p][j][0]);
-                });
-            }
-        }
+        add_narrow<kDigits>(acc[0], x.digits, w, words, ahead, at.is_streamed);
     }
+#endif
     each_sum<P, M, V>([&](int p, int r, int v) {
         const int64_t lane = (vector + v) * kLanes;
         const int j = r * kDigits;
@@ -178,7 +219,7 @@ class DigitProduct {
    public:
     static size_t num_bytes(const LinearArgs& a, int64_t rows) {
         const DigitCut cut(a.weight);
-        const int64_t numbers = cut.segments * cut.groups * (1 + kDigits);
+        const int64_t numbers = cut.segments * cut.groups * (1 + kStarts);
         return rows * (cut.digit_bytes() + numbers * sizeof(float));
     }
 
@@ -223,7 +264,7 @@ class DigitProduct {
     DigitRows rows_at(int64_t row, int64_t segment, int64_t run) const {
         const int64_t at = (segment * cut_.groups + run * cut_.per_run) * rows_ + row;
         return {x_.digits + ((segment * cut_.runs + run) * rows_ + row) * kDigits * kDepth,
-                x_.steps + at, x_.starts + at * kDigits};
+                x_.steps + at, x_.starts + at * kStarts};
     }
 
     int64_t inputs_of(int64_t run) const {
@@ -248,9 +289,21 @@ class DigitProduct {
             *to.steps = steps.scale;
             store_digits<kBits>(values, count, steps.inverse, digits + k, kRoom, to.starts);
             for (int d = 0; d < kDigits; ++d) to.starts[d] *= -kBelow;
+            if constexpr (kNarrow > 0) to.starts[kDigits] = words_of(digits + k, count);
         }
         for (int d = 0; d < kDigits; ++d)
             __builtin_memcpy(first.digits + d * kDepth, digits + d * kRoom, kDepth);
+    }
+
+    // A bit for each word of inputs whose digits are not all zeros.
+    static uint32_t words_of(const int8_t* digits, int64_t count) {
+        uint32_t words = 0;
+        for (int64_t i = 0; i * kInputs < count; ++i) {
+            uint64_t of_word = 0;
+            __builtin_memcpy(&of_word, digits + i * kInputs, kInputs);
+            words |= uint32_t{of_word != 0} << i;
+        }
+        return words;
     }
 
     // Inputs of the weight as fp32, filled up with zeros to whole vectors.

@@ -1,11 +1,14 @@
 // Rows of activations as whole numbers, for exact products with codes.
 //
 // The inputs of a group, those that share a scale of each output, have one step, a power of two:
-// x = q * step, where |q| <= 2^22. Three bytes of either sign are the digits of q to base 256:
-// q = d[0] + 256 * d[1] + 65536 * d[2]. The largest magnitude of a group becomes a q of 2^21 or
-// more, so that x changes by 2^-22 of it at most. Numbers of bfloat16 that are at least 2^-14 times
-// as large as the largest one do not change at all, and neither do those of float16 from 2^-11 on.
-// A value that is not finite makes the step NaN, and so the row's whole output.
+// x = q * step. Three bytes of either sign are the digits of q to base 256:
+// q = d[0] + 256 * d[1] + 65536 * d[2]. The largest magnitude of a group becomes a q of 2^22 or
+// nearly, so that x changes by 2^-22 of it at most. Numbers of bfloat16 that are at least 2^-14
+// times as large as the largest one do not change at all, and neither do those of float16 from
+// 2^-11 on. A value that is not finite makes the step NaN, and so the row's whole output.
+//
+// A q of 2^15 or more has no lowest digit if x was a bfloat16, which has 8 bits. So of most groups
+// few inputs have one: those less than 2^-7 times as large as the largest.
 #pragma once
 
 #include "kernels/element.hpp"
@@ -17,14 +20,17 @@
 namespace quire::QUIRE_LEVEL {
 
 constexpr int kDigits = 3;
-constexpr uint32_t kDigitBits = 21;  // of the largest q after its first one
+constexpr uint32_t kDigitBits = 22;  // of the largest q after its first one
+// Added to a number in fp32, this carries into its exponent where q would otherwise be more than
+// 0x7f7f7f, the most that three digits can be.
+constexpr uint32_t kBeyondDigits = 0x010101;
 
 // A group's step, and by what its values are multiplied to become whole numbers.
 inline Steps digit_steps(Range range) {
     const float largest = range.high > -range.low ? range.high : -range.low;
     uint32_t bits;
     __builtin_memcpy(&bits, &largest, sizeof bits);
-    const uint32_t exponent = bits >> 23 & 255;
+    const uint32_t exponent = (bits + kBeyondDigits) >> 23 & 255;
     const uint32_t of_step = exponent > kDigitBits ? exponent - kDigitBits : 1;  // stays normal
     const uint32_t step_bits = of_step << 23, inverse_bits = (254 - of_step) << 23;
     Steps steps;

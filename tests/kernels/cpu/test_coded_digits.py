@@ -56,6 +56,14 @@ def hostile_rows(width, dtype, rows=245):
     return x.clamp(-largest, largest).to(dtype)
 
 
+def diagonal(width, bits):
+    """A weight of one group whose products are the inputs times its largest number."""
+    codes = torch.full((width, width), 1 << (bits - 1), dtype=torch.uint8)
+    codes.fill_diagonal_((1 << bits) - 1)
+    packed = codes if bits == 8 else codes[:, 0::2] | codes[:, 1::2] << 4
+    return CodedWeight(bits, width, width, packed, torch.ones(width, 1))
+
+
 def lost_by_digits(x, weight):
     """How far a product may be from the exact one because inputs become whole numbers."""
     wide, groups = weight.widened().double().abs(), weight.scales.shape[1]
@@ -85,11 +93,7 @@ def test_sums_are_within_the_bound_of_exact_ones(isa, bits, zeros, shape):
 def test_numbers_that_are_not_much_smaller_than_the_largest_are_exact(isa, dtype, bits):
     """Down to 2^-14 of it in bfloat16 and to 2^-11 in float16, which has three bits more."""
     ops, width = cpu_ops(isa, dtype), 128
-    codes = torch.full((width, width), 1 << (bits - 1), dtype=torch.uint8).fill_diagonal_(
-        (1 << bits) - 1
-    )
-    packed = codes if bits == 8 else codes[:, 0::2] | codes[:, 1::2] << 4
-    weight = CodedWeight(bits, width, width, packed, torch.ones(width, 1))
+    weight = diagonal(width, bits)
     span = 14 if dtype is torch.bfloat16 else 11
     least = 2.0**-span / 1.5
     x = torch.logspace(0, torch.tensor(least).log10().item(), width)[None].to(dtype)
@@ -98,6 +102,45 @@ def test_numbers_that_are_not_much_smaller_than_the_largest_are_exact(isa, dtype
     for scale in (1.0, 2.0**-3):
         sums = ops.linear_partial(x * scale, ops.pack_linear(weight, None))[:, 0]
         assert torch.equal(sums, (x * scale).float() * ((1 << (bits - 1)) - 1))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_lowest_digits_count_in_any_number_of_words(isa, bits):
+    """Only small inputs have one; AVX2 multiplies with those of few words of a group apart."""
+    ops, width = cpu_ops(isa, torch.bfloat16), 128
+    generator = torch.Generator().manual_seed(bits)
+    x = torch.empty(17 * 8, width).uniform_(0.5, 2, generator=generator).to(torch.bfloat16)
+    for row in range(17 * 8):
+        places = torch.randperm(16, generator=generator)[: row // 8] * 8 + row % 8
+        x[row, places] *= 2.0**-10
+    packed = ops.pack_linear(diagonal(width, bits), None)
+    expected = x.float() * ((1 << (bits - 1)) - 1)
+    assert torch.equal(ops.linear_partial(x, packed)[:, 0], expected)
+    assert torch.equal(ops.linear_partial(x[24:25], packed)[:, 0], expected[24:25])
+
+
+@pytest.mark.parametrize("words", range(16))
+def test_the_largest_sums_of_lowest_digits_are_right(isa, words):
+    """Digits of -128 and codes of 15: what fits into 16 bits decides how many are added there."""
+    ops, width = cpu_ops(isa, torch.bfloat16), 128
+    x = torch.zeros(1, width)
+    x[0, : 8 * words], x[0, -1] = 2.0**-15, 1
+    codes = torch.full((40, width // 2), 0xFF, dtype=torch.uint8)
+    weight = CodedWeight(4, width, width, codes, torch.ones(40, 1), torch.zeros(40, 1).byte())
+    sums = ops.linear_partial(x.to(torch.bfloat16), ops.pack_linear(weight, None))
+    assert (sums == 15 * x.sum()).all()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=dtype_id)
+@pytest.mark.parametrize("top", [0x7F7E00, 0x7F7F00, 0x7F8000, 0xFF0000, 0xFFE000])
+def test_the_largest_of_a_group_needs_no_more_than_three_digits(isa, dtype, top):
+    """Numbers whose bits are nearly all ones, of either sign."""
+    ops, width = cpu_ops(isa, dtype), 128
+    x = torch.full((2, width), 2.0**-2)
+    x[0, 5], x[1, 5] = top / 2.0**23, -top / 2.0**23
+    x = x.to(dtype)
+    sums = ops.linear_partial(x, ops.pack_linear(diagonal(width, 4), None))[:, 0]
+    assert torch.equal(sums, x.float() * 7)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
