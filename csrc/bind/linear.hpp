@@ -50,7 +50,7 @@ void pack(Context& c, const PackedWeight& weight, uintptr_t source, int64_t sour
           uintptr_t panels, uintptr_t peaks) {
     const Rows from{reinterpret_cast<void*>(source), source_row, 0};
     if (weight.form == WeightForm::plain) {
-        const PackArgs args{weight.type, weight.in, from, reinterpret_cast<void*>(panels)};
+        const PackArgs args{weight, from, reinterpret_cast<void*>(panels)};
         return c.submit(c.kernels.pack, args, weight.out);
     }
     const PackQuantizedArgs args{weight, from, reinterpret_cast<uint8_t*>(panels),
@@ -101,7 +101,7 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
         .def("__init__",
              [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
                 int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias,
-                bool is_weight_only, int64_t segments) {
+                bool is_weight_only, int64_t segments, bool is_gated) {
                  new (self) PackedWeight{type,
                                          form,
                                          in,
@@ -112,6 +112,7 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
                                          reinterpret_cast<const float*>(bias),
                                          is_weight_only,
                                          segments};
+                 self->is_gated = is_gated;
              })
         // The same with what a weight of codes has besides.
         .def("with_codes",

@@ -78,10 +78,10 @@ inline void add_word(Integers (&sums)[J][V], const int8_t* x, const Bytes (&word
     }
 }
 
-// sums += the products of some words of each of P panels, with digits of M rows.
+// sums += the products of some words of each of P panels, with J rows of digits of M rows.
 template <int M, int kBits, int J, int V, int P>
 inline void add_words(Integers (&sums)[P][J][V], const int8_t* x, const uint8_t* w, int64_t words,
-                      int64_t apart, int64_t ahead, bool is_streamed) {
+                      int64_t apart, int64_t ahead, bool is_read_once) {
     for (int64_t i = 0; i < words; ++i, w += kWordLine, x += 32 / kBits) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
@@ -90,7 +90,7 @@ inline void add_words(Integers (&sums)[P][J][V], const int8_t* x, const uint8_t*
             for (int v = 0; v < V; ++v) {
                 const uint8_t* here = w + p * apart + v * kLine;
                 word[v] = load_bytes(here);
-                fetch_codes<M, P>(here + ahead, is_streamed);
+                fetch_weights<M>(here + ahead, is_read_once);
             }
             add_word<kBits>(sums[p], x, word);
         }
@@ -104,7 +104,7 @@ constexpr int64_t kNarrowWords = kNarrow * 4 / 32;
 // there are registers for the narrow sums of one.
 template <int J, int V>
 inline void add_narrow(Integers (*sums)[V], const int8_t* x, const uint8_t* w, int64_t words,
-                       int64_t ahead, bool is_streamed) {
+                       int64_t ahead, bool is_read_once) {
     for (int64_t first = 0; first < words; first += kNarrowWords) {
         const int64_t left = words - first, count = left < kNarrowWords ? left : kNarrowWords;
 #pragma GCC unroll 2
@@ -112,7 +112,7 @@ inline void add_narrow(Integers (*sums)[V], const int8_t* x, const uint8_t* w, i
             Integers narrow[1][J][1];
             each_sum<1, J, 1>([&](int, int j, int) { narrow[0][j][0] = splat_int(0); });
             add_words<1, 4>(narrow, x + first * 8, w + first * kWordLine + v * kLine, count, 0,
-                            ahead, is_streamed);
+                            ahead, is_read_once);
             each_sum<1, J, 1>(
                 [&](int, int j, int) { sums[j][v] = widened(sums[j][v], narrow[0][j][0]); });
         }
@@ -157,8 +157,12 @@ struct DigitRows {
 // P panels; weights are fetched that lie `ahead` bytes further on.
 template <int M, int V, int P, int kBits, bool kHasZeros>
 inline void add_group(const DigitRows& x, const GroupAt& at, int vector, int64_t words,
-                      int64_t ahead, float* sums, int64_t stride, int64_t apart, bool is_first) {
+                      int64_t ahead, float* sums, int64_t stride, bool is_first) {
     constexpr int J = M * kDigits;
+    if (M == 1 && P == 1 && at.is_read_once && vector == 0) {
+        fetch_weights<M>(at.scales + ahead, true);
+        if (kHasZeros) fetch_weights<M>(at.zeros + ahead, true);
+    }
     F32 scales[P][V];
     with_type(at.scale_type, [&](auto type) {
         each_sum<P, 1, V>([&](int p, int, int v) {
@@ -175,21 +179,21 @@ inline void add_group(const DigitRows& x, const GroupAt& at, int vector, int64_t
     });
     const uint8_t* w = at.codes + vector * kLine;
 #if defined(__AVX512F__) || defined(QUIRE_AVX_VNNI)
-    add_words<M, kBits>(acc, x.digits, w, words, at.apart, ahead, at.is_streamed);
+    add_words<M, kBits>(acc, x.digits, w, words, at.apart, ahead, at.is_read_once);
 #else
     static_assert(M == 1 && P == 1 && kBits == 4);
     const uint32_t lowest = x.starts[kDigits];
     if (__builtin_popcount(lowest) <= kNarrowWords) {
-        add_narrow<kDigits - 1>(acc[0] + 1, x.digits + kDepth, w, words, ahead, at.is_streamed);
+        add_narrow<kDigits - 1>(acc[0] + 1, x.digits + kDepth, w, words, ahead, at.is_read_once);
         add_chosen(acc[0][0], x.digits, w, lowest);
     } else {
-        add_narrow<kDigits>(acc[0], x.digits, w, words, ahead, at.is_streamed);
+        add_narrow<kDigits>(acc[0], x.digits, w, words, ahead, at.is_read_once);
     }
 #endif
     each_sum<P, M, V>([&](int p, int r, int v) {
         const int64_t lane = (vector + v) * kLanes;
         const int j = r * kDigits;
-        float* sum = sums + p * apart + r * stride + lane;
+        float* sum = sums + p * kPanel + r * stride + lane;
         const F32 lower = to_float(joined(acc[p][j][v], acc[p][j + 1][v]));
         const F32 whole = fma(to_float(acc[p][j + 2][v]), splat(65536), lower);
         const F32 before = is_first ? splat(0) : load(sum);
@@ -223,7 +227,7 @@ class DigitProduct {
         return rows * (cut.digit_bytes() + numbers * sizeof(float));
     }
 
-    static constexpr int kMostPanels = kNibblePanels, kStreamedPanels = kMostPanels;
+    static constexpr int kMostPanels = kNibblePanels;
 
     DigitProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a), panel_(a.weight), cut_(a.weight), rows_(rows) {
@@ -243,16 +247,15 @@ class DigitProduct {
     }
 
     template <int P>
-    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride,
-                  int64_t apart) const {
+    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride) const {
         constexpr int kHeight = P > 1 ? kFewRows : kDigitRows;
         const int64_t blocks = (rows_ + kHeight - 1) / kHeight;
-        GroupAt at(a_.weight, panel_, panel, segment * cut_.groups);
+        GroupAt at(a_.weight, panel_, panel, segment * cut_.groups, rows_);
         for (int64_t run = 0; run < cut_.runs; ++run, at.move(panel_, cut_.per_run))
             for (int64_t block = 0, row = 0; block < blocks; ++block) {
                 const int64_t next = (block + 1) * rows_ / blocks;
                 multiply_rows<kHeight, P>(next - row, row, panel, at, segment, run,
-                                          sums + row * stride, stride, apart);
+                                          sums + row * stride, stride);
                 row = next;
             }
     }
@@ -319,10 +322,10 @@ class DigitProduct {
     // The height becomes a constant.
     template <int M, int P>
     void multiply_rows(int64_t height, int64_t row, int64_t panel, GroupAt at, int64_t segment,
-                       int64_t run, float* sums, int64_t stride, int64_t apart) const {
+                       int64_t run, float* sums, int64_t stride) const {
         if (height != M) {
             if constexpr (M > 1)
-                multiply_rows<M - 1, P>(height, row, panel, at, segment, run, sums, stride, apart);
+                multiply_rows<M - 1, P>(height, row, panel, at, segment, run, sums, stride);
             return;
         }
         // A weight is read once for one row, and then from its beginning to its end; for several
@@ -330,24 +333,26 @@ class DigitProduct {
         if constexpr (kNarrow > 0)
             if (rows_ == 1)
                 return multiply_groups<M, kPanel / kLanes, P>(row, panel, at, segment, run, sums,
-                                                              stride, apart);
-        multiply_groups<M, vectors_of(M, P), P>(row, panel, at, segment, run, sums, stride, apart);
+                                                              stride);
+        multiply_groups<M, vectors_of(M, P), P>(row, panel, at, segment, run, sums, stride);
     }
 
     // V vectors of each panel at a time.
     template <int M, int V, int P>
     void multiply_groups(int64_t row, int64_t panel, GroupAt at, int64_t segment, int64_t run,
-                         float* sums, int64_t stride, int64_t apart) const {
+                         float* sums, int64_t stride) const {
         const int64_t inputs = inputs_of(run), group = panel_.group;
         const auto* start = static_cast<const uint8_t*>(a_.weight.panels) + panel * panel_.bytes();
         DigitRows x = rows_at(row, segment, run);
         for (int64_t k = 0; k < inputs; k += group, x.move(group, rows_), at.move(panel_, 1)) {
             const int64_t count = inputs - k < group ? inputs - k : group;
-            const int64_t offset = at.codes - start + kAhead;  // of what is fetched, in its panel
-            const int64_t ahead = kAhead + (offset < at.apart ? 0 : (P - 1) * at.apart);
+            // where a single stream has the nearest cache for itself, farther ahead
+            const int64_t far = at.is_read_once ? 4 * kAhead : kAhead;
+            const int64_t offset = at.codes - start + far;  // of what is fetched, in its panel
+            const int64_t ahead = far + (offset < at.apart ? 0 : (P - 1) * at.apart);
             for (int v = 0; v < kPanel / kLanes; v += V)
                 add_group<M, V, P, kBits, kHasZeros>(x, at, v, (count + kInputs - 1) / kInputs,
-                                                     ahead, sums, stride, apart, run + k == 0);
+                                                     ahead, sums, stride, run + k == 0);
         }
     }
 

@@ -19,12 +19,12 @@ inline uint32_t word_of_nibbles(uint32_t bytes) {
 }
 
 // Words are filled for all outputs before the next ones, so that the panel is written in order.
-inline void pack_codes(const PackCodedArgs& a, int64_t panel, int64_t outputs, uint8_t* to) {
+inline void pack_codes(const PackCodedArgs& a, PanelOutputs outputs, uint8_t* to) {
     const bool are_nibbles = bits_of(a.weight.form) == 4;
     const int64_t row = are_nibbles ? (a.weight.in + 1) / 2 : a.weight.in;
-    const uint8_t* from = a.codes + panel * kPanel * row;
+    const uint8_t* from = a.codes + outputs.first * row;
     for (int64_t i = 0; i < row; i += 4, to += kWordLine)
-        for (int64_t lane = 0; lane < outputs; ++lane) {
+        for (int64_t lane = 0; lane < outputs.count; ++lane) {
             uint32_t word = 0;
             __builtin_memcpy(&word, from + lane * row + i, row - i < 4 ? row - i : 4);
             if (are_nibbles) word = word_of_nibbles(word);
@@ -33,24 +33,22 @@ inline void pack_codes(const PackCodedArgs& a, int64_t panel, int64_t outputs, u
 }
 
 // From [outputs][groups] to [groups][kPanel].
-inline void pack_groups(const void* source, int64_t bytes, int64_t groups, int64_t first,
-                        int64_t outputs, uint8_t* to) {
-    const auto* from = static_cast<const uint8_t*>(source) + first * groups * bytes;
-    for (int64_t lane = 0; lane < outputs; ++lane)
+inline void pack_groups(const void* source, int64_t bytes, int64_t groups, PanelOutputs outputs,
+                        uint8_t* to) {
+    const auto* from = static_cast<const uint8_t*>(source) + outputs.first * groups * bytes;
+    for (int64_t lane = 0; lane < outputs.count; ++lane)
         for (int64_t g = 0; g < groups; ++g, from += bytes)
             __builtin_memcpy(to + (g * kPanel + lane) * bytes, from, bytes);
 }
 
-Status pack(const PackCodedArgs& a, int64_t outputs, Pool& pool) {
+Status pack(const PackCodedArgs& a, int64_t, Pool& pool) {
     const CodedPanel panel(a.weight);
-    parallel(pool, panels_of(outputs), [&](int64_t i, int) {
-        const int64_t first = i * kPanel, left = outputs - first;
-        const int64_t count = left < kPanel ? left : kPanel;
+    parallel(pool, a.weight.num_panels(), [&](int64_t i, int) {
+        const PanelOutputs outputs(a.weight, i);
         uint8_t* to = a.panels + i * panel.bytes();
-        pack_codes(a, i, count, to);
-        pack_groups(a.scales, panel.scale_bytes, panel.groups, first, count, to + panel.scales());
-        if (panel.has_zeros)
-            pack_groups(a.zeros, 1, panel.groups, first, count, to + panel.zeros());
+        pack_codes(a, outputs, to);
+        pack_groups(a.scales, panel.scale_bytes, panel.groups, outputs, to + panel.scales());
+        if (panel.has_zeros) pack_groups(a.zeros, 1, panel.groups, outputs, to + panel.zeros());
     });
     return Status::ok;
 }

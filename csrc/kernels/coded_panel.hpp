@@ -33,22 +33,24 @@ struct CodedPanel {
     int64_t bytes() const { return round_up(zeros() + has_zeros * groups * kPanel, kLine); }
 };
 
-// The first of some panels at some group: `apart` bytes from one panel to the next.
+// The first of some panels at some group, for so many rows: `apart` bytes from one panel to the
+// next. is_read_once: see fetch_weights.
 struct GroupAt {
     const uint8_t* codes;
     const char* scales;
     const uint8_t* zeros;
     int64_t apart;
     Type scale_type;
-    bool is_streamed;
+    bool is_read_once;
 
-    GroupAt(const PackedWeight& w, const CodedPanel& panel, int64_t first, int64_t group)
+    GroupAt(const PackedWeight& w, const CodedPanel& panel, int64_t first, int64_t group,
+            int64_t rows)
         : codes(static_cast<const uint8_t*>(w.panels) + first * panel.bytes()),
           scales(reinterpret_cast<const char*>(codes) + panel.scales()),
           zeros(codes + panel.zeros()),
           apart(panel.bytes()),
           scale_type(w.scale_type),
-          is_streamed(w.is_streamed) {
+          is_read_once(w.is_streamed && rows == 1) {
         move(panel, group);
     }
 

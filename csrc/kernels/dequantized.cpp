@@ -104,7 +104,7 @@ class DequantizedProduct {
         return FloatRows<float>::num_bytes(a.weight, rows);
     }
 
-    static constexpr int kMostPanels = 1, kStreamedPanels = 1;
+    static constexpr int kMostPanels = 1;
 
     DequantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a), weight_(a.weight), x_(a.weight, rows, memory) {}
@@ -117,7 +117,7 @@ class DequantizedProduct {
     }
 
     template <int>
-    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride, int64_t) const {
+    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride) const {
         const auto* from =
             static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_);
         alignas(64) float wide[kDepth * kPanel];

@@ -50,15 +50,14 @@ void finish_plain(const LinearArgs& a, int64_t rows, float* sums, int64_t stride
     });
 }
 
-// The sums of the lanes from half on are `up_at` farther.
-void finish_gated(const LinearArgs& a, int64_t rows, float* sums, int64_t stride, int64_t up_at) {
+void finish_gated(const LinearArgs& a, int64_t rows, float* sums, int64_t stride) {
     if (a.finish.kind == FinishKind::limited)
         return replace(sums, rows, stride, [&](const float* at, int64_t) {
-            return limited(load(at), load(at + up_at), a.finish.scale);
+            return limited(load(at), load(at + kPanelWidth), a.finish.scale);
         });
     with_act(a.finish.act, [&](auto act) {
         replace(sums, rows, stride, [&](const float* at, int64_t) {
-            return mul(decltype(act)::of(load(at)), load(at + up_at));
+            return mul(decltype(act)::of(load(at)), load(at + kPanelWidth));
         });
     });
 }
@@ -99,7 +98,7 @@ void prefetch_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lan
 }
 
 void finish_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane, float* sums,
-                 int64_t stride, int64_t up_at) {
+                 int64_t stride) {
     const FinishKind kind = a.finish.kind;
     const int64_t width = is_gate(kind) ? a.weight.out / 2 : a.weight.out;
     const int64_t count = width - lane < kPanelWidth ? width - lane : kPanelWidth;
@@ -109,8 +108,8 @@ void finish_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane,
         return store_rows<float>(a, token, rows, lane, count, sums, stride);
     }
     if (is_gate(kind)) {
-        add_to(a, token, rows, width + lane, sums + up_at, stride);
-        finish_gated(a, rows, sums, stride, up_at);
+        add_to(a, token, rows, width + lane, sums + kPanelWidth, stride);
+        finish_gated(a, rows, sums, stride);
     } else {
         finish_plain(a, rows, sums, stride);
     }

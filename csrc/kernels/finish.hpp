@@ -9,10 +9,10 @@
 namespace quire::QUIRE_VECTORS {
 
 // Finish kPanelWidth lanes from `lane` on of some rows, and overwrite their sums; row r's are at
-// sums + r * stride, those of the other half of a gate at an offset of up_at. `token` is the first
+// sums + r * stride, those of the other half of a gate kPanelWidth farther. `token` is the first
 // row's.
 void finish_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane, float* sums,
-                 int64_t stride, int64_t up_at);
+                 int64_t stride);
 
 // Ask for what adapters add to the same lanes, to be called before the sums are computed.
 void prefetch_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane);

@@ -15,7 +15,7 @@ namespace quire::QUIRE_LEVEL {
 template <int M, int P, class E>
 inline void multiply_rows(int64_t height, const typename Dots<E>::X* x, const E* w, int64_t pairs,
                           const Fetches& fetches, int64_t pass, float* sums, int64_t stride,
-                          Apart apart, bool is_first) {
+                          const Apart& apart, bool is_first) {
     constexpr int V = is_wide(M, P) ? kPanel / kLanes : kVectors;
     if (height == M) {
         for (int v = 0; v < kPanel / kLanes; v += V)
@@ -57,7 +57,7 @@ struct FloatRows {
         }
     }
 
-    // sums [rows, kPanel] of a segment for each of P panels, `stride` apart; weights(pair, count)
+    // sums [rows, P * kPanel] of a segment for P panels, rows `stride` apart; weights(pair, count)
     // gives so many of the first panel's pairs of inputs, a multiple of kDepth / 2 from the first
     // of the segment on.
     template <int P, class Weights>

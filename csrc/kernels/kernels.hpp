@@ -98,8 +98,8 @@ struct ScaleGateArgs {
     Rows out;
 };
 
-// spans, rest [R, width]: += the tokens of R chunks; see ops/mixers/pooling.py. chunks [R, 3]: first
-// row of x [tokens, width], position of the first token, number of tokens.
+// spans, rest [R, width]: += the tokens of R chunks; see ops/mixers/pooling.py. chunks [R, 3]:
+// first row of x [tokens, width], position of the first token, number of tokens.
 struct SumChunksArgs {
     Type type;
     int64_t width;
@@ -158,7 +158,12 @@ struct RowRounding {
 // for the 16 numbers of `table`. order: input i of the weight is x[order[i]]; or null. rounding:
 // without an order.
 //
-// is_streamed: it is read from memory in every step, being one of more weights than caches hold.
+// is_streamed: it is read from memory in every step, being one of more weights than caches hold,
+// and read best as one stream for each thread.
+//
+// is_gated: its first half of outputs are gates of the second, and products finish both together.
+// Panels of the halves take turns, so that those read together lie side by side; each half is
+// filled up to whole panels.
 //
 // The inputs form 1, 2 or 4 segments of equal length (several: a multiple of 4 and of `group`),
 // each summed by itself; then neighbours are added, ((0 + 1) + (2 + 3)). A process that has some of
@@ -181,6 +186,24 @@ struct PackedWeight {
     RowRounding rounding = {};
     float table[16] = {};
     bool is_streamed = false;
+    bool is_gated = false;
+
+    int64_t num_panels() const {
+        const int64_t each = is_gated ? out / 2 : out;
+        return (each + kPanelWidth - 1) / kPanelWidth * (is_gated ? 2 : 1);
+    }
+};
+
+// The outputs that a panel of a weight has.
+struct PanelOutputs {
+    int64_t first, count;
+
+    PanelOutputs(const PackedWeight& w, int64_t panel) {
+        const int64_t width = w.is_gated ? w.out / 2 : w.out;
+        const int64_t lane = (w.is_gated ? panel / 2 : panel) * kPanelWidth;
+        first = lane + (w.is_gated ? panel % 2 * width : 0);
+        count = width - lane < kPanelWidth ? width - lane : kPanelWidth;
+    }
 };
 
 // What is added to some rows of a product's sums, fp32: to row t, row rows[t] of values; nothing
@@ -286,11 +309,10 @@ struct HeadsArgs {
     int64_t weight_bytes;
 };
 
-// A weight [out, in], its rows as "tokens", into panels.
+// A source [out, in], its rows as "tokens", into the panels of a weight.
 struct PackArgs {
-    Type type;
-    int64_t in;
-    Rows weight;
+    PackedWeight weight;
+    Rows source;
     void* panels;
 };
 

@@ -15,7 +15,7 @@ class FloatProduct {
         return FloatRows<E>::num_bytes(a.weight, rows);
     }
 
-    static constexpr int kMostPanels = 4, kStreamedPanels = 1;
+    static constexpr int kMostPanels = 4;
 
     FloatProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a), x_(a.weight, rows, memory) {}
@@ -25,12 +25,11 @@ class FloatProduct {
     void prepare(int64_t row, int64_t token) const { x_.prepare(row, row_of<E>(a_.x, token, 0)); }
 
     template <int P>
-    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride,
-                  int64_t apart) const {
+    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride) const {
         const int64_t panel_size = (a_.weight.in + 1) / 2 * 2 * kPanel;
         const E* weight = static_cast<const E*>(a_.weight.panels) + panel * panel_size;
         x_.template multiply<P>(segment, sums, stride,
-                                Apart{panel_size, apart, a_.weight.is_streamed},
+                                Apart{panel_size, a_.weight.is_streamed && x_.rows == 1},
                                 [&](int64_t pair, int64_t) { return weight + pair * 2 * kPanel; });
     }
 

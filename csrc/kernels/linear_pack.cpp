@@ -25,28 +25,27 @@ inline void pack_run(E* panel, int64_t lane, const E* row, int64_t first, int64_
 constexpr int64_t kPacked = 32;
 
 template <class E>
-inline void pack_panel(const PackArgs& a, int64_t panel, int64_t outputs) {
-    const int64_t even_in = (a.in + 1) / 2 * 2;
+inline void pack_panel(const PackArgs& a, int64_t panel) {
+    const int64_t in = a.weight.in, even_in = (in + 1) / 2 * 2;
+    const PanelOutputs outputs(a.weight, panel);
     E* to = static_cast<E*>(a.panels) + panel * even_in * kPanel;
-    for (int64_t k = 0; k < a.in; k += kPacked) {
-        const int64_t stop = k + kPacked < a.in ? k + kPacked : a.in;
-        for (int64_t lane = 0; lane < outputs; ++lane) {
-            const E* row = row_of<E>(a.weight, panel * kPanel + lane, 0);
+    for (int64_t k = 0; k < in; k += kPacked) {
+        const int64_t stop = k + kPacked < in ? k + kPacked : in;
+        for (int64_t lane = 0; lane < outputs.count; ++lane) {
+            const E* row = row_of<E>(a.source, outputs.first + lane, 0);
             pack_run(to, lane, row, k, stop);
         }
     }
     // The memory may be used again, so zeros are written.
     for (int64_t lane = 0; lane < kPanel; ++lane)
-        for (int64_t i = lane < outputs ? a.in : 0; i < even_in; ++i)
+        for (int64_t i = lane < outputs.count ? in : 0; i < even_in; ++i)
             to[place_of<E>(lane, i)] = E{};
 }
 
-Status pack(const PackArgs& a, int64_t outputs, Pool& pool) {
-    with_type(a.type, [&](auto type) {
-        parallel(pool, (outputs + kPanel - 1) / kPanel, [&](int64_t panel, int) {
-            const int64_t left = outputs - panel * kPanel;
-            pack_panel<decltype(type)>(a, panel, left < kPanel ? left : kPanel);
-        });
+Status pack(const PackArgs& a, int64_t, Pool& pool) {
+    with_type(a.weight.type, [&](auto type) {
+        parallel(pool, a.weight.num_panels(),
+                 [&](int64_t panel, int) { pack_panel<decltype(type)>(a, panel); });
     });
     return Status::ok;
 }

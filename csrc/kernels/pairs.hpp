@@ -41,7 +41,7 @@ constexpr bool is_wide(int M, int P) {
 
 // Up to so many rows, reading weights takes longer than multiplying with them, and several panels
 // are read side by side: four streams keep more of a machine's memory channels busy than one, whose
-// next page the hardware does not foresee; where it does, weights are streamed (kStreamedPanels).
+// next page the hardware does not foresee. Where it does, weights are streamed (PackedWeight).
 constexpr int kFewRows = 2;
 
 // Where an input of a lane lies in its panel.
@@ -195,26 +195,14 @@ struct Dots<BF16> {
 // Far enough ahead for the memory, near enough to be still in the cache: 32 pairs of bf16.
 constexpr int64_t kPrefetchBytes = 4096;
 
-// Fetch a line of weights that M rows are about to be multiplied with, P panels side by side. One
-// row, and the few of panels side by side, read it once in a step. Where weights do not stay in the
-// caches anyway (is_streamed), that is left to the hardware, which keeps ahead of such a product;
-// fetching here would only take from the lines that may be under way.
-template <int M, int P>
-inline void fetch_weights(const void* line, bool is_streamed) {
-    if ((M > 1 && P == 1) || !is_streamed) __builtin_prefetch(line);
-}
-
-// The same for weights that take as long to multiply with as to read on AVX2: too long for the
-// hardware, which then finds nothing to be asked for yet. The line leaves the caches first.
-template <int M, int P>
-inline void fetch_codes(const void* line, bool is_streamed) {
-#if !defined(__AVX512F__)
-    if ((M == 1 || P > 1) && is_streamed) {
+// Fetch a line of weights for M rows. Those that are read once in a step, for a single row, and are
+// more than caches hold, are the first to leave them again.
+template <int M>
+inline void fetch_weights(const void* line, bool is_read_once) {
+    if (M == 1 && is_read_once)
         __builtin_prefetch(line, 0, 0);
-        return;
-    }
-#endif
-    fetch_weights<M, P>(line, is_streamed);
+    else
+        __builtin_prefetch(line);
 }
 
 // Bytes that a pass over some weights fetches, a line now and then: what memory sends while other
@@ -224,9 +212,9 @@ struct Fetch {
     const char* end;
 
     template <int M>
-    void line(bool is_streamed) {
+    void line(bool is_read_once) {
         if (next >= end) return;
-        fetch_weights<M, 1>(next, is_streamed);
+        fetch_weights<M>(next, is_read_once);
         next += 64;
     }
 };
@@ -244,11 +232,11 @@ struct Fetches {
     Fetch of(int64_t pass) const { return {first + pass * share, first + (pass + 1) * share}; }
 };
 
-// Panels that are multiplied side by side, each with its sums, so that several streams are read: of
-// the weights (in elements) and of the sums, how far they lie apart. is_streamed: see PackedWeight.
+// Panels that are multiplied side by side, so that several streams are read: how far their weights
+// lie apart, in elements; their sums lie kPanel apart. is_read_once: see fetch_weights.
 struct Apart {
-    int64_t weights, sums;
-    bool is_streamed = false;
+    int64_t weights;
+    bool is_read_once = false;
 };
 
 // body(panel, row, vector) for every sum of a register block. Unrolled to the end, or the sums
@@ -267,7 +255,8 @@ inline void each_sum(const Body& body) {
 // the products of these inputs.
 template <int M, int V, int P, class E>
 inline void multiply_block(const typename Dots<E>::X* x, const E* w, int vector, int64_t pairs,
-                           Fetch fetch, float* sums, int64_t stride, Apart apart, bool is_first) {
+                           Fetch fetch, float* sums, int64_t stride, const Apart& apart,
+                           bool is_first) {
     F32 acc[P][M][V];
     each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat(0); });
     for (int64_t pair = 0; pair < pairs; ++pair) {
@@ -278,16 +267,16 @@ inline void multiply_block(const typename Dots<E>::X* x, const E* w, int vector,
 #pragma GCC unroll 4
             for (int64_t line = 0; line < kPanel * V * int64_t(sizeof(E)); line += 64) {
                 if constexpr (P == 1)
-                    fetch.line<M>(apart.is_streamed);
+                    fetch.line<M>(apart.is_read_once);
                 else
-                    fetch_weights<M, P>(ahead + vector * kPanel * sizeof(E) + line,
-                                        apart.is_streamed);
+                    fetch_weights<M>(ahead + vector * kPanel * sizeof(E) + line,
+                                     apart.is_read_once);
             }
             Dots<E>::template add_pair<M, V>(acc[p], x + pair * 2, at, vector);
         }
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
-        float* sum = sums + p * apart.sums + r * stride + (vector + v) * kLanes;
+        float* sum = sums + p * kPanel + r * stride + (vector + v) * kLanes;
         store(sum, is_first ? acc[p][r][v] : add(load(sum), acc[p][r][v]));
     });
 }

@@ -19,32 +19,14 @@ constexpr int64_t kChunkBytes = 768 * 1024;
 // Work of a tile, in multiplications: some microseconds, however it is limited.
 constexpr int64_t kTileWork = 131072;
 
-inline int64_t panels_of(int64_t lanes) { return (lanes + kPanel - 1) / kPanel; }
-
-// The panels that a tile's output lanes need: one, or with a gate also those that hold its other
-// half, which need not begin at a panel.
-struct Wanted {
-    int64_t count;
-    int64_t panels[3];
-    int64_t up_at;
-};
-
-inline Wanted wanted(const LinearArgs& a, int64_t group) {
-    if (!is_gate(a.finish.kind)) return {1, {group, 0, 0}, 0};
-    const int64_t up = a.weight.out / 2 + group * kPanel, first = up / kPanel, at = up % kPanel;
-    const bool has_next = at != 0 && first + 1 < panels_of(a.weight.out);
-    return {has_next ? 3 : 2, {group, first, first + 1}, kPanel + at};
-}
-
-// Sums of a tile: `groups` of `rows` rows, `stride` apart, and as much memory again for each other
-// segment, `room` floats further on.
+// Sums of a tile: of `panels` panels that are multiplied side by side, kPanel apart, for `rows`
+// rows, `stride` apart; and as much memory again for each other segment, room() floats further on.
 struct TileSums {
     float* data;
-    int64_t groups, rows, stride;
+    int64_t panels, rows, stride;
 
-    int64_t apart() const { return stride * rows; }
-    int64_t room() const { return apart() * groups; }
-    TileSums at(int64_t offset) const { return {data + offset, groups, rows, stride}; }
+    int64_t room() const { return stride * rows; }
+    TileSums at(int64_t offset) const { return {data + offset, panels, rows, stride}; }
 };
 
 // The sums of one segment. The number of panels becomes a constant.
@@ -52,16 +34,16 @@ template <class Product>
 inline void multiply_segment(const Product& product, int64_t panel, int64_t segment,
                              const TileSums& sums) {
     if constexpr (Product::kMostPanels == 4) {
-        if (sums.groups == 4) {
-            product.template multiply<4>(panel, segment, sums.data, sums.stride, sums.apart());
+        if (sums.panels == 4) {
+            product.template multiply<4>(panel, segment, sums.data, sums.stride);
             return;
         }
-        if (sums.groups == 2) {
-            product.template multiply<2>(panel, segment, sums.data, sums.stride, sums.apart());
+        if (sums.panels == 2) {
+            product.template multiply<2>(panel, segment, sums.data, sums.stride);
             return;
         }
     }
-    product.template multiply<1>(panel, segment, sums.data, sums.stride, sums.apart());
+    product.template multiply<1>(panel, segment, sums.data, sums.stride);
 }
 
 // Of all segments, those of neighbours added first.
@@ -70,12 +52,12 @@ inline void multiply_panels(const Product& product, int64_t panel, const TileSum
     const int64_t segments = product.segments(), room = sums.room();
     for (int64_t s = 0; s < segments; ++s) multiply_segment(product, panel, s, sums.at(s * room));
     if (segments == 1) return;
-    for (int64_t row = 0; row < sums.groups * sums.rows; ++row) {
+    for (int64_t row = 0; row < sums.rows; ++row) {
         float* first = sums.data + row * sums.stride;
-        for (float* at = first; at < first + kPanel; at += kLanes) {
+        for (float* at = first; at < first + sums.panels * kPanel; at += kLanes) {
             const auto both = [&](float* one) { return add(load(one), load(one + room)); };
             const F32 sum = segments == 2 ? both(at) : add(both(at), both(at + 2 * room));
-            store(at, product.concluded(row % sums.rows, sum));
+            store(at, product.concluded(row, sum));
         }
     }
 }
@@ -84,56 +66,55 @@ inline void multiply_panels(const Product& product, int64_t panel, const TileSum
 template <class Product>
 inline void multiply_partial(const LinearArgs& a, const Product& product, int64_t first,
                              int64_t panel, const TileSums& sums) {
+    const int64_t lane = panel * kPanel, left = a.weight.out - lane, width = sums.panels * kPanel;
     for (int64_t segment = 0; segment < product.segments(); ++segment) {
         multiply_segment(product, panel, segment, sums);
-        for (int64_t j = 0; j < sums.groups; ++j) {
-            const int64_t lane = (panel + j) * kPanel, left = a.weight.out - lane;
-            const float* from = sums.data + j * sums.apart();
-            for (int64_t r = 0; r < sums.rows; ++r, from += sums.stride)
-                __builtin_memcpy(row_of<float>(a.y, first + r, segment) + lane, from,
-                                 sizeof(float) * (left < kPanel ? left : kPanel));
-        }
+        for (int64_t r = 0; r < sums.rows; ++r)
+            __builtin_memcpy(row_of<float>(a.y, first + r, segment) + lane,
+                             sums.data + r * sums.stride,
+                             sizeof(float) * (left < width ? left : width));
     }
 }
 
-// How many groups a tile multiplies side by side: for few rows as many streams as the memory likes,
-// but each thread is to have some tiles. The other panels of a gate must then follow one another
-// too. A product that reads one panel after the other has all of its segments first: going from one
-// panel to the next and back takes twice the time when weights come from the memory.
+// How many panels are multiplied side by side: for few rows as many streams as the memory likes,
+// but each thread is to have some tiles. A weight that is streamed is read from its beginning to
+// its end, all segments of a panel first: each jump to another place takes as long as 20 KB.
 template <class Product>
-inline int64_t side_by_side(const LinearArgs& a, int64_t rows, int64_t groups, int threads) {
-    if (rows > kFewRows) return 1;
-    if (is_gate(a.finish.kind) && a.weight.out / 2 % kPanel != 0) return 1;
-    const int64_t of_product =
-        a.weight.is_streamed ? Product::kStreamedPanels : Product::kMostPanels;
-    const int64_t most = rows == 1 && kPanelsOfOneRow < of_product ? kPanelsOfOneRow : of_product;
-    const int64_t fitting = groups >= 32 * threads ? 4 : groups >= 16 * threads ? 2 : 1;
+inline int64_t side_by_side(const LinearArgs& a, int64_t rows, int64_t panels, int threads) {
+    if (rows > kFewRows || a.weight.is_streamed) return 1;
+    constexpr int64_t kMost = Product::kMostPanels;
+    const int64_t most = rows == 1 && kPanelsOfOneRow < kMost ? kPanelsOfOneRow : kMost;
+    const int64_t fitting = panels >= 32 * threads ? 4 : panels >= 16 * threads ? 2 : 1;
     return fitting < most ? fitting : most;
 }
 
 // A chunk of a product's rows and the tiles that it is cut into, for a kind of weight:
 // `Product(a, rows, memory)` has `prepare(row, token)`, which brings a token's x into the form it
 // wants as a row, in memory of `num_bytes(a, rows)`; then `multiply<P>(panel, segment, sums,
-// stride, apart)`, which leaves the sums of P panels, `apart` from one another, for all rows and
-// one of its segments(), and reads up to `kMostPanels` at once, of a weight that comes from the
-// memory `kStreamedPanels`; and `concluded(row, sum)`, which makes the whole sum of those of
-// several segments. That of one is whole as it is, and partial sums are not concluded.
+// stride)`, which leaves the sums of P panels, kPanel apart, for all rows and one of its
+// segments(), and reads up to `kMostPanels` at once; and `concluded(row, sum)`, which makes the
+// whole sum of those of several segments. That of one is whole as it is, and partial sums are not
+// concluded.
+//
+// Tiles are of groups: of a panel, or of one of each half of a gated weight.
 template <class Product>
 struct Chunk {
     const LinearArgs& a;
     int64_t first, rows;  // tokens
     Product product;
-    int64_t groups, stride, together, per_tile;
+    int64_t per_group, groups;           // panels of a group, groups of the weight
+    int64_t beside, together, per_tile;  // panels side by side, groups at a time, groups of a tile
 
     // num_products: of this shape, that are computed at once.
     Chunk(const LinearArgs& args, int64_t first_row, int64_t num_rows, void* memory, Pool& pool,
           int64_t num_products = 1)
         : a(args), first(first_row), rows(num_rows), product(a, num_rows, memory) {
-        const bool is_gated = is_gate(a.finish.kind);
-        groups = panels_of(is_gated ? a.weight.out / 2 : a.weight.out);
-        stride = is_gated ? 3 * kPanel : kPanel;
-        const int64_t work = a.weight.in * stride * (rows + 3) / 4;
-        together = side_by_side<Product>(a, rows, groups * num_products, num_threads(pool));
+        const int64_t panels = a.weight.num_panels();
+        per_group = a.weight.is_gated ? 2 : 1;
+        groups = panels / per_group;
+        beside = side_by_side<Product>(a, rows, panels * num_products, num_threads(pool));
+        together = beside > per_group ? beside / per_group : 1;
+        const int64_t work = a.weight.in * kPanel * per_group * (rows + 3) / 4;
         const int64_t at_once = work < kTileWork ? kTileWork / (work + !work) : 1;
         per_tile = (at_once + together - 1) / together * together;
     }
@@ -143,12 +124,13 @@ struct Chunk {
     void multiply_tile(int64_t tile, Pool& pool, int worker) const {
         const bool is_partial = a.finish.kind == FinishKind::partial;
         const int64_t kept = is_partial ? 1 : product.segments();
-        const size_t num_bytes = sizeof(float) * stride * rows * together * kept;
+        const size_t num_bytes = sizeof(float) * kPanel * per_group * together * rows * kept;
         auto* memory = static_cast<float*>(scratch(pool, worker, num_bytes));
         const int64_t end = (tile + 1) * per_tile, stop = end < groups ? end : groups;
         for (int64_t g = tile * per_tile, count; g < stop; g += count) {
             count = g + together <= stop ? together : 1;
-            const TileSums sums{memory, count, rows, stride};
+            const int64_t panels = count * per_group, stride = panels * kPanel;
+            const TileSums sums{memory, beside < panels ? beside : panels, rows, stride};
             if (is_partial) {
                 multiply_partial(a, product, first, g, sums);
                 continue;
@@ -156,12 +138,11 @@ struct Chunk {
             if (a.lora.factors != nullptr)
                 for (int64_t j = 0; j < count; ++j)
                     QUIRE_VECTORS::prefetch_rows(a, first, rows, (g + j) * kPanel);
-            const Wanted from = wanted(a, g);
-            for (int64_t i = 0; i < from.count; ++i)
-                multiply_panels(product, from.panels[i], sums.at(i * kPanel));
+            for (int64_t i = 0; i < panels; i += sums.panels)
+                multiply_panels(product, g * per_group + i, sums.at(i * kPanel));
             for (int64_t j = 0; j < count; ++j)
                 QUIRE_VECTORS::finish_rows(a, first, rows, (g + j) * kPanel,
-                                           memory + j * sums.apart(), stride, from.up_at);
+                                           memory + j * per_group * kPanel, stride);
         }
     }
 };

@@ -99,7 +99,7 @@ inline void multiply_bytes(const Segment& x, int vector, float* sums, int64_t st
 #pragma GCC unroll 2
                 for (int v = 0; v < V; ++v) {
                     const uint8_t* at = w + p * apart.weights + (vector + v) * kByteLine / 2;
-                    fetch_weights<M, P>(at + kPrefetch, apart.is_streamed);
+                    fetch_weights<M>(at + kPrefetch, apart.is_read_once);
                     lanes[v] = load_bytes(at);
                 }
 #pragma GCC unroll 16
@@ -113,7 +113,7 @@ inline void multiply_bytes(const Segment& x, int vector, float* sums, int64_t st
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
         const int64_t lane = (vector + v) * kLanes;
-        float* to = sums + p * apart.sums + r * stride + lane;
+        float* to = sums + p * kPanel + r * stride + lane;
         if (x.scales == nullptr)
             store_int(reinterpret_cast<int32_t*>(to), acc[p][r][v]);
         else
@@ -130,7 +130,7 @@ inline void add_inputs(Integers (&sums)[P][M][V], const int8_t* run, int64_t cou
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
             const Bytes both = load_bytes(w + p * apart.weights);
-            fetch_weights<M, P>(w + p * apart.weights + kPrefetch, apart.is_streamed);
+            fetch_weights<M>(w + p * apart.weights + kPrefetch, apart.is_read_once);
             Bytes lanes[V];
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v)
@@ -189,8 +189,7 @@ inline void multiply_nibbles(const Segment& x, int vector, float* sums, int64_t 
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
         const F32 scale = splat(x.scales == nullptr ? 1 : x.scales[r]);
-        store(sums + p * apart.sums + r * stride + (vector + v) * kLanes,
-              mul(total[p][r][v], scale));
+        store(sums + p * kPanel + r * stride + (vector + v) * kLanes, mul(total[p][r][v], scale));
     });
 }
 
@@ -201,7 +200,7 @@ class QuantizedProduct {
         return Prepared::num_bytes(Cut(a), rows);
     }
 
-    static constexpr int kMostPanels = kIsInt4 ? kNibblePanels : 4, kStreamedPanels = 1;
+    static constexpr int kMostPanels = kIsInt4 ? kNibblePanels : 4;
 
     QuantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a),
@@ -228,15 +227,13 @@ class QuantizedProduct {
     }
 
     template <int P>
-    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride,
-                  int64_t apart) const {
+    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride) const {
         constexpr int kHeight = P > 1 ? kFewRows : kIsInt4 ? kNibbleRows : kByteRows;
         const int64_t blocks = (x_.rows + kHeight - 1) / kHeight;
         const Segment all = of(panel, segment);
         for (int64_t block = 0, row = 0; block < blocks; ++block) {
             const int64_t next = (block + 1) * x_.rows / blocks;
-            multiply_rows<kHeight, P>(next - row, all.from_row(row), sums + row * stride, stride,
-                                      apart);
+            multiply_rows<kHeight, P>(next - row, all.from_row(row), sums + row * stride, stride);
             row = next;
         }
     }
@@ -286,14 +283,13 @@ class QuantizedProduct {
     }
 
     template <int M, int P>
-    void multiply_rows(int64_t height, const Segment& x, float* sums, int64_t stride,
-                       int64_t sums_apart) const {
+    void multiply_rows(int64_t height, const Segment& x, float* sums, int64_t stride) const {
         if (height != M) {
-            if constexpr (M > 1) multiply_rows<M - 1, P>(height, x, sums, stride, sums_apart);
+            if constexpr (M > 1) multiply_rows<M - 1, P>(height, x, sums, stride);
             return;
         }
         constexpr int V = is_wide(M, P) ? kPanel / kLanes : kByteVectors;
-        const Apart apart{panel_bytes_, sums_apart, weight_.is_streamed};
+        const Apart apart{panel_bytes_, weight_.is_streamed && x_.rows == 1};
         for (int v = 0; v < kPanel / kLanes; v += V) {
             if constexpr (kIsInt4)
                 multiply_nibbles<M, V, P>(x, v, sums, stride, apart);
@@ -315,16 +311,16 @@ Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
                              : multiply<QuantizedProduct<false>>(a, tokens, pool);
 }
 
-// One output's weights into its lane of a panel in int8.
+// An output's weights, with the peak that is given or their own, into a lane of a panel in int8.
 template <class E>
-inline void pack_bytes(const PackQuantizedArgs& a, const E* row, int64_t output, int8_t* bytes) {
+inline void pack_bytes(const PackQuantizedArgs& a, const E* row, const float* peak, int64_t panel,
+                       int64_t lane, int8_t* bytes) {
     const PackedWeight& w = a.weight;
-    const Range range = a.peaks == nullptr ? range_of(row, w.in) : range_up_to(a.peaks[output]);
-    const Steps steps = byte_steps(range);
+    const Steps steps = byte_steps(peak == nullptr ? range_of(row, w.in) : range_up_to(*peak));
     quantize(row, w.in, steps.inverse, -127, 127, bytes);
-    a.scales[output] = steps.scale;
-    const int64_t lane = output % kPanel, padded = round_up(w.in, kFour);
-    uint8_t* to = a.panels + output / kPanel * panel_bytes(w) + lane * kFour;
+    a.scales[panel * kPanel + lane] = steps.scale;
+    const int64_t padded = round_up(w.in, kFour);
+    uint8_t* to = a.panels + panel * panel_bytes(w) + lane * kFour;
     for (int64_t i = w.in; i < padded; ++i) bytes[i] = 0;
     for (int64_t i = 0; i < padded; ++i)
         to[i / kFour * kByteLine + i % kFour] = static_cast<uint8_t>(bytes[i] ^ -128);
@@ -332,11 +328,11 @@ inline void pack_bytes(const PackQuantizedArgs& a, const E* row, int64_t output,
 
 // The same for int4; the memory of the panel is zero.
 template <class E>
-inline void pack_nibbles(const PackQuantizedArgs& a, const E* row, int64_t output, int8_t* bytes) {
+inline void pack_nibbles(const PackQuantizedArgs& a, const E* row, int64_t panel, int64_t lane,
+                         int8_t* bytes) {
     const PackedWeight& w = a.weight;
-    const int64_t lane = output % kPanel, groups = groups_of(w);
-    uint8_t* to = a.panels + output / kPanel * panel_bytes(w);
-    for (int64_t g = 0; g < groups; ++g) {
+    uint8_t* to = a.panels + panel * panel_bytes(w);
+    for (int64_t g = 0; g < groups_of(w); ++g) {
         const int64_t left = w.in - g * w.group, count = left < w.group ? left : w.group;
         const Steps steps = nibble_steps(range_of(row + g * w.group, count));
         quantize(row + g * w.group, count, steps.inverse, -8, 7, bytes);
@@ -351,18 +347,21 @@ inline void pack_nibbles(const PackQuantizedArgs& a, const E* row, int64_t outpu
     }
 }
 
-Status pack(const PackQuantizedArgs& a, int64_t outputs, Pool& pool) {
+Status pack(const PackQuantizedArgs& a, int64_t, Pool& pool) {
     with_type(a.weight.type, [&](auto type) {
         using E = decltype(type);
-        parallel(pool, panels_of(outputs), [&](int64_t panel, int worker) {
+        parallel(pool, a.weight.num_panels(), [&](int64_t panel, int worker) {
+            const PanelOutputs outputs(a.weight, panel);
             const size_t room = round_up(a.weight.in + a.weight.group, kLine);
             auto* bytes = static_cast<int8_t*>(scratch(pool, worker, room));
-            for (int64_t i = panel * kPanel; i < (panel + 1) * kPanel && i < outputs; ++i) {
-                const E* row = row_of<E>(a.source, i, 0);
+            for (int64_t lane = 0; lane < outputs.count; ++lane) {
+                const int64_t output = outputs.first + lane;
+                const E* row = row_of<E>(a.source, output, 0);
                 if (is_int4(a.weight))
-                    pack_nibbles(a, row, i, bytes);
+                    pack_nibbles(a, row, panel, lane, bytes);
                 else
-                    pack_bytes(a, row, i, bytes);
+                    pack_bytes(a, row, a.peaks == nullptr ? nullptr : a.peaks + output, panel, lane,
+                               bytes);
             }
         });
     });

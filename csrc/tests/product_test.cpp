@@ -33,6 +33,11 @@ constexpr int64_t kTokens[] = {0, 1, 2, 5, 13, 33, 241};
 
 int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
+// Of all panels of a weight.
+int64_t lanes(int64_t out, bool is_gated) {
+    return is_gated ? 2 * round_up(out / 2, kPanelWidth) : round_up(out, kPanelWidth);
+}
+
 // Bytes of its own, whose ends are guarded.
 struct Bytes {
     explicit Bytes(int64_t count) : count(count), data(new unsigned char[count]()) {}
@@ -62,9 +67,10 @@ struct Bytes {
 
 // A packed weight with its memory.
 struct Weight {
-    Weight(Type type, WeightForm form, int64_t in, int64_t out, int64_t group)
-        : panels(round_up(out, kPanelWidth) * row_bytes(type, form, in, group)),
-          scales(form == WeightForm::int8 ? round_up(out, kPanelWidth) * 4 : 0),
+    Weight(Type type, WeightForm form, int64_t in, int64_t out, int64_t group,
+           bool is_gated = false)
+        : panels(lanes(out, is_gated) * row_bytes(type, form, in, group)),
+          scales(form == WeightForm::int8 ? lanes(out, is_gated) * 4 : 0),
           bias((round_up(out, kPanelWidth) + kPanelWidth) * 4),
           packed{type,
                  form,
@@ -73,7 +79,9 @@ struct Weight {
                  group,
                  panels.data.get(),
                  scales.as<float>(),
-                 bias.fill(Type::f32, 3).as<float>()} {}
+                 bias.fill(Type::f32, 3).as<float>()} {
+        packed.is_gated = is_gated;
+    }
 
     static int64_t row_bytes(Type type, WeightForm form, int64_t in, int64_t group) {
         if (form == WeightForm::plain) return round_up(in, 2) * size_of(type);
@@ -91,7 +99,7 @@ void pack(Pool& pool, const Kernels& kernels, Weight& weight) {
     const Rows rows{source.fill(w.type, 1).as<void>(), w.in, 0};
     Pool::Lease lease(pool);
     if (w.form == WeightForm::plain)
-        kernels.pack({w.type, w.in, rows, weight.panels.as<void>()}, w.out, pool);
+        kernels.pack({w, rows, weight.panels.as<void>()}, w.out, pool);
     else
         kernels.pack_quantized({w, rows, weight.panels.as<uint8_t>(), weight.scales.as<float>()},
                                w.out, pool);
@@ -100,7 +108,7 @@ void pack(Pool& pool, const Kernels& kernels, Weight& weight) {
 void check_product(Pool& pool, const Kernels& kernels, const PackedWeight& w, Finish finish,
                    int64_t tokens) {
     const bool is_gate = finish.kind == FinishKind::gated || finish.kind == FinishKind::limited;
-    if (is_gate && w.out % 2) return;
+    if (is_gate != w.is_gated) return;
     const bool is_partial = finish.kind == FinishKind::partial;
     const int64_t width = is_gate ? w.out / 2 : is_partial ? w.segments * w.out : w.out;
     const bool is_wide = is_partial || finish.kind == FinishKind::logits;
@@ -138,13 +146,13 @@ void check_product(Pool& pool, const Kernels& kernels, const PackedWeight& w, Fi
 // A weight in codes, with scales of a type, zero points, and its inputs backwards.
 struct CodedWeight {
     CodedWeight(Type type, WeightForm form, int64_t in, int64_t out, int64_t group, Type scale_type,
-                bool has_zeros)
+                bool has_zeros, bool is_gated = false)
         : groups(round_up(in, group) / group),
           codes(out * (bits_of(form) == 4 ? (in + 1) / 2 : in)),
           scales(out * groups * size_of(scale_type)),
           zeros(out * groups),
           order(in * 8),
-          panels(round_up(out, kPanelWidth) / kPanelWidth *
+          panels(lanes(out, is_gated) / kPanelWidth *
                  round_up(groups * kPanelWidth *
                               (group * bits_of(form) / 8 + size_of(scale_type) + has_zeros),
                           64)),
@@ -162,6 +170,7 @@ struct CodedWeight {
                  scale_type,
                  has_zeros,
                  order.as<int64_t>()} {
+        packed.is_gated = is_gated;
         codes.fill(Type::f16, 1);
         scales.fill(scale_type, 2);
         for (int64_t i = 0; i < zeros.count; ++i) zeros.data[i] = i * 7 % 16;
@@ -287,7 +296,8 @@ void check_emulated_vnni() {
     avx_vnni_emulated::fill_coded_digits(kernels);
     Pool pool(2);
     for (int64_t in : kInputs) {
-        check_codes(pool, kernels, {Type::bf16, WeightForm::codes4, in, 34, 64, Type::f16, true});
+        check_codes(pool, kernels,
+                    {Type::bf16, WeightForm::codes4, in, 34, 64, Type::f16, true, true});
         check_codes(pool, kernels, {Type::f16, WeightForm::codes8, in, 34, 32, Type::f16, false});
         for (WeightForm form : {WeightForm::int8, WeightForm::int4}) {
             const int64_t group = in > 100 ? 64 : 32;
@@ -299,32 +309,37 @@ void check_emulated_vnni() {
 }
 #endif
 
+void check_type(Pool& pool, const Kernels& kernels, Type type, int64_t in, int64_t out,
+                bool is_gated) {
+    const int64_t wide = in > 100 ? 64 : 32, group = in > 100 ? 16 : 8;
+    check_weight(pool, kernels, {type, WeightForm::plain, in, out, 0, is_gated});
+    check_weight(pool, kernels, {type, WeightForm::int8, in, out, 0, is_gated});
+    check_weight(pool, kernels, {type, WeightForm::int4, in, out, wide, is_gated});
+    check_codes(pool, kernels,
+                {type, WeightForm::codes4, in, out, group, Type::f16, true, is_gated});
+    check_codes(pool, kernels,
+                {type, WeightForm::codes8, in, out, group, Type::f32, false, is_gated});
+    check_codes(pool, kernels,
+                {type, WeightForm::codes4, in, out, 128, Type::bf16, out % 4 == 0, is_gated});
+    check_codes(pool, kernels, {type, WeightForm::codes8, in, out, 128, Type::f16, true, is_gated});
+    CodedWeight floats{type, WeightForm::floats8, in, out, group, Type::f32, false, is_gated};
+    floats.packed.order = nullptr;
+    floats.packed.rounding = {RowType::floats, in > 100 ? 24 : 0, 0};
+    check_codes(pool, kernels, std::move(floats));
+    CodedWeight table{type, WeightForm::table4, in, out, group, Type::bf16, false, is_gated};
+    for (int i = 0; i < 16; ++i) table.packed.table[i] = 0.5f * i - 2;
+    check_codes(pool, kernels, std::move(table));
+}
+
 void check_level(Level level) {
     const Kernels kernels = kernels_for(level);
     Pool pool(2);
     for (int64_t in : kInputs)
         for (int64_t out : kOutputs)
-            for (Type type : kTypes) {
-                check_weight(pool, kernels, {type, WeightForm::plain, in, out, 0});
-                check_weight(pool, kernels, {type, WeightForm::int8, in, out, 0});
-                check_weight(pool, kernels, {type, WeightForm::int4, in, out, in > 100 ? 64 : 32});
-                const int64_t group = in > 100 ? 16 : 8;
-                check_codes(pool, kernels,
-                            {type, WeightForm::codes4, in, out, group, Type::f16, true});
-                check_codes(pool, kernels,
-                            {type, WeightForm::codes8, in, out, group, Type::f32, false});
-                check_codes(pool, kernels,
-                            {type, WeightForm::codes4, in, out, 128, Type::bf16, out % 2 == 0});
-                check_codes(pool, kernels,
-                            {type, WeightForm::codes8, in, out, 128, Type::f16, true});
-                CodedWeight floats{type, WeightForm::floats8, in, out, group, Type::f32, false};
-                floats.packed.order = nullptr;
-                floats.packed.rounding = {RowType::floats, in > 100 ? 24 : 0, 0};
-                check_codes(pool, kernels, std::move(floats));
-                CodedWeight table{type, WeightForm::table4, in, out, group, Type::bf16, false};
-                for (int i = 0; i < 16; ++i) table.packed.table[i] = 0.5f * i - 2;
-                check_codes(pool, kernels, std::move(table));
-            }
+            for (Type type : kTypes)
+                for (bool is_gated : {false, true})
+                    if (!is_gated || out % 2 == 0)
+                        check_type(pool, kernels, type, in, out, is_gated);
 }
 
 }  // namespace

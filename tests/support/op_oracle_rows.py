@@ -184,7 +184,11 @@ def _of_codes(w: CodedWeight) -> Array:
 
 
 def pack_linear(
-    weight: Tensor | CodedWeight, bias: Tensor | None, stored_as: None = None, segments: int = 1
+    weight: Tensor | CodedWeight,
+    bias: Tensor | None,
+    stored_as: None = None,
+    segments: int = 1,
+    gated: bool = False,
 ) -> OracleLinear:
     """Keep the numbers."""
     values = _of_codes(weight) if isinstance(weight, CodedWeight) else to_array(weight)
@@ -319,6 +323,7 @@ def pack_experts(
     down: Tensor,
     up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    gated: bool = False,
 ) -> OracleExperts:
     """Keep the numbers of each expert."""
 

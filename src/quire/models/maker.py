@@ -127,16 +127,20 @@ class Maker:
         role: Role = "projection",
         change: Callable[[Tensor], Tensor] | None = None,
         is_adaptable: bool = True,
+        gated: bool = False,
     ) -> LinearWeight:
         """A projection of several leaves, one above the other; weight and bias after `change`. Its
-        product is one of `linear`, `hidden` or `logits`, or else not adaptable.
+        product is one of `linear`, `hidden` or `logits`, or else not adaptable. `gated`: that of
+        `pack_linear`.
         """
         sizes = self.weights.rows(*leaves)
         weight, bias = self.weights.linear(*leaves)
         if change is not None:
             weight = change(self._widened(weight))
             bias = None if bias is None else change(bias)
-        packed: LinearWeight = self.ops.pack_linear(weight, bias, self.format_for(role, weight))
+        packed: LinearWeight = self.ops.pack_linear(
+            weight, bias, self.format_for(role, weight), gated=gated
+        )
         self.keep(name, packed)
         if self._adapters is None or not is_adaptable:
             return packed

@@ -69,14 +69,16 @@ def pack_linear(
     stored_as: WeightFormat | None = None,
     segments: int = 1,
     peaks: Tensor | None = None,
+    gated: bool = False,
 ) -> Plain:
     """Take weight [out, in] and bias [out] into the provider's format, once at load.
 
     `stored_as` rounds the weight; None keeps its values, as one of codes always does. `segments`:
     of the inputs, see `quire.ops.segments`. `peaks` [out] fp32: the largest magnitude of each
     output's weights, where these are only some of them (`row_peaks`); the scales of int8 and fp8
-    come from it. Plain torch keeps the caller's tensors where nothing is rounded (no copy), so that
-    a weight may stay a view of a mapped file.
+    come from it. `gated`: gate rows and as many rows that they are multiplied with, for `hidden`
+    with `gated` alone; a provider may lay them out for that. Plain torch keeps the caller's tensors
+    where nothing is rounded (no copy), so that a weight may stay a view of a mapped file.
     """
     assert len(weight.shape) == 2 and (bias is None or bias.shape == weight.shape[:1])
     if isinstance(weight, CodedWeight):
@@ -103,8 +105,8 @@ def linear(x: Tensor, w: Plain, addend: Addend | None = None) -> Tensor:
 def hidden(x: Tensor, up: Plain, act: str, gated: bool, addend: Addend | None = None) -> Tensor:
     """The hidden layer of a feed-forward part, x [T, C] -> [T, F].
 
-    gated: `up` is [2F, C], gate rows first, and the hidden layer is act(gate) * up; else it is
-    act(up). `act` is a name in `ACTIVATIONS`. addend: of all outputs of `up`.
+    gated: `up` is [2F, C], gate rows first, packed as gated, and the hidden layer is act(gate) *
+    up; else it is act(up). `act` is a name in `ACTIVATIONS`. addend: of all outputs of `up`.
     """
     return _hidden(up.multiply(x, addend), act, gated)
 

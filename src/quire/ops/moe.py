@@ -93,19 +93,22 @@ def pack_experts(
     down_bias: Tensor | None = None,
     stored_as: WeightFormat | None = None,
     segments: int = 1,
+    gated: bool = False,
 ) -> SeparateExperts:
     """Take up [E, 2F, C] (gate rows, then up rows; [E, F, C] where there is no gate), down [E, C,
     F] and biases [E, 2F] or [E, F], and [E, C] into the format; `stored_as` is that of
-    `pack_linear`, `segments` those of down's inputs. Weights of codes are one for each expert.
+    `pack_linear`, `segments` those of down's inputs. `gated`: for `moe` with gates and without a
+    bound alone, see `pack_linear`. Weights of codes are one for each expert.
 
     Plain torch keeps the caller's tensors (no copy) where they are not rounded.
     """
     assert len(down) == len(up) and down[0].shape[0] == up[0].shape[1]
     assert up[0].shape[0] in (down[0].shape[1], 2 * down[0].shape[1])
+    pack_up = partial(pack_linear.definition, gated=gated)
     pack_down = partial(pack_linear.definition, segments=segments)
     return SeparateExperts(
         len(up),
-        pack_each(pack_linear, up, up_bias, stored_as),
+        pack_each(pack_up, up, up_bias, stored_as),
         pack_each(pack_down, down, down_bias, stored_as),
     )
 

@@ -96,7 +96,7 @@ def test_feed_forward_layers(isa, act, ffn):
     for gated in (True, False):
         up, bias = draw(ffn * (1 + gated), 40, dtype=dtype), draw(ffn * (1 + gated), dtype=dtype)
         down = draw(24, ffn, dtype=dtype)
-        packed = ops.pack_linear(up, bias), ops.pack_linear(down, None)
+        packed = ops.pack_linear(up, bias, gated=gated), ops.pack_linear(down, None)
         x = draw(260, 40, dtype=dtype)
         y = feed_forward(ops, x, *packed, act, gated)
         h = F.linear(x.double(), up.double(), bias.double())
@@ -160,16 +160,17 @@ def test_recorded_products_serve_any_number_of_rows(is_streamed):
     runtime = CpuRuntime(num_threads=2)
     runtime.context.streams_weights = is_streamed
     ops = select(device="cpu", dtype=torch.float32, providers=["cpu"], runtime=runtime)
-    up = ops.pack_linear(draw(90, 33, dtype=torch.float32), draw(90, dtype=torch.float32))
+    weights = draw(90, 33, dtype=torch.float32), draw(90, dtype=torch.float32)
+    up, head = ops.pack_linear(*weights, gated=True), ops.pack_linear(*weights)
     down = ops.pack_linear(draw(33, 45, dtype=torch.float32), None)
     inputs = draw(300, 33, dtype=torch.float32)
     program = Program(runtime, capacity=300)
     with program.recording():
-        recorded = ops.logits(feed_forward(ops, inputs, up, down, "silu", True), up, 2.0)
+        recorded = ops.logits(feed_forward(ops, inputs, up, down, "silu", True), head, 2.0)
     for rows in (1, 7, 300, 2, 0):
         program.replay(rows)
         x = inputs[:rows]
-        expected = ops.logits(feed_forward(ops, x, up, down, "silu", True), up, 2.0)
+        expected = ops.logits(feed_forward(ops, x, up, down, "silu", True), head, 2.0)
         assert torch.equal(recorded[:rows], expected)
 
 

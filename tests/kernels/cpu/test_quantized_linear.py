@@ -151,12 +151,14 @@ def test_feed_forward_layers_logits_and_experts(isa):
     x = torch.randn(9, 48, generator=torch.Generator().manual_seed(1))
 
     def results(o):
-        up, down = o.pack_linear(draw(90, 48), None, format), o.pack_linear(draw(48, 45), None)
+        up, down = draw(90, 48), o.pack_linear(draw(48, 45), None)
+        gates, head = o.pack_linear(up, None, format, gated=True), o.pack_linear(up, None, format)
         chosen, weights = o.route(draw(9, 4, seed=8), RouteArgs(2, "softmax", renorm=True))
-        experts = o.pack_experts(draw(4, 30, 48), draw(4, 48, 15), None, None, format)
+        experts = draw(4, 30, 48), draw(4, 48, 15)
+        experts = o.pack_experts(*experts, stored_as=format, gated=True)
         return (
-            o.linear(o.hidden(x, up, "silu", True), down),
-            o.logits(x, up, 0.5, 30.0),
+            o.linear(o.hidden(x, gates, "silu", True), down),
+            o.logits(x, head, 0.5, 30.0),
             o.moe(x, chosen, weights, experts, MoeArgs()),
         )
 

@@ -126,6 +126,7 @@ def test_an_addend_reaches_its_rows_and_no_others(isa, dtype, name):
     ops, stored_as = cpu_ops(dtype, isa), FORMATS[name]
     weight, bias = draw(70, 256, dtype=dtype), draw(70, 1, dtype=dtype).flatten()
     packed = ops.pack_linear(weight, bias, stored_as)
+    gates = ops.pack_linear(weight, bias, stored_as, gated=True)
     zero = ops.pack_linear(torch.zeros_like(weight), None, stored_as)
     values = draw(3, 70, dtype=torch.float32, seed=5)
     for rows in (1, 2, 7, 40):
@@ -134,7 +135,7 @@ def test_an_addend_reaches_its_rows_and_no_others(isa, dtype, name):
         addend, has = Addend(values, which), which >= 0
         for run in (
             lambda some, given: ops.linear(some, packed, given),
-            lambda some, given: ops.hidden(some, packed, "silu", True, given),
+            lambda some, given: ops.hidden(some, gates, "silu", True, given),
             lambda some, given: ops.hidden(some, packed, "gelu", False, given),
             lambda some, given: ops.logits(some, packed, 0.5, 20.0, given),
         ):

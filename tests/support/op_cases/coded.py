@@ -103,7 +103,7 @@ def _linear(
 def _hidden(rows: int, width: int, ffn: int, *, gated: bool) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         weight = coded_weight(draw, ffn * (1 + gated), width, zeros=True)
-        packed = ops.pack_linear(weight, None)
+        packed = ops.pack_linear(weight, None, gated=gated)
         x = draw.normal(rows, width)
         return by_row({"x": x, "up": packed, "act": "silu", "gated": gated}, {"x": 0})
 
@@ -121,7 +121,7 @@ def _moe(rows: int, experts: int) -> Case:
                 "x": draw.normal(rows, width),
                 "chosen": draw.exact(chosen),
                 "weights": draw.wide(draw.rng.random((rows, 2))),
-                "experts": ops.pack_experts(up, down),
+                "experts": ops.pack_experts(up, down, gated=True),
                 "args": MoeArgs(),
             },
             {"x": 0, "chosen": 0, "weights": 0},

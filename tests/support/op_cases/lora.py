@@ -78,7 +78,8 @@ def _product(
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         x, out = draw.normal(rows, width), sum(sizes)
         weight = draw.normal(out, width, scale=width**-0.5)
-        packed = ops.pack_linear(weight, draw.normal(out), segments=segments)
+        gated = op == "hidden"
+        packed = ops.pack_linear(weight, draw.normal(out), segments=segments, gated=gated)
         pieces = pieces_of(sizes, parts or range(len(sizes)))
         bank = filled(ops, draw, width, pieces, rank=rank, segments=segments)
         slots = slots_of(draw, rows)
@@ -144,6 +145,7 @@ def _moe(name: str, rows: int, top_k: int, experts: int, args: MoeArgs) -> Case:
                 draw.normal(experts, width, ffn, scale=ffn**-0.5),
                 draw.normal(experts, inner),
                 draw.normal(experts, width),
+                gated=args.gated and args.bound is None,
             ),
             "args": args,
         }

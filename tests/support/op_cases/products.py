@@ -14,11 +14,18 @@ from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
 
 
 def _weight(
-    ops: Ops, draw: Draw, out: int, width: int, *, bias: bool, segments: int = 1
+    ops: Ops,
+    draw: Draw,
+    out: int,
+    width: int,
+    *,
+    bias: bool,
+    segments: int = 1,
+    gated: bool = False,
 ) -> LinearWeight:
     weight = draw.normal(out, width, scale=width**-0.5)
     packed: LinearWeight = ops.pack_linear(
-        weight, draw.normal(out) if bias else None, segments=segments
+        weight, draw.normal(out) if bias else None, segments=segments, gated=gated
     )
     return packed
 
@@ -98,7 +105,7 @@ def _hidden(
         out = ffn * (2 if gated else 1)
         arguments: Arguments = {
             "x": (draw.with_nan if has_nan else draw.normal)(rows, width),
-            "up": _weight(ops, draw, out, width, bias=bias),
+            "up": _weight(ops, draw, out, width, bias=bias, gated=gated),
             "act": act,
             "gated": gated,
         }
@@ -205,6 +212,7 @@ def _moe(
                     draw.normal(experts, width, ffn, scale=ffn**-0.5),
                     (draw.with_nan if has_nan else draw.normal)(experts, inner) if bias else None,
                     draw.normal(experts, width) if bias else None,
+                    gated=args.gated and args.bound is None,
                 ),
                 "args": args,
             },

@@ -66,6 +66,7 @@ class LatentOps:
                 0,
                 False,
                 1,
+                False,
             )
 
         for head, part in enumerate(weight):

@@ -29,6 +29,8 @@ from quire.ops.segments import Addend
 
 _CODED_GROUP = 128
 """Inputs of a group of codes that share a scale in a panel, at most."""
+_GATES = ("gated", "limited")
+"""Finishes that multiply one half of the outputs with the other."""
 
 
 AnyAddend = Addend | CpuLora
@@ -38,7 +40,8 @@ AnyAddend = Addend | CpuLora
 class CpuLinear:
     """A weight in panels of outputs (csrc/kernels/linear_pack.cpp and quantized.cpp say how they
     look); `dtype` is that of the activations. form: "plain", or how it is rounded; rounds_rows: see
-    `WeightFormat`. order: that of a weight in codes.
+    `WeightFormat`. order: that of a weight in codes. gated: see `pack_linear`; scales are in the
+    order of the panels.
     """
 
     native: Any
@@ -52,6 +55,7 @@ class CpuLinear:
     form: str
     rounds_rows: bool
     order: Tensor | None = None
+    gated: bool = False
 
     def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] of all segments times the scales that are left, plus bias -> fp32."""
@@ -88,17 +92,18 @@ class LinearOps:
         stored_as: WeightFormat | None = None,
         segments: int = 1,
         peaks: Tensor | None = None,
+        gated: bool = False,
     ) -> CpuLinear:
         """weight [out, in], bias [out]; both are copied."""
         assert self._runtime.program is None, "weights are packed before recording"
         if isinstance(weight, CodedWeight):
             pack = self._pack_integers if weight.is_of_integers else self._pack_coded
-            return pack(weight, bias, segments)
+            return pack(weight, bias, segments, gated)
         if stored_as is not None and stored_as.name == "fp8":
             raise NotBuiltYet("quantization", "fp8 on CPUs", "Use int8, which is as small.")
         weight = self._runtime.dense(weight)
         out_features, in_features = weight.shape
-        num_panels = -(-out_features // self._width)
+        num_panels = self._num_panels(out_features, gated)
         scales = None
         if stored_as is not None and stored_as.name == "int8":
             scales = torch.zeros(num_panels * self._width)
@@ -112,36 +117,54 @@ class LinearOps:
             scales=scales,
             group=0 if stored_as is None else stored_as.group,
             rounds_rows=stored_as is not None and stored_as.rounds_rows,
+            gated=gated,
         )
         source = weight.data_ptr(), weight.stride(0)
         self._context.pack(packed.native, *source, packed.panels.data_ptr(), _address(peaks))
         return packed
 
-    def _pack_integers(self, weight: CodedWeight, bias: Tensor | None, segments: int) -> CpuLinear:
+    def _num_panels(self, out_features: int, gated: bool) -> int:
+        halves = 2 if gated else 1
+        assert out_features % halves == 0, "gates and what they multiply are as many"
+        return halves * -(-out_features // (halves * self._width))
+
+    def _by_panels(self, rows: Tensor, gated: bool) -> Tensor:
+        """rows [out, *] of a weight as [panels, width, *], filled up with zeros."""
+        halves = rows.unflatten(0, (2 if gated else 1, -1))
+        missing = -halves.shape[1] % self._width
+        padded = F.pad(halves, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else halves
+        return padded.unflatten(1, (-1, self._width)).transpose(0, 1).flatten(0, 1)
+
+    def _pack_integers(
+        self, weight: CodedWeight, bias: Tensor | None, segments: int, gated: bool
+    ) -> CpuLinear:
         """Codes are q + 128, as panels of int8 have them."""
         out_features, in_features = weight.shape
-        num_panels, fours = -(-out_features // self._width), -(-in_features // 4)
+        num_panels, fours = self._num_panels(out_features, gated), -(-in_features // 4)
         panels = self._runtime.weight_memory((num_panels, fours, 4 * self._width), torch.uint8)
-        outputs = num_panels * self._width
-        missing = 0, 4 * fours - in_features, 0, outputs - out_features
-        codes = F.pad(weight.codes, missing) if any(missing) else weight.codes.contiguous()
-        words = codes.view(torch.int32).view(num_panels, self._width, fours)
+        missing = 4 * fours - in_features
+        codes = F.pad(weight.codes, (0, missing)) if missing else weight.codes.contiguous()
+        words = self._by_panels(codes.view(torch.int32), gated)
         panels.view(torch.int32).copy_(words.transpose(1, 2))
-        scales = F.pad(weight.scales[:, 0].float(), (0, outputs - out_features))
-        return self._linear(weight, "int8", panels, bias, segments, scales=scales, rounds_rows=True)
+        scales = self._by_panels(weight.scales[:, 0].float(), gated).flatten().clone()
+        return self._linear(
+            weight, "int8", panels, bias, segments, scales=scales, rounds_rows=True, gated=gated
+        )
 
-    def _pack_coded(self, weight: CodedWeight, bias: Tensor | None, segments: int) -> CpuLinear:
+    def _pack_coded(
+        self, weight: CodedWeight, bias: Tensor | None, segments: int, gated: bool
+    ) -> CpuLinear:
         weight = weight.with_group(math.gcd(weight.group, _CODED_GROUP)).each(Tensor.contiguous)
         out_features, in_features = weight.shape
         assert segments == 1 or in_features % (segments * weight.group) == 0
-        num_panels, groups = -(-out_features // self._width), weight.scales.shape[1]
+        num_panels, groups = self._num_panels(out_features, gated), weight.scales.shape[1]
         has_zeros = weight.zeros is not None
         row = groups * (weight.group * weight.bits // 8 + weight.scales.itemsize + has_zeros)
         shape = num_panels, -(-row * self._width // 64) * 64
         panels = self._runtime.weight_memory(shape, torch.uint8)
         form = "floats8" if weight.are_floats else f"codes{weight.bits}"
         form = form if weight.table is None else "table4"
-        packed = self._linear(weight, form, panels, bias, segments, group=weight.group)
+        packed = self._linear(weight, form, panels, bias, segments, group=weight.group, gated=gated)
         parts = (weight.codes, weight.scales, weight.zeros, panels)
         self._context.pack_coded(packed.native, *map(_address, parts))
         return packed
@@ -157,6 +180,7 @@ class LinearOps:
         scales: Tensor | None = None,
         group: int = 0,
         rounds_rows: bool = False,
+        gated: bool = False,
     ) -> CpuLinear:
         """The weight that these panels, which may be filled later, and scales are of."""
         out_features, in_features = weight.shape
@@ -173,6 +197,7 @@ class LinearOps:
             _address(wide_bias),
             form != "plain" and not rounds_rows,
             segments,
+            gated,
         )
         return CpuLinear(
             self._with_codes(native, weight) if isinstance(weight, CodedWeight) else native,
@@ -186,6 +211,7 @@ class LinearOps:
             form,
             rounds_rows,
             weight.order if isinstance(weight, CodedWeight) else None,
+            gated,
         )
 
     def _with_codes(self, native: Any, weight: CodedWeight) -> Any:
@@ -299,12 +325,14 @@ class LinearOps:
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
         segments: int = 1,
+        gated: bool = False,
     ) -> SeparateExperts:
         """up [E, 2F, C] or [E, F, C], down [E, C, F], biases [E, *] and [E, C]; all are copied."""
+        pack_up = partial(self.pack_linear, gated=gated)
         pack_down = partial(self.pack_linear, segments=segments)
         return SeparateExperts(
             len(up),
-            pack_each(self.pack_linear, up, up_bias, stored_as),
+            pack_each(pack_up, up, up_bias, stored_as),
             pack_each(pack_down, down, down_bias, stored_as),
         )
 
@@ -383,6 +411,7 @@ class LinearOps:
         """[T, width] of what becomes of x times the weight (csrc/kernels/kernels.hpp, Finish)."""
         runtime = self._runtime
         assert x.shape[1] == w.in_features and x.dtype is w.dtype
+        assert w.gated == (finish in _GATES), "weights of gates are packed as such, others are not"
         x = runtime.dense(x)
         num_tokens = x.shape[0]
         values, rows = (addend.values, addend.rows) if isinstance(addend, Addend) else (None, None)

@@ -51,6 +51,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         stored_as: WeightFormat | None = None,
         segments: int = 1,
         peaks: Tensor | None = None,
+        gated: bool = False,
     ) -> TritonProduct:
         if isinstance(weight, CodedWeight):
             packed = pack_codes(weight, bias, facts.dtype, facts.device, is_fixed=is_fixed)
@@ -65,6 +66,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
         segments: int = 1,
+        gated: bool = False,
     ) -> experts.TritonExperts:
         def packed(weights: Tensor | Sequence[CodedWeight], bias: Tensor | None) -> TritonProduct:
             if isinstance(weights, Tensor):

@@ -48,16 +48,18 @@ class ActivatedFeedForward:
 def make_dense(make: Maker, at: str, m: Mlp) -> FeedForward:
     """Build the part whose leaves' names begin with `at`, in their order."""
     ops = make.ops
-    up = make.linear(at + "up", *[at + part for part in inputs_of(m)])
-    activate = _activation(make, at, m)
+    is_one_op = m.bound is None and not m.sparsity and m.act != "xielu"
+    leaves = [at + part for part in inputs_of(m)]
+    up = make.linear(at + "up", *leaves, gated=m.gated and is_one_op)
+    activate = None if is_one_op else _activation(make, at, m)
     down = make.row_linear(at + "down", m.width)
     if activate is None:
         return DenseFeedForward(ops, up, down, m.act, m.gated)
     return ActivatedFeedForward(ops, up, down, activate)
 
 
-def _activation(make: Maker, at: str, m: Mlp) -> Callable[[Tensor], Tensor] | None:
-    """What follows the first product; None where one op is both."""
+def _activation(make: Maker, at: str, m: Mlp) -> Callable[[Tensor], Tensor]:
+    """What follows the first product where that is an op of its own."""
     ops = make.ops
     if m.bound is not None:
         assert m.gated and not m.sparsity, "gates without another form"
@@ -66,10 +68,8 @@ def _activation(make: Maker, at: str, m: Mlp) -> Callable[[Tensor], Tensor] | No
         assert m.gated and m.sparsity < 1.0, "a share of gates"
         deviations = NormalDist().inv_cdf(m.sparsity)
         return partial(ops.sparse_gated, act=m.act, deviations=deviations)
-    if m.act == "xielu":
-        numbers = make.merged(at + "xielu", [f"{at}xielu.{part}" for part in XIELU_PARTS])
-        return partial(ops.xielu, numbers=numbers)
-    return None
+    numbers = make.merged(at + "xielu", [f"{at}xielu.{part}" for part in XIELU_PARTS])
+    return partial(ops.xielu, numbers=numbers)
 
 
 def inputs_of(m: Mlp | Moe) -> tuple[str, ...]:

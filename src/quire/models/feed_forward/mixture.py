@@ -268,6 +268,7 @@ def _experts(
         stacked(("down",), ".bias") if m.bias else None,
         stored_as,
         segments,
+        m.gated and m.bound is None,
     )
     make.keep(name, packed)
     if not is_adaptable:
