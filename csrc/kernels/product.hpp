@@ -78,7 +78,7 @@ inline void multiply_partial(const LinearArgs& a, const Product& product, int64_
 
 // How many panels are multiplied side by side: for few rows as many streams as the memory likes,
 // but each thread is to have some tiles. A weight that is streamed is read from its beginning to
-// its end, all segments of a panel first: each jump to another place takes as long as 20 KB.
+// its end, all segments of a panel first, because each jump to another place takes time.
 template <class Product>
 inline int64_t side_by_side(const LinearArgs& a, int64_t rows, int64_t panels, int threads) {
     if (rows > kFewRows || a.weight.is_streamed) return 1;
