@@ -43,7 +43,7 @@ inline void pack_groups(const void* source, int64_t bytes, int64_t groups, Panel
 
 Status pack(const PackCodedArgs& a, int64_t, Pool& pool) {
     const CodedPanel panel(a.weight);
-    parallel(pool, a.weight.num_panels(), [&](int64_t i, int) {
+    parallel(pool, num_panels(a.weight), [&](int64_t i, int) {
         const PanelOutputs outputs(a.weight, i);
         uint8_t* to = a.panels + i * panel.bytes();
         pack_codes(a, outputs, to);

@@ -187,23 +187,6 @@ struct PackedWeight {
     float table[16] = {};
     bool is_streamed = false;
     bool is_gated = false;
-
-    int64_t num_panels() const {
-        const int64_t each = is_gated ? out / 2 : out;
-        return (each + kPanelWidth - 1) / kPanelWidth * (is_gated ? 2 : 1);
-    }
-};
-
-// The outputs that a panel of a weight has.
-struct PanelOutputs {
-    int64_t first, count;
-
-    PanelOutputs(const PackedWeight& w, int64_t panel) {
-        const int64_t width = w.is_gated ? w.out / 2 : w.out;
-        const int64_t lane = (w.is_gated ? panel / 2 : panel) * kPanelWidth;
-        first = lane + (w.is_gated ? panel % 2 * width : 0);
-        count = width - lane < kPanelWidth ? width - lane : kPanelWidth;
-    }
 };
 
 // What is added to some rows of a product's sums, fp32: to row t, row rows[t] of values; nothing

@@ -44,7 +44,7 @@ inline void pack_panel(const PackArgs& a, int64_t panel) {
 
 Status pack(const PackArgs& a, int64_t, Pool& pool) {
     with_type(a.weight.type, [&](auto type) {
-        parallel(pool, a.weight.num_panels(),
+        parallel(pool, num_panels(a.weight),
                  [&](int64_t panel, int) { pack_panel<decltype(type)>(a, panel); });
     });
     return Status::ok;

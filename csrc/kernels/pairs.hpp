@@ -10,6 +10,25 @@
 namespace quire::QUIRE_LEVEL {
 
 constexpr int64_t kPanel = kPanelWidth;
+
+// The panels of a weight.
+inline int64_t num_panels(const PackedWeight& w) {
+    const int64_t halves = w.is_gated ? 2 : 1;
+    return (w.out / halves + kPanel - 1) / kPanel * halves;
+}
+
+// The outputs that one of them has.
+struct PanelOutputs {
+    int64_t first, count;
+
+    PanelOutputs(const PackedWeight& w, int64_t panel) {
+        const int64_t halves = w.is_gated ? 2 : 1, width = w.out / halves;
+        const int64_t lane = panel / halves * kPanel;
+        first = panel % halves * width + lane;
+        count = width - lane < kPanel ? width - lane : kPanel;
+    }
+};
+
 // Inputs whose products are added into fresh sums: 16 KiB of fp32 weights, half of a first-level
 // cache.
 constexpr int64_t kDepth = 128;

@@ -109,7 +109,7 @@ struct Chunk {
     Chunk(const LinearArgs& args, int64_t first_row, int64_t num_rows, void* memory, Pool& pool,
           int64_t num_products = 1)
         : a(args), first(first_row), rows(num_rows), product(a, num_rows, memory) {
-        const int64_t panels = a.weight.num_panels();
+        const int64_t panels = num_panels(a.weight);
         per_group = a.weight.is_gated ? 2 : 1;
         groups = panels / per_group;
         beside = side_by_side<Product>(a, rows, panels * num_products, num_threads(pool));

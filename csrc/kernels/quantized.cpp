@@ -350,7 +350,7 @@ inline void pack_nibbles(const PackQuantizedArgs& a, const E* row, int64_t panel
 Status pack(const PackQuantizedArgs& a, int64_t, Pool& pool) {
     with_type(a.weight.type, [&](auto type) {
         using E = decltype(type);
-        parallel(pool, a.weight.num_panels(), [&](int64_t panel, int worker) {
+        parallel(pool, num_panels(a.weight), [&](int64_t panel, int worker) {
             const PanelOutputs outputs(a.weight, panel);
             const size_t room = round_up(a.weight.in + a.weight.group, kLine);
             auto* bytes = static_cast<int8_t*>(scratch(pool, worker, room));
