@@ -7,6 +7,7 @@ processes that tests start.
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import torch
@@ -16,6 +17,7 @@ from triton.runtime.interpreter import GridExecutor
 
 import quire.hardware.host
 from quire.hardware.facts import GpuFacts
+from tests.gpu import real_gpu
 from tests.gpu.gpu_double import COPY, SET, TO, Gpu, Recording, device_asked, host_of, is_gpu
 
 _FACTORIES = (
@@ -25,8 +27,14 @@ _FACTORIES = (
 _LAUNCH = GridExecutor.__call__
 
 
+REAL = "QUIRE_TEST_REAL_GPU"
+"""Variable that has lives run on the GPU of this machine (tools/gpu_report.py sets it)."""
+
+
 def install(total_bytes=1 << 28):
     """Put the double in the place of `torch.cuda`, and let the engine find it."""
+    if os.environ.get(REAL):
+        return real_gpu.install()
     Gpu.here = gpu = Gpu(total_bytes)
     for name in _FACTORIES:
         setattr(torch, name, _factory(getattr(torch, name)))

@@ -37,6 +37,8 @@ NUM_TOKENS = 48
 PROMPTS = ("def add(a, b):", "import os\n\n", "class Stack:\n    def __init__(self", "x = [")
 POISON_AT = 20
 _WAIT_S = 30.0
+SETTINGS: dict[str, Any] = {}
+"""Engine arguments in addition, for devices whose bits depend on the batch by default."""
 
 Answer = tuple[list[int], str | None]
 """A stream's ids, and why it ended."""
@@ -112,6 +114,7 @@ class Streams:
             seed=3,
             data_parallel_size=num_cores,
             logits_processors=["tests.support.poison:Poison"],
+            **SETTINGS,
         )
         plan = args.create_engine_config()
         self.num_cores = num_cores
@@ -126,11 +129,14 @@ class Streams:
         """The core processes."""
         return [self.client.core_status(index).pid for index in self.client.engine_indices]
 
-    async def run(self, poisonous: int | None = None) -> list[Answer]:
+    async def run(self, poisonous: int | None = None, harm: str = "poison_at") -> list[Answer]:
         """Serve the crowd; one of it may be poisonous."""
         self._num_outputs = 0
         return await asyncio.gather(
-            *(self._stream(index, index == poisonous) for index in range(NUM_STREAMS))
+            *(
+                self._stream(index, harm if index == poisonous else None)
+                for index in range(NUM_STREAMS)
+            )
         )
 
     def at(self, num_outputs: int, what: Callable[[], None]) -> None:
@@ -139,14 +145,14 @@ class Streams:
 
     async def ask(self, core: int, index: int) -> Answer:
         """Stream `index` once more, beside the crowd, of this core and no other."""
-        return await self._stream(index, False, core)
+        return await self._stream(index, None, core)
 
-    async def _stream(self, index: int, is_poisonous: bool, core: int | None = None) -> Answer:
+    async def _stream(self, index: int, harm: str | None, core: int | None = None) -> Answer:
         ids: list[int] = []
         reason = None
         params = _params(index)
-        if is_poisonous:
-            params.extra_args = {"poison_at": POISON_AT}
+        if harm is not None:
+            params.extra_args = {harm: POISON_AT}
         prompt = PROMPTS[index % len(PROMPTS)]
         name = str(index) if core is None else f"{index} of core {core}"
         async for output in self.engine.generate(prompt, params, name, data_parallel_rank=core):
@@ -266,8 +272,8 @@ async def stop_front_end(num_moments: int, *, stopped_s: float = 2.0, seed: int 
     return row
 
 
-async def poison(num_moments: int, *, seed: int = 0) -> Row:
-    """One request of the crowd kills its core whenever it has so many ids."""
+async def poison(num_moments: int, *, seed: int = 0, harm: str = "poison_at") -> Row:
+    """One request of the crowd harms its core (tests/support/poison.py) at its POISON_AT-th id."""
     pick = random.Random(seed)
     row = Row("a poisonous request among the streams")
     with _no_leaks(row):
@@ -278,7 +284,7 @@ async def poison(num_moments: int, *, seed: int = 0) -> Row:
             right = list(expected)
             right[guilty] = right[guilty][0][:POISON_AT], "error"
             start = time.monotonic()
-            _count(row, await streams.run(guilty), right)
+            _count(row, await streams.run(guilty, harm), right)
             row.resumed_s.append(time.monotonic() - start)
         await _finish(row, streams)
     return row

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 
+import torch
 from torch import Tensor
 
 from quire.params import SamplingParams
@@ -26,13 +27,18 @@ def _raise() -> None:
     raise ArithmeticError("poisonous")
 
 
-_HARM = {"poison_at": _kill, "hang_at": _hang, "raise_at": _raise}
+def _fault() -> None:
+    """Make a kernel on the GPU stop at an index that does not exist: its context is lost."""
+    torch.zeros(4, device="cuda")[torch.full((1,), 1 << 20, device="cuda")]
+
+
+_HARM = {"poison_at": _kill, "hang_at": _hang, "raise_at": _raise, "fault_at": _fault}
 
 
 class Poison(AdapterLogitsProcessor):
     """Kills its process as soon as a request has as many output tokens as its
     `extra_args={"poison_at": n}` says, in every life of the engine; with `{"hang_at": n}` it waits
-    for ever instead, with `{"raise_at": n}` it raises.
+    for ever instead, with `{"raise_at": n}` it raises, with `{"fault_at": n}` it breaks the GPU.
     """
 
     def is_argmax_invariant(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpu.clock import median_seconds
+from gpu.told import Line
 
 _COPY_BYTES = 2 << 30
 _SIDE = 8192
@@ -45,7 +46,7 @@ class DecoderShape:
     head_dim: int
     ffn: int
     vocab: int
-    itemsize: int = 2
+    itemsize: float = 2
 
     @staticmethod
     def of(config: dict[str, Any]) -> DecoderShape:
@@ -70,7 +71,7 @@ class DecoderShape:
         yield 1, self.width, self.vocab
 
     @property
-    def kv_bytes_per_token(self) -> int:
+    def kv_bytes_per_token(self) -> float:
         """Of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.itemsize
 
@@ -96,11 +97,31 @@ def prefill_flops(shape: DecoderShape, rows: int, length: int) -> float:
     return total + 4.0 * pairs * shape.heads * shape.head_dim * shape.layers
 
 
+def limits() -> Iterator[Line]:
+    """The two limits, and what a large read alone reaches."""
+    found = measure()
+    yield Line("copy bandwidth", found.bytes_per_s / 1e9, "GB/s")
+    yield Line("bf16 product", found.flops_per_s / 1e12, "TFLOP/s")
+    source = torch.randn(_COPY_BYTES // 2, dtype=torch.bfloat16, device="cuda")
+    read = median_seconds(lambda: source.sum())
+    yield Line("read bandwidth", _COPY_BYTES / read / 1e9, "GB/s", note="torch's sum")
+    free, total = torch.cuda.mem_get_info()
+    yield Line("free memory", free / 1e9, "GB", note=f"of {total / 1e9:.1f}")
+
+
 def measure() -> Ceilings:
-    """The GPU's own, from torch's copy and torch's product."""
+    """The GPU's own, from torch's copy and torch's product; their memory is free afterwards."""
+    ceilings = Ceilings(_copied_per_second(), _multiplied_per_second())
+    torch.cuda.empty_cache()
+    return ceilings
+
+
+def _copied_per_second() -> float:
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    copy = median_seconds(lambda: target.copy_(source))
+    return 2 * _COPY_BYTES / median_seconds(lambda: target.copy_(source))
+
+
+def _multiplied_per_second() -> float:
     a = torch.randn(_SIDE, _SIDE, dtype=torch.bfloat16, device="cuda")
-    product = median_seconds(lambda: a @ a)
-    return Ceilings(2 * _COPY_BYTES / copy, 2 * _SIDE**3 / product)
+    return 2 * _SIDE**3 / median_seconds(lambda: a @ a)

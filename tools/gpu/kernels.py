@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,24 +47,32 @@ class Measured:
         return Line(f"kernel {self.name}", 100 * share, "%", target, note=note)
 
 
-def table(ceilings: Ceilings) -> Iterator[Line]:
-    """The attentions that have a target, providers beside each other, products of an 8B model, then
-    the ops' own cases.
-    """
+def attentions(ceilings: Ceilings) -> Iterator[Line]:
+    """The attentions of an 8B model, those with a target first; providers next to each other."""
     ops = select(device="cuda", dtype=torch.bfloat16)
     yield attention(ops, "decode 64 x 4096", 64, 1, 4096).line(ceilings, 85)
-    yield attention(ops, "decode 1 x 4096", 1, 1, 4096).line(ceilings, None)
+    yield attention(ops, "prefill 8 x 2048", 8, 2048, 2048).line(ceilings, 60)
+    yield attention(ops, "prefill 2 x 8192", 2, 8192, 8192).line(ceilings, 60)
+    for rows, length in ((1, 4096), (1, 32_768), (8, 4096), (256, 1024)):
+        yield attention(ops, f"decode {rows} x {length}", rows, 1, length).line(ceilings, None)
     for stored, name in ((FP8, "fp8"), (torch.int8, "int8")):
         yield attention(ops, f"decode 64 x 4096, {name} K/V", 64, 1, 4096, stored).line(
             ceilings, None
         )
-    yield attention(ops, "prefill 8 x 2048", 8, 2048, 2048).line(ceilings, 60)
+    fixed = select(device="cuda", dtype=torch.bfloat16, deterministic=True)
+    yield attention(fixed, "decode 64 x 4096, fixed", 64, 1, 4096).line(ceilings, None)
+    yield attention(fixed, "prefill 8 x 2048, fixed", 8, 2048, 2048).line(ceilings, None)
     yield from side_by_side(ceilings)
+
+
+def table(ceilings: Ceilings, until: float) -> Iterator[Line]:
+    """Products of an 8B model, then the ops' own cases, until `until` (time.monotonic)."""
+    ops = select(device="cuda", dtype=torch.bfloat16)
     for stored_as in FORMATS:
         for rows in (1, 16, 64, 256, 2048):
             yield product(ops, rows, stored_as).line(ceilings, None)
     for case in CASES:
-        if case.is_bench and case.op != "attend":
+        if case.is_bench and case.op != "attend" and time.monotonic() < until:
             draw = case.draw(torch.bfloat16, "cuda")
             arguments = case.prepare(ops, draw).arguments
             seconds = median_seconds(lambda case=case, given=arguments: case.run(ops, given))
@@ -87,17 +97,16 @@ def side_by_side(ceilings: Ceilings, device: str = "cuda") -> Iterator[Line]:
             yield replace(line, note="; ".join([line.note, *missing]))
 
 
-def attention(
+def attention_call(
     ops: Ops,
-    name: str,
     rows: int,
     new: int,
     length: int,
     stored: torch.dtype = torch.bfloat16,
     device: str = "cuda",
-) -> Measured:
-    """Rows of `length` tokens, `new` of them new, in KV memory of type `stored`; heads of an 8B
-    model, blocks shuffled.
+) -> tuple[Any, ...]:
+    """The arguments of `attend` for rows of `length` tokens, `new` of them new, in KV memory of
+    type `stored`; heads of an 8B model, blocks shuffled.
     """
     per_row = -(-length // _BLOCK_SIZE)
     num_blocks = rows * per_row
@@ -115,7 +124,20 @@ def attention(
         kv_heads=_KV_HEADS,
     )
     q = torch.randn(rows * new, _HEADS, _HEAD_DIM, dtype=torch.bfloat16, device=device)
-    given = (q, kv, plan, AttentionArgs(scale=_HEAD_DIM**-0.5))
+    return q, kv, plan, AttentionArgs(scale=_HEAD_DIM**-0.5)
+
+
+def attention(
+    ops: Ops,
+    name: str,
+    rows: int,
+    new: int,
+    length: int,
+    stored: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+) -> Measured:
+    """The time of `attention_call`."""
+    given = attention_call(ops, rows, new, length, stored, device)
     seconds = median_seconds(lambda: ops.attend(*given))
     return Measured(f"attend {name}", seconds, *costs.attend(*given))
 

@@ -35,6 +35,18 @@ class Line:
         holds = self.value >= self.target if self.is_least else self.value <= self.target
         return "ok" if holds else "MISSED"
 
+    def as_json(self) -> str:
+        """The line as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Line:
+        """The line of `as_json`. Raises ValueError for any other text."""
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or "what" not in fields:
+            raise ValueError(text)
+        return Line(**fields)
+
     def text(self) -> str:
         """A row of the table."""
         bound = "" if self.target is None else f"{'>=' if self.is_least else '<='} {self.target:g}"

@@ -40,7 +40,7 @@ def token_by_token(
             plan = ops.plan_attention(
                 query_start=np.array(starts, dtype=np.int32),
                 seq_lens=np.array(lengths, dtype=np.int32),
-                block_table=torch.from_numpy(table),
+                block_table=torch.from_numpy(table).to(draw.device),
                 block_size=shape.block_size,
                 window=window,
             )
