@@ -25,7 +25,8 @@ def peaks_of(x: Tensor) -> Tensor:
 
 def scales_of(peaks: Tensor, most: float) -> Tensor:
     """What a number of rows with these peaks stands for, if `most` is the largest number."""
-    return torch.where(peaks < TINY, 0.0, peaks / most)
+    largest = torch.full_like(peaks, most)  # a GPU would multiply with the reciprocal of a number
+    return torch.where(peaks < TINY, 0.0, peaks / largest)
 
 
 def inverses_of(peaks: Tensor, most: float) -> Tensor:
