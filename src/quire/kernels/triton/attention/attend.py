@@ -186,7 +186,9 @@ def _walk(
         new_best = tl.maximum(best, tl.max(scores, 1))
         shift = tl.where(new_best == float("-inf"), 0.0, new_best) * unit
         weights = tl.exp2(scores * unit - shift[:, None])
-        shrink = tl.exp2(best * unit - shift)
+        # exactly 1 where a block brings nothing: a fused multiply-subtract would leave the rounding
+        # error of best * unit, and how many such blocks there are depends on the tile
+        shrink = tl.where(new_best > best, tl.exp2(best * unit - shift), 1.0)
         best = new_best
         total = total * shrink + tl.sum(weights, 1)
         v_tile = tl.load(values + at, inside, other=0.0)
