@@ -28,7 +28,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from quire.kernels.triton import implementations
-from quire.kernels.triton.launch import ALIGNMENT
+from quire.kernels.triton.launch import ALIGNMENT, Kernel
 from quire.ops import AttentionArgs, CodedWeight, Facts, Ops, WeightFormat, bind
 from quire.ops.formats.row_rounding import RowRounding
 from quire.ops.formats.tables import E2M1
@@ -109,7 +109,7 @@ def noting_launches() -> dict[str, Launch]:
         key = f"{kernel.__name__} {types} {constants}"
         launches.setdefault(key, Launch(kernel, types, constants, options))
 
-    JITFunction.run = note
+    JITFunction.run = Kernel.run = note
     return launches
 
 

@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 
 ALIGNMENT = 16
 """Bytes. Triton compiles a second time for a pointer that is not a multiple of it."""
@@ -33,6 +35,49 @@ the operands in registers, so they are for few rows and many threads.
 """
 
 
+class Kernel(JITFunction):  # type: ignore[type-arg]
+    """A compiled kernel that is launched again without binding and hashing all of its arguments,
+    which takes Triton several times as long as the launch.
+
+    A variant is what Triton compiles for: types and alignment of tensors, types of numbers, and the
+    values of all keyword arguments. The first launch of a variant is Triton's own.
+    """
+
+    def __init__(self, function: Callable[..., Any], numbers: list[str]) -> None:
+        super().__init__(function, do_not_specialize=numbers)
+        self._variants: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """Launch on the current device and stream. `grid`: a tuple; constants and options, and
+        nothing else, are given by name.
+        """
+        device = driver.active.get_current_device()
+        variant = device, tuple(map(_kind, args)), tuple(kwargs.items())
+        known = self._variants.get(variant)
+        if known is None or triton.knobs.runtime.launch_enter_hook.calls:  # a profiler listens
+            compiled = super().run(*args, grid=grid, warmup=warmup, **kwargs)
+            if not warmup and compiled is not None:
+                rest = list(self.signature.parameters.values())[len(args) :]
+                constants = tuple(kwargs.get(p.name, p.default) for p in rest)
+                self._variants[variant] = compiled, constants
+            return compiled
+        compiled, constants = known
+        sizes = (*grid, 1, 1)[:3]
+        stream = driver.active.get_current_stream(device)
+        program = compiled.function, compiled.packed_metadata
+        compiled.run(*sizes, stream, *program, None, None, None, *args, *constants)
+        return compiled
+
+
+def _kind(value: Any) -> Any:
+    """What Triton tells apart in an argument that is no constant."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % ALIGNMENT == 0
+    if isinstance(value, int):
+        return int, -(1 << 31) <= value < 1 << 31
+    return type(value)
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """A Triton kernel whose numbers are not specialised: parameters in small letters without
     `constexpr` that are annotated `int` or `float`.
@@ -42,7 +87,9 @@ def kernel(function: Callable[..., Any]) -> Any:
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.annotation in ("int", "float", int, float)
     ]
-    return triton.jit(function, do_not_specialize=numbers)
+    if is_interpreted():
+        return triton.jit(function, do_not_specialize=numbers)
+    return Kernel(function, numbers)
 
 
 def is_interpreted() -> bool:
