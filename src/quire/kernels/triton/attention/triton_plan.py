@@ -26,7 +26,7 @@ class Tiles:
     (`shares_keys`), [R+1]: those of row r are starts[r] up to starts[r + 1], and from starts[R] on
     programs have nothing to do. `shape`: how many lines a program's product has at least and at
     best, a line being a token's query of one head. `varies`: whether a token's bits may depend on
-    what else is in its tile.
+    what else is in its tile. `is_crowded`: most programs have a row's keys to themselves.
     """
 
     rows: Tensor
@@ -35,6 +35,7 @@ class Tiles:
     shares_keys: bool
     shape: tuple[int, int]
     varies: bool
+    is_crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,13 @@ class Means:
     shape: tuple[int, int]
 
     def tiles(
-        self, rows: np.ndarray, starts: np.ndarray, num_queries: int, *, shares_keys: bool = False
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        num_queries: int,
+        *,
+        shares_keys: bool = False,
+        is_crowded: bool = False,
     ) -> Tiles:
         """Tiles of these, on the device."""
         return Tiles(
@@ -60,6 +67,7 @@ class Means:
             shares_keys,
             self.shape,
             varies=self.spare > 0,
+            is_crowded=is_crowded,
         )
 
 
@@ -167,4 +175,6 @@ def _decodes(decode: np.ndarray, seen: np.ndarray, means: Means) -> Tiles:
     rows[: len(shared)] = shared
     starts = np.zeros(len(seen) + 1, dtype=np.int32)
     starts[decode + 1] = counts
-    return means.tiles(rows, starts.cumsum(), 1, shares_keys=True)
+    return means.tiles(
+        rows, starts.cumsum(), 1, shares_keys=True, is_crowded=len(decode) >= means.spare
+    )

@@ -18,6 +18,7 @@ from quire.kernels.triton.launch import dense, dot_type, shared_memory
 from quire.kernels.triton.linear import nibbles
 from quire.kernels.triton.linear.product_kernel import product_kernel
 from quire.kernels.triton.linear.product_tiles import (
+    MOST_FEW,
     ProductShape,
     ProductTile,
     float32_tile,
@@ -60,6 +61,10 @@ def programs_of(
     return len(pairs.experts), (pairs.order, pairs.experts, pairs.starts, pairs.ends)
 
 
+FEW_FOR_TORCH = MOST_FEW
+"""Rows up to which Triton multiplies 8-bit floats."""
+
+
 @dataclass(frozen=True, slots=True)
 class TritonLinear:
     """A weight [(E,) out, in] in the model's dtype or in small integers, and its bias [(E,) out].
@@ -90,7 +95,7 @@ class TritonLinear:
         if addend is None and self.stored == "float" and not self.is_fixed:
             return F.linear(x, self.weight, self.bias)
         rows = x.reshape(-1, self.in_features)
-        if addend is None and self._is_for_torch(x.dtype):
+        if addend is None and self._is_for_torch(rows):
             y = self._scaled(rows)
         else:
             y = self.product(rows, addend)
@@ -119,11 +124,14 @@ class TritonLinear:
         is_fixed = self.is_fixed or self._operands(dtype) is tl.float32
         return row_class(num_rows, 2 * self.group, is_fixed=is_fixed)
 
-    def _is_for_torch(self, dtype: torch.dtype) -> bool:
-        """Whether torch's product of 8-bit floats takes this weight."""
+    def _is_for_torch(self, x: Tensor) -> bool:
+        """Whether torch's product of 8-bit floats takes this weight, and is the faster one: with
+        few rows it takes longer than one with weights of 16 bits.
+        """
+        if self.stored != "fp8" or self.is_fixed or x.dtype is not torch.bfloat16:
+            return False
         is_whole = self.in_features % 16 == 0 and self.out_features % 16 == 0
-        suits = self.stored == "fp8" and not self.is_fixed
-        return suits and is_whole and dtype is torch.bfloat16
+        return is_whole and len(x) > FEW_FOR_TORCH
 
     def _scaled(self, x: Tensor) -> Tensor:
         numbers, row_scales = fp8_rows(dense(x))
