@@ -304,14 +304,14 @@ def test_8_bit_floats_are_refused_on_a_cpu_and_int8_is_named(wish):
     assert "this engine runs on the CPU" in str(error.value) and "Use 'int8'" in str(error.value)
 
 
-def test_latents_are_kept_in_the_models_type_on_the_cpu():
+@pytest.mark.parametrize("machine", [plans.LAPTOP, plans.H200], ids=["cpu", "cuda"])
+def test_latents_are_kept_in_the_models_type(machine):
     model = plans.make_model(memories=(Latents(512, 64),) * 28)
     pool = {"num_gpu_blocks_override": 100, "max_model_len": 512, "dtype": "bfloat16"}
-    assert plan_of(model, **pool).kv_cache_bytes == 100 * 28 * 32 * (512 + 64) * 2
+    plan = plan_of(model, machine, **pool)
+    assert plan.kv_cache_bytes == 100 * 28 * plan.block_size * (512 + 64) * 2
     with pytest.raises(NotBuiltYet, match="kv_cache_dtype='int8 with latent attention'"):
-        plan_of(model, **pool, kv_cache_dtype="int8")
-    with pytest.raises(NotBuiltYet, match="device='cuda with latent attention'.*device='cpu'"):
-        plan_of(model, plans.H200)
+        plan_of(model, machine, **pool, kv_cache_dtype="int8")
 
 
 def test_kv_memory_may_be_named_as_the_dtype_that_it_has_and_not_as_another():

@@ -156,6 +156,8 @@ def memory(folder, **offload):
 
 LIVES = {
     "features": partial(beside_the_cpu, names=FEATURES, deterministic=True),
+    "some": partial(beside_the_cpu, names=["logprobs", "drawn"], deterministic=True),
+    "varying": partial(beside_the_cpu, names=["logprobs", "drawn"]),
     "eager": partial(
         beside_the_cpu, names=["drawn"], enforce_eager=True, logprobs_mode="processed_logprobs"
     ),

@@ -25,8 +25,14 @@ SHAPE = {
 }  # fmt: skip
 
 ENCODER = "ModernBertModel"
-LAYERS = {"qwen2": {"num_hidden_layers": 3}}
-"""Of the families of which some are offloaded."""
+SHAPES = {
+    "qwen2": {"num_hidden_layers": 3},  # of which some are offloaded
+    "youtu": {
+        "num_key_value_heads": 2, "head_dim": None, "q_lora_rank": 28, "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12, "v_head_dim": 10,
+    },
+}  # fmt: skip
+"""Where a family's differs from SHAPE."""
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -41,7 +47,7 @@ def life(tmp_path_factory, run_triton_script):
         path = tmp_path_factory.mktemp(family)
         if family == ENCODER:
             return make_encoder(ENCODERS[family], path).folder
-        shape = SHAPE | LAYERS.get(family, {})
+        shape = SHAPE | SHAPES.get(family, {})
         plain = make_checkpoint(path, shape, family, dtype="float32")
         if not stored:
             return plain
@@ -63,6 +69,8 @@ def life(tmp_path_factory, run_triton_script):
     [
         ("features", "gemma2"),
         ("offload", "qwen2"),
+        ("some", "youtu"),
+        pytest.param("varying", "youtu", marks=pytest.mark.full),
         pytest.param("offload eager", "qwen2", marks=pytest.mark.full),
         pytest.param("eager", "mistral", marks=pytest.mark.full),
         pytest.param("int4", "qwen3_moe", marks=pytest.mark.full),

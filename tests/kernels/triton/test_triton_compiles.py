@@ -23,6 +23,9 @@ NAMES = sorted(
 
 FEW_SPILLED = 128
 """Bytes of a thread that do little harm."""
+SPILLED_BY_LATENTS = 256
+"""Of a loop that takes a microsecond. Triton 3.6 spills nothing, 3.9 has more registers for places
+in shared memory."""
 SHARED_MEMORY = 227 * 1024
 """Bytes that a program may have on Hopper."""
 
@@ -66,8 +69,11 @@ def test_programs_fit_an_sm_at_the_shapes_of_real_models(compiled):
     """A tile that is too large compiles, keeps its numbers in memory and runs at a fraction of the
     speed, or does not start at all."""
     taken = compiled["models"]
-    assert {name.split()[1] for name in taken} >= {"_attend_kernel", "product_kernel"}
-    assert {name: t for name, t in taken.items() if t["stack"] > FEW_SPILLED} == {}
+    names = {name: name.split()[1] for name in taken}
+    assert set(names.values()) >= {"_attend_kernel", "_latent_attend_kernel", "product_kernel"}
+    most = {name: FEW_SPILLED for name in taken}
+    most |= {k: SPILLED_BY_LATENTS for k, name in names.items() if name == "_latent_attend_kernel"}
+    assert {name: t for name, t in taken.items() if t["stack"] > most[name]} == {}
     assert {name: t for name, t in taken.items() if t["shared"] > SHARED_MEMORY} == {}
 
 
@@ -110,9 +116,10 @@ def test_products_with_codes_fit_and_load_ahead(compiled):
 def test_attention_loads_ahead(compiled):
     """That a step's numbers would have variants compiled fails the fixture. Where the loop waits
     for all copies before it multiplies, loading and computing take turns."""
-    assert len(compiled["attention"]) == 4
+    assert len(compiled["attention"]) == 4 + 3
     for name, kernels in compiled["attention"].items():
-        decodes, prompts = kernels["_attend_kernel shared"], kernels["_attend_kernel"]
+        kernel = "_attend_kernel" if "_attend_kernel" in kernels else "_latent_attend_kernel"
+        decodes, prompts = kernels[f"{kernel} shared"], kernels[kernel]
         assert decodes["left_under_way"] >= 2 and prompts["left_under_way"] >= 2, name
         assert decodes["programs"] >= 1, name
         assert prompts["programs"] >= 1, name

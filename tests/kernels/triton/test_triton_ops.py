@@ -41,12 +41,11 @@ WITHOUT_KERNEL = {
         "add_to_streams",
         "add_matched",
     ),
-    *("heads_linear", "latent_store", "latent_attend"),
 }
 """Ops that torch serves beside Triton's kernels."""
 
 SLOW = {
-    *("attend", "attend_prompts", "moe", "draw", "truncate", "rank"),
+    *("attend", "attend_prompts", "latent_attend", "moe", "draw", "truncate", "rank"),
     *("short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm"),
 }
 CHOSEN = {
@@ -55,6 +54,8 @@ CHOSEN = {
     "attend/row_without_new_tokens", "attend/int8-mixed-window", "attend/fp8-mixed-window",
     "attend/fp8-mixed-mqa",
     "attend_prompts/empty_row", "attend_prompts/ragged-odd-2", "attend_prompts/ragged-16",
+    "latent_attend/no_tokens", "latent_attend/one_chunk", "latent_attend/row_without_new_tokens",
+    "latent_attend/mixed-odd", "latent_attend/parts", "latent_attend/by_token",
     "moe/silu-1", "moe/clamp-bias", "moe/clamp-nan", "moe/weighs_input", "moe/not_gated-relu2",
     "moe/int4_g32",
     "short_conv/1,1,1-17x4-bias-silu", "mamba_scan/1,1,1-19x5-gate",
@@ -69,6 +70,7 @@ CHOSEN_FAST = {
     "attend/decode-all", "attend/one_row-sinks", "attend/int8-decode-softcap",
     "attend/fp8-decode-sinks", "attend/fp8-decode-small", "attend/fp8-ragged-window",
     "attend_prompts/ragged-None",
+    "latent_attend/ragged", "latent_attend/mixed", "latent_attend/decode", "latent_attend/one_row",
     "moe/many_experts", "moe/int4_g32-40",
 }  # fmt: skip
 """Of the slow ops: each feature in one case."""

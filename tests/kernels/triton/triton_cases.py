@@ -18,6 +18,9 @@ from tests.support.op_cases import Case, Prepared
 from tests.support.op_cases.case import by_row
 from tests.support.op_cases.coded import _linear as coded_linear
 from tests.support.op_cases.coded import coded_weight
+from tests.support.op_cases.latent import Sizes
+from tests.support.op_cases.latent import _attend as latent_case
+from tests.support.op_cases.latent import token_by_token as latent_token_by_token
 from tests.support.op_cases.logits import SETTINGS, _draw
 from tests.support.op_cases.token_by_token import token_by_token
 
@@ -75,7 +78,14 @@ def _wide(op: str, kind: str) -> Case:
 
 WIDE = tuple(_wide(op, kind) for op in ("draw", "truncate") for kind in ("equal", "normal"))
 
-CHUNKED = (token_by_token(), token_by_token(20))
+CHUNKED = (
+    token_by_token(),
+    token_by_token(20),
+    latent_token_by_token(),
+    latent_case("by_token", ((3, 70), (1, 9), (5, 7)), Sizes(20, 40, 8, 16), by_token=True),
+    latent_case("parts", ((2, 7), (1, 20)), Sizes(3, 130, 8, 4)),
+)
+"""`parts`: latents whose columns several programs share out in float32."""
 
 
 def _coded_moe(name: str, rows: int, width: int, ffn: int, bias: bool = False, **form) -> Case:

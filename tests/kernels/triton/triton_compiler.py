@@ -32,6 +32,7 @@ from quire.kernels.triton.launch import ALIGNMENT, Kernel
 from quire.ops import AttentionArgs, CodedWeight, Facts, Ops, WeightFormat, bind
 from quire.ops.formats.row_rounding import RowRounding
 from quire.ops.formats.tables import E2M1
+from quire.ops.kv import LatentShape
 from tests.kernels.triton.machine_code import loop_of, programs_of, taken_by
 from tests.kernels.triton.triton_cases import CODED, CODED_ROUNDED, ROUNDED
 from tests.support.op_cases import CASES, FP8_CASES, Case
@@ -41,6 +42,12 @@ OF_MODELS = ("linear", "draw", "rank")
 DTYPES = (torch.bfloat16, torch.float32)
 HEADS = ((32, 8, 128), (8, 4, 256), (14, 2, 64))
 """Query heads, KV heads and head dim of Llama, Gemma 2 and Qwen 2."""
+LATENTS = {
+    "DeepSeek-V2-Lite": (16, 512, 64),
+    "DeepSeek-V3": (128, 512, 64),
+    "MiniCPM3": (40, 256, 32),
+}
+"""Heads, numbers of a latent and of a rotated key."""
 STORED = (*((torch.bfloat16, heads) for heads in HEADS), (torch.float8_e4m3fn, HEADS[0]))
 POINTERS = {
     torch.float64: "*fp64",
@@ -138,6 +145,8 @@ def main() -> None:
     run_cases([case for case in CASES if case.is_bench and case.op in OF_MODELS])
     for dtype, is_fixed, heads in product(DTYPES, (False, True), HEADS):
         attend(dtype, is_fixed, *heads)
+    for dtype, is_fixed, sizes in product(DTYPES, (False, True), LATENTS.values()):
+        latent_attend(dtype, is_fixed, *sizes)
     taken = {
         f"{n} {e.kernel.__name__}": taken_by(e.machine_code())
         for n, e in enumerate(launches.values())
@@ -147,6 +156,7 @@ def main() -> None:
         f"{stored} {head_dim}": report_of_attention(launches, stored, heads, kv_heads, head_dim)
         for stored, (heads, kv_heads, head_dim) in STORED
     }
+    attention |= {name: report_of_latents(launches, *sizes) for name, sizes in LATENTS.items()}
     codes = {
         f"{name} x {rows}": report_of_codes(launches, weight(), rows)
         for name, weight in FORMS.items()
@@ -163,6 +173,19 @@ def report_of_attention(
     launches.clear()
     for num_rows in (1, 2, 40, 300):
         attend(torch.bfloat16, False, *heads, stored=stored, num_rows=num_rows)
+    return report_of_loops(launches)
+
+
+def report_of_latents(launches: dict[str, Launch], *sizes: int) -> dict[str, dict]:
+    """The same of attention over latents."""
+    launches.clear()
+    for num_rows in (1, 2, 40, 300):
+        latent_attend(torch.bfloat16, False, *sizes, num_rows=num_rows)
+    attention = [key for key in launches if "_heads_product_kernel" not in key]
+    return report_of_loops({key: launches[key] for key in attention})
+
+
+def report_of_loops(launches: dict[str, Launch]) -> dict[str, dict]:
     names = [
         launch.kernel.__name__ + " shared" * launch.constants.get("SHARES", False)
         for launch in launches.values()
@@ -199,6 +222,27 @@ def attend(
     ops.attend(
         torch.zeros(300 + num_rows, heads, head_dim, dtype=dtype), kv, plan, AttentionArgs(0.1)
     )
+
+
+def latent_attend(
+    dtype: torch.dtype, is_fixed: bool, heads: int, rank: int, rotated: int, *, num_rows: int = 1
+) -> None:
+    """The same step over latents, with the products of heads around it."""
+    ops = ops_for(dtype, is_fixed)
+    shape = LatentShape(16, rank, rotated)
+    [latents] = ops.allocate_shared_kv(64, [shape], dtype, device=torch.device("cpu"))
+    plan = ops.plan_latent(
+        query_start=np.array([0, *range(300, 301 + num_rows)], dtype=np.int32),
+        seq_lens=np.array([300, *[600] * num_rows], dtype=np.int32),
+        block_table=torch.zeros(1 + num_rows, 40, dtype=torch.int32),
+        block_size=16,
+    )
+    tokens = 300 + num_rows
+    q = torch.zeros(tokens, heads, 128 + rotated, dtype=dtype)[..., :128]
+    absorb = ops.pack_heads(torch.zeros(heads, rank, 128, dtype=dtype))
+    turned = torch.zeros(tokens, heads, rotated, dtype=dtype)
+    means = ops.latent_attend(ops.heads_linear(q, absorb), turned, latents, plan, 0.1)
+    ops.heads_linear(means, ops.pack_heads(torch.zeros(heads, 128, rank, dtype=dtype)))
 
 
 def run_cases(cases: Sequence[Case]) -> None:

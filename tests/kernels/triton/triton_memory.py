@@ -54,7 +54,8 @@ SAME_VALUE = {
 """Kernels of which several programs may write to one place, and why all write the same."""
 
 WARM_UP = {
-    "_rope_store_kernel": "all tokens of warm-up share a block whose contents nobody reads",
+    name: "all tokens of warm-up share a block whose contents nobody reads"
+    for name in ("_rope_store_kernel", "_latent_store_kernel")
 }
 """Kernels whose programs may write anything to one place when quire.runner.warm_up calls them."""
 

@@ -32,7 +32,7 @@ from quire.config.resolve.pooling import decide_pooling, note_pooled_length
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.resolve.speculation import decide_speculation
 from quire.config.structured_outputs_config import structured_outputs_config
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import InvalidParameter
 from quire.hardware.cpu_list import format_cpus
 from quire.hardware.facts import MachineFacts
 from quire.hardware.placement import place
@@ -83,8 +83,6 @@ def check_args(args: EngineOptions) -> None:
 
 def _decide_model(d: Decisions) -> None:
     args, model = d.args, d.model
-    if model.has_latents and d.machine.device == "cuda":
-        raise NotBuiltYet("device", "cuda with latent attention", "Pass device='cpu'.")
     embedded = args.model is None
     d.decide("model", model.name, "no model was given" if embedded else "model was given")
     d.decide("model_folder", model.folder, "where its files are")

@@ -12,10 +12,22 @@ import torch
 from torch import Tensor
 
 from quire.kernels.triton import gates, norms, prompt_sums, state
-from quire.kernels.triton.attention import attend, attend_prompts, paged_kv, rope_store
-from quire.kernels.triton.attention.triton_plan import Means, TritonPlan, plan_rows
+from quire.kernels.triton.attention import (
+    attend,
+    attend_prompts,
+    latent_attend,
+    latent_store,
+    paged_kv,
+    rope_store,
+)
+from quire.kernels.triton.attention.triton_plan import (
+    LEAST_LATENT_SHARE,
+    Means,
+    TritonPlan,
+    plan_rows,
+)
 from quire.kernels.triton.launch import is_interpreted
-from quire.kernels.triton.linear import lora, triton_linear
+from quire.kernels.triton.linear import heads_product, lora, triton_linear
 from quire.kernels.triton.linear.codes import TritonProduct, pack_codes, pack_codes_of_experts
 from quire.kernels.triton.moe import experts, routing
 from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
@@ -31,12 +43,14 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 FIXED_SHAPE = (64, 64)
 FAST_SHAPE = (16, 128)
+FAST_LATENT_SHAPE = (16, 64)
 """Of tiles of queries, at least and at best. Where bits must not depend on the step, all have one
 shape and no keys are shared: a token computed alone is then the token computed within a prompt.
 """
 
-_PROGRAMS = 2 * 132
-"""What keeps a large GPU's memory busy."""
+_SMS = 132
+_PROGRAMS = 2 * _SMS
+"""What keeps a large GPU's memory busy; of latents, a program for each SM."""
 _KV_HEADS = 8
 """Of a model that does not say."""
 
@@ -113,6 +127,11 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "attend": attend.attend,
         "plan_prompts": partial(attend_prompts.plan_prompts, means=_means(facts, 0)),
         "attend_prompts": attend_prompts.attend_prompts,
+        "pack_heads": heads_product.pack_heads,
+        "heads_linear": partial(heads_product.heads_linear, is_fixed=is_fixed),
+        "latent_store": latent_store.latent_store,
+        "plan_latent": partial(_plan_latent, facts=facts),
+        "latent_attend": latent_attend.latent_attend,
         "short_conv": state.short_conv,
         "mamba_scan": state.mamba_scan,
         "mamba2_scan": state.mamba2_scan,
@@ -128,7 +147,10 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "truncate": draw.truncate,
         "rank": rank.rank,
     }
-    varies = {"linear", "hidden", "logits", "linear_partial", "moe", "plan_attention", "attend"}
+    varies = {
+        *("linear", "hidden", "logits", "linear_partial", "moe", "plan_attention", "attend"),
+        *("heads_linear", "plan_latent", "latent_attend"),
+    }
     return tuple(
         Implementation(
             name, "triton", function, supports, batch_invariant=is_fixed or name not in varies
@@ -161,6 +183,20 @@ def _plan_attention(
     return plan_rows(
         *(query_start, seq_lens, block_table, block_size, window), means=_means(facts, spare)
     )
+
+
+def _plan_latent(
+    *,
+    query_start: np.ndarray,
+    seq_lens: np.ndarray,
+    block_table: Tensor,
+    block_size: int,
+    facts: Facts,
+) -> TritonPlan:
+    means = _means(facts, 0 if facts.is_deterministic else _SMS)
+    if means.spare:
+        means = replace(means, shape=FAST_LATENT_SHAPE, least_share=LEAST_LATENT_SHARE)
+    return plan_rows(query_start, seq_lens, block_table, block_size, None, means=means)
 
 
 def _means(facts: Facts, spare: int) -> Means:

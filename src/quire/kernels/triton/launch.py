@@ -103,6 +103,14 @@ def dense(x: Tensor) -> Tensor:
     return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
 
 
+def readable(x: Tensor) -> Tensor:
+    """x as it is, a part of a wider one at times, or a copy where the numbers of its last dim do
+    not lie next to each other or begin anywhere.
+    """
+    is_aligned = x.data_ptr() % ALIGNMENT == 0 and x.stride(-1) == 1
+    return x if is_aligned else dense(x)
+
+
 def shared_memory(device: torch.device) -> int:
     """Bytes that a program may have at most on this GPU; where none runs it, on Hopper."""
     if device.type != "cuda" or is_interpreted():

@@ -32,7 +32,7 @@ _LEAST_DOT = 16
 _FLOAT32_LINES = 32
 """Of a program at most, unless one token has more query heads; see FLOAT32_WARPS."""
 
-_MERGED = 16
+MERGED = 16
 """Shares that are merged at once."""
 
 
@@ -60,7 +60,7 @@ def _seen_keys(
 
 
 @kernel
-def _pages(
+def pages_of(
     table: tl.tensor,
     block: tl.tensor,
     n: tl.tensor,
@@ -80,7 +80,7 @@ def _pages(
 
 
 @kernel
-def _within(key: tl.tensor, n: tl.tensor, S: tl.constexpr, BLOCK_N: tl.constexpr) -> Any:
+def within_page(key: tl.tensor, n: tl.tensor, S: tl.constexpr, BLOCK_N: tl.constexpr) -> Any:
     """Where in their pages keys lie."""
     if BLOCK_N % S == 0:
         return n % S
@@ -162,12 +162,12 @@ def _walk(
     """
     unit: tl.constexpr = _unit(SCALE, SOFTCAP, HAS_ALIBI)
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, q_tile.shape[1])
-    pages = _pages(table, start_block, n, low, end, S, BLOCK_N)
+    pages = pages_of(table, start_block, n, low, end, S, BLOCK_N)
     for block in range(start_block, end_block):
         key = block * BLOCK_N + n
-        lane = (pages.to(tl.int64) * PAGE + _within(key, n, S, BLOCK_N)) * K + kv_head
+        lane = (pages.to(tl.int64) * PAGE + within_page(key, n, S, BLOCK_N)) * K + kv_head
         # ahead of their use, so that nothing waits for them between two blocks
-        pages = _pages(table, block + 1, n, low, end, S, BLOCK_N)
+        pages = pages_of(table, block + 1, n, low, end, S, BLOCK_N)
         is_key = (key >= low) & (key < end)
         at = lane[:, None] * D + d[None, :]
         inside = (d < D)[None, :]
@@ -322,7 +322,7 @@ def _attend_kernel(
 
 
 @kernel
-def _merge_kernel(
+def merge_kernel(
     share_out: tl.tensor,
     share_stats: tl.tensor,
     out: tl.tensor,
@@ -380,7 +380,7 @@ def _launch(
 ) -> None:
     """Run the programs of some tiles, and join what those found that share keys."""
     _, heads, head_dim = q.shape
-    shares = _room_for_shares(q, len(tiles.rows)) if tiles.shares_keys else (out, out)
+    shares = room_for_shares(q, len(tiles.rows)) if tiles.shares_keys else (out, out)
     queries, block_m = lines_of(tiles, heads // kv.kv_heads, q.dtype)
     pieces = tiles.num_queries // queries
     sinks = q if args.sinks is None else args.sinks
@@ -402,9 +402,9 @@ def _launch(
         **facts,
     )
     if tiles.shares_keys:
-        _merge_kernel[(len(plan.table_rows), heads)](
+        merge_kernel[(len(plan.table_rows), heads)](
             *(*shares, out, tiles.starts, plan.query_start, sinks),
-            BLOCK_S=_MERGED,
+            BLOCK_S=MERGED,
             num_warps=2,
             **facts,
         )
@@ -449,7 +449,7 @@ def tiling(
     }
 
 
-def _room_for_shares(q: Tensor, programs: int) -> tuple[Tensor, Tensor]:
+def room_for_shares(q: Tensor, programs: int) -> tuple[Tensor, Tensor]:
     """Sums [programs, H, D], and the best score and the total weight [programs, H, 2]."""
     _, heads, head_dim = q.shape
     shapes = (programs, heads, head_dim), (programs, heads, 2)

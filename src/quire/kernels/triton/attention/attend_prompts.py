@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.kernels.triton.attention.attend import lines_of, log2_e, tiling
 from quire.kernels.triton.attention.triton_plan import Means, Tiles, tiles_of_prompts
-from quire.kernels.triton.launch import ALIGNMENT, dense, dot_type, kernel, power_of_2
+from quire.kernels.triton.launch import dot_type, kernel, power_of_2, readable
 
 _LEAST_DOT = 16
 """tl.dot takes no smaller side."""
@@ -153,7 +153,7 @@ def attend_prompts(
     out[int(plan.host[-1]) :] = 0
     if plan.tiles is None:
         return out
-    q, k, v = _readable(q), _readable(k), _readable(v)
+    q, k, v = readable(q), readable(k), readable(v)
     tiles, kv_heads = plan.tiles, k.shape[1]
     queries, block_m = lines_of(tiles, heads // kv_heads, q.dtype)
     pieces = tiles.num_queries // queries
@@ -178,11 +178,3 @@ def attend_prompts(
         **tiling(block_m, head_dim, q.dtype, q.element_size()),
     )
     return out
-
-
-def _readable(x: Tensor) -> Tensor:
-    """x [T, H, D] as it is, a part of a wider one at times, or a copy where a head's numbers do not
-    lie side by side or begin anywhere.
-    """
-    is_aligned = x.data_ptr() % ALIGNMENT == 0 and x.stride(2) == 1
-    return x if is_aligned else dense(x)

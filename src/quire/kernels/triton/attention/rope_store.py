@@ -21,7 +21,7 @@ from quire.ops.rotary import QKNorm, RotaryTable, refuse_several_positions
 
 
 @kernel
-def _read(at: tl.tensor, inside: tl.tensor, CLIP: tl.constexpr) -> Any:
+def load_clipped(at: tl.tensor, inside: tl.tensor, CLIP: tl.constexpr) -> Any:
     """What stands there in float32, cut at +-CLIP and rounded to its type again."""
     x = tl.load(at, inside, other=0.0)
     if CLIP > 0.0:
@@ -30,7 +30,7 @@ def _read(at: tl.tensor, inside: tl.tensor, CLIP: tl.constexpr) -> Any:
 
 
 @kernel
-def _partner(dim: tl.tensor, DIM: tl.constexpr, INTERLEAVED: tl.constexpr) -> Any:
+def partner_of(dim: tl.tensor, DIM: tl.constexpr, INTERLEAVED: tl.constexpr) -> Any:
     """The other dim of each pair that rotates together."""
     if INTERLEAVED:
         return tl.where(dim < DIM, dim ^ 1, dim)
@@ -40,7 +40,7 @@ def _partner(dim: tl.tensor, DIM: tl.constexpr, INTERLEAVED: tl.constexpr) -> An
 
 
 @kernel
-def _turned(
+def rotate_dims(
     x: tl.tensor,
     other: tl.tensor,
     dim: tl.tensor,
@@ -89,19 +89,19 @@ def _query_or_key(
     size = heads * D if OVER == "full" else D
     weight_row = head * 0 if OVER == "head" else head * D
     weight_at = weight_row[:, None] + dim[None, :]
-    x = _read(source + head[:, None] * D + dim[None, :], inside, CLIP)
+    x = load_clipped(source + head[:, None] * D + dim[None, :], inside, CLIP)
     if norms_first:
         mean, inverse = statistics(x, inside, size, KIND, EPS, axes)
         y = (x - mean) * inverse
         x = weighed(y, weight_at, inside, weight, bias, KIND, HAS_BIAS, dtype)
     if DIM > 0:
-        step = _partner(dim, DIM, INTERLEAVED) - dim
-        other = _read(source + head[:, None] * D + (dim + step)[None, :], inside, CLIP)
+        step = partner_of(dim, DIM, INTERLEAVED) - dim
+        other = load_clipped(source + head[:, None] * D + (dim + step)[None, :], inside, CLIP)
         if norms_first:
             other_at = weight_at + step[None, :]
             y = (other - mean) * inverse
             other = weighed(y, other_at, inside, weight, bias, KIND, HAS_BIAS, dtype)
-        x = _turned(x, other, dim, angles, DIM, INTERLEAVED, dtype)
+        x = rotate_dims(x, other, dim, angles, DIM, INTERLEAVED, dtype)
     if KIND != "" and AFTER_ROPE:
         mean, inverse = statistics(x, inside, size, KIND, EPS, axes)
         y = (x - mean) * inverse
@@ -210,7 +210,7 @@ def _rope_store_kernel(
                 )  # fmt: skip
             else:
                 value_at = (H + K) * D + head[:, None] * D + dim[None, :]
-                value = _read(source + value_at, inside, CLIP)
+                value = load_clipped(source + value_at, inside, CLIP)
                 _keep(
                     value, values, value_scales, slot, head, dim, inside,
                     value_scale, K, D, HAS_SCALES, IS_FIXED,

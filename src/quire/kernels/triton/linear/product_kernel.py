@@ -60,7 +60,7 @@ def inputs_of(
 
 
 @kernel
-def _sums(
+def float_sums(
     x_row: tl.tensor,
     is_row: tl.tensor,
     w_row: tl.tensor,
@@ -219,7 +219,7 @@ def product_kernel(
         )  # fmt: skip
     else:
         w_row = w + (expert * N + n) * STRIDE
-        y = _sums(x_row, is_row, w_row, is_output, C, ROWS, OUTPUTS, DEPTH, STAGES, DOT, SUM)
+        y = float_sums(x_row, is_row, w_row, is_output, C, ROWS, OUTPUTS, DEPTH, STAGES, DOT, SUM)
         y = y.to(tl.float32)
     if STORED == "int8" or STORED == "fp8":
         y *= tl.load(scales + expert * N + n, is_output, other=0.0)[:, None]
