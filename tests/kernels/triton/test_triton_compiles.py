@@ -71,7 +71,7 @@ def test_programs_fit_an_sm_at_the_shapes_of_real_models(compiled):
     taken = compiled["models"]
     names = {name: name.split()[1] for name in taken}
     assert set(names.values()) >= {"_attend_kernel", "_latent_attend_kernel", "product_kernel"}
-    most = {name: FEW_SPILLED for name in taken}
+    most = dict.fromkeys(taken, FEW_SPILLED)
     most |= {k: SPILLED_BY_LATENTS for k, name in names.items() if name == "_latent_attend_kernel"}
     assert {name: t for name, t in taken.items() if t["stack"] > most[name]} == {}
     assert {name: t for name, t in taken.items() if t["shared"] > SHARED_MEMORY} == {}

@@ -53,10 +53,10 @@ SAME_VALUE = {
 }
 """Kernels of which several programs may write to one place, and why all write the same."""
 
-WARM_UP = {
-    name: "all tokens of warm-up share a block whose contents nobody reads"
-    for name in ("_rope_store_kernel", "_latent_store_kernel")
-}
+WARM_UP = dict.fromkeys(
+    ("_rope_store_kernel", "_latent_store_kernel"),
+    "all tokens of warm-up share a block whose contents nobody reads",
+)
 """Kernels whose programs may write anything to one place when quire.runner.warm_up calls them."""
 
 MOST_PROGRAMS = (2**31 - 1, 65_535, 65_535)
