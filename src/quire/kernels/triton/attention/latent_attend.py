@@ -164,7 +164,8 @@ def _latent_attend_kernel(
         new_best = tl.maximum(best, tl.max(scores, 1))
         shift = tl.where(new_best == float("-inf"), 0.0, new_best) * unit
         weights = tl.exp2(scores * unit - shift[:, None])
-        shrink = tl.exp2(best * unit - shift)
+        # exactly 1 where a block brings nothing, as in attend.py
+        shrink = tl.where(new_best > best, tl.exp2(best * unit - shift), 1.0)
         best = new_best
         total = total * shrink + tl.sum(weights, 1)
         sums = tl.dot(weights.to(DOT), values, sums * shrink[:, None], input_precision="ieee")
