@@ -164,6 +164,7 @@ class Run:
             for text in process.stdout:
                 self._add_text(text, log)
             code = process.wait()
+            process.stdout.close()
             timer.cancel()
             _kill(process)  # what it has started
             self._conclude(part, code, time.time() - begin, log)

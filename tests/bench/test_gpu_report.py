@@ -14,7 +14,7 @@ import zipfile
 import gpu_report
 import pytest
 import torch
-from gpu import ceilings, clock, correctness, engines, kernels, products, told
+from gpu import ceilings, clock, correctness, engines, kernels, lives, parts, products, told
 
 from quire.config.args.engine_args import EngineArgs
 from quire.errors import InvalidParameter
@@ -98,17 +98,40 @@ def test_the_table_and_the_json_say_the_same(tmp_path, capsys):
     assert [line["verdict"] for line in found["lines"]] == ["ok", "MISSED", "", "not measured"]
 
 
-def test_a_part_that_fails_or_comes_too_late_is_a_line_of_its_own(monkeypatch):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_part_that_fails_or_comes_too_late_is_a_line_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a double")
+    arguments = ["--output", str(tmp_path / "report.json"), "--jobs", "1", "--parts", "limits"]
+    run = gpu_report.Run(gpu_report.parse(arguments), tmp_path)
+    assert run.report() == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    failed = report["lines"][0]
+    assert (failed["what"], failed["verdict"]) == ("limits", "not measured")
+    assert "exit status 1" in failed["note"] and "CUDA" in failed["note"]
+    assert "==== limits: exit status 1" in (tmp_path / "report.log").read_text()
+    late = gpu_report.Run(gpu_report.parse([*arguments, "--minutes", "0"]), tmp_path)
+    assert late.report() == 1
+    lines = json.loads((tmp_path / "report.json").read_text())["lines"]
+    assert "--parts limits" in lines[0]["note"]
 
-    def fails(*_):
-        raise ValueError("no such thing")
 
-    monkeypatch.setattr(gpu_report, "part", fails)
-    (line,) = gpu_report.lines_of("kernels", None, time.monotonic() + 60)
-    assert (line.what, line.verdict) == ("kernels", "not measured")
-    assert "no such thing" in line.note
-    (line,) = gpu_report.lines_of("large", None, time.monotonic() - 1)
-    assert "--parts large" in line.note
+def test_lines_cross_from_a_part_to_the_report_as_json():
+    line = told.Line("fast enough", 5.0, "ms", 6.0, is_least=False, note="why")
+    assert told.Line.from_json(line.as_json()) == line
+    for text in ("a warning", "[1]", '{"other": 1}'):
+        with pytest.raises(ValueError):
+            told.Line.from_json(text)
+
+
+def test_every_part_has_what_it_runs():
+    tuning = pytest.importorskip("gpu.tuning")
+    names = [part.name for part in (*parts.CHECKS, *parts.SPEEDS)]
+    assert len(set(names)) == len(names)
+    homes = {"smoke": lives, "bits": lives, "death": lives, "attention": kernels}
+    for name in {name.split(":")[0] for name in names} - {"life", "conformance", "parity", "warm"}:
+        known = [homes.get(name), engines, kernels, products, ceilings, tuning]
+        attributes = (name, "attentions" if name == "attention" else "table")
+        assert any(hasattr(home, a) for home in known if home for a in attributes), name
 
 
 def test_what_is_not_installed_comes_from_the_folder_of_wheels(monkeypatch, tmp_path):
@@ -132,10 +155,10 @@ def test_what_is_not_installed_comes_from_the_folder_of_wheels(monkeypatch, tmp_
 def test_a_kernel_that_does_not_conform_is_named():
     case = next(case for case in CASES if case.op == "add" and not case.name.startswith("0"))
     plain = select(device="cpu", dtype=torch.float32, providers=["torch"])
-    assert correctness.failure_of(case, torch.float32, plain, "cpu") is None
+    assert correctness.failure_of(case, torch.float32, plain, plain, "cpu") is None
     wrong = torch.nn.Identity()
     object.__setattr__(plain, "add", lambda x, delta, scale=1.0: wrong(x) + 1.01 * scale * delta)
-    assert "error" in correctness.failure_of(case, torch.float32, plain, "cpu")
+    assert "error" in correctness.failure_of(case, torch.float32, plain, plain, "cpu")
 
 
 def test_a_rounded_product_that_differs_is_named():
@@ -233,11 +256,12 @@ def test_8_bit_floats_are_measured_against_a_roofline_of_half_the_bytes(llama_8b
     monkeypatch.setattr(engines, "engine", engine)
     monkeypatch.setattr(engines, "generate_seconds", lambda llm, prompts, count: 2.0)
     monkeypatch.setattr(engines, "itl_seconds", lambda llm, prompts, count: 0.003)
-    itl, together, held = engines.eight_bits(limits)
+    itl, _, together, prefill, held = engines.eight(limits)
     assert asked == {"quantization": "fp8", "kv_cache_dtype": "fp8"}
     half = 1e3 * ceilings.decode_seconds(llama_8b, limits, 1, 192) / 2
     assert itl.value == 3 and float(itl.note.split()[1]) == pytest.approx(half, rel=0.01)
     assert together.value == 256 * 128 / 2 and held.value == pytest.approx(5000)
+    assert prefill.value == 4 * 2048 / 2
 
 
 def test_a_kernel_s_line_has_its_share_and_its_rates(monkeypatch):

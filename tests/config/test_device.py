@@ -144,3 +144,13 @@ def test_blocks_never_take_more_than_the_share_or_than_there_is(start, taken, sh
 def test_enough_is_what_all_requests_can_hold():
     pool = plan_kv_pool(plans.llama_8b().memories, 16, NumberBytes(2, 2))
     assert pool.enough(3, 100, 1000) == 1 + 3 * 7
+
+
+@pytest.mark.parametrize("others", ["AMD GPUs (ROCm 6.4.2)", "Intel GPUs (XPU 20250101)"])
+def test_a_torch_for_gpus_of_others_is_refused_by_name(others):
+    on = structs.replace(machine(), torch_other=others)
+    plan = plan_of(plans.tiny(), on)
+    assert plan.device == "cpu" and others in plan.reasons["device"]
+    with pytest.raises(InvalidParameter, match="NVIDIA GPUs are supported") as error:
+        plan_of(plans.tiny(), on, device="cuda")
+    assert others in str(error.value)

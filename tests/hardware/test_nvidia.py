@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from quire.hardware.nvidia import find_gpu, torch_cuda_version
+from quire.hardware.nvidia import find_gpu, torch_cuda_version, torch_for_other_gpus
 
 UUID = bytes(range(16))
 SHOWN = b"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
@@ -131,3 +131,11 @@ def test_torch_s_build_is_read_from_its_file():
     lines = "__version__ = '2.13'\ncuda: Optional[str] = '13.0'\nhip = None\n"
     assert torch_cuda_version(lines) == "13.0"
     assert torch_cuda_version("cuda: Optional[str] = None\n") is None
+
+
+def test_a_torch_for_gpus_of_others_is_named():
+    assert torch_for_other_gpus() == ""
+    lines = "cuda: Optional[str] = None\nhip: Optional[str] = {}\nxpu: Optional[str] = {}\n"
+    assert torch_for_other_gpus(lines.format("'6.4.2'", "None")) == "AMD GPUs (ROCm 6.4.2)"
+    assert torch_for_other_gpus(lines.format("None", "'20250101'")) == "Intel GPUs (XPU 20250101)"
+    assert torch_for_other_gpus(lines.format("None", "None")) == ""

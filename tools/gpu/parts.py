@@ -31,7 +31,7 @@ class Part:
 CHECKS = (
     Part("smoke", 90),
     *(
-        Part(f"conformance:{dtype}:{kind}:{i}", 75)
+        Part(f"conformance:{dtype}:{kind}:{i}", 90)
         for dtype in ("bfloat16", "float32")
         for kind in ("fast", "fixed")
         for i in range(CASES_AT_ONCE if dtype == "bfloat16" else 1)
@@ -52,19 +52,19 @@ CHECKS = (
 
 SPEEDS = (
     Part("limits", 30),
-    Part("life:memory", 60),
+    Part("gemv", 60),
     Part("attention", 60),
     Part("large", 150),
+    Part("eight", 90),
+    Part("server", 120),
     Part("small", 60),
     Part("host", 60),
-    Part("eight", 90),
     Part("int4", 90),
     Part("experts", 90),
-    Part("server", 120),
-    Part("kernels", 60),
+    Part("life:memory", 60),
     Part("products", 90),
+    Part("kernels", 60),
     Part("tiles", 90),
-    Part("gemv", 60),
     Part("launches", 30),
     Part("profile", 90),
     Part("peer", 120),

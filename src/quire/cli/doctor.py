@@ -141,11 +141,12 @@ def _torch() -> Lines:
 
 
 def _gpu() -> Lines:
-    from quire.hardware.nvidia import find_gpu, torch_cuda_version
+    from quire.hardware.nvidia import find_gpu, torch_cuda_version, torch_for_other_gpus
 
     gpu, missing = find_gpu()
-    built_for = torch_cuda_version()
+    built_for, other = torch_cuda_version(), torch_for_other_gpus()
     torch_cuda = "built without CUDA" if built_for is None else f"built for CUDA {built_for}"
+    torch_cuda = f"built for {other}, which is not supported" if other else torch_cuda
     if gpu is None:
         return [("gpu", missing), ("torch cuda", torch_cuda)]
     memory = f"{gib(gpu.free_memory_bytes)} free of {gib(gpu.total_memory_bytes)}"

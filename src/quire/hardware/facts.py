@@ -49,10 +49,11 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     `free_memory_bytes`: what can be taken now without swapping, inside the container's limit.
     `thread_limit`: set by the environment. `features`: names of CPU features that change a
     decision, such as avx512_bf16. `gpu_missing`: why there is no `gpu`. `torch_cuda`: the CUDA
-    release that torch is built for. `device`: where an engine runs, whose memory is then the one
-    meant here (config/resolve/device.py), and `host_free_bytes` that of the host. `weights_folder`:
-    where weights could be kept in files, and `free_disk_bytes` the room for them, 0 where files are
-    in memory.
+    release that torch is built for; `torch_other`: GPUs of other makers that it is built for.
+    `device`: where an engine runs, whose memory is then the one meant here
+    (config/resolve/device.py), and `host_free_bytes` that of the host. `weights_folder`: where
+    weights could be kept in files, and `free_disk_bytes` the room for them, 0 where files are in
+    memory.
     """
 
     cpu_name: str
@@ -71,6 +72,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GpuFacts | None = None
     gpu_missing: str = "none was looked for"
     torch_cuda: str | None = None
+    torch_other: str = ""
     weights_folder: str = ""
     free_disk_bytes: int = 0
 

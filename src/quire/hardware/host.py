@@ -17,7 +17,7 @@ import psutil
 from quire.environment import read_environment
 from quire.hardware.disk import free_disk_bytes
 from quire.hardware.facts import LogicalCpu, MachineFacts
-from quire.hardware.nvidia import find_gpu, torch_cuda_version
+from quire.hardware.nvidia import find_gpu, torch_cuda_version, torch_for_other_gpus
 from quire.hardware.topology import (
     Read,
     node_free_bytes,
@@ -70,6 +70,7 @@ def gather_machine_facts(root: Path = Path("/")) -> MachineFacts:
         gpu=gpu,
         gpu_missing=gpu_missing,
         torch_cuda=torch_cuda_version(),
+        torch_other=torch_for_other_gpus(),
         weights_folder=str(weights_folder),
         free_disk_bytes=free_disk_bytes(read, weights_folder),
     )

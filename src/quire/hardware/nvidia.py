@@ -64,13 +64,29 @@ def torch_cuda_version(text: str | None = None) -> str | None:
     """The CUDA release that the installed torch was built for, without importing it; None for a
     build without CUDA.
     """
+    return _torch_built_for("cuda", text)
+
+
+def torch_for_other_gpus(text: str | None = None) -> str:
+    """The kind of GPU that is not NVIDIA's and that the installed torch was built for; empty if
+    there is none.
+    """
+    for key, kind in (("hip", "AMD GPUs (ROCm {})"), ("xpu", "Intel GPUs (XPU {})")):
+        version = _torch_built_for(key, text)
+        if version is not None:
+            return kind.format(version)
+    return ""
+
+
+def _torch_built_for(key: str, text: str | None) -> str | None:
+    """The value of `key` in torch's version.py, whose contents `text` may be."""
     if text is None:
         found = importlib.util.find_spec("torch")
         if found is None or found.origin is None:
             return None
         file = Path(found.origin).with_name("version.py")
         text = file.read_text(encoding="utf-8") if file.exists() else ""
-    version = re.search(r"^cuda\b.*=\s*'([^']+)'", text, re.MULTILINE)
+    version = re.search(rf"^{key}\b.*=\s*'([^']+)'", text, re.MULTILINE)
     return version[1] if version else None
 
 

@@ -38,6 +38,11 @@ def choose_device(args: EngineOptions, machine: MachineFacts) -> tuple[MachineFa
 def _trouble(machine: MachineFacts) -> str:
     """Why no GPU can be used; empty if one can."""
     gpu = machine.gpu
+    if machine.torch_other:
+        return (
+            f"the installed torch is built for {machine.torch_other}, on which these kernels have "
+            "not run yet; NVIDIA GPUs are supported"
+        )
     if gpu is None:
         return machine.gpu_missing
     if gpu.capability < _LEAST_CAPABILITY:
