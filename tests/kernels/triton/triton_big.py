@@ -28,6 +28,7 @@ from quire.kernels.triton.sampling.edit_logits import bias_logits, forbid_words,
 from quire.kernels.triton.sampling.mask_logits import mask_logits
 from quire.kernels.triton.sampling.rank import rank
 from quire.ops import AttentionArgs, select
+from quire.ops.kv import LayerLatents
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import RotaryTable
 from tests.kernels.triton.triton_memory import Watch, corners
@@ -155,6 +156,64 @@ def keys_are_kept_in_the_last_block():
     assert torch.equal(large.memory[:, [131_499, 0]], small.memory)
 
 
+def latent_pages(blocks):
+    """As `kv_pages`, of latents."""
+    small = noise(len(blocks), 16, 576, dtype=HALF)
+    large = sparse(max(blocks) + 1, 16, 576, dtype=HALF)
+    assert 2**31 <= large.numel() < 2**32
+    large[blocks] = small
+    return LayerLatents(large, 512), LayerLatents(small, 512)
+
+
+def latents_of_the_last_block():
+    blocks = [233_100, 0, 233_099]
+    for is_fixed, new in product((True, False), (1, 5)):
+        ops = select(device="cpu", dtype=HALF, providers=["triton"], deterministic=is_fixed)
+        q, turned = noise(new, 3, 512, dtype=HALF), noise(new, 3, 64, dtype=HALF)
+        found = []
+        for latents, table in zip(latent_pages(blocks), (blocks, [0, 1, 2]), strict=True):
+            plan = ops.plan_latent(
+                query_start=np.array([0, new], dtype=np.int32),
+                seq_lens=np.array([40], dtype=np.int32),
+                block_table=torch.tensor([table], dtype=torch.int32),
+                block_size=16,
+            )
+            with Watch():
+                found.append(ops.latent_attend(q, turned, latents, plan, 0.1))
+        assert torch.equal(*found)
+
+
+def latents_are_kept_in_the_last_block():
+    large, small = latent_pages([233_099, 0])
+    ops = select(device="cpu", dtype=HALF, providers=["triton"])
+    table = RotaryTable(noise(64, 64), 64, True)
+    weight = NormWeight("rms", 1e-5, noise(512, dtype=HALF), None)
+    q, x, positions = (
+        noise(2, 3, 64, dtype=HALF),
+        noise(2, 576, dtype=HALF),
+        torch.tensor([[63, 0]]),
+    )
+    for latents, slots in ((large, [233_100 * 16 - 1, 3]), (small, [15, 16 + 3])):
+        with Watch():
+            ops.latent_store(
+                q, x, latents, torch.tensor(slots), positions, norm=weight, rotary=table
+            )
+    assert torch.equal(large.data[[233_099, 0]], small.data)
+
+
+def products_of_many_heads():
+    rows, heads = 40_000, 128
+    ops = select(device="cpu", dtype=HALF, providers=["triton"], deterministic=True)
+    w = ops.pack_heads(noise(heads, 512, 16, dtype=HALF))
+    x, small = sparse(rows, heads, 16, dtype=HALF), noise(2 * 64, heads, 16, dtype=HALF)
+    x[:64], x[-64:] = small.view(2, 64, heads, 16)
+    with Watch(corners), Sparse():
+        large, y = ops.heads_linear(x, w), ops.heads_linear(small, w)
+    assert 2**31 <= large.numel() < 2**32
+    kept, ends = [*range(64), *range(-64, 0)], ([0, 0, 127, 127], [0, -1, 0, -1])
+    assert torch.equal(large[kept][:, ends[0], ends[1]], y[:, ends[0], ends[1]])
+
+
 def tokens_of_many_rows():
     large, small = at_both_ends(ROWS, WIDTH)
     with Watch(ends):
@@ -280,6 +339,9 @@ CHECKS = (
     attention_reads_the_last_block,
     a_prompt_takes_no_room_for_shares_of_keys,
     keys_are_kept_in_the_last_block,
+    latents_of_the_last_block,
+    latents_are_kept_in_the_last_block,
+    products_of_many_heads,
     tokens_of_many_rows,
     edits_of_the_last_row,
     products_of_many_outputs,
