@@ -71,6 +71,7 @@ def life(tmp_path_factory, run_triton_script):
         ("offload", "qwen2"),
         ("some", "youtu"),
         pytest.param("varying", "youtu", marks=pytest.mark.full),
+        pytest.param("some", "qwen3_5", marks=pytest.mark.full),
         pytest.param("offload eager", "qwen2", marks=pytest.mark.full),
         pytest.param("eager", "mistral", marks=pytest.mark.full),
         pytest.param("int4", "qwen3_moe", marks=pytest.mark.full),

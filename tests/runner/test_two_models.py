@@ -163,6 +163,22 @@ def test_the_layers_of_both_models_share_the_pool():
     assert kv_cache.nbytes < sum(cache.nbytes for cache in alone)
 
 
+def test_block_ids_are_sent_to_the_device_once_for_all_layers():
+    sent = []
+
+    def send(ids):
+        sent.append(ids.tolist())
+        return torch.from_numpy(ids)
+
+    pool = plan_kv_pool(memories_of([TARGET, DRAFT]), SIZE, NumberBytes(4, 4))
+    ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
+    cache = KVCache(ops=ops, pool=pool, num_blocks=9, dtype=torch.float32, send=send)
+    sent.clear()
+    cache.copy([(1, 2), (3, 4)])
+    cache.zero([5, 6])
+    assert sent == [[1, 3], [2, 4], [5, 6]]
+
+
 def test_copies_and_zeros_reach_the_layers_of_every_group():
     engine = Engine([TARGET, DRAFT], "torch")
     cache, ops = engine.kv_cache, engine.ops

@@ -22,7 +22,6 @@ from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.spec import Decoder
-from quire.ops import Ops
 from quire.params import PoolingParams, SamplingParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder
@@ -75,7 +74,7 @@ def build_worker(
     load = make_loader(config, platform, exchange, group, room, network)
     model = load()
     specs = [model.spec] if network is None else [model.spec, network.spec]
-    kv_cache = _kv_cache(config, specs, platform.ops)
+    kv_cache = _kv_cache(config, specs, platform)
     runner, forward = _runner(config, platform, model, kv_cache, exchange)
     draft: DraftParts | None = None
     if config.generates:
@@ -185,14 +184,15 @@ def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
         )
 
 
-def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], ops: Ops) -> KVCache:
+def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], platform: Platform) -> KVCache:
     return KVCache(
-        ops=ops,
+        ops=platform.ops,
         pool=plan_kv_pool(
             memories_of(specs), config.block_size, config.number_bytes, config.num_drafts
         ),
         num_blocks=config.num_blocks if config.memory_share is None else PROBE_BLOCKS,
         dtype=config.kv_dtype,
+        send=platform.device.send,
     )
 
 

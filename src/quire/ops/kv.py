@@ -382,7 +382,9 @@ def _lanes_bytes(shape: BlockShape, dtype: torch.dtype) -> int:
 
 def ids_on(block_ids: BlockIds, device: torch.device) -> Tensor:
     """Block ids as an index of tensors on `device`."""
-    return torch.as_tensor(block_ids, dtype=torch.int64, device=device)
+    if isinstance(block_ids, Tensor):
+        return block_ids.to(device, torch.int64)
+    return torch.tensor(block_ids, dtype=torch.int64, device=device)
 
 
 @op(format="kv")

@@ -7,14 +7,17 @@ has a view of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from quire.models.kv_pool import KVPool
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory, NumberBytes
 from quire.ops import Ops
 from quire.ops.kv import BlockMemory, BlockShape, KVShape, LatentShape, StateShape
+from quire.runner.devices.device import Array
 from quire.scheduling.step import NULL_BLOCK
 
 
@@ -23,10 +26,19 @@ class KVCache:
     nothing.
     """
 
-    def __init__(self, *, ops: Ops, pool: KVPool, num_blocks: int, dtype: torch.dtype) -> None:
-        """`dtype`: that of keys and values."""
+    def __init__(
+        self,
+        *,
+        ops: Ops,
+        pool: KVPool,
+        num_blocks: int,
+        dtype: torch.dtype,
+        send: Callable[[Array], Tensor] = torch.from_numpy,
+    ) -> None:
+        """`dtype`: that of keys and values. `send`: `Device.send` of the device that has them."""
         self._ops = ops
         self._dtype = dtype
+        self._send = send
         self.pool = pool
         self.num_blocks = num_blocks
         self._slots = [_layers_by_shape(pool, slot) for slot in pool.slots]
@@ -64,13 +76,19 @@ class KVCache:
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (from, to) in every layer, one after the other."""
         for sources, targets in _independent(copies):
+            source_ids, target_ids = self._ids(sources), self._ids(targets)
             for view in self._views:
-                self._ops.copy_kv(view, sources, targets)
+                self._ops.copy_kv(view, source_ids, target_ids)
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Fill blocks with zeros in every layer."""
+        ids = self._ids(blocks)
         for view in self._views:
-            self._ops.zero_kv(view, blocks)
+            self._ops.zero_kv(view, ids)
+
+    def _ids(self, blocks: Sequence[int]) -> Tensor:
+        """Sent once for all layers, from memory for which the host does not wait."""
+        return self._send(np.array(blocks, dtype=np.int64))
 
     def _allocate(self, shapes: list[BlockShape]) -> Sequence[BlockMemory]:
         """Allocate a slot's memory, as blocks of each of these shapes."""

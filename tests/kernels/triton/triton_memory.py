@@ -54,8 +54,11 @@ SAME_VALUE = {
 """Kernels of which several programs may write to one place, and why all write the same."""
 
 WARM_UP = dict.fromkeys(
-    ("_rope_store_kernel", "_latent_store_kernel"),
-    "all tokens of warm-up share a block whose contents nobody reads",
+    (
+        *("_rope_store_kernel", "_latent_store_kernel"),
+        *("_conv_kernel", "_mamba_kernel", "_mamba2_kernel", "_delta_kernel"),
+    ),
+    "all rows of warm-up share a block whose contents nobody reads",
 )
 """Kernels whose programs may write anything to one place when quire.runner.warm_up calls them."""
 
