@@ -21,7 +21,6 @@ from quire.kernels.triton.attention import (
     rope_store,
 )
 from quire.kernels.triton.attention.triton_plan import (
-    LEAST_LATENT_SHARE,
     Means,
     TritonPlan,
     plan_rows,
@@ -195,7 +194,7 @@ def _plan_latent(
 ) -> TritonPlan:
     means = _means(facts, 0 if facts.is_deterministic else _SMS)
     if means.spare:
-        means = replace(means, shape=FAST_LATENT_SHAPE, least_share=LEAST_LATENT_SHARE)
+        means = replace(means, shape=FAST_LATENT_SHAPE)
     return plan_rows(query_start, seq_lens, block_table, block_size, None, means=means)
 
 

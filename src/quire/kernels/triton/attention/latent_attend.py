@@ -11,6 +11,8 @@ of shares and of bits holds here too.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -19,23 +21,80 @@ from quire.kernels.triton.attention.attend import (
     MERGED,
     log2_e,
     merge_kernel,
-    pages_of,
     room_for_shares,
     within_page,
 )
 from quire.kernels.triton.attention.triton_plan import Tiles, TritonPlan
-from quire.kernels.triton.launch import FLOAT32_WARPS, dot_type, kernel, power_of_2, readable
+from quire.kernels.triton.launch import (
+    FLOAT32_WARPS,
+    dot_type,
+    kernel,
+    power_of_2,
+    readable,
+    shared_memory,
+)
 from quire.kernels.triton.linear.product_kernel import is_below
 from quire.ops.kv import LayerLatents
 
 _LEAST_DOT = 16
 """tl.dot takes no smaller side."""
 
-_FLOAT32_LINES = 32
+_FEW_LINES = 32
+"""Of a program that multiplies in float32, or has little shared memory."""
+
+_FOR_MANY_LINES = 128 << 10
+"""Bytes of shared memory from which a program has more lines: not on Ada."""
+
+_OF_FEW_LINES = ((32, 4, 3), (32, 4, 2), (16, 4, 2), (16, 4, 1))
+_OF_MANY_LINES = ((64, 8, 3), (32, 8, 3), (32, 8, 2), (16, 8, 2), (16, 8, 1))
+"""Keys of a block, warps and blocks in shared memory, the best that fit first."""
+
+_FOR_RESULTS = 4 << 10
+"""Bytes of shared memory that blocks leave for layouts to be changed."""
+
 _FLOAT32_COLUMNS = 64
 """Of a latent, which a program multiplies at once, and whose means it makes: without tensor cores
 every thread keeps whole rows of the operands in registers.
 """
+
+
+@kernel
+def _pages(
+    table: tl.tensor, block: tl.tensor, end: tl.tensor, S: tl.constexpr, BLOCK_N: tl.constexpr
+) -> Any:
+    """The pages of a block's keys, each once where blocks are whole pages or pages whole blocks: of
+    every key, they take registers that the means need.
+    """
+    if S % BLOCK_N == 0:
+        return tl.load(table + block // (S // BLOCK_N), block * BLOCK_N < end, other=0)
+    elif BLOCK_N % S == 0:  # elif and else: paths for the compiler, not for Python
+        entry = block * (BLOCK_N // S) + tl.arange(0, BLOCK_N // S)
+        return tl.load(table + entry, entry * S < end, other=0)
+    else:
+        key = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        return tl.load(table + key // S, key < end, other=0)
+
+
+@kernel
+def _of_keys(pages: tl.tensor, S: tl.constexpr, BLOCK_N: tl.constexpr) -> Any:
+    """Pages as `_pages` returns them -> the page of each key [N]."""
+    if S % BLOCK_N == 0:
+        return pages + tl.zeros((BLOCK_N,), tl.int32)
+    elif BLOCK_N % S == 0:  # elif and else: paths for the compiler, not for Python
+        return tl.reshape(tl.broadcast_to(pages[:, None], (BLOCK_N // S, S)), (BLOCK_N,))
+    else:
+        return pages
+
+
+@kernel
+def _line_at(
+    begin: tl.tensor, line: tl.tensor, H: tl.constexpr, TOKEN: tl.constexpr, HEAD: tl.constexpr
+) -> Any:
+    """Where line `line` of the tokens from `begin` on begins: line by line in most tensors."""
+    if TOKEN == H * HEAD:
+        return (begin.to(tl.int64) * H + line) * HEAD
+    else:  # a second path for the compiler, not for Python
+        return (begin + line // H).to(tl.int64) * TOKEN + line % H * HEAD
 
 
 @kernel
@@ -72,16 +131,20 @@ def _latent_attend_kernel(
     SHARES: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
-    """Columns program_id(1) of the means of piece program_id(0) of the tiles.
+    """Columns program_id(1) of the means of piece program_id(0) of the tiles, of prompts from the
+    last on.
 
     SHARES: see `_attend_kernel`. PAGE: from one page to the next, in numbers. COLUMNS: of a latent,
     at once; where that is not all of them, the scores are summed up over several reads.
     """
-    tile = tl.program_id(0) // PIECES
+    program = tl.program_id(0)
+    if not SHARES:  # the last tokens of prompts, which see most keys, are not left for the end
+        program = tl.num_programs(0) - 1 - program
+    tile = program // PIECES
     part = tl.program_id(1)
     is_whole: tl.constexpr = COLUMNS == BLOCK_RANK
     row = tl.load(tile_rows + tile)
-    first = tl.program_id(0) % PIECES * BLOCK_M
+    first = program % PIECES * BLOCK_M
     share, num_shares = 0, 1
     if SHARES:
         first_share = tl.load(tile_starts + row)
@@ -98,12 +161,10 @@ def _latent_attend_kernel(
     line = first + tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     column, rotated = tl.arange(0, COLUMNS), tl.arange(0, BLOCK_ROTATED)
-    query, head = line // H, line % H
-    is_query = query < num_new
-    token = (begin + query).to(tl.int64)
-    position = seq_len - num_new + query
-    q_at = token * Q_TOKEN + head * Q_HEAD
-    r_at = token * R_TOKEN + head * R_HEAD
+    is_query = line < num_new * H
+    position = seq_len - num_new + line // H
+    q_at = _line_at(begin, line, H, Q_TOKEN, Q_HEAD)
+    r_at = _line_at(begin, line, H, R_TOKEN, R_HEAD)
     is_turned = is_query[:, None] & is_below(rotated, ROTATED, BLOCK_ROTATED)[None, :]
     turned = tl.load(q_rotated + r_at[:, None] + rotated[None, :], is_turned, other=0.0).to(DOT)
     if is_whole:
@@ -123,13 +184,13 @@ def _latent_attend_kernel(
         start_block = share * length
         end_block = tl.minimum(start_block + length, end_block)
     value_column = part * COLUMNS + column
-    pages = pages_of(table, start_block, n, 0, end, S, BLOCK_N)
+    pages = _pages(table, start_block, end, S, BLOCK_N)
     for block in range(start_block, end_block):
         key = block * BLOCK_N + n
-        page = latents + pages.to(tl.int64) * PAGE
+        page = latents + _of_keys(pages, S, BLOCK_N).to(tl.int64) * PAGE
         at = within_page(key, n, S, BLOCK_N) * (RANK + ROTATED)
         # ahead of their use, so that nothing waits for them between two blocks
-        pages = pages_of(table, block + 1, n, 0, end, S, BLOCK_N)
+        pages = _pages(table, block + 1, end, S, BLOCK_N)
         is_key = key < end
         is_value = is_key[:, None] & is_below(value_column, RANK, COLUMNS)[None, :]
         values = tl.load(
@@ -159,7 +220,7 @@ def _latent_attend_kernel(
             page[:, None] + (at[:, None] + RANK + rotated[None, :]), is_turned_key, other=0.0
         ).to(DOT)
         products = tl.dot(turned, tl.trans(turned_keys), products, input_precision="ieee")
-        sees = is_key[None, :] & (key[None, :] <= position[:, None])
+        sees = key[None, :] <= position[:, None]
         scores = tl.where(sees, products, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
         shift = tl.where(new_best == float("-inf"), 0.0, new_best) * unit
@@ -173,15 +234,15 @@ def _latent_attend_kernel(
 
     to = is_query[:, None] & is_below(value_column, RANK, COLUMNS)[None, :]
     if num_shares > 1:
-        share_at = tile.to(tl.int64) * H + head
+        share_at = tile.to(tl.int64) * H + line  # of one token
         tl.store(share_out + share_at[:, None] * RANK + value_column[None, :], sums, to)
         if part == 0:
             tl.store(share_stats + share_at * 2, best, is_query)
             tl.store(share_stats + share_at * 2 + 1, total, is_query)
     else:
         y = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-        out_at = (token * H + head)[:, None] * RANK + value_column[None, :]
-        tl.store(out + out_at, y.to(out.dtype.element_ty), to)
+        out_at = _line_at(begin, line, H, H * RANK, RANK)
+        tl.store(out + out_at[:, None] + value_column[None, :], y.to(out.dtype.element_ty), to)
 
 
 def latent_attend(
@@ -210,9 +271,11 @@ def _launch(
     _, heads, rank = q.shape
     shares = room_for_shares(q, len(tiles.rows)) if tiles.shares_keys else (out, out)
     lines = tiles.num_queries * heads
-    block_m = latent_lines(tiles, heads, q.dtype)
+    room = shared_memory(q.device)
+    block_m = latent_lines(tiles, heads, q.dtype, room)
     assert tiles.num_queries == 1 or lines % block_m == 0
     block_rank = power_of_2(rank, _LEAST_DOT)
+    block_rotated = power_of_2(q_rotated.shape[2], _LEAST_DOT)
     columns = min(block_rank, _FLOAT32_COLUMNS) if q.dtype is torch.float32 else block_rank
     pieces = -(-lines // block_m)
     _latent_attend_kernel[(len(tiles.rows) * pieces, block_rank // columns)](
@@ -231,35 +294,45 @@ def _launch(
         PIECES=pieces,
         BLOCK_M=block_m,
         BLOCK_RANK=block_rank,
-        BLOCK_ROTATED=power_of_2(q_rotated.shape[2], _LEAST_DOT),
+        BLOCK_ROTATED=block_rotated,
         COLUMNS=columns,
         SCALE=scale,
         SHARES=tiles.shares_keys,
         DOT=dot_type(q.dtype),
-        **latent_tiling(block_m, rank, q.dtype),
+        **latent_tiling(block_m, block_rank + block_rotated, q.dtype, room),
     )
     if tiles.shares_keys:
         merge_kernel[(len(plan.table_rows), heads)](
             *(*shares, out, tiles.starts, plan.query_start, q),
             H=heads,
             D=rank,
-            BLOCK_D=power_of_2(rank, _LEAST_DOT),
+            BLOCK_D=block_rank,
             BLOCK_S=MERGED,
             HAS_SINKS=False,
             num_warps=4,
         )
 
 
-def latent_lines(tiles: Tiles, heads: int, dtype: torch.dtype) -> int:
+def latent_lines(tiles: Tiles, heads: int, dtype: torch.dtype, shared_memory: int) -> int:
     """Lines of a program's product: queries of some tokens and heads."""
     least, best = tiles.shape
-    if dtype is torch.float32:
-        least, best = min(least, _FLOAT32_LINES), min(best, _FLOAT32_LINES)
+    if dtype is torch.float32 or shared_memory < _FOR_MANY_LINES:
+        least, best = min(least, _FEW_LINES), min(best, _FEW_LINES)
     return min(best, power_of_2(tiles.num_queries * heads, least))
 
 
-def latent_tiling(lines: int, rank: int, dtype: torch.dtype) -> dict[str, int]:
-    """Keys of a block, warps, and blocks under way; see `tiling` of ordinary attention."""
+def latent_tiling(lines: int, width: int, dtype: torch.dtype, shared_memory: int) -> dict[str, int]:
+    """Keys of a block, warps, and blocks of `width` columns in shared memory; see `tiling` of
+    ordinary attention.
+
+    Of many lines the means leave no registers for a second program, so that a program has all of
+    the shared memory. Three blocks there are better than two twice as large: of two, the copy of
+    the next block begins when the scores of this one are there.
+    """
     if dtype is torch.float32:
         return {"BLOCK_N": 16, "num_warps": FLOAT32_WARPS, "num_stages": 1}
-    return {"BLOCK_N": 32, "num_warps": 8 if lines > 32 else 4, "num_stages": 3}
+    rows = (shared_memory - _FOR_RESULTS) // (width * dtype.itemsize)
+    tiles = _OF_FEW_LINES if lines <= _FEW_LINES else _OF_MANY_LINES
+    fitting = (tile for tile in tiles if lines + tile[0] * tile[2] <= rows)
+    keys, warps, stages = next(fitting, tiles[-1])
+    return {"BLOCK_N": keys, "num_warps": warps, "num_stages": stages}

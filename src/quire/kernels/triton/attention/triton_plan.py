@@ -16,9 +16,6 @@ PREFILL_TOKENS = 64
 LEAST_SHARE = 128
 """Keys below which dividing a row's between programs costs more than it saves."""
 
-LEAST_LATENT_SHARE = 256
-"""The same of latents, of which each head has a mean that is merged."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -52,7 +49,6 @@ class Means:
     spare: int
     upload: Callable[[np.ndarray], Tensor]
     shape: tuple[int, int]
-    least_share: int = LEAST_SHARE
 
     def tiles(
         self,
@@ -173,7 +169,7 @@ def _decodes(decode: np.ndarray, seen: np.ndarray, means: Means) -> Tiles:
     if not means.spare:
         return means.tiles(decode, np.zeros(len(decode)), 1)
     keys = seen[decode]
-    counts = -(-keys // max(means.least_share, -(-int(keys.sum()) // means.spare)))
+    counts = -(-keys // max(LEAST_SHARE, -(-int(keys.sum()) // means.spare)))
     rows = np.full(len(decode) + means.spare, decode[0])
     shared = np.repeat(decode, counts)
     rows[: len(shared)] = shared
