@@ -128,6 +128,7 @@ def test_every_part_has_what_it_runs():
     names = [part.name for part in (*parts.CHECKS, *parts.SPEEDS)]
     assert len(set(names)) == len(names)
     homes = {"smoke": lives, "bits": lives, "death": lives, "attention": kernels}
+    homes |= dict.fromkeys(("latents", "latent_tiles"), pytest.importorskip("gpu.latents"))
     for name in {name.split(":")[0] for name in names} - {"life", "conformance", "parity", "warm"}:
         known = [homes.get(name), engines, kernels, products, ceilings, tuning]
         attributes = (name, "attentions" if name == "attention" else "table")
@@ -293,6 +294,30 @@ def test_products_are_measured_at_each_class_of_rows_and_with_other_tiles(monkey
     assert len(lines) == 5 * 2 * 4
     assert lines[0].what == "kernel one linear int432 1 x 96 x 64"
     assert lines[-1].what == "kernel two linear fp8 256 x 64 x 32 fixed"
+
+
+def test_latents_are_timed_and_compared_with_plain_torch(monkeypatch):
+    latents = pytest.importorskip("gpu.latents")
+    plain = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
+    monkeypatch.setattr(latents, "select", lambda **_: plain)
+    monkeypatch.setattr(latents, "median_seconds", lambda call: call() is None or 1e-3)
+    shape = (3, 24, 8)
+    work = {"decode": (shape, 2, 1, 64), "prefill": (shape, 2, 64, 64)}
+    monkeypatch.setattr(latents, "WORK", work)
+    monkeypatch.setattr(latents, "HEADS", ((3, 16, 24), (3, 24, 16)))
+    limits = ceilings.Ceilings(1e12, 1e15)
+    lines = list(latents.table(limits, "cpu"))
+    names = [line.what.removeprefix("kernel ") for line in lines]
+    assert names[:4] == [
+        *("latent_attend decode", "latent_attend prefill"),
+        *("latent_attend decode, fixed", "latent_attend prefill, fixed"),
+    ]
+    assert len(names) == 4 + 3 * 2
+    assert all(float(line.note.split("error ")[1]) < 0.02 for line in lines[:4])
+    right = plain.latent_attend
+    object.__setattr__(plain, "latent_attend", lambda q, *rest: right(1.5 * q, *rest))
+    wrong = next(latents.table(limits, "cpu"))
+    assert float(wrong.note.split("error ")[1]) > 0.02
 
 
 def test_another_tile_that_is_faster_misses_the_bound_and_one_that_fails_is_named():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -42,25 +43,28 @@ TILES = ((32, 4, 2), (32, 4, 3), (32, 8, 2), (32, 8, 3), (64, 4, 2), (64, 8, 2),
 """Keys of a block, warps, stages."""
 
 
-def table(ceilings: Ceilings) -> Iterator[Line]:
+HEADS = tuple((heads, *widths) for heads in (LITE[0], V3[0]) for widths in ((128, 512), (512, 128)))
+"""Heads, inputs and outputs of the products around attention."""
+
+
+def table(ceilings: Ceilings, device: str = "cuda") -> Iterator[Line]:
     """Every work as it is served, with bits that may vary and with bits that may not."""
     for is_fixed in (False, True):
-        ops = select(device="cuda", dtype=torch.bfloat16, deterministic=is_fixed)
+        ops = select(device=device, dtype=torch.bfloat16, deterministic=is_fixed)
         for name, work in WORK.items():
-            given = call(ops, *work)
+            given = call(ops, *work, device=device)
             error = error_of(ops, given, work)
             seconds = median_seconds(lambda ops=ops, given=given: ops.latent_attend(*given))
             label = f"latent_attend {name}{', fixed' * is_fixed}"
             line = Measured(label, seconds, *costs.latent_attend(*given)).line(ceilings, None)
             yield replace(line, note=f"{line.note}, error {error:.1e}")
-    ops = select(device="cuda", dtype=torch.bfloat16)
-    for rows in (1, 64, 2048):
-        for heads, width, out in ((16, 128, 512), (16, 512, 128), (128, 128, 512), (128, 512, 128)):
-            w = ops.pack_heads(torch.randn(heads, out, width, device="cuda").bfloat16())
-            x = torch.randn(rows, heads, width, device="cuda").bfloat16()
-            seconds = median_seconds(lambda ops=ops, x=x, w=w: ops.heads_linear(x, w))
-            name = f"heads_linear {rows} x {heads} x {width} x {out}"
-            yield Measured(name, seconds, *costs.heads_linear(x, w)).line(ceilings, None)
+    ops = select(device=device, dtype=torch.bfloat16)
+    for rows, (heads, width, out) in product((1, 64, 2048), HEADS):
+        w = ops.pack_heads(torch.randn(heads, out, width, device=device).bfloat16())
+        x = torch.randn(rows, heads, width, device=device).bfloat16()
+        seconds = median_seconds(lambda ops=ops, x=x, w=w: ops.heads_linear(x, w))
+        name = f"heads_linear {rows} x {heads} x {width} x {out}"
+        yield Measured(name, seconds, *costs.heads_linear(x, w)).line(ceilings, None)
 
 
 def tiles(ceilings: Ceilings, until: float) -> Iterator[Line]:

@@ -54,6 +54,7 @@ SPEEDS = (
     Part("limits", 30),
     Part("gemv", 60),
     Part("attention", 60),
+    Part("latents", 90),
     Part("large", 150),
     Part("eight", 90),
     Part("server", 120),
@@ -65,6 +66,7 @@ SPEEDS = (
     Part("products", 90),
     Part("kernels", 60),
     Part("tiles", 90),
+    Part("latent_tiles", 120),
     Part("launches", 30),
     Part("profile", 90),
     Part("peer", 120),
@@ -105,7 +107,7 @@ def lines_of(name: str, until: float) -> Iterator[Line]:
 
 
 def _measured(kind: str, until: float) -> Iterator[Line]:
-    from gpu import engines, kernels, products
+    from gpu import engines, kernels, latents, products
     from gpu.ceilings import limits, measure
 
     if kind == "limits":
@@ -114,6 +116,10 @@ def _measured(kind: str, until: float) -> Iterator[Line]:
         yield from kernels.attentions(measure())
     elif kind == "kernels":
         yield from kernels.table(measure(), until)
+    elif kind == "latents":
+        yield from latents.table(measure())
+    elif kind == "latent_tiles":
+        yield from latents.tiles(measure(), until)
     elif kind == "products":
         yield from products.table(measure(), until)
     elif kind in ("host", "server"):

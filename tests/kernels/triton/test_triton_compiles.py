@@ -116,7 +116,7 @@ def test_products_with_codes_fit_and_load_ahead(compiled):
 def test_attention_loads_ahead(compiled):
     """That a step's numbers would have variants compiled fails the fixture. Where the loop waits
     for all copies before it multiplies, loading and computing take turns."""
-    assert len(compiled["attention"]) == 4 + 3
+    assert len(compiled["attention"]) == 4 + 4
     for name, kernels in compiled["attention"].items():
         kernel = "_attend_kernel" if "_attend_kernel" in kernels else "_latent_attend_kernel"
         decodes, prompts = kernels[f"{kernel} shared"], kernels[kernel]

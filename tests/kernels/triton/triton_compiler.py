@@ -44,6 +44,7 @@ HEADS = ((32, 8, 128), (8, 4, 256), (14, 2, 64))
 """Query heads, KV heads and head dim of Llama, Gemma 2 and Qwen 2."""
 LATENTS = {
     "DeepSeek-V2-Lite": (16, 512, 64),
+    "GLM-4.7-Flash": (20, 512, 64),
     "DeepSeek-V3": (128, 512, 64),
     "MiniCPM3": (40, 256, 32),
 }
