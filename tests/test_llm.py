@@ -10,7 +10,7 @@ import pytest
 from quire.errors import EngineDeadError, EngineError, InvalidParameter, InvalidType, RequestError
 from quire.llm import LLM
 from quire.outputs import RequestOutput
-from quire.params import RequestOutputKind, SamplingParams
+from quire.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.engine.frontend.scripted_engines import embedded_tokenizer, make_engine
 
 ECHO = list(range(20, 84))
@@ -137,6 +137,81 @@ def test_queueing_while_asleep():
     assert llm.wait_for_completion() == []
 
 
+CHAT = [{"role": "user", "content": "hi"}]
+CALLS = {
+    "generate": lambda llm, **more: llm.generate(["b", "c"], **more),
+    "chat": lambda llm, **more: llm.chat([CHAT, CHAT], **more),
+    "beam_search": lambda llm, **more: llm.beam_search(
+        ["b"], BeamSearchParams(beam_width=2, max_tokens=2), **more
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_while_asleep_leaves_nothing_queued(name):
+    llm = make_llm()
+    [earlier] = llm.enqueue("earlier", SamplingParams(max_tokens=3), use_tqdm=False)
+    llm.sleep(level=0, mode="keep")
+    with pytest.raises(EngineError, match="the engine is asleep"):
+        CALLS[name](llm, use_tqdm=False)
+    llm.wake_up()
+    [later] = llm.enqueue("later", SamplingParams(max_tokens=2), use_tqdm=False)
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [(out.request_id, out.prompt, len(out.outputs[0].token_ids)) for out in outputs] == [
+        (earlier, "earlier", 3), (later, "later", 2),
+    ]  # fmt: skip
+    assert_untouched(llm)
+
+
+class BrokenBar:
+    """Raises when it is made, at its first update, or when it is closed."""
+
+    def __init__(self, moment):
+        self.moment = moment
+
+    def __call__(self, total, desc, **options):
+        self.at("made")
+        return self
+
+    def update(self, number):
+        self.at("update")
+
+    def set_postfix_str(self, text, refresh): ...
+
+    def close(self):
+        self.at("close")
+
+    def at(self, moment):
+        if moment == self.moment:
+            raise ArithmeticError(moment)
+
+
+@pytest.mark.parametrize("moment", ["made", "update", "close"])
+@pytest.mark.parametrize("name", ["generate", "chat", "enqueue"])
+def test_a_call_whose_bar_raises_leaves_nothing_queued(name, moment):
+    calls = {**CALLS, "enqueue": lambda llm, **more: llm.enqueue(["b", "c"], **more)}
+    llm = make_llm()
+    llm.enqueue("earlier", use_tqdm=False)
+    with pytest.raises(ArithmeticError, match=moment):
+        calls[name](llm, use_tqdm=BrokenBar(moment))
+    llm.enqueue("later", use_tqdm=False)
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [out.prompt for out in outputs] == ["earlier", "later"]
+    assert_untouched(llm)
+
+
+@pytest.mark.usefixtures("terminal")
+def test_ctrl_c_after_the_last_prompt_was_added_leaves_nothing_queued():
+    class Pressing(Bar):
+        def close(self):
+            signal.raise_signal(signal.SIGINT)
+
+    llm = make_llm()
+    with pytest.raises(KeyboardInterrupt):
+        llm.enqueue(["a", "b"], use_tqdm=Pressing)
+    assert_untouched(llm)
+
+
 def test_generate_leaves_queued_requests_to_their_caller():
     llm = make_llm(tokens_per_step=lambda handle: 1 if handle else 4)
     llm.enqueue("queued", use_tqdm=False)
@@ -174,7 +249,7 @@ def terminal():
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_leaves_no_trace(times, terminal):
+def test_ctrl_c_leaves_no_trace_of_its_call(times, terminal):
     before = signal.getsignal(signal.SIGINT)
     press = CtrlC(times)
     llm = make_llm(before_step=press)
@@ -183,7 +258,11 @@ def test_ctrl_c_leaves_no_trace(times, terminal):
         llm.generate(["a", "b"], SamplingParams(n=2, max_tokens=4), use_tqdm=False)
     assert press.finished_steps == (2 if times == 1 else 1), "the first one waits for the step"
     assert signal.getsignal(signal.SIGINT) is before
-    assert client_of(llm).aborted == [0, 1, 2, 3, 4]
+    if times == 1:
+        assert client_of(llm).aborted == [1, 2, 3, 4]
+        assert [out.prompt for out in llm.wait_for_completion(use_tqdm=False)] == ["queued"]
+    else:
+        assert client_of(llm).aborted == [0, 1, 2, 3, 4], "the step was broken off"
     assert_untouched(llm)
 
 

@@ -15,7 +15,7 @@ from quire.config.args.engine_args import EngineArgs
 from quire.engine.beam_runner import BeamRunner
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.offline import OfflineRequests, one_at_a_time
+from quire.engine.offline import Batch, OfflineRequests, one_at_a_time
 from quire.engine.unbuilt import UnbuiltTransferMethods
 from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidType, NotBuiltYet, RequestError
@@ -106,16 +106,15 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         `get_default_sampling_params()`; an adapter None: the model itself.
         An error in the k-th prompt aborts those before it and is raised.
         """
-        ids = self.enqueue(
+        batch = self._prompts(
             prompts,
             sampling_params,
-            lora_request,
-            priority,
-            False,
-            tokenization_kwargs,
             mm_processor_kwargs,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
         )
-        return self._requests.outputs(ids, use_tqdm)
+        return self._requests.run(batch, use_tqdm)
 
     @one_at_a_time
     def chat(
@@ -135,22 +134,21 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several; see `enqueue_chat`."""
-        ids = self.enqueue_chat(
+        batch = self._chats(
             messages,
             sampling_params,
-            False,
-            lora_request,
-            priority,
-            chat_template,
-            chat_template_content_format,
-            add_generation_prompt,
-            continue_final_message,
-            tools,
-            chat_template_kwargs,
-            tokenization_kwargs,
             mm_processor_kwargs,
+            chat_template,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
         )
-        return self._requests.outputs(ids, use_tqdm)
+        return self._requests.run(batch, use_tqdm)
 
     @one_at_a_time
     def enqueue(
@@ -164,17 +162,15 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Queue prompts and return their request ids; `wait_for_completion` returns the outputs."""
-        _refuse_media(mm_processor_kwargs)
-        given = as_prompts(prompts)
-        return self._requests.enqueue(
-            given,
-            len(given),
-            self._params(sampling_params),
-            priority=priority,
+        batch = self._prompts(
+            prompts,
+            sampling_params,
+            mm_processor_kwargs,
             lora_request=lora_request,
+            priority=priority,
             tokenization_kwargs=tokenization_kwargs,
-            use_tqdm=use_tqdm,
         )
+        return self._requests.enqueue(batch, use_tqdm)
 
     @one_at_a_time
     def enqueue_chat(
@@ -198,31 +194,21 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         `chat_template` replaces the engine's: a template's text, or the name of one of the
         tokenizer's.
         """
-        _refuse_media(mm_processor_kwargs)
-        tokenizer, chats = self.get_tokenizer(), _as_chats(messages)
-        template = chat_template or self.llm_engine.front_end.chat_template
-        rendered = (
-            render_chat(
-                tokenizer,
-                chat,
-                chat_template=template,
-                content_format=chat_template_content_format,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for chat in chats
-        )
-        return self._requests.enqueue(
-            rendered,
-            len(chats),
-            self._params(sampling_params),
-            priority=priority,
+        batch = self._chats(
+            messages,
+            sampling_params,
+            mm_processor_kwargs,
+            chat_template,
             lora_request=lora_request,
-            tokenization_kwargs={"add_special_tokens": False, **(tokenization_kwargs or {})},
-            use_tqdm=use_tqdm,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
         )
+        return self._requests.enqueue(batch, use_tqdm)
 
     @one_at_a_time
     def wait_for_completion(
@@ -235,7 +221,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         if output_type not in (None, RequestOutput, (RequestOutput,)):
             allowed = "it must be None or RequestOutput"
             raise InvalidType("output_type", output_type, allowed)
-        return self._requests.outputs(None, use_tqdm)
+        return self._requests.wait(use_tqdm)
 
     @one_at_a_time
     def beam_search(
@@ -317,6 +303,50 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
     @one_at_a_time
     def _call(self, call: Utility[T]) -> T:
         return self.llm_engine._call(call)
+
+    def _prompts(
+        self,
+        prompts: Any,
+        sampling_params: Any,
+        mm_processor_kwargs: Mapping[str, Any] | None,
+        **options: Any,
+    ) -> Batch:
+        """The batch of `generate`. Raises RequestError."""
+        _refuse_media(mm_processor_kwargs)
+        given = as_prompts(prompts)
+        params = self._params(sampling_params)
+        return Batch(prompts=given, total=len(given), params=params, **options)
+
+    def _chats(
+        self,
+        messages: Any,
+        sampling_params: Any,
+        mm_processor_kwargs: Mapping[str, Any] | None,
+        chat_template: str | None,
+        *,
+        lora_request: GivenAdapters,
+        priority: int | Sequence[int] | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        **rendering: Any,
+    ) -> Batch:
+        """The batch of `chat`, whose conversations are rendered one by one. Raises RequestError."""
+        _refuse_media(mm_processor_kwargs)
+        tokenizer, chats = self.get_tokenizer(), _as_chats(messages)
+        template = chat_template or self.llm_engine.front_end.chat_template
+        rendered = (
+            render_chat(tokenizer, chat, chat_template=template, **rendering) for chat in chats
+        )
+        return Batch(
+            prompts=rendered,
+            total=len(chats),
+            params=self._params(sampling_params),
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs={
+                "add_special_tokens": False,
+                **(tokenization_kwargs or {}),
+            },
+        )
 
     def _params(self, given: Any) -> Any:
         """Those of a generation. Raises RequestError for an engine that only pools, InvalidType for

@@ -11,7 +11,7 @@ import numpy as np
 from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.frontend.score_prompts import CrossPrompts, TextsRead, paired
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.offline import OfflineRequests, one_at_a_time
+from quire.engine.offline import Batch, OfflineRequests, one_at_a_time
 from quire.errors import InvalidParameter, InvalidType, RequestError
 from quire.lora.request import GivenAdapters
 from quire.models.pooling.spec import PoolingTask
@@ -208,14 +208,14 @@ class PoolingMethods:
         given = as_prompts(prompts)
         if not given:
             raise InvalidParameter("prompts", prompts, "you must pass at least one prompt")
-        ids = self._requests.enqueue(
-            given,
-            len(given),
-            _with_task(params, task),
+        batch = Batch(
+            prompts=given,
+            total=len(given),
+            params=_with_task(params, task),
             lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
         )
-        return self._requests.outputs(ids, use_tqdm)
+        return self._requests.run(batch, use_tqdm)
 
     @property
     def _pooling(self) -> PoolingFacts:

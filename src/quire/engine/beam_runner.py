@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.beam_search import BeamSearch, BeamSearchOutput, step_params
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.offline import OfflineRequests
+from quire.engine.offline import Batch, OfflineRequests
 from quire.engine.progress import Progress
 from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
 from quire.lora.request import LoRARequest
@@ -83,8 +83,10 @@ class BeamRunner:
         """One token more for every live text of `searches`, all in one batch."""
         params = step_params(self._params)
         prompts = [beam.tokens for search in searches for beam in search.beams]
-        ids = self._requests.enqueue(prompts, len(prompts), params, lora_request=self._lora_request)
-        completions = iter([out.outputs[0] for out in self._requests.outputs(ids, False)])
+        batch = Batch(
+            prompts=prompts, total=len(prompts), params=params, lora_request=self._lora_request
+        )
+        completions = iter([out.outputs[0] for out in self._requests.run(batch, False)])
         for search in searches:
             own = [next(completions) for _ in search.beams]
             for completion in own:

@@ -163,9 +163,11 @@ class LLMEngine(EngineAttributes, BlockingControl):
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         self._ready += self.front_end.abort(ids, internal=internal).outputs
 
-    def discard_requests(self, request_ids: Iterable[str]) -> None:
-        """Abort requests by the callers' ids and drop their outputs."""
-        self.front_end.abort(list(request_ids), internal=False)
+    def discard_requests(self, request_ids: Iterable[str], internal: bool = False) -> None:
+        """Abort requests by the callers' ids, or by the engine's own if `internal`, and drop their
+        outputs.
+        """
+        self.front_end.abort(list(request_ids), internal=internal)
 
     def discard_all(self) -> None:
         """Abort every request and drop all outputs."""

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from types import FrameType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -42,15 +43,16 @@ def one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
 class OfflineRequests:
     """Queues prompts under consecutive ids, and waits for their outputs.
 
-    Invariant: `_queued` has the ids whose outputs have not been fetched, in order; the finished
-    ones among them are the keys of `_finished`. Ctrl-C acts between two prompts and between two
-    steps, where the engine is whole.
+    Invariant: `_queued` has the ids whose outputs have not been fetched, in order, with the
+    engine's own ids; the finished ones among them are the keys of `_finished`. A call that raises
+    leaves none of its own behind, and those of earlier calls as they were. Ctrl-C acts between two
+    prompts and between two steps, where the engine is whole.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
         self._next_id = 0
-        self._queued: dict[str, None] = {}
+        self._queued: dict[str, str] = {}
         self._finished: dict[str, AnyOutput] = {}
         self._is_busy = False
 
@@ -64,131 +66,167 @@ class OfflineRequests:
                 "call of the same thread was running. Call it after that call has returned."
             )
 
-    @contextmanager
-    def _working(self) -> Iterator[DeferredInterrupt]:
-        with DeferredInterrupt() as interrupt:
-            self._is_busy = True
-            try:
-                yield interrupt
-            finally:
-                self._is_busy = False
+    def run(self, batch: Batch, use_tqdm: bool | Callable[..., Any]) -> list[Any]:
+        """Queue prompts, wait for their outputs and return them in order."""
+        with self._working() as work:
+            self._add(batch, work, False)
+            return self._outputs(work.ids, work.interrupt, use_tqdm)
 
-    def enqueue(
-        self,
-        prompts: Iterable[object],
-        total: int,
-        params: RequestParams | Sequence[RequestParams],
-        *,
-        priority: int | Sequence[int] | None = None,
-        lora_request: GivenAdapters = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        use_tqdm: bool | Callable[..., Any] = False,
-    ) -> list[str]:
-        """Queue `total` prompts, taken one by one from `prompts`, and return their ids. An error in
-        one of them removes those before it from the queue and is raised.
+    def enqueue(self, batch: Batch, use_tqdm: bool | Callable[..., Any] = False) -> list[str]:
+        """Queue prompts and return their ids. An error in one of them removes those before it from
+        the queue and is raised.
         """
-        one = params[0] if isinstance(params, Sequence) and params else params
-        name = "pooling_params" if isinstance(one, PoolingParams) else "sampling_params"
-        each_params = [_final_only(one) for one in _one_each(name, params, total)]
-        priorities = _one_each("priority", 0 if priority is None else priority, total)
-        adapters = _one_each("lora_request", lora_request, total)
-        ids: list[str] = []
-        with self._working() as interrupt:
-            try:
-                with (
-                    Progress(use_tqdm, total, "Adding requests")
-                    if use_tqdm and total
-                    else nullcontext() as bar
-                ):
-                    each = zip(prompts, each_params, priorities, adapters, strict=True)
-                    for prompt, own, rank, adapter in each:
-                        request_id = str(self._next_id)
-                        self._next_id += 1
-                        self._engine.add_request(
-                            request_id,
-                            prompt,
-                            own,
-                            lora_request=adapter,
-                            tokenization_kwargs=tokenization_kwargs,
-                            priority=rank,
-                        )
-                        ids.append(request_id)
-                        if bar is not None:
-                            bar.tick()
-                        interrupt.check()
-            except BaseException:
-                self._engine.discard_requests(ids)
-                raise
-            self._queued.update(dict.fromkeys(ids))
-        return ids
+        with self._working() as work:
+            self._add(batch, work, use_tqdm)
+        return work.ids
 
-    def outputs(self, ids: Sequence[str] | None, use_tqdm: bool | Callable[..., Any]) -> list[Any]:
-        """Wait for the outputs of these ids (None: of all that are queued) and return them in
-        order. If this fails, by Ctrl-C too, nothing stays queued.
+    def wait(self, use_tqdm: bool | Callable[..., Any]) -> list[Any]:
+        """Wait for the outputs of all that is queued and return them in order. If this fails, by
+        Ctrl-C too, nothing stays queued, unless the engine is asleep.
         """
-        wanted = list(self._queued) if ids is None else ids
-        with (
-            self._working() as interrupt,
-            Progress(use_tqdm, len(wanted), "Processed prompts")
-            if use_tqdm and len(wanted)
-            else nullcontext() as bar,
-        ):
-            try:
-                _complete(self._engine, wanted, self._finished, bar, interrupt)
-            except BaseException:
-                if not self._engine.has_unfinished_requests():
-                    self.forget()
-                raise
-            for request_id in wanted:
-                self._queued.pop(request_id, None)
-            return [self._finished.pop(request_id) for request_id in wanted]
+        self._require_awake(len(self._queued.keys() - self._finished.keys()))
+        with self._working() as work:
+            work.ids += self._queued
+            return self._outputs(work.ids, work.interrupt, use_tqdm)
 
     def forget(self) -> None:
         """Drop what is queued, and outputs that have not been fetched."""
         self._queued.clear()
         self._finished.clear()
 
+    @contextmanager
+    def _working(self) -> Iterator[_Work]:
+        """While a call works; where it raises, its requests are aborted and forgotten."""
+        work = _Work()
+        try:
+            with DeferredInterrupt() as work.interrupt:
+                self._is_busy = True
+                try:
+                    yield work
+                finally:
+                    self._is_busy = False
+        except BaseException:
+            self._drop(work.ids)
+            raise
 
-def _complete(
-    engine: LLMEngine,
-    wanted: Collection[str],
-    finished: dict[str, AnyOutput],
-    bar: Progress | None,
-    interrupt: DeferredInterrupt,
-) -> None:
-    """Step the engine until every request id in `wanted` is in `finished`, which collects the final
-    outputs of all requests.
+    def _drop(self, ids: Iterable[str]) -> None:
+        own = [self._queued.pop(request_id, None) for request_id in ids]
+        self._engine.discard_requests(filter(None, own), internal=True)
+        for request_id in ids:
+            self._finished.pop(request_id, None)
 
-    Ctrl-C and any failure of the engine abort all its requests, so that the engine is clean
-    afterwards. Raises EngineError while the engine is asleep, because the wait would never end.
-    """
-    missing = set(wanted) - finished.keys()
-    if missing:
-        _require_awake(engine, len(missing))
-    try:
+    def _add(self, batch: Batch, work: _Work, use_tqdm: bool | Callable[..., Any]) -> None:
+        """Queue the prompts one by one, and note their ids."""
+        each = batch.each()
+        with (
+            Progress(use_tqdm, batch.total, "Adding requests")
+            if use_tqdm and batch.total
+            else nullcontext() as bar
+        ):
+            for prompt, params, priority, adapter in each:
+                request_id = str(self._next_id)
+                self._next_id += 1
+                work.ids.append(request_id)
+                self._queued[request_id] = self._engine.add_request(
+                    request_id,
+                    prompt,
+                    params,
+                    lora_request=adapter,
+                    tokenization_kwargs=batch.tokenization_kwargs,
+                    priority=priority,
+                )
+                if bar is not None:
+                    bar.tick()
+                work.interrupt.check()
+
+    def _outputs(
+        self, ids: Sequence[str], interrupt: DeferredInterrupt, use_tqdm: bool | Callable[..., Any]
+    ) -> list[Any]:
+        """Wait for the outputs of these ids and return them in order."""
+        with (
+            Progress(use_tqdm, len(ids), "Processed prompts")
+            if use_tqdm and len(ids)
+            else nullcontext() as bar
+        ):
+            self._complete(ids, bar, interrupt)
+        for request_id in ids:
+            self._queued.pop(request_id, None)
+        return [self._finished.pop(request_id) for request_id in ids]
+
+    def _complete(
+        self, wanted: Collection[str], bar: Progress | None, interrupt: DeferredInterrupt
+    ) -> None:
+        """Step the engine until every request id in `wanted` is in `_finished`.
+
+        Raises EngineError while the engine is asleep, because the wait would never end.
+        """
+        missing = set(wanted) - self._finished.keys()
+        self._require_awake(len(missing))
         while missing:
-            outputs = engine.step()
-            _require_outputs(engine, outputs, len(missing))
+            outputs = self._step()
+            _require_outputs(self._engine, outputs, len(missing))
             for output in filter(lambda output: output.finished, outputs):
-                finished[output.request_id] = output
+                self._finished[output.request_id] = output
                 if output.request_id in missing:
                     missing.remove(output.request_id)
                     if bar is not None:
                         bar.note(output)
             interrupt.check()
-    except EngineDeadError:
-        raise
-    except BaseException:
-        engine.discard_all()
-        raise
+
+    def _step(self) -> list[AnyOutput]:
+        """One step. After one that was broken off, by a second Ctrl-C too, nobody knows how far it
+        came: then all requests are aborted, so that the engine is clean.
+        """
+        try:
+            return self._engine.step()
+        except EngineDeadError:
+            raise
+        except BaseException:
+            self._engine.discard_all()
+            self.forget()
+            raise
+
+    def _require_awake(self, num_missing: int) -> None:
+        if num_missing and self._engine.front_end.is_asleep:
+            raise EngineError(
+                f"{num_missing} requests wait, but the engine is asleep. "
+                f'Call wake_up(tags=["scheduling"]) first.'
+            )
 
 
-def _require_awake(engine: LLMEngine, num_missing: int) -> None:
-    if engine.front_end.is_asleep:
-        raise EngineError(
-            f"{num_missing} requests wait, but the engine is asleep. "
-            f'Call wake_up(tags=["scheduling"]) first.'
-        )
+class _Work:
+    """A call that works: the ids of its requests, and Ctrl-C meanwhile."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.interrupt = DeferredInterrupt()
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """The prompts of one call, `total` in number, taken one by one, and what goes with them: one
+    value for all, or one for each.
+    """
+
+    prompts: Iterable[object]
+    total: int
+    params: RequestParams | Sequence[RequestParams]
+    priority: int | Sequence[int] | None = None
+    lora_request: GivenAdapters = None
+    tokenization_kwargs: Mapping[str, Any] | None = None
+
+    def each(self) -> Iterable[tuple[object, Any, Any, Any]]:
+        """(prompt, parameters, priority, adapter) of each. Raises InvalidParameter for a list of
+        another length than the prompts.
+        """
+        params = self.params
+        one = params[0] if isinstance(params, Sequence) and params else params
+        name = "pooling_params" if isinstance(one, PoolingParams) else "sampling_params"
+        each_params = [_final_only(own) for own in _one_each(name, params, self.total)]
+        priority = 0 if self.priority is None else self.priority
+        priorities = _one_each("priority", priority, self.total)
+        adapters = _one_each("lora_request", self.lora_request, self.total)
+        return zip(self.prompts, each_params, priorities, adapters, strict=True)
 
 
 def _require_outputs(engine: LLMEngine, outputs: list[AnyOutput], num_missing: int) -> None:
