@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 
 _MAX_SHOWN = 80
-"""Characters of a value that a text shows."""
+"""Characters of a value that a text shows, so no more than as many parts of it."""
 _MAX_LOAD_TEXT = 2000
 
 
@@ -43,7 +43,7 @@ class InvalidParameter(RequestError):
 
     def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:
         self._rest = f"is not allowed: {allowed}. {hint}".rstrip()
-        super().__init__(self._text(name, repr(_beginning(value))), parameter=name, value=value)
+        super().__init__(self._text(name, _shown(value)), parameter=name, value=value)
 
     def described(self, show: Callable[[object], str]) -> str:
         if self._rest is None:
@@ -56,14 +56,25 @@ class InvalidParameter(RequestError):
         return f"{name}={shown} {self._rest}"
 
 
-def _beginning(value: object) -> object:
-    """As much of a value as a text can show: a request may hold megabytes."""
+def _shown(value: object) -> str:
+    """A value as the text of an error shows it, whatever it is."""
+    try:
+        return repr(_beginning(value))
+    except Exception:  # of a class of its caller's, or an int of thousands of digits
+        return f"<{type(value).__name__}>"
+
+
+def _beginning(value: object, budget: list[int] | None = None) -> object:
+    """As much of a value as a text can show: a request may hold megabytes, or contain itself."""
+    left = [_MAX_SHOWN] if budget is None else budget
+    left[0] -= 1
     if type(value) is str:
         return value[:_MAX_SHOWN]
     if type(value) is list:
-        return [_beginning(item) for item in value[:_MAX_SHOWN]]
+        return [_beginning(item, left) for item in value[: max(0, left[0])]]
     if type(value) is dict:
-        return {key: _beginning(item) for key, item in islice(value.items(), _MAX_SHOWN)}
+        items = islice(value.items(), max(0, left[0]))
+        return {key: _beginning(item, left) for key, item in items}
     return value
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
 import torch
@@ -39,6 +40,8 @@ class Poison(AdapterLogitsProcessor):
     """Kills its process as soon as a request has as many output tokens as its
     `extra_args={"poison_at": n}` says, in every life of the engine; with `{"hang_at": n}` it waits
     for ever instead, with `{"raise_at": n}` it raises, with `{"fault_at": n}` it breaks the GPU.
+    With `{"poison_intake": True}` it kills as soon as a core takes the request in, with `{"exit":
+    True}` it ends the interpreter there.
     """
 
     def is_argmax_invariant(self) -> bool:
@@ -48,6 +51,10 @@ class Poison(AdapterLogitsProcessor):
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
         """None for a request that is harmless."""
         own = params.extra_args or {}
+        if "poison_intake" in own:
+            _kill()
+        if "exit" in own:
+            sys.exit("poisonous")
         how = next((how for how in _HARM if how in own), None)
         if how is None:
             return None

@@ -238,6 +238,13 @@ def test_a_board_outlives_its_writer(tmp_path):
     assert read_step_board(path) == {2**40 + 1, 5}
     board.write([7])
     assert read_step_board(path) == {7}
+    board.note_intake(2**62)
+    assert read_step_board(path) == {7, 2**62}
+    board.write([1, 2, 3, 4])
+    board.note_intake(0)
+    assert read_step_board(path) == {0, 1, 2, 3, 4}
+    board.note_intake(None)
+    assert read_step_board(path) == {1, 2, 3, 4}
     board.write(range(5))
     assert read_step_board(path) is None, "more than it can hold"
     board.close()

@@ -13,7 +13,8 @@ from quire.embedded import path as embedded_model
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.frontend.frontend import build_front_end
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import EngineDeadError, EngineError
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.errors import EngineDeadError, EngineError, InvalidParameter
 from quire.params import RequestOutputKind
 from tests.engine.launched import launch_async
 
@@ -120,6 +121,34 @@ def test_a_poisonous_request_costs_only_itself(engine, expected):
     _, token_ids, _, reason, _ = found.pop(99)
     assert (reason, len(token_ids)) == ("error", 4)
     assert found == expected
+
+
+def test_what_kills_a_core_that_takes_it_in_costs_only_itself(engine, expected):
+    """It never comes into a step, and would be sent to every life of the core."""
+    poison = params({"temperature": 0.0}, extra_args={"poison_intake": True}, seed=1)
+    engine.add_request("99", "y = 1", poison)
+    found = serve(engine)
+    _, token_ids, _, reason, _ = found.pop(99)
+    assert (reason, token_ids) == ("error", [])
+    assert found == expected
+
+
+def test_a_request_that_no_core_can_decode_costs_no_life(engine, expected):
+    client = engine.front_end.client
+    before, pid = client.num_restarts, pid_of(engine)
+    sampling = params(KINDS[0])
+    for handle, fields in (
+        (10**9, {"arrival_time": "x"}), (10**9 + 1, {"priority": [1]}), (10**9 + 2, {"seed": 0.5}),
+    ):  # fmt: skip
+        client.add_request(EngineCoreRequest(handle, [5, 6], sampling, **fields))
+    with pytest.raises(InvalidParameter, match="cache_salt=.* lone surrogate"):
+        client.add_request(EngineCoreRequest(10**9 + 3, [5], sampling, cache_salt="\ud800"))
+    assert serve(engine) == expected
+    assert (client.num_restarts, pid_of(engine)) == (before, pid)
+    os.kill(pid, signal.SIGKILL)
+    assert serve(engine) == expected, "nothing is sent again that could not be decoded"
+    assert client.num_restarts == before + 1
+    assert not client.supervisor.has_requests
 
 
 def test_a_core_that_dies_idle_is_missed_by_nobody(engine, expected):

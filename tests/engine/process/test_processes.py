@@ -26,6 +26,7 @@ from quire.engine.wire.messages import (
     EngineCoreRequest,
     EngineCoreRequestType,
 )
+from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError, EngineError, InvalidParameter, LoadError, RequestError
 from tests.engine.launched import launch_async, launch_sync
 
@@ -268,6 +269,56 @@ def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
 def add_frames(sockets, number, message):
     header = core_header(EngineCoreRequestType.ADD.value, number)
     return [sockets.connections[0].identity, header, *sockets._encoder.encode(message)]
+
+
+def poison(handle, **fields):
+    """A request with fields that no core can decode."""
+    return msgspec.structs.replace(request(handle), **fields)
+
+
+def test_what_cannot_be_decoded_ends_its_own_request_or_call_and_nothing_else(client):
+    expected, pid = drain_one(client, 350), client.core_status(0).pid
+    client.add_request(request(351))
+    client.add_request(request(352, max_tokens=100, resumable=True))
+    for handle, fields in (
+        (360, {"arrival_time": "x"}), (361, {"data_parallel_rank": 0.0, "seed": 0.5}),
+        (362, {"cache_salt": 3}), (363, {"prompt_token_ids": ["x"]}), (364, {"params": None}),
+        (352, {"priority": [1], "continues": True}),
+    ):  # fmt: skip
+        client.add_request(poison(handle, **fields))
+    client.add_request(request(353))
+    future = client.remote.sockets.begin_call(Utility(5, ()), [0])
+    ends = {}
+    while len(ends) < 8:
+        for end in client.get_output().finished:
+            assert end.handle not in ends, "it ended twice"
+            ends[end.handle] = end
+    for handle in (360, 361, 362, 363, 364, 352):
+        assert ends[handle].reason is FinishReason.ERROR
+        assert ends[handle].message.startswith("the core cannot decode the request: ")
+    assert "Expected `float`" in ends[360].message
+    assert {ends[handle].reason for handle in (351, 353)} == {FinishReason.LENGTH}
+    with pytest.raises(EngineError, match="Expected `str`"):
+        client.get_output()
+        future.result(timeout=0)
+    assert drain_one(client, 350) == expected
+    assert client.core_status(0).pid == pid and not client.remote.has_requests
+
+
+def test_what_cannot_be_encoded_is_refused_by_name_and_leaves_nothing(client):
+    for name, value in (
+        ("extra_args", {"a": object()}), ("extra_args", {"a": 2**70}),
+        ("extra_args", {"\ud800": 1}), ("cache_salt", "\ud800"), ("prompt_token_ids", [2**64]),
+    ):  # fmt: skip
+        own = request(370)
+        setattr(own.params if name == "extra_args" else own, name, value)
+        with pytest.raises(InvalidParameter, match=rf"(?s)^{name}=.* cannot be sent to another"):
+            client.add_request(own)
+        assert client.engine_of(370) is None and not client.remote.has_requests
+    for value in (object(), 2**70, "\ud800"):
+        with pytest.raises(InvalidParameter, match=r"collective_rpc=.* cannot be sent to another"):
+            client.call(Utility("collective_rpc", ("kv_cache_bytes", None, [value], {})))
+    assert client.call(Utility("is_sleeping")) is False
 
 
 def test_a_repeated_request_runs_once(client):

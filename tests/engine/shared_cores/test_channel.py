@@ -12,14 +12,28 @@ import pytest
 from quire.engine.client.client import CoreStatus
 from quire.engine.frontend.admission import Admission, QueueLimits
 from quire.engine.shared_cores.broker import CoreBroker
-from quire.engine.shared_cores.broker_messages import ADD, STATUS, CoreStates, ServerReport
+from quire.engine.shared_cores.broker_client import CoreBrokerClient
+from quire.engine.shared_cores.broker_messages import (
+    ADD,
+    OUTPUTS,
+    STATUS,
+    UTILITY,
+    CoreStates,
+    ServerReport,
+)
 from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
 from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats, merge_stats
 from quire.engine.wire.channel import Channel
-from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
+from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.messages import (
+    CLIENT_SHIFT,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    UtilityRequest,
+)
 from quire.engine.wire.output_parts import FinishReason
-from quire.errors import QueueOverflowError
+from quire.errors import InvalidParameter, QueueOverflowError
 from quire.params import SamplingParams
 
 KIND = b"\x07"
@@ -81,6 +95,11 @@ def test_any_cut_of_the_bytes_gives_the_same_messages():
     asyncio.run(run())
 
 
+def head(kind, num_frames):
+    """The head of a message without a subject."""
+    return kind + b"\xff" * 8 + num_frames.to_bytes(4, "little")
+
+
 class Canary:
     def __reduce__(self):
         return (pytest.fail, ("a pickle was run",))
@@ -92,10 +111,10 @@ class Canary:
         pickle.dumps(Canary()),
         b"\x00" * 64,
         b"\xff" * 64,
-        KIND + (2**31).to_bytes(4, "little") + b"\x00" * 8,
-        KIND + (1).to_bytes(4, "little") + (2**32 - 1).to_bytes(4, "little") + b"x" * 8,
-        KIND + (1).to_bytes(4, "little") + (4).to_bytes(4, "little") + b"\xc1abc",
-        b"\x55" + (1).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"\x90",
+        head(KIND, 2**31) + b"\x00" * 8,
+        head(KIND, 1) + (2**32 - 1).to_bytes(4, "little") + b"x" * 8,
+        head(KIND, 1) + (4).to_bytes(4, "little") + b"\xc1abc",
+        head(b"\x55", 1) + (1).to_bytes(4, "little") + b"\x90",
         random.Random(0).randbytes(4096),
     ],
     ids=["pickle", "zeros", "ones", "frames", "length", "payload", "kind", "random"],
@@ -139,12 +158,15 @@ def test_a_server_that_is_lost_takes_its_requests_along_and_no_others():
         client = Client()
         broker = CoreBroker(client, stats=None)
         lost = asyncio.Event()
-        servers = []
+        servers, received = [], []
         for _ in range(2):
             ours, theirs = socket.socketpair()
             server = await broker.join(broker.new_index(), theirs, lost.set)
-            states = {STATUS: (CoreStates, lambda states: None)}
-            far = await Channel(states, lambda: None).open(ours)
+            kinds = {
+                STATUS: (CoreStates, lambda states: None),
+                OUTPUTS: (EngineCoreOutputs, received.append),
+            }
+            far = await Channel(kinds, lambda: None).open(ours)
             servers.append((server, far))
         (first, far), (second, other) = servers
         for server, end, number in ((first, far, 5), (second, other, 6)):
@@ -156,10 +178,75 @@ def test_a_server_that_is_lost_takes_its_requests_along_and_no_others():
         assert client.aborted == [(first.client_index << CLIENT_SHIFT) + 5]
         assert list(broker.servers) == [second.client_index]
         # a handle that is not its own is not taken
-        lost.clear()
         other.send(ADD, request((first.client_index << CLIENT_SHIFT) + 7))
+        [end] = (await arrival(received)).finished
+        assert end.reason is FinishReason.ERROR and "not one of this server" in end.message
+        assert len(client.added) == 2 and list(broker.servers) == [second.client_index]
+        lost.clear()
+        other.abort()
         await asyncio.wait_for(lost.wait(), 20)
-        assert len(client.added) == 2
+
+    asyncio.run(run())
+
+
+async def arrival(received):
+    """The next of what arrives."""
+    while not received:
+        await asyncio.sleep(0)
+    return received.pop(0)
+
+
+def test_a_request_or_call_that_cannot_be_decoded_ends_alone():
+    async def run():
+        client, lost, received = Client(), asyncio.Event(), []
+        broker = CoreBroker(client, stats=None)
+        ours, theirs = socket.socketpair()
+        server = await broker.join(broker.new_index(), theirs, lost.set)
+        kinds = {
+            STATUS: (CoreStates, lambda states: None),
+            OUTPUTS: (EngineCoreOutputs, received.append),
+        }
+        far = await Channel(kinds, lambda: None).open(ours)
+        first = server.client_index << CLIENT_SHIFT
+        far.send(ADD, request(first), first)
+        poison = msgspec.structs.replace(request(first + 1), arrival_time="x")
+        far.send(ADD, poison, first + 1)
+        [end] = (await arrival(received)).finished
+        assert (end.handle, end.reason) == (first + 1, FinishReason.ERROR)
+        assert "cannot be decoded" in end.message and "Expected `float`" in end.message
+        more = msgspec.structs.replace(request(first), priority="x", continues=True)
+        far.send(ADD, more, first)
+        [end] = (await arrival(received)).finished
+        assert (end.handle, end.reason) == (first, FinishReason.ERROR)
+        assert client.aborted == [first], "it was more input for one that runs"
+        far.send(UTILITY, UtilityRequest(9, "sleep", "x"), 9)
+        answer = (await arrival(received)).utility_output
+        assert answer.call_id == 9 and "Expected `array`" in answer.failure_message
+        far.send(ADD, request(first + 2), first + 2)
+        while len(client.added) < 2:
+            await asyncio.sleep(0)
+        assert client.added == [first, first + 2] and not lost.is_set()
+        far.abort()
+        await asyncio.wait_for(lost.wait(), 20)
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_sent_to_the_broker_is_refused_by_name():
+    async def run():
+        ours, theirs = socket.socketpair()
+        client = await CoreBrokerClient.open(ours)
+        poison = request(1 << CLIENT_SHIFT)
+        poison.params.extra_args = {"a": "\ud800"}
+        with pytest.raises(InvalidParameter, match=r"extra_args=.*lone surrogate"):
+            client.add_request(poison)
+        with pytest.raises(InvalidParameter, match=r"handle=-1 .* as a prompt"):
+            client.add_request(request(-1))
+        with pytest.raises(InvalidParameter, match=r"collective_rpc=.*64 bits"):
+            await client.call(Utility("collective_rpc", ("m", None, [2**70], {})))
+        client.shutdown()
+        theirs.close()
+        await client.wait_closed()
 
     asyncio.run(run())
 

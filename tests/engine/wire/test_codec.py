@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.wire.codec import INLINE_BYTES, BadMessage, MessageDecoder, MessageEncoder
+from quire.engine.wire.codec import (
+    INLINE_BYTES,
+    NO_SUBJECT,
+    BadMessage,
+    MessageDecoder,
+    MessageEncoder,
+    UnencodableValue,
+    core_header,
+    read_core_header,
+)
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreReadyResponse,
@@ -149,6 +158,43 @@ def test_what_cannot_travel_is_refused_by_name():
     ):
         with pytest.raises(TypeError, match="cannot be sent to another process"):
             MessageEncoder().encode(UtilityOutput(1, None, value))  # fmt: skip
+
+
+CYCLE = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2**70, "an int of more than 64 bits"), (-(2**64), "an int of more than 64 bits"),
+        ("\ud800", "a text with a lone surrogate"), ({"\udfff": 1}, "a text with a lone surrogate"),
+        (CYCLE, "a value that contains itself"), ({"a": [CYCLE]}, "a value that contains itself"),
+    ],
+    ids=["int", "negative", "text", "key", "cycle", "deep cycle"],
+)  # fmt: skip
+def test_values_that_have_no_form_are_refused_as_others_are(value, text):
+    with pytest.raises(UnencodableValue, match=f"^{text}.* cannot be sent to another process"):
+        MessageEncoder().encode(UtilityOutput(1, None, [value]))
+
+
+def test_a_header_names_what_its_message_is_about():
+    header = core_header(b"\x03", 2**63, 1 << 62)
+    assert read_core_header(header) == (b"\x03", 2**63, 1 << 62)
+    assert read_core_header(core_header(b"\x00", 1)).subject == NO_SUBJECT
+    with pytest.raises(BadMessage, match="a header has 17 bytes"):
+        read_core_header(header[:-1])
+
+
+def test_whatever_the_checks_of_a_message_raise_it_is_no_message(monkeypatch):
+    frames = MessageEncoder().encode(EngineCoreRequest(3, [1], SamplingParams()))
+
+    def check(self):
+        raise AttributeError("'str' object has no attribute 'items'")
+
+    monkeypatch.setattr(SamplingParams, "validate", check)
+    with pytest.raises(BadMessage, match="AttributeError"):
+        MessageDecoder(EngineCoreRequest).decode(frames)
 
 
 def array_frame(dtype, shape, place):

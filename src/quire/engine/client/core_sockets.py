@@ -20,6 +20,7 @@ from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.data_parallel.cluster_keys import ClusterKeys, close_to_strangers
 from quire.engine.process.child_process import ChildProcess
 from quire.engine.wire.codec import (
+    NO_SUBJECT,
     BadMessage,
     Frame,
     FrameOrder,
@@ -181,15 +182,22 @@ class CoreSockets:
 
     # sending
 
-    def send(self, engine_index: int, kind: EngineCoreRequestType, message: object) -> None:
-        """Send a message to a core, at once or when it is ready; nothing is sent to a dead one.
+    def encode(self, message: object) -> list[Frame]:
+        """The payload of a message. Raises UnencodableValue, a TypeError."""
+        return self._encoder.encode(message)
 
-        Raises TypeError for a message that cannot be encoded.
-        """
+    def send(
+        self,
+        engine_index: int,
+        kind: EngineCoreRequestType,
+        payload: list[Frame],
+        subject: int = NO_SUBJECT,
+    ) -> None:
+        """Send a message to a core, at once or when it is ready; nothing is sent to a dead one."""
         connection = self.connections[engine_index]
-        payload = self._encoder.encode(message)
         connection.num_sent += 1
-        frames = [connection.identity, core_header(kind.value, connection.num_sent), *payload]
+        header = core_header(kind.value, connection.num_sent, subject)
+        frames = [connection.identity, header, *payload]
         if connection.ready is None:
             connection.waiting.append(frames)
         elif not connection.is_dead:
@@ -198,15 +206,14 @@ class CoreSockets:
             self.take_ready()  # sending can consume the signal that a READY has come
 
     def begin_call(self, utility: Utility[Any], engine_indices: Iterable[int]) -> Future[Any]:
-        """Call these cores; the future gets their combined answer. Raises TypeError for an argument
-        that cannot be encoded.
-        """
+        """Call these cores; the future gets their combined answer. Raises UnencodableValue."""
         targets = list(engine_indices)
         call_id, future = self._calls.begin(utility, targets)
-        request = UtilityRequest(call_id, utility.method, list(utility.args))
         try:
+            request = UtilityRequest(call_id, utility.method, list(utility.args))
+            payload = self.encode(request)
             for engine_index in targets:
-                self.send(engine_index, EngineCoreRequestType.UTILITY, request)
+                self.send(engine_index, EngineCoreRequestType.UTILITY, payload, call_id)
         except BaseException:
             future.cancel()
             raise

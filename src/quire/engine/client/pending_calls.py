@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
+
 from quire import errors
 from quire.engine.control_verbs import combined
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.messages import UtilityOutput
+from quire.engine.wire.messages import EngineCoreRequest, UtilityOutput
 from quire.errors import EngineError, InvalidParameter
 
 T = TypeVar("T")
@@ -92,6 +94,26 @@ def not_encodable(utility: Utility[Any], error: TypeError) -> InvalidParameter:
     """The error of a call with an argument that cannot be sent to another process."""
     hint = "Functions reach only a core in the caller's own process."
     return InvalidParameter(utility.method, utility.args, str(error), hint)
+
+
+def request_not_encodable(
+    encode: Callable[[object], object], request: EngineCoreRequest, error: TypeError
+) -> InvalidParameter:
+    """The error of a request with a value that cannot be sent to another process, by the name of
+    its field.
+    """
+    for name, value in [*_items(request), *_items(request.params)]:
+        if value is not request.params:
+            try:
+                encode(value)
+            except TypeError as why:
+                shown = "lora_request" if name == "adapter" else name
+                return InvalidParameter(shown, value, str(why))
+    return InvalidParameter("prompt", request.request_id, str(error))
+
+
+def _items(struct: msgspec.Struct) -> list[tuple[str, Any]]:
+    return list(msgspec.structs.asdict(struct).items())
 
 
 _ERRORS: dict[str, type[EngineError] | type[TimeoutError]] = {

@@ -24,13 +24,14 @@ from quire.engine.client.core_health import CHECK_S, LONGEST_TURN_S, SILENT_S, h
 from quire.engine.client.core_sockets import CoreConnection, CoreSockets
 from quire.engine.client.load_balancer import LoadBalancer, load_of
 from quire.engine.client.lockstep_group import LockstepGroup
-from quire.engine.client.pending_calls import not_encodable
+from quire.engine.client.pending_calls import not_encodable, request_not_encodable
 from quire.engine.data_parallel.coordinator_client import DPCoordinator
 from quire.engine.data_parallel.handshake import HandshakeServer
 from quire.engine.process.child_process import GRACE_S, ChildProcess
 from quire.engine.process.core_pool import CorePool
 from quire.engine.process.socket_folder import remove_socket_folder
 from quire.engine.process.step_board import board_path, read_step_board
+from quire.engine.wire.codec import Frame, UnencodableValue
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
@@ -113,9 +114,20 @@ class RemoteCores:
         """Send a request to the core that has its handle, or to the one that the balancer chooses.
 
         Raises EngineDeadError when no core is left, InvalidParameter for an unknown
-        `data_parallel_rank`.
+        `data_parallel_rank` and for a value that cannot be sent to another process.
         """
-        self.sockets.send(self.assign(request), _Kind.ADD, request)
+        self.send_request(request, self.payload_of(request))
+
+    def payload_of(self, request: EngineCoreRequest) -> list[Frame]:
+        """A request as it is sent. Raises InvalidParameter for a value that cannot be."""
+        try:
+            return self.sockets.encode(request)
+        except UnencodableValue as error:
+            raise request_not_encodable(self.sockets.encode, request, error) from error
+
+    def send_request(self, request: EngineCoreRequest, payload: list[Frame]) -> None:
+        """As `add_request`, where it has become a payload already."""
+        self.sockets.send(self.assign(request), _Kind.ADD, payload, request.handle)
 
     def assign(self, request: EngineCoreRequest) -> int:
         """The core that has the request's handle or, from now on, the one that is chosen for it.
@@ -171,7 +183,7 @@ class RemoteCores:
                 by_core.setdefault(engine_index, []).append(handle)
         for engine_index, its in by_core.items():
             if engine_index in self.sockets.connections:
-                self.sockets.send(engine_index, _Kind.ABORT, its)
+                self.sockets.send(engine_index, _Kind.ABORT, self.sockets.encode(its))
 
     def engine_of(self, handle: int) -> int | None:
         """The core that has the request; a dead core has it until it is restarted."""
@@ -216,7 +228,7 @@ class RemoteCores:
         """
         try:
             return self.sockets.begin_call(utility, self._serving())
-        except TypeError as error:
+        except UnencodableValue as error:
             raise not_encodable(utility, error) from error
 
     @property
@@ -286,7 +298,8 @@ class RemoteCores:
 
     def _tell_to_end(self, connection: CoreConnection, drain_s: float) -> None:
         if connection.ready is not None:
-            self.sockets.send(connection.engine_index, _Kind.SHUTDOWN, drain_s)
+            payload = self.sockets.encode(drain_s)
+            self.sockets.send(connection.engine_index, _Kind.SHUTDOWN, payload)
         elif connection.process is not None:
             connection.process.kill()  # it is still loading
 

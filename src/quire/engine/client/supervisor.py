@@ -19,10 +19,11 @@ from quire.engine.client.control_state import REPEATABLE, ControlState
 from quire.engine.client.journal import CoreJournal
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.process.child_process import is_shortage
+from quire.engine.wire.codec import Frame
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Finished, FinishReason
-from quire.errors import EngineDeadError, EngineError
+from quire.errors import EngineDeadError, EngineError, InvalidParameter
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +71,16 @@ class Supervisor:
     # requests
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Keep a request and send it, at once or when its core can take it."""
+        """Keep a request and send it, at once or when its core can take it. Raises InvalidParameter
+        for a value that cannot be sent; then nothing is kept.
+        """
         self._require_alive()
+        payload = self._cores.payload_of(request)
         engine_index = self.engine_of(request.handle)
         if engine_index is None:
             engine_index = self._assign(request)
         if self._journal(engine_index).add(request):
-            self._send(engine_index, request)
+            self._send(engine_index, request, payload)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
         """Drop requests."""
@@ -107,16 +111,31 @@ class Supervisor:
             indices = self._cores.engine_indices if pinned is None else [pinned]
             return min(indices, key=lambda index: len(self._journal(index)))
 
-    def _send(self, engine_index: int, request: EngineCoreRequest) -> None:
+    def _send(self, engine_index: int, request: EngineCoreRequest, payload: list[Frame]) -> None:
         """Send a request, unless the core has just died: its restart sends it again."""
         if not self._cores.is_dead(engine_index):
-            self._cores.add_request(request)
+            self._cores.send_request(request, payload)
 
     def _send_due(self) -> None:
         for engine_index, journal in self._journals.items():
             if engine_index not in self._restart_at:
                 for request in journal.due():
-                    self._send(engine_index, request)
+                    self._send_again(engine_index, journal, request)
+
+    def _send_again(
+        self, engine_index: int, journal: CoreJournal, request: EngineCoreRequest
+    ) -> None:
+        """Send a request that the journal has kept; one that its caller has changed meanwhile to
+        what cannot be sent ends by an error.
+        """
+        try:
+            self._send(engine_index, request, self._cores.payload_of(request))
+        except InvalidParameter as error:
+            journal.drop(request.handle)
+            self._cores.abort_requests([request.handle])
+            self._end(
+                engine_index, [Finished(request.handle, FinishReason.ERROR, message=str(error))]
+            )
 
     def _journal(self, engine_index: int) -> CoreJournal:
         if engine_index not in self._journals:
@@ -173,6 +192,11 @@ class Supervisor:
     def _require_alive(self) -> None:
         if self._error is not None:
             raise EngineDeadError(str(self._error)) from self._error
+
+    def _end(self, engine_index: int, ends: list[Finished]) -> None:
+        outputs = EngineCoreOutputs(finished=ends, timestamp=self._clock())
+        outputs.engine_index = engine_index
+        self._outputs.append(outputs)
 
     # calls
 
@@ -246,9 +270,7 @@ class Supervisor:
         logger.error("%s Running %d requests again.", error, len(journal))
         ends = [Finished(h, FinishReason.ERROR, message=REQUEST_CRASHED_CORE) for h in death.blamed]
         ends += [Finished(h, FinishReason.ERROR, message=CANNOT_RESUME) for h in death.lost]
-        outputs = EngineCoreOutputs(finished=ends, timestamp=self._clock())
-        outputs.engine_index = engine_index
-        self._outputs.append(outputs)
+        self._end(engine_index, ends)
         self._plan_restart(journal, error)
         self._restart_due()
 

@@ -67,15 +67,18 @@ def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> En
     plan = message.plan
     bind_thread(parse_cpus(plan.thread_cpus[message.engine_index % len(plan.thread_cpus)]))
     core = build(plan, group=_group(message) if plan.enable_expert_parallel else None)
+    kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
+    proc = kind(core, message, pipe)
     if message.socket_folder is not None:
         index, incarnation = message.engine_index, message.incarnation
         path = board_path(Path(message.socket_folder), index, incarnation)
         try:
-            core.on_launch = StepBoard(path, core.max_handles_in_flight).write
+            board = StepBoard(path, core.max_handles_in_flight)
         except OSError as error:
             logger.warning("No record of the requests in a step, should this core die: %s", error)
-    kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
-    return kind(core, message, pipe)
+        else:
+            core.on_launch, proc.on_intake = board.write, board.note_intake
+    return proc
 
 
 def _group(message: StartMessage) -> Group:

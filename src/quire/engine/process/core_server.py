@@ -27,6 +27,7 @@ from quire.engine.process.start_message import StartMessage
 from quire.engine.unbuilt import UnbuiltProcMethods
 from quire.engine.wire.codec import (
     BadMessage,
+    CoreHeader,
     FrameOrder,
     MessageDecoder,
     MessageEncoder,
@@ -67,8 +68,9 @@ _Kind = EngineCoreRequestType
 class EngineCoreProc(UnbuiltProcMethods):
     """The loop of a core process.
 
-    Invalid messages are logged and dropped. An exception in the loop itself ends the process: the
-    front end gets ENGINE_CORE_DEAD, and `run` returns exit code 1.
+    A message that cannot be decoded ends the request or the call that it is about, and nothing
+    else; bytes that are not a message are logged and dropped. An exception in the loop itself ends
+    the process: the front end gets ENGINE_CORE_DEAD, and `run` returns exit code 1.
     """
 
     ENGINE_CORE_DEAD = ENGINE_CORE_DEAD
@@ -101,6 +103,8 @@ class EngineCoreProc(UnbuiltProcMethods):
         self._num_steps = 0
         self._turn_began = 0.0
         self._deadline: float | None = None
+        self.on_intake: Callable[[int | None], None] | None = None
+        """Called with the handle of each request that is decoded and queued, and None after it."""
 
     def run(self) -> int:
         """Send READY and serve until told to stop; the exit code of the process."""
@@ -201,16 +205,41 @@ class EngineCoreProc(UnbuiltProcMethods):
     def _take(self, frames: list[zmq.Frame]) -> None:
         """Serve one message: a repeat is dropped, and one after a gap raises LostFrames."""
         try:
-            kind, sequence = read_core_header(frames[0].bytes)
-            if kind not in self._decoders or len(frames) < 2:
-                raise BadMessage("unknown kind of message")
-            decoder, serve = self._decoders[kind]
-            message = decoder.decode(frames[1:])
-        except ValueError as error:
-            logger.error("Invalid message from the front end: %s", error)
+            header = read_core_header(frames[0].bytes)
+        except BadMessage as error:
+            logger.error("Bytes from the front end that are not a message: %s", error)
             return
-        if self._order.accept(sequence):
+        if not self._order.accept(header.number):
+            return
+        if header.kind != _Kind.ADD.value or self.on_intake is None or header.subject < 0:
+            self._serve_message(header, frames)
+            return
+        self.on_intake(header.subject)
+        self._serve_message(header, frames)
+        self.on_intake(None)
+
+    def _serve_message(self, header: CoreHeader, frames: list[zmq.Frame]) -> None:
+        try:
+            if header.kind not in self._decoders:
+                raise BadMessage("unknown kind of message")
+            decoder, serve = self._decoders[header.kind]
+            message = decoder.decode(frames[1:])
+        except BadMessage as error:
+            logger.error("A message from the front end cannot be decoded: %s", error)
+            self._refuse(header, error)
+        else:
             serve(message)
+
+    def _refuse(self, header: CoreHeader, error: BadMessage) -> None:
+        """End what a message that cannot be decoded is about."""
+        handle = call_id = header.subject
+        if header.kind == _Kind.ADD.value:
+            self.core.abort_requests([handle])  # it may have been more input for one that runs
+            self._end(handle, FinishReason.ERROR, f"the core cannot decode the request: {error}")
+        elif header.kind == _Kind.UTILITY.value:
+            self._send_answer(UtilityOutput.of_failure(call_id, error))
+        elif header.kind == _Kind.SHUTDOWN.value:
+            self.request_shutdown(0.0)
 
     # what goes out
 

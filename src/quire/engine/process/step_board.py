@@ -1,4 +1,5 @@
-"""Which requests a core has in its steps, written where it can be read after the core's death.
+"""The requests that a core works on, written where they can be read after the core's death: those
+in its steps, and the one that it takes in.
 
 A file that the core maps into memory: writing is a copy, and what was written outlives a process
 that is killed, whatever the signal.
@@ -17,20 +18,22 @@ _ITEM = 8
 
 
 class StepBoard:
-    """The board of one incarnation of a core, with room for `capacity` handles.
+    """The board of one incarnation of a core, with room for `capacity` handles in steps.
 
-    While handles are being written, the first word marks them as incomplete. Raises OSError on a
-    full disk, where it leaves an empty file: nothing is known then.
+    The first word counts them, and the word after the last has one more than the handle that is
+    taken in (0: none is). While handles are being written, the first word marks them as incomplete.
+    Raises OSError on a full disk, where it leaves an empty file: nothing is known then.
     """
 
     def __init__(self, path: Path, capacity: int) -> None:
         self._capacity = capacity
+        size = (capacity + 2) * _ITEM
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             if hasattr(os, "posix_fallocate"):  # without room writing would end in SIGBUS
-                os.posix_fallocate(fd, 0, (capacity + 1) * _ITEM)
-            os.ftruncate(fd, (capacity + 1) * _ITEM)
-            self._memory = mmap.mmap(fd, (capacity + 1) * _ITEM)
+                os.posix_fallocate(fd, 0, size)
+            os.ftruncate(fd, size)
+            self._memory = mmap.mmap(fd, size)
         finally:
             os.close(fd)
         self._words = memoryview(self._memory).cast("Q")
@@ -48,6 +51,10 @@ class StepBoard:
         if len(handles) <= self._capacity:
             words[1 : len(handles) + 1] = memoryview(array("Q", handles))
             words[0] = len(handles)
+
+    def note_intake(self, handle: int | None) -> None:
+        """Note the request that is decoded and queued from now on; None: it has been."""
+        self._words[self._capacity + 1] = 0 if handle is None else handle + 1
 
     def close(self) -> None:
         """Unmap the memory; the file stays."""
@@ -71,6 +78,7 @@ def read_step_board(path: Path) -> frozenset[int] | None:
     except OSError:
         return None
     words = memoryview(data[: len(data) // _ITEM * _ITEM]).cast("Q")
-    if not words or words[0] >= len(words):
+    if len(words) < 2 or words[0] > len(words) - 2:
         return None
-    return frozenset(words[1 : words[0] + 1])
+    taken_in = {words[-1] - 1} if words[-1] else set()
+    return frozenset(words[1 : words[0] + 1]) | taken_in

@@ -26,6 +26,7 @@ from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.channel import Channel
+from quire.engine.wire.codec import BadMessage
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     CLIENT_SHIFT,
@@ -70,16 +71,33 @@ class ApiServerConnection:
                 wire.ANSWER: (UtilityOutput, self._on_answer),
             },
             self._on_close,
+            {wire.ADD: self._refuse_add, wire.UTILITY: self._refuse_call},
         )
 
     def _on_add(self, request: EngineCoreRequest) -> None:
         if request.handle >> CLIENT_SHIFT != self.client_index:
-            raise EngineError("a handle of another server")
+            self.end(request.handle, "the handle is not one of this server")
+            return
         if not request.continues:
             self.live[request.handle] = len(request.prompt_token_ids)
         elif request.handle not in self.live:
             return
         self._broker.add(self, request)
+
+    def _refuse_add(self, handle: int, why: BadMessage) -> None:
+        if self.live.pop(handle, None) is not None:  # it was more input for one that runs
+            self._broker.abort([handle])
+        self.end(handle, f"the request cannot be decoded: {why}")
+
+    def _refuse_call(self, call_id: int, why: BadMessage) -> None:
+        output = UtilityOutput.of_failure(call_id, why)
+        self.channel.send(wire.OUTPUTS, EngineCoreOutputs(utility_output=output))
+
+    def end(self, handle: int, text: str) -> None:
+        """Tell the server that a request has ended by an error."""
+        end = Finished(handle, FinishReason.ERROR, message=text)
+        outputs = EngineCoreOutputs(finished=[end], timestamp=time.monotonic())
+        self.channel.send(wire.OUTPUTS, outputs)
 
     def _on_abort(self, handles: list[int]) -> None:
         mine = [handle for handle in handles if self.live.pop(handle, None) is not None]
@@ -170,9 +188,7 @@ class CoreBroker:
             return  # `run` tells the server
         except EngineError as error:
             server.live.pop(request.handle, None)
-            end = Finished(request.handle, FinishReason.ERROR, message=str(error))
-            outputs = EngineCoreOutputs(finished=[end], timestamp=time.monotonic())
-            server.channel.send(wire.OUTPUTS, outputs)
+            server.end(request.handle, str(error))
 
     def abort(self, handles: list[int]) -> None:
         """Have the cores drop requests."""

@@ -16,10 +16,16 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from quire.engine.client.client import CoreStatus
-from quire.engine.client.pending_calls import PendingCalls, answer_to, not_encodable
+from quire.engine.client.pending_calls import (
+    PendingCalls,
+    answer_to,
+    not_encodable,
+    request_not_encodable,
+)
 from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_messages import CoreStates, MetricsNow, ServerReport
 from quire.engine.wire.channel import Channel
+from quire.engine.wire.codec import UnencodableValue
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
@@ -87,17 +93,25 @@ class CoreBrokerClient:
     # requests
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request. Raises EngineDeadError, InvalidParameter for a rank that there is not."""
+        """Send a request. Raises EngineDeadError, InvalidParameter for one without a handle, a rank
+        that there is not, and a value that cannot be sent.
+        """
         self._require_open()
+        if request.handle < 0:
+            hint = "Give the request to the engine, as a prompt."
+            raise InvalidParameter("handle", request.handle, "the engine's cores are shared", hint)
         pinned = request.data_parallel_rank
         if pinned is not None and pinned not in self._statuses:
             known = ", ".join(map(str, self.engine_indices))
             raise InvalidParameter("data_parallel_rank", pinned, f"the cores are {known}")
-        self._channel.send(wire.ADD, request)
+        try:
+            self._channel.send(wire.ADD, request, request.handle)
+        except UnencodableValue as error:
+            raise request_not_encodable(self._channel.encode, request, error) from error
 
-    def abort_requests(self, handles: Sequence[int]) -> None:
+    def abort_requests(self, handles: Sequence[int | str]) -> None:
         self._require_open()
-        self._channel.send(wire.ABORT, list(handles))
+        self._channel.send(wire.ABORT, [handle for handle in handles if type(handle) is int])
 
     def engine_of(self, handle: int) -> int | None:
         """None: the broker knows."""
@@ -135,8 +149,8 @@ class CoreBrokerClient:
         call_id, future = self._calls.begin(utility, [0])
         call = UtilityRequest(call_id, utility.method, list(utility.args), utility.timeout_s)
         try:
-            self._channel.send(wire.UTILITY, call)
-        except TypeError as error:
+            self._channel.send(wire.UTILITY, call, call_id)
+        except UnencodableValue as error:
             future.cancel()
             raise not_encodable(utility, error) from error
         return await answer_to(utility, future)

@@ -14,31 +14,46 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
-from quire.engine.wire.codec import BadMessage, Frame, MessageDecoder, MessageEncoder
+from quire.engine.wire.codec import (
+    NO_SUBJECT,
+    BadMessage,
+    Frame,
+    MessageDecoder,
+    MessageEncoder,
+)
 
 logger = logging.getLogger(__name__)
 
-_HEAD = struct.Struct("<cI")
-"""A message begins with its kind and the number of its frames, then come their lengths."""
+_HEAD = struct.Struct("<cqI")
+"""A message begins with its kind, its subject (as in `CoreHeader`) and the number of its frames,
+then come their lengths.
+"""
 _MOST_FRAMES = 1024
 _MOST_BYTES = 2**31
 
 Serve = Callable[[Any], None]
+Refuse = Callable[[int, BadMessage], None]
+"""(subject, why its message cannot be decoded)"""
 
 
 class Channel(asyncio.Protocol):
     """One end of such a pair. `kinds` gives, for each first byte, the type of the message and the
-    function that handles it; `on_lost` is called once, when the other end has closed or has sent an
-    invalid message.
+    function that handles it; `refuse`, for some of them, the function that ends what a message is
+    about which cannot be decoded. `on_lost` is called once, when the other end has closed or has
+    sent any other invalid message.
 
     An exception in a handler closes the channel.
     """
 
     def __init__(
-        self, kinds: Mapping[bytes, tuple[Any, Serve]], on_lost: Callable[[], None]
+        self,
+        kinds: Mapping[bytes, tuple[Any, Serve]],
+        on_lost: Callable[[], None],
+        refuse: Mapping[bytes, Refuse] | None = None,
     ) -> None:
         self._kinds = {kind: (MessageDecoder(type), serve) for kind, (type, serve) in kinds.items()}
         self._on_lost = on_lost
+        self._refuse = dict(refuse or {})
         self._encoder = MessageEncoder()
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -61,13 +76,15 @@ class Channel(asyncio.Protocol):
         """The number of bytes that the other end has not read yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
-    def send(self, kind: bytes, message: object) -> None:
-        """Send a message; a closed channel drops it. Raises TypeError for a message that cannot be
-        encoded.
-        """
+    def encode(self, message: object) -> list[Frame]:
+        """The payload of a message. Raises UnencodableValue, a TypeError."""
+        return self._encoder.encode(message)
+
+    def send(self, kind: bytes, message: object, subject: int = NO_SUBJECT) -> None:
+        """Send a message; a closed channel drops it. Raises UnencodableValue, a TypeError."""
         frames = self._encoder.encode(message)
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join([_head(kind, frames), *map(_bytes, frames)]))
+            self._transport.write(b"".join([_head(kind, subject, frames), *map(_bytes, frames)]))
 
     def close(self) -> None:
         """Close when everything is sent."""
@@ -105,18 +122,26 @@ class Channel(asyncio.Protocol):
 
     # messages
 
-    def _serve(self, kind: bytes, frames: list[bytes]) -> None:
+    def _serve(self, kind: bytes, subject: int, frames: list[bytes]) -> None:
         if kind not in self._kinds:
             raise BadMessage("unknown kind of message")
         decoder, serve = self._kinds[kind]
-        serve(decoder.decode(frames))
+        try:
+            message = decoder.decode(frames)
+        except BadMessage as error:
+            if kind not in self._refuse:
+                raise
+            logger.error("A message from a related process cannot be decoded: %s", error)
+            self._refuse[kind](subject, error)
+        else:
+            serve(message)
 
-    def _next(self) -> tuple[bytes, list[bytes]] | None:
+    def _next(self) -> tuple[bytes, int, list[bytes]] | None:
         """The next message, if all of it is here."""
         buffer = self._buffer
         if len(buffer) < _HEAD.size:
             return None
-        kind, count = _HEAD.unpack_from(buffer)
+        kind, subject, count = _HEAD.unpack_from(buffer)
         if not 1 <= count <= _MOST_FRAMES:
             raise BadMessage("invalid number of frames")
         start = _HEAD.size + 4 * count
@@ -133,12 +158,12 @@ class Channel(asyncio.Protocol):
             frames.append(bytes(buffer[start : start + length]))
             start += length
         del buffer[:end]
-        return kind, frames
+        return kind, subject, frames
 
 
-def _head(kind: bytes, frames: list[Frame]) -> bytes:
+def _head(kind: bytes, subject: int, frames: list[Frame]) -> bytes:
     lengths = [memoryview(_bytes(frame)).nbytes for frame in frames]
-    return _HEAD.pack(kind, len(frames)) + struct.pack(f"<{len(lengths)}I", *lengths)
+    return _HEAD.pack(kind, subject, len(frames)) + struct.pack(f"<{len(lengths)}I", *lengths)
 
 
 def _bytes(frame: Frame) -> bytes | bytearray | memoryview:

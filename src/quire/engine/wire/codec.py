@@ -1,5 +1,5 @@
-"""Messages as frames: a header with the message's number, then MessagePack, then the memory of
-large arrays.
+"""Messages as frames: a header with the message's number and subject, then MessagePack, then the
+memory of large arrays.
 
 Nothing here can run code that a sender chose: the decoder makes the message types of messages.py,
 plain values and numeric arrays, and refuses all else with `BadMessage`.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 import numpy as np
@@ -35,8 +35,16 @@ _POLLIN = int(zmq.POLLIN)
 """As a plain number: to combine the enum's members takes a microsecond each time."""
 
 
+NO_SUBJECT = -1
+"""The subject of a message that is about neither one request nor one call."""
+
+
 class BadMessage(ValueError):
     """Frames that are not a message of the expected type."""
+
+
+class UnencodableValue(TypeError):
+    """A message has a value that no other process can be sent."""
 
 
 class _ArrayHeader(msgspec.Struct, array_like=True, gc=False):
@@ -51,7 +59,19 @@ class LostFrames(Exception):
     """A message that was sent has not arrived: sender and receiver no longer know the same."""
 
 
-_HEADER = struct.Struct("<cQ")
+class CoreHeader(NamedTuple):
+    """The first frame of a message to a core: its kind (the value of an `EngineCoreRequestType`),
+    its number among the messages to this incarnation of the core, which count from 1, and its
+    subject, which is known even where the rest cannot be decoded: the handle of a request or the id
+    of a call.
+    """
+
+    kind: bytes
+    number: int
+    subject: int
+
+
+_HEADER = struct.Struct("<cQq")
 
 
 def core_identity(engine_index: int, incarnation: int) -> bytes:
@@ -59,18 +79,16 @@ def core_identity(engine_index: int, incarnation: int) -> bytes:
     return engine_index.to_bytes(2, "little") + incarnation.to_bytes(4, "little")
 
 
-def core_header(kind: bytes, sequence: int) -> bytes:
-    """The first frame of a message to a core: its kind (the value of an `EngineCoreRequestType`)
-    and its number among the messages to this incarnation of the core, which count from 1.
-    """
-    return _HEADER.pack(kind, sequence)
+def core_header(kind: bytes, number: int, subject: int = NO_SUBJECT) -> bytes:
+    """The frame of a `CoreHeader`."""
+    return _HEADER.pack(kind, number, subject)
 
 
-def read_core_header(frame: bytes) -> tuple[bytes, int]:
-    """The kind's byte and the number. Raises BadMessage for bytes that are not a header."""
+def read_core_header(frame: bytes) -> CoreHeader:
+    """The header in a frame. Raises BadMessage for bytes that are not a header."""
     if len(frame) != _HEADER.size:
-        raise BadMessage("a header has 9 bytes")
-    return _HEADER.unpack(frame)
+        raise BadMessage(f"a header has {_HEADER.size} bytes")
+    return CoreHeader(*_HEADER.unpack(frame))
 
 
 class FrameOrder:
@@ -103,9 +121,14 @@ class MessageEncoder:
         self._aside: list[Frame] = []
 
     def encode(self, message: Any) -> list[Frame]:
-        """The frames of a message. Raises TypeError for a value that cannot be encoded."""
+        """The frames of a message. Raises UnencodableValue, a TypeError."""
         self._aside = []
-        first = self._encoder.encode(message)
+        try:
+            first = self._encoder.encode(message)
+        except UnencodableValue:
+            raise
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise UnencodableValue(f"{_why(error)} cannot be sent to another process") from error
         return [first, *self._aside] if self._aside else [first]
 
     def _hook(self, value: object) -> object:
@@ -113,14 +136,14 @@ class MessageEncoder:
             return msgspec.msgpack.Ext(_ARRAY, self._header(value))
         if isinstance(value, np.generic):
             return value.item()
-        raise TypeError(
+        raise UnencodableValue(
             f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to another "
             "process: give plain values and numpy arrays"
         )
 
     def _header(self, array: np.ndarray[Any, Any]) -> bytes:
         if array.dtype.str not in _DTYPES:
-            raise TypeError(f"an array of {array.dtype} cannot be sent to another process")
+            raise UnencodableValue(f"an array of {array.dtype} cannot be sent to another process")
         data = np.ascontiguousarray(array)
         place: int | bytes
         if data.nbytes < INLINE_BYTES:
@@ -151,7 +174,7 @@ class MessageDecoder(Generic[T]):
         self._frames = frames
         try:
             return self._decoder.decode(_buffer(frames[0]))
-        except (ValueError, TypeError, RecursionError, OverflowError) as error:
+        except Exception as error:  # the checks of params, too, which may raise whatever they meet
             raise BadMessage(f"{type(error).__name__}: {error}") from error
         finally:
             self._frames = ()
@@ -178,6 +201,17 @@ class MessageDecoder(Generic[T]):
         if not 1 <= place < len(self._frames):
             raise BadMessage(f"an array refers to frame {place}, which does not exist")
         return _buffer(self._frames[place])
+
+
+def _why(error: Exception) -> str:
+    """What of a message the encoder has refused."""
+    if isinstance(error, RecursionError):
+        return "a value that contains itself, or is nested too deeply,"
+    if isinstance(error, UnicodeError):
+        return "a text with a lone surrogate"
+    if isinstance(error, OverflowError):
+        return "an int of more than 64 bits"
+    return str(error)
 
 
 def has_input(source: zmq.Socket[bytes]) -> bool:

@@ -30,7 +30,7 @@ from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, RequestParams, SamplingParams
 from quire.params.thinking import Thinking
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Front end and core must have the same; HELLO and READY carry it."""
 
 CLIENT_SHIFT = 40
