@@ -28,6 +28,7 @@ from quire.outputs import RequestOutput
 from quire.params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.prompts import as_prompts
 from quire.text.chat import render_chat
+from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -344,7 +345,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
             priority=priority,
             tokenization_kwargs={
                 "add_special_tokens": False,
-                **(tokenization_kwargs or {}),
+                **encode_options(tokenization_kwargs),
             },
         )
 

@@ -143,7 +143,7 @@ def _token_types(value: object, token_ids: list[int] | None) -> list[int] | None
 def _token_ids(name: str, value: object) -> list[int]:
     if not isinstance(value, (list, tuple)):
         raise InvalidType(name, value, "it must be a list of token ids")
-    if all(item.__class__ is int for item in value):
+    if {int}.issuperset(map(type, value)):
         return list(value)
     allowed = "each token id must be an int"
     return [checks.integer(name, item, -(2**63), 2**63 - 1, allowed) for item in value]

@@ -95,7 +95,7 @@ def test_pausing_keeps_or_ends_what_there_is():
         (
             lambda e: e.add_lora("x"),
             InvalidType,
-            "lora_request='x' is not allowed: it is a LoRARequest.",
+            "lora_request='x' is not allowed: it must be a LoRARequest.",
         ),
         (
             lambda e: e.get_metrics(),

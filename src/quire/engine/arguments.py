@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from quire.config.plan import EnginePlan
 from quire.errors import InvalidType, NotBuiltYet, UnknownParameter
@@ -52,6 +53,17 @@ def check_clients(addresses: object, count: int, index: int) -> None:
         raise NotBuiltYet("client_count", count, _SERVERS)
     if index != 0:
         raise NotBuiltYet("client_index", index, _SERVERS)
+
+
+def request_ids(given: object) -> list[str]:
+    """The ids in an argument, which is one or several of them. Raises InvalidType."""
+    if isinstance(given, str):
+        return [given]
+    ids: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    for each in ids:
+        if not isinstance(each, str):
+            raise InvalidType("request_ids", each, "it must be a str, or several of them")
+    return ids
 
 
 def refuse_keywords(given: Mapping[str, object]) -> None:

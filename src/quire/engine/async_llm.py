@@ -23,6 +23,7 @@ from quire.engine.arguments import (
     check_executor_class,
     refuse_given,
     refuse_keywords,
+    request_ids,
     require_plan,
 )
 from quire.engine.client.client import AsyncEngineCoreClient
@@ -54,7 +55,7 @@ from quire.lora.request import LoRARequest
 from quire.observability.prometheus import MetricsCollector
 from quire.observability.watchdog import LoopWatch, Watchdog
 from quire.outputs import RequestOutput
-from quire.params import PoolingParams, SamplingParams
+from quire.params import PoolingParams, SamplingParams, checks
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 
 T = TypeVar("T")
@@ -345,8 +346,8 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         engine's own if `internal`; unknown ids are ignored. Their readers get a last output with
         the finish reason "abort".
         """
-        ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        processed = self.front_end.abort(ids, internal=internal)
+        ids = request_ids(request_id)
+        processed = self.front_end.abort(ids, internal=checks.flag("internal", internal))
         if self._log_requests and processed.ended:
             logger.info("Aborted request(s) %s.", ", ".join(ids))
         self._note_ended(len(processed.ended))
@@ -355,8 +356,9 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         """Raise QueueOverflowError or MaxQueuedTokensError if a request with `n` completions
         exceeds the limits now; the error's `retry_after_s` is when to try again.
         """
+        count = checks.integer("n", n, 0, checks.MAX_INT, "it must be an int of at least 0")
         try:
-            self._admission.check(n)
+            self._admission.check(count)
         except CapacityError:
             self.front_end.stats.note_rejected(self._admission.num_rejected)
             raise
@@ -446,11 +448,12 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         """Wait until all requests finish. Raises TimeoutError, which says how many are left, after
         `drain_timeout` seconds.
         """
+        limit_s = _seconds("drain_timeout", drain_timeout)
         if self.front_end.outputs.num_unfinished:
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
             try:
-                await asyncio.wait_for(idle, drain_timeout)
+                await asyncio.wait_for(idle, limit_s)
             except TimeoutError:
                 left = self.front_end.outputs.num_unfinished
                 text = f"{left} requests were not finished after {drain_timeout:g} s."
@@ -466,9 +469,12 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         Raises TimeoutError, and keeps all cores, if they do not within `drain_timeout` seconds;
         EngineError while the engine is paused or asleep, because a new core would be neither.
         """
+        name, allowed = "new_data_parallel_size", "it must be an int of at least 1"
+        size = checks.integer(name, new_data_parallel_size, 1, checks.MAX_INT, allowed)
+        limit_s = _seconds("drain_timeout", drain_timeout)
         if await self.is_paused() or await self.is_sleeping():
             raise EngineError("The engine is paused: resume_generation() or wake_up() first.")
-        await self.front_end.client.scale(new_data_parallel_size, drain_timeout)
+        await self.front_end.client.scale(size, limit_s)
 
     async def refresh_metrics(self) -> None:
         """Fetch the current metrics for `get_metrics` and `metrics_collector`. Without this call,
@@ -504,7 +510,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         This blocks: in the engine's own event loop outputs are processed here, and read by the
         streams when the loop runs again.
         """
-        deadline = time.monotonic() + (timeout or 0.0)
+        deadline = time.monotonic() + (0.0 if timeout is None else _seconds("timeout", timeout))
         if self._error is None:
             self._drain(deadline)
         if self._handler is not None:
@@ -577,6 +583,11 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
 
 AsyncLLMEngine = AsyncLLM
 """The same by an older name."""
+
+
+def _seconds(name: str, given: object) -> float:
+    allowed = "it must be a number of seconds of at least 0"
+    return checks.number(name, given, 0, float("inf"), allowed)
 
 
 def _limits(plan: EnginePlan | None) -> QueueLimits:

@@ -28,8 +28,10 @@ from quire.engine.wire.control_calls import (
     united,
     verb,
 )
-from quire.errors import InvalidParameter
-from quire.lora.request import LoRARequest, check_lora_request
+from quire.engine.wire.declared_types import argument_types
+from quire.engine.wire.messages import AdapterRef
+from quire.errors import InvalidParameter, InvalidType
+from quire.lora.request import LoRARequest
 
 
 class WorkerVerbs:
@@ -55,7 +57,10 @@ class WorkerVerbs:
 
     @verb()
     def save_sharded_state(
-        self, path: str, pattern: str | None = None, max_size: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        pattern: str | None = None,
+        max_size: int | None = None,
     ) -> Utility[list[str]]:
         """Write each worker's part of the weights into files in `path`, for
         load_format="sharded_state", and return their names; config.json and the tokenizer's files
@@ -160,9 +165,9 @@ class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
         `load_inplace` also where its files look the same. Raises RequestError for an adapter that
         cannot be used, and for an engine without adapters.
         """
-        asked = check_lora_request(lora_request)
-        folder = str(asked.folder)
-        return Utility("add_lora", (asked.lora_name, asked.lora_int_id, folder, asked.load_inplace))
+        asked = AdapterRef.of(lora_request)
+        again = lora_request.load_inplace
+        return Utility("add_lora", (asked.name, asked.id, asked.folder, again))
 
     @verb(combine=any, drops=lambda lora_id: (("loaded", lora_id), ("pinned", lora_id)))
     def remove_lora(self, lora_id: int) -> Utility[bool]:
@@ -188,7 +193,11 @@ class BlockingControl(ControlVerbs, BlockingFace):
     """The verbs of `LLM` and `LLMEngine`: each blocks until it is done."""
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call `func` with the model of every worker; the core must be in this process."""
+        """Call `func` with the model of every worker; the core must be in this process. Raises
+        InvalidType for what cannot be called.
+        """
+        if not callable(func):
+            raise InvalidType("func", func, "it must be a function")
         return self.collective_rpc("apply_model", args=(func,))
 
 
@@ -237,10 +246,12 @@ UTILITIES: dict[str, CoreMethod] = {
 
 def perform(core: object, method: str, args: Sequence[Any]) -> Any:
     """Call one of the core's utilities; a `concurrent.futures.Future` where the answer comes with a
-    later step. Raises InvalidParameter for any other name, else what the utility raises.
+    later step. Raises InvalidParameter for any other name, InvalidType for an argument of another
+    type than the method declares, else what the utility raises.
     """
     if method not in UTILITIES:
         raise InvalidParameter("method", method, f"a core has {', '.join(sorted(UTILITIES))}")
+    argument_types(getattr(type(core), method)).check(core, *args)
     return getattr(core, method)(*args)
 
 

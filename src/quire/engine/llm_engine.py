@@ -12,7 +12,13 @@ from typing import Any, Self, TypeVar
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
-from quire.engine.arguments import check_executor_class, refuse_given, refuse_keywords, require_plan
+from quire.engine.arguments import (
+    check_executor_class,
+    refuse_given,
+    refuse_keywords,
+    require_plan,
+)
+from quire.engine.arguments import request_ids as ids_of
 from quire.engine.client.client import EngineCoreClient
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.frontend.engine_attributes import EngineAttributes
@@ -23,7 +29,7 @@ from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats, with_s
 from quire.engine.wire.control_calls import Utility
 from quire.environment import read_environment
 from quire.lora.request import LoRARequest
-from quire.params import PoolingParams, SamplingParams
+from quire.params import PoolingParams, SamplingParams, checks
 
 T = TypeVar("T")
 
@@ -160,14 +166,14 @@ class LLMEngine(EngineAttributes, BlockingControl):
         """Abort requests by the callers' ids, or by the engine's own if `internal`; unknown ids are
         ignored. The next `step()` returns their final outputs, with what was generated.
         """
-        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        self._ready += self.front_end.abort(ids, internal=internal).outputs
+        ids = ids_of(request_ids)
+        self._ready += self.front_end.abort(ids, internal=checks.flag("internal", internal)).outputs
 
     def discard_requests(self, request_ids: Iterable[str], internal: bool = False) -> None:
         """Abort requests by the callers' ids, or by the engine's own if `internal`, and drop their
         outputs.
         """
-        self.front_end.abort(list(request_ids), internal=internal)
+        self.front_end.abort(ids_of(request_ids), internal=internal)
 
     def discard_all(self) -> None:
         """Abort every request and drop all outputs."""

@@ -17,6 +17,12 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from quire.errors import InvalidParameter, InvalidType, RequestError, UnknownParameter
 from quire.text.chat_template import ChatTemplate
+from quire.text.encode_options import (
+    ENCODE_PARAMETERS,
+    check_max_length,
+    check_side,
+    check_truncation,
+)
 from quire.text.template_files import choose_template
 from quire.text.text_bounds import longest_token_bytes, may_backtrack
 from quire.text.token_pieces import TokenPieces, token_of
@@ -27,8 +33,6 @@ from quire.text.whole_tokenizer import CALL_PARAMETERS, SHARED, WholeTokenizer
 
 _MAX_CACHED_TEMPLATES = 16
 _MAX_SHOWN = 200
-_TRUNCATIONS = (None, False, True, "longest_first", "only_first", "do_not_truncate")
-_ENCODE_PARAMETERS = "add_special_tokens, truncation, max_length and truncation_side"
 _UNSUPPORTED_CHAT_PARAMETERS = ("return_assistant_tokens_mask", "sanitize_control_tokens")
 _ENCODING_OF_CHATS = ("padding", "truncation", "max_length", "return_tensors")
 
@@ -239,8 +243,9 @@ class Tokenizer:
         `model_max_length`. Raises InvalidType,
         InvalidParameter or UnknownParameter.
         """
-        _refuse_unknown(unknown, _ENCODE_PARAMETERS)
+        _refuse_unknown(unknown, ENCODE_PARAMETERS)
         limit = self._truncation_limit(truncation, max_length)
+        check_side("truncation_side", truncation_side)
         side = truncation_side or self.truncation_side
         return self._encoding(text, bool(add_special_tokens), limit, side).ids
 
@@ -293,7 +298,7 @@ class Tokenizer:
         """
         if CALL_PARAMETERS & unknown.keys():
             side = unknown.pop("truncation_side", None)
-            _refuse_unknown(unknown.keys() - CALL_PARAMETERS, _ENCODE_PARAMETERS)
+            _refuse_unknown(unknown.keys() - CALL_PARAMETERS, ENCODE_PARAMETERS)
             return self._transformers(side)(
                 text,
                 add_special_tokens=add_special_tokens,
@@ -370,15 +375,8 @@ class Tokenizer:
     def _truncation_limit(
         self, truncation: bool | str | None, max_length: int | None
     ) -> int | None:
-        if truncation not in _TRUNCATIONS:
-            allowed = "True, False, 'longest_first', 'only_first' or 'do_not_truncate' is expected"
-            raise InvalidParameter("truncation", truncation, allowed)
-        if max_length is not None and (
-            isinstance(max_length, bool) or not isinstance(max_length, int)
-        ):
-            raise InvalidType("max_length", max_length, "an integer is expected")
-        if max_length is not None and max_length < 0:
-            raise InvalidParameter("max_length", max_length, "it must be at least 0")
+        check_truncation("truncation", truncation)
+        check_max_length("max_length", max_length)
         if truncation is None:
             return max_length
         if truncation in (False, "do_not_truncate"):

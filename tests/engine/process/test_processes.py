@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
+from quire.engine import EngineCoreRequest as DocumentedRequest
 from quire.engine.core.builder import build_client
 from quire.engine.wire.codec import core_header
 from quire.engine.wire.control_calls import Utility
@@ -27,7 +28,14 @@ from quire.engine.wire.messages import (
     EngineCoreRequestType,
 )
 from quire.engine.wire.output_parts import FinishReason
-from quire.errors import EngineDeadError, EngineError, InvalidParameter, LoadError, RequestError
+from quire.errors import (
+    EngineDeadError,
+    EngineError,
+    InvalidParameter,
+    InvalidType,
+    LoadError,
+    RequestError,
+)
 from tests.engine.launched import launch_async, launch_sync
 
 pytestmark = pytest.mark.slow
@@ -269,6 +277,33 @@ def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
 def add_frames(sockets, number, message):
     header = core_header(EngineCoreRequestType.ADD.value, number)
     return [sockets.connections[0].identity, header, *sockets._encoder.encode(message)]
+
+
+def test_requests_by_the_documented_fields_are_told_apart(client):
+    def direct(name, last, max_tokens=8):
+        own = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        ids = [5, 6, last]
+        return DocumentedRequest(request_id=name, prompt_token_ids=ids, sampling_params=own)
+
+    expected = {}
+    for last in (7, 8):
+        client.add_request(request(last - 7))
+        expected[last] = drain(client, [last - 7])[last - 7]
+    client.add_request(direct("one", 7))
+    client.add_request(direct("two", 8))
+    client.add_request(direct("gone", 9, max_tokens=200))
+    client.abort_requests(["gone", "unknown"])
+    tokens, open_ = {"one": [], "two": []}, {"one", "two"}
+    while open_:
+        outputs = client.get_output()
+        for one in outputs:
+            if one.request_id in tokens:
+                tokens[one.request_id] += one.new_token_ids
+        open_ -= outputs.finished_requests or set()
+    assert tokens == {"one": expected[7], "two": expected[8]}
+    with pytest.raises(InvalidType, match="arrival_time='x'"):
+        client.add_request(DocumentedRequest("r", [5], arrival_time="x", sampling_params=params()))
+    assert not client.remote.has_requests
 
 
 def poison(handle, **fields):

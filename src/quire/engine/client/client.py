@@ -76,15 +76,17 @@ class CoreClient(Protocol):
     """The methods that every client has. None of them waits."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request; its outputs carry its handle. For a live handle: its next input.
+        """Send a request; its outputs carry its handle, or the name of one that comes without a
+        handle (wire/direct_requests.py). For a live handle: its next input.
 
-        With several cores the client chooses one and stays with it.
+        With several cores the client chooses one and stays with it. Raises subclasses of
+        RequestError for what cannot be sent; then nothing has changed.
         """
         ...
 
-    def abort_requests(self, handles: Sequence[int]) -> None:
-        """Drop requests. Outputs that are on their way already still arrive; unknown handles are
-        ignored.
+    def abort_requests(self, handles: Sequence[int | str]) -> None:
+        """Drop requests, by their handles or by the names of those that came without one. Outputs
+        that are on their way already still arrive; unknown ones are ignored.
         """
         ...
 

@@ -42,7 +42,7 @@ class InprocClient(WorkerVerbs, BlockingFace):
         self._wait_for_given_up()
         self.engine_core.add_request(request)
 
-    def abort_requests(self, handles: Sequence[int]) -> None:
+    def abort_requests(self, handles: Sequence[int | str]) -> None:
         self._wait_for_given_up()
         self.engine_core.abort_requests(handles)
 

@@ -22,6 +22,7 @@ from quire.engine.client.supervisor import Supervisor
 from quire.engine.control_verbs import WorkerVerbs
 from quire.engine.process.owner_signals import held_back
 from quire.engine.wire.control_calls import BlockingFace, Utility
+from quire.engine.wire.direct_requests import DirectRequests
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineDeadError, EngineError
 
@@ -39,6 +40,7 @@ class MPClient:
         self.remote = remote
         self.supervisor = Supervisor(remote, max_restarts=max_restarts) if max_restarts else None
         self._cores: RemoteCores | Supervisor = self.supervisor or remote
+        self._direct = DirectRequests()
         self._is_closed = False
 
     @property
@@ -48,11 +50,13 @@ class MPClient:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._require_open()
-        self._cores.add_request(request)
+        self._cores.add_request(self._direct.take(request))
 
-    def abort_requests(self, handles: Sequence[int]) -> None:
+    def abort_requests(self, handles: Sequence[int | str]) -> None:
+        own = self._direct.handles_of(handles)
         if not self._is_closed and self.remote.is_ours:
-            self._cores.abort_requests(handles)
+            self._cores.abort_requests(own)
+        self._direct.drop(own)
 
     def engine_of(self, handle: int) -> int | None:
         return self._cores.engine_of(handle)
@@ -81,6 +85,12 @@ class MPClient:
                 "new engine here."
             )
 
+    def _next_output(self) -> EngineCoreOutputs | None:
+        outputs = self._cores.next_output()
+        if outputs is not None:
+            self._direct.name(outputs)
+        return outputs
+
     def _wait(self, limit_s: float = math.inf) -> None:
         """Block until something has come, or is due, or `limit_s` is over."""
         self.remote.wakeup.select(min(limit_s, self._cores.next_check_s))
@@ -101,11 +111,11 @@ class SyncMPClient(MPClient, WorkerVerbs, BlockingFace):
         """
         self._require_open()
         self._cores.take()
-        outputs = self._cores.next_output()
+        outputs = self._next_output()
         while outputs is None and self._cores.has_requests:
             self._wait()
             self._take()
-            outputs = self._cores.next_output()
+            outputs = self._next_output()
             if outputs is None and self._cores.is_idle:
                 break
         return EngineCoreOutputs() if outputs is None else outputs
@@ -145,7 +155,7 @@ class AsyncMPClient(MPClient):
         while True:
             self._require_open()
             loop = self._attach()
-            outputs = self._cores.next_output()
+            outputs = self._next_output()
             if outputs is not None:
                 return outputs
             if self._arrival is None or self._arrival.done():
@@ -154,11 +164,11 @@ class AsyncMPClient(MPClient):
 
     def wait_output(self, limit_s: float) -> EngineCoreOutputs | None:
         self._require_open()
-        outputs = self._cores.next_output()
+        outputs = self._next_output()
         if outputs is None:
             self._wait(limit_s)
             self._take()
-            outputs = self._cores.next_output()
+            outputs = self._next_output()
         return outputs
 
     async def call(self, utility: Utility[T]) -> T:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.control import CoreControl
 from quire.engine.core.fault_isolation import FaultBoundary, GuardedStep
+from quire.engine.wire.declared_types import check_message
+from quire.engine.wire.direct_requests import DirectRequests
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from quire.engine.wire.output_parts import (
     Finished,
@@ -28,7 +30,7 @@ from quire.engine.wire.output_parts import (
     RoutedExperts,
     Started,
 )
-from quire.errors import EngineDeadError, RequestError
+from quire.errors import EngineDeadError, InvalidParameter, RequestError
 from quire.executor.abstract import Executor, LaunchedStep
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.constraint import Constraint
@@ -89,16 +91,33 @@ class EngineCore(CoreControl):
         self._boundary = FaultBoundary(executor, self._masks)
         self._steps: deque[GuardedStep] = deque()
         self._refused: list[Finished] = []
+        self._direct = DirectRequests()
         self._counted = (0, 0, 0, 0)
         self._counted_drafts: tuple[int, list[int]] = 0, []
         self.on_launch: Callable[[Collection[int]], None] | None = None
         """Called before each launch with the requests in the steps that have not been read."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request. One that can never run ends with an error in the next outputs."""
+        """Queue a request. One that can never run ends with an error in the next outputs.
+
+        A request without a handle, which no front end has made, gets one, and its outputs have its
+        `request_id`. Raises InvalidType for a field that has a value of another type than its own,
+        InvalidParameter for the handle of another request; then nothing is queued.
+        """
+        own = self._direct.take(request)
+        if own is request:
+            check_message(request)
+        self.take_in(own)
+
+    def take_in(self, request: EngineCoreRequest) -> None:
+        """As `add_request`, for a request that has been decoded: it has a handle, and its fields
+        are of their types.
+        """
         if request.continues:
             self._continue(request)
             return
+        if request.handle in self.scheduler.requests:
+            raise InvalidParameter("handle", request.handle, "another request has it")
         params = request.params
         try:
             grammar = self._grammar(params, request.thinking)
@@ -168,10 +187,14 @@ class EngineCore(CoreControl):
         is_ahead = self._depth > 1 and has_masks
         return is_ahead or self.executor.needs_host_ids(params)
 
-    def abort_requests(self, handles: Sequence[int]) -> None:
-        """Abort requests without an output; handles that have already ended are ignored."""
-        for handle in handles:
+    def abort_requests(self, handles: Sequence[int | str]) -> None:
+        """Abort requests without an output, by their handles or, where they have come without one,
+        by their names; those that have already ended are ignored.
+        """
+        own = self._direct.handles_of(handles)
+        for handle in own:
             self.scheduler.abort(handle)
+        self._direct.drop(own)
 
     @property
     def has_work(self) -> bool:
@@ -262,7 +285,7 @@ class EngineCore(CoreControl):
         for end in scheduler_output.finished:
             if end.fault is not None:
                 logger.error("request %d failed: %s", end.handle, end.message, exc_info=end.fault)
-        return EngineCoreOutputs(
+        outputs = EngineCoreOutputs(
             handles=list(scheduler_output.handles),
             token_ids=list(scheduler_output.token_ids),
             counts=scheduler_output.counts,
@@ -291,6 +314,8 @@ class EngineCore(CoreControl):
             stats=self._stats() if self._log_stats else None,
             timestamp=self._clock(),
         )
+        self._direct.name(outputs)
+        return outputs
 
     def _stats(self) -> SchedulerStats:
         scheduler = self.scheduler

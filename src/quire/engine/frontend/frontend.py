@@ -20,7 +20,12 @@ from quire.engine.client.client import CoreClient
 from quire.engine.core.structured_outputs import grammar_trials
 from quire.engine.frontend.custom_params import CustomParams
 from quire.engine.frontend.fan_out import fan_out
-from quire.engine.frontend.input_processor import InputProcessor, ModelLimits, ReasoningMarks
+from quire.engine.frontend.input_processor import (
+    InputProcessor,
+    ModelLimits,
+    ReasoningMarks,
+    checked_headers,
+)
 from quire.engine.frontend.output_processor import AnyOutput, OutputProcessor, Processed
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.pooling_input import PoolingFacts
@@ -33,10 +38,10 @@ from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import give_handles
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
-from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
+from quire.errors import EngineError, InvalidParameter, NotBuiltYet
 from quire.lora.request import LoRARequest
 from quire.observability.tracing import RequestTracer, exporter_to
-from quire.params import PoolingParams, RequestParams, SamplingParams
+from quire.params import PoolingParams, SamplingParams, checks
 from quire.text.tokenizer import Tokenizer
 
 Client = TypeVar("Client", bound=CoreClient)
@@ -44,6 +49,8 @@ Client = TypeVar("Client", bound=CoreClient)
 logger = logging.getLogger(__name__)
 
 _FEW = 64
+_LONGEST_S = 1e9
+"""Longer time limits, up to an infinite one, are this one."""
 
 
 class FrontEnd(Generic[Client]):
@@ -116,8 +123,6 @@ class FrontEnd(Generic[Client]):
         arrival_time: float | None = None,
         priority: int = 0,
         prompt_text: str | None = None,
-        data_parallel_rank: int | None = None,
-        resumable: bool = False,
         has_mailbox: bool = False,
         timeout_s: float | None = None,
         trace_headers: Mapping[str, str] | None = None,
@@ -135,32 +140,32 @@ class FrontEnd(Generic[Client]):
             from quire.engine.frontend.prepared_request import parts_of  # few give one
 
             parts = parts_of(prompt, prompt_text)
-            more = {"resumable": resumable, "has_mailbox": has_mailbox, "timeout_s": timeout_s}
+            more = {"has_mailbox": has_mailbox, "timeout_s": timeout_s}
             return self.add(**{**inputs, **more, **parts})
-        if not isinstance(request_id, str):
-            raise InvalidType("request_id", request_id, "it must be a str")
+        checks.text("request_id", request_id)
+        headers = checked_headers(trace_headers)
         if prompt_text is not None:
             hint = "Else give {'prompt_token_ids': ..., 'prompt': ...} as the prompt."
             allowed = "it goes with an EngineCoreRequest"
             raise InvalidParameter("prompt_text", prompt_text, allowed, hint)
+        limit_s = _timeout_s(timeout_s, params)
+        handle = self._next_handle
+        internal_id = f"{request_id}-{handle:08x}"
         request, text = self.inputs.process(
             prompt,
             params,
-            handle=self._next_handle,
+            handle=handle,
             arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=priority,
             lora_request=lora_request,
+            request_id=internal_id,
+            external_req_id=request_id,
             **inputs,
         )
         if priority and self.plan is not None and self.plan.scheduling_policy != "priority":
             self._warn_once(
                 "Priorities of requests have no effect: set scheduling_policy=priority."
             )
-        timeout_s = _timeout_s(timeout_s, request.params)
-        request.data_parallel_rank = data_parallel_rank
-        request.resumable = resumable
-        request.external_req_id = request_id
-        request.request_id = internal_id = f"{request_id}-{request.handle:08x}"
         requests, own = [request], request.params
         if isinstance(own, SamplingParams) and own.n > 1:
             requests = fan_out(request, own)
@@ -180,9 +185,9 @@ class FrontEnd(Generic[Client]):
         self._next_handle += len(requests)
         self.outputs.add(group, requests, time.monotonic())
         try:
-            self._trace(group, trace_headers, request)
-            if timeout_s is not None:
-                self._set_deadline(time.monotonic() + timeout_s, group.internal_id)
+            self._trace(group, headers, request)
+            if limit_s is not None:
+                self._set_deadline(time.monotonic() + limit_s, group.internal_id)
             for one in requests:
                 self.client.add_request(one)
         except BaseException:
@@ -235,22 +240,20 @@ class FrontEnd(Generic[Client]):
             handle=group.handles.start,
             arrival_time=time.time(),
             priority=priority,
+            resumable=True,
+            continues=True,
             **inputs,
         )
-        request.resumable = request.continues = True
         if self.outputs.is_unfinished(group):
             self.client.add_request(request)
             if self.log_stats:
                 more = IterationStats(time.time(), num_prompt_tokens=len(request.prompt_token_ids))
                 self.stats.record(None, more, self.client.engine_of(request.handle) or 0)
 
-    def end_input(self, group: RequestGroup, params: SamplingParams) -> None:
+    def end_input(self, group: RequestGroup) -> None:
         """Close the input of a resumable request: it ends where it stops next."""
         if self.outputs.is_unfinished(group):
-            handle = group.handles.start
-            end = EngineCoreRequest(handle, [], params, seed=0, arrival_time=time.time())
-            end.continues = True
-            self.client.add_request(end)
+            self.client.add_request(EngineCoreRequest(group.handles.start, continues=True))
 
     def take_in(self, step: EngineCoreOutputs) -> Processed:
         """Turn a step of the core into outputs, and abort in the core what they end."""
@@ -305,16 +308,17 @@ class FrontEnd(Generic[Client]):
             self.stats.record(None if step is None else step.stats, stats, engine_index)
 
 
-def _timeout_s(given: object, params: RequestParams) -> float | None:
+def _timeout_s(given: Any, params: object) -> float | None:
     """The time limit of a request in seconds, given or from its `extra_args`; None: no limit."""
     name = "timeout_s"
     if given is None and isinstance(params, SamplingParams):
-        name, given = "extra_args['timeout_s']", (params.extra_args or {}).get("timeout_s")
+        more = params.extra_args if isinstance(params.extra_args, dict) else {}
+        name, given = "extra_args['timeout_s']", more.get("timeout_s")
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
         raise InvalidParameter(name, given, "it must be a number of seconds above 0")
-    return float(given)
+    return float(min(given, _LONGEST_S))
 
 
 def build_front_end(

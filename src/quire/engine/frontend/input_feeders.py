@@ -65,7 +65,7 @@ class InputFeeders:
                 self._front_end.extend(group, part.prompt, latest, **inputs)
         except Exception as error:
             raise InputStreamError(error) from error
-        self._front_end.end_input(group, latest)
+        self._front_end.end_input(group)
 
     def end_unread(self) -> None:
         """Cancel the tasks of requests that have ended, whose input is no longer used."""

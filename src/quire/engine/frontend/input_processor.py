@@ -25,6 +25,7 @@ from quire.engine.frontend.pooling_input import (
     take_truncation,
     with_truncation,
 )
+from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong, RequestError
 from quire.grammar.thinking import num_thinking
@@ -33,9 +34,13 @@ from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.thinking import Thinking
 from quire.prompts import ParsedPrompt, check_token_ids, parse_prompt
+from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer, encode_prompt
 
 SEED_MASK = 2**64 - 1
+
+_LATEST_S = 1e12
+"""The latest time of arrival: in the year 33658."""
 
 _UNBUILT_PARAMS = {
     "watermarking": "Leave it out.",
@@ -133,10 +138,12 @@ class InputProcessor:
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         lora_request: LoRARequest | None = None,
+        data_parallel_rank: int | None = None,
+        **known: Any,
     ) -> tuple[EngineCoreRequest, str | None]:
         """Return the message for the core, and the prompt's text if it is known. The caller's
-        `params` are not modified. Raises subclasses of RequestError, and changes nothing if it
-        does.
+        `params` are not modified; `known` are further fields of the message, which is complete and
+        of the declared types. Raises subclasses of RequestError, and changes nothing if it does.
         """
         adapter = self._adapter(lora_request)
         inputs = self._inputs_of(params)
@@ -144,13 +151,16 @@ class InputProcessor:
         request = inputs.process(
             parsed,
             params,
-            tokenization_kwargs,
+            encode_options(tokenization_kwargs),
             handle=handle,
-            arrival_time=arrival_time,
+            arrival_time=_arrival_time(arrival_time),
             priority=_priority(priority),
             cache_salt=parsed.cache_salt,
             adapter=adapter,
+            data_parallel_rank=None if data_parallel_rank is None else _rank(data_parallel_rank),
+            **known,
         )
+        check_message(request)
         return request, parsed.text
 
     def _inputs_of(self, params: object) -> KindOfInputs:
@@ -200,11 +210,12 @@ class InputProcessor:
             lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             priority=priority,
+            data_parallel_rank=data_parallel_rank,
+            resumable=resumable,
+            request_id=checks.text("request_id", request_id),
+            trace_headers=checked_headers(trace_headers),
         )
-        request.request_id, request.prompt_text = request_id, text
-        request.trace_headers = None if trace_headers is None else dict(trace_headers)
-        request.data_parallel_rank = data_parallel_rank
-        request.resumable = resumable
+        request.prompt_text = text
         return request
 
     def _check_tasks(self, tasks: object) -> None:
@@ -272,10 +283,11 @@ class GenerationInputs:
         token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
         self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
         own.limit_output(self._limits.max_model_len - len(token_ids))
-        request = EngineCoreRequest(prompt_token_ids=token_ids, params=own, seed=0, **known)
-        request.seed = self._seed_of(own)
-        request.thinking = self._thinking(own, token_ids)
-        return request
+        thinking = self._thinking(own, token_ids)
+        seed = self._seed_of(own)  # counts, so nothing is refused after it
+        return EngineCoreRequest(
+            prompt_token_ids=token_ids, params=own, seed=seed, thinking=thinking, **known
+        )
 
     def _own_params(self, params: SamplingParams) -> SamplingParams:
         """Copy the parameters, check them against the model, and fill in everything that ends a
@@ -391,6 +403,27 @@ class GenerationInputs:
         self._num_drawn += 1
         name = f"{self._seed}:{self._num_drawn}".encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def checked_headers(given: Mapping[str, str] | None) -> dict[str, str] | None:
+    """The headers of a request's trace as a dict. Raises InvalidType for anything else."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise InvalidType("trace_headers", given, "it must be a dict of strings")
+    for each in (*given.keys(), *given.values()):
+        checks.text("trace_headers", each)
+    return dict(given)
+
+
+def _arrival_time(given: object) -> float:
+    allowed = "it must be a number of seconds since 1970"
+    return checks.number("arrival_time", given, 0, _LATEST_S, allowed)
+
+
+def _rank(given: object) -> int:
+    allowed = "it must be the number of a core"
+    return checks.integer("data_parallel_rank", given, 0, checks.MAX_INT, allowed)
 
 
 def _priority(given: object) -> int:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.engine.wire.messages import EngineCoreRequest
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
 from quire.prompts import TokensPrompt
 
 
@@ -16,6 +16,8 @@ def parts_of(request: EngineCoreRequest, prompt_text: str | None) -> dict[str, A
     rule over those that come with it. Raises InvalidParameter for one that has an external id,
     NotBuiltYet for a resumable one.
     """
+    if not isinstance(request.adapter, AdapterRef | None):
+        raise InvalidType("adapter", request.adapter, "it must be an AdapterRef or None")
     if request.external_req_id is not None:
         allowed = "the engine sets it, from request_id"
         raise InvalidParameter("external_req_id", request.external_req_id, allowed)

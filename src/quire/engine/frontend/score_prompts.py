@@ -11,6 +11,7 @@ from quire.errors import InvalidParameter, InvalidType
 from quire.params import PoolingParams
 from quire.params.pooling import MOST_READ, SECOND_TEXT
 from quire.prompts import TokensPrompt
+from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer
 
 _RESERVED = ("chat_template", "tools", "tokenize")
@@ -105,7 +106,7 @@ class CrossPrompts:
     ) -> tuple[TokensPrompt, PoolingParams]:
         """The prompt of a pair, and its parameters. Raises RequestError."""
         kwargs, cut = take_truncation(
-            tokenization_kwargs, self.max_model_len, self.tokenizer.truncation_side
+            encode_options(tokenization_kwargs), self.max_model_len, self.tokenizer.truncation_side
         )
         read = TextsRead.of(params, self.facts, self.max_model_len)
         query, document = read.cut(self.tokenizer, query, 0), read.cut(self.tokenizer, document, 1)

@@ -132,7 +132,7 @@ class EngineCoreProc(UnbuiltProcMethods):
             self._end(request.handle, FinishReason.ABORT)
             return
         try:
-            self.core.add_request(request)
+            self.core.take_in(request)
         except Exception as error:
             logger.error("Failed to add a request.", exc_info=error)
             text = f"{type(error).__name__}: {error}"

@@ -12,6 +12,8 @@ from functools import update_wrapper
 from types import NoneType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args, overload
 
+from quire.engine.wire.declared_types import argument_types
+
 T = TypeVar("T")
 P = ParamSpec("P")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -87,8 +89,9 @@ class Verb(Generic[P, T]):
     """A method of every face: it sends its call by the face's `_call` and gives the answer.
 
     As an attribute of a `BlockingFace` it is a function, of an `AwaitedFace` a coroutine function.
-    Both have the name, the arguments and the docstring of `make`, which makes the call; `convert`
-    makes of the cores' one answer what the caller gets.
+    Both have the name, the arguments and the docstring of `make`, which makes the call once the
+    arguments are of the types that it declares; `convert` makes of the cores' one answer what the
+    caller gets.
     """
 
     def __init__(
@@ -97,11 +100,15 @@ class Verb(Generic[P, T]):
         core: CoreMethod,
         convert: Callable[[Any], Any],
     ) -> None:
+        def call(face: Any, *args: Any, **kwargs: Any) -> Utility[T]:
+            argument_types(make).check(face, *args, **kwargs)
+            return make(face, *args, **kwargs)
+
         def blocking(face: Any, *args: Any, **kwargs: Any) -> Any:
-            return convert(face._call(make(face, *args, **kwargs)))
+            return convert(face._call(call(face, *args, **kwargs)))
 
         async def awaited(face: Any, *args: Any, **kwargs: Any) -> Any:
-            return convert(await face._call(make(face, *args, **kwargs)))
+            return convert(await face._call(call(face, *args, **kwargs)))
 
         self.core = core
         self._blocking = _shown_as(make, blocking)

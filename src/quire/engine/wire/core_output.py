@@ -258,8 +258,10 @@ def _joined(outputs: Sequence[EngineCoreOutput]) -> LogprobColumns | None:
 
 
 def give_handles(columns: Columns, find: Callable[[str], int | None]) -> None:
-    """Put the handles that `find` knows in place of those that stand for names."""
-    known = {old: find(name) for old, name in columns.names.items()}
+    """Put the handles that `find` knows in place of those that stand for names, which are
+    negative.
+    """
+    known = {old: find(name) for old, name in columns.names.items() if old < 0}
     handles = {old: new for old, new in known.items() if new is not None}
     columns.handles = [handles.get(handle, handle) for handle in columns.handles]
     parts: Iterable[Any] = chain(

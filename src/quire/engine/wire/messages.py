@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NoReturn, Self
 import msgspec
 
 from quire.engine.wire.core_output import EngineCoreOutput, outputs_of
+from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.output_parts import (
     Finished,
     LogprobColumns,
@@ -27,7 +28,7 @@ from quire.engine.wire.output_parts import (
     Started,
 )
 from quire.lora.request import LoRARequest
-from quire.params import PoolingParams, RequestParams, SamplingParams
+from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.thinking import Thinking
 
 PROTOCOL_VERSION = 5
@@ -75,8 +76,14 @@ class AdapterRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
 
     @classmethod
     def of(cls, request: LoRARequest) -> Self:
-        """The adapter that a request asks for."""
-        return cls(request.lora_name, request.lora_int_id, str(request.folder))
+        """The adapter that a request asks for. Raises InvalidType or InvalidParameter for a field
+        that was changed to what a message cannot have.
+        """
+        check_message(request)
+        name = checks.text("lora_name", request.lora_name)
+        allowed = "it must be an int from 1 that fits 64 bits"
+        number = checks.integer("lora_int_id", request.lora_int_id, 1, 2**63 - 1, allowed)
+        return cls(name, number, str(request.folder))
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
