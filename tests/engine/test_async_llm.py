@@ -144,11 +144,14 @@ async def test_an_external_id_ends_all_that_share_it_and_an_internal_one_its_own
     first = await engine.add_request("same", [4], SamplingParams(max_tokens=40))
     second = await engine.add_request("same", [5], SamplingParams(max_tokens=40))
     third = await engine.add_request("same", [6], SamplingParams(max_tokens=40))
-    await engine.abort(second.internal_id, internal=True)
+    assert {each.external_req_id for each in (first, second, third)} == {"same"}
+    await engine.abort(second.request_id, internal=True)
+    output = await second.get()
+    assert (output.request_id, output.outputs[0].finish_reason) == ("same", "abort")
     await engine.abort("same", internal=True)
     assert engine.get_num_unfinished_requests() == 2
     await engine.abort("same")
-    for mailbox in (first, second, third):
+    for mailbox in (first, third):
         assert (await mailbox.get()).outputs[0].finish_reason == "abort"
     assert_nothing_left(engine)
 
@@ -180,7 +183,7 @@ async def test_too_many_waiting_tokens_are_refused():
     assert engine.get_num_queued_tokens() == 5
     with pytest.raises(MaxQueuedTokensError, match="5 prompt tokens wait"):
         await collect(engine, "b", max_tokens=4)
-    await engine.abort(mailbox.internal_id, internal=True)
+    await engine.abort(mailbox.request_id, internal=True)
     assert_nothing_left(engine)
 
 
@@ -292,7 +295,7 @@ async def test_streamed_prompts_go_to_the_core_part_by_part():
         (True, False), (True, True), (True, True), (False, True),
     ]  # fmt: skip
     assert {seen.handle for seen in core.seen} == {0}
-    await engine.abort(mailbox.internal_id, internal=True)
+    await engine.abort(mailbox.request_id, internal=True)
 
 
 @looped
@@ -382,7 +385,7 @@ async def test_draining_waits_for_the_last_request():
     stuck = await engine.add_request("s", [4], SamplingParams(max_tokens=1000))
     with pytest.raises(TimeoutError):
         await engine.wait_for_requests_to_drain(0.01)
-    await engine.abort(stuck.internal_id, internal=True)
+    await engine.abort(stuck.request_id, internal=True)
 
 
 @looped

@@ -371,9 +371,10 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         """Abort the request, unless it has ended: its reader is gone."""
         mailbox.close()
         if self._error is None:
-            processed = self.front_end.abort([mailbox.internal_id], internal=True)
+            processed = self.front_end.abort([mailbox.request_id], internal=True)
             if self._log_requests and processed.ended:
-                logger.info("Request %s was aborted: its reader is gone.", mailbox.request_id)
+                name = mailbox.external_req_id
+                logger.info("Request %s was aborted: its reader is gone.", name)
             self._note_ended(len(processed.ended))
 
     # outputs

@@ -51,7 +51,9 @@ class WorkerVerbs:
         function with each worker as first argument; one result for each worker.
 
         Raises TimeoutError after `timeout` seconds. The call itself is not ended: a core in another
-        process, or whoever uses one in this process next, goes on when it is done.
+        process, or whoever uses one in this process next, goes on when it is done. Raises
+        InvalidParameter for a method, such as "sleep", by which the core itself changes what
+        workers have: call the engine's.
         """
         return Utility("collective_rpc", (method, None, list(args), dict(kwargs or {})), timeout)
 
@@ -97,12 +99,13 @@ class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
 
     @verb(begins="asleep", replay=lambda level=1, *_: (level, "keep"))
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> Utility[None]:
-        """Stop scheduling. Level 0 keeps all memory; level 1 gives the KV cache back, and on a GPU
-        the weights' memory, which move to the host's; level 2 gives back the weights altogether.
-        Requests can still be added and wait for `wake_up`.
+        """Stop scheduling and forget cached blocks. Level 0 keeps all memory; level 1 gives the KV
+        cache back, and on a GPU the weights' memory, which move to the host's; level 2 gives back
+        the weights altogether. Requests can still be added and wait for `wake_up`.
 
         `mode` "abort" ends the requests there are, "wait" finishes those that run first, "keep"
-        leaves them to go on after `wake_up`. Done when the device is idle.
+        leaves them to go on after `wake_up`. Done when the device is idle. A second call ends none
+        of those that were added since the first.
         """
         return Utility("sleep", (level, mode))
 
@@ -213,7 +216,7 @@ class AwaitedControl(ControlVerbs, UnbuiltAsyncMethods, AwaitedFace):
         wait_for_inflight_requests: bool | None = None,
     ) -> Utility[None]:
         """Schedule nothing more: requests there end (abort), finish first (wait) or freeze (keep);
-        new ones queue. Done when the device is idle.
+        new ones queue, and a second call ends none of them. Done when the device is idle.
 
         The older form is taken too: `wait_for_inflight_requests`, by name or first, is "wait" or
         "abort".

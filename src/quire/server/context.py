@@ -231,7 +231,7 @@ class Server:
         if mailbox.traceparent is not None:
             request.scope["state"].setdefault(TRACE_SLOT, mailbox.traceparent)
         self.in_flight.enter(key, shown)
-        return Outputs(mailbox, partial(self._leave, key, mailbox.internal_id))
+        return Outputs(mailbox, partial(self._leave, key, mailbox.request_id))
 
     async def _leave(self, key: str, internal_id: str) -> None:
         self.in_flight.leave(key)

@@ -57,6 +57,7 @@ class ScriptedCore:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._is_paused = False
+        self._before_pause: set[int] = set()
         self._lora_ids: set[int] = set()
         self._ended: list[Finished] = []
         self._given: dict[int, int] = {}
@@ -129,11 +130,13 @@ class ScriptedCore:
         """Do nothing: there is no such cache."""
 
     def pause_scheduler(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        """Stand still; with "abort" the requests end first, with that reason."""
+        """Stand still; with "abort" the requests end first, with that reason, that came before."""
+        if not self._is_paused:
+            self._before_pause = set(self.requests)
         if mode == "abort":
-            ended = [Finished(handle, FinishReason.ABORT) for handle in self.requests]
-            self._ended += ended
-            self.requests.clear()
+            for handle in sorted(self._before_pause & self.requests.keys()):
+                self._ended.append(Finished(handle, FinishReason.ABORT))
+                del self.requests[handle]
         self._is_paused = True
 
     def resume_scheduler(self) -> None:

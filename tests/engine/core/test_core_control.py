@@ -9,6 +9,7 @@ import pytest
 from quire.config.args.engine_args import EngineArgs
 from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
+from quire.engine.core.control import OF_THE_CORE
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import (
@@ -18,6 +19,7 @@ from quire.errors import (
     NotBuiltYet,
     ProfilerAlreadyActive,
 )
+from quire.executor.worker import Worker
 from quire.params import SamplingParams
 from quire.testing import make_checkpoint
 from tests.engine.core.core_over_hashes import drain, expected, make_core, request
@@ -101,6 +103,59 @@ def test_abort_ends_all_with_that_reason_and_the_new_queue():
     call(core, "resume_scheduler")
     tokens, ends = drain(core)
     assert tokens == {2: expected(2)} and set(ends) == {2}
+
+
+@pytest.mark.parametrize(
+    "again", [("pause_scheduler", "abort"), ("sleep", 0), ("sleep", 1)], ids=str
+)
+@pytest.mark.parametrize("first", [("pause_scheduler", "abort"), ("sleep", 0)], ids=str)
+def test_what_waits_for_the_end_of_a_stop_is_not_ended_by_another(first, again):
+    core = make_core()
+    core.add_request(request(0))
+    core.step()
+    call(core, *first)
+    core.add_request(request(1))
+    call(core, *again)
+    core.add_request(request(2))
+    call(core, *again)
+    _, ends = drain_paused(core)
+    assert {h: e.reason for h, e in ends.items()} == {0: FinishReason.ABORT}
+    call(core, "resume_scheduler")
+    call(core, "wake_up")
+    assert drain(core)[0] == {1: expected(1), 2: expected(2)}
+    core.add_request(request(3))
+    call(core, "pause_scheduler", "abort")
+    _, ends = drain_paused(core)
+    assert {h: e.reason for h, e in ends.items()} == {3: FinishReason.ABORT}, "a new stop"
+
+
+def test_a_stop_may_be_made_harder_for_those_that_it_found():
+    core = make_core()
+    core.add_request(request(0))
+    core.step()
+    call(core, "pause_scheduler", "keep")
+    core.add_request(request(1))
+    call(core, "pause_scheduler", "abort")
+    _, ends = drain_paused(core)
+    assert {h: e.reason for h, e in ends.items()} == {0: FinishReason.ABORT}
+    call(core, "resume_scheduler")
+    assert drain(core)[0] == {1: expected(1)}
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_sleep_forgets_cached_blocks_at_every_level(level, mode):
+    core = make_core()
+    core.add_request(request(0, length=20, max_tokens=4))
+    tokens, _ = drain(core)
+    call(core, "sleep", level, mode)
+    call(core, "wake_up")
+    core.add_request(request(0, length=20, max_tokens=4))
+    assert drain(core)[0] == tokens
+    assert core.scheduler.counters.prefix_hits == 0
+    core.add_request(request(0, length=20, max_tokens=4))
+    assert drain(core)[0] == tokens
+    assert core.scheduler.counters.prefix_hits > 0, "it would have been found"
 
 
 def test_a_pause_that_is_ended_early_says_so():
@@ -260,6 +315,35 @@ def test_weights_that_cannot_be_read_again_leave_the_core_asleep(tmp_path):
     assert call(core, "wake_up") is True
     assert run(core) == right
     core.shutdown()
+
+
+FREE = {
+    "apply_model", "check_health", "get_model", "get_supported_tasks", "kv_cache_bytes", "profile",
+    "reload_weights", "save_sharded_state",
+}  # fmt: skip
+"""Methods of workers that leave what the core knows of them as it is."""
+
+
+def test_a_worker_s_methods_are_free_or_the_core_s_own():
+    public = {name for name, entry in vars(Worker).items() if callable(entry)}
+    assert {name for name in public if not name.startswith("_")} == FREE | OF_THE_CORE.keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("sleep", (["weights", "kv_cache"], False)), ("wake_up", (["kv_cache"],)), ("close", ()),
+        ("read_adapter", ("/a",)), ("keep_adapter", (None,)), ("drop_adapter", (1,)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_no_worker_changes_behind_the_core_s_back(core, method, args):
+    right = run(core)
+    memory = core.executor.worker.kv_cache_bytes()
+    with pytest.raises(InvalidParameter, match=rf"method='{method}' .* Call .* of the engine\."):
+        call(core, "collective_rpc", method, None, args)
+    assert core.executor.worker.kv_cache_bytes() == memory > 0
+    assert run(core) == right
 
 
 def test_reloaded_weights_are_the_same(core):

@@ -33,7 +33,7 @@ def seen(found):
 
 
 def mailbox(kind=DELTA):
-    return RequestOutputCollector(kind, "r", "r-1")
+    return RequestOutputCollector(kind, "r-1", "r")
 
 
 def test_news_of_several_completions_come_together():

@@ -105,6 +105,8 @@ def test_llm_gives_the_same_in_this_process_and_in_another():
             there.apply_model(lambda model: model)
         with pytest.raises(RequestError, match="a worker has the methods"):
             there.collective_rpc("no_such_method")
+        with pytest.raises(RequestError, match=r"method='sleep' .* Call sleep\(\)"):
+            there.collective_rpc("sleep", args=(["weights", "kv_cache"], False))
         assert texts(there) == expected
         [pid] = set(children()) - before
     assert set(children()) == before

@@ -21,6 +21,7 @@ from quire.engine.control_verbs import WorkerVerbs, perform
 from quire.engine.core.core import EngineCore
 from quire.engine.wire.control_calls import BlockingFace, Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
+from quire.errors import EngineDeadError, InvalidParameter
 
 T = TypeVar("T")
 
@@ -33,23 +34,30 @@ class InprocClient(WorkerVerbs, BlockingFace):
         self._held: deque[EngineCoreOutputs] = deque()
         self._given_up: Future[Any] | None = None
         """A call that still runs, though its caller no longer waits."""
+        self._is_closed = False
 
     @property
     def engine_indices(self) -> Sequence[int]:
         return (0,)
 
     def add_request(self, request: EngineCoreRequest) -> None:
+        self._require_open()
         self._wait_for_given_up()
+        if request.data_parallel_rank not in (None, 0):
+            rank = request.data_parallel_rank
+            raise InvalidParameter("data_parallel_rank", rank, "the cores are 0")
         self.engine_core.add_request(request)
 
     def abort_requests(self, handles: Sequence[int | str]) -> None:
-        self._wait_for_given_up()
-        self.engine_core.abort_requests(handles)
+        if not self._is_closed:
+            self._wait_for_given_up()
+            self.engine_core.abort_requests(handles)
 
     def engine_of(self, handle: int) -> int | None:
         return 0 if handle in self.engine_core.scheduler.requests else None
 
     def get_output(self) -> EngineCoreOutputs:
+        self._require_open()
         self._wait_for_given_up()
         return self._held.popleft() if self._held else self.engine_core.step()
 
@@ -58,6 +66,7 @@ class InprocClient(WorkerVerbs, BlockingFace):
         time its caller gets TimeoutError, and whoever uses the core next waits until it is done.
         If a call waits for steps, they run here, and their outputs are kept for `get_output`.
         """
+        self._require_open()
         if utility.timeout_s is None:
             self._wait_for_given_up()
             answer = perform(self.engine_core, utility.method, utility.args)
@@ -100,12 +109,17 @@ class InprocClient(WorkerVerbs, BlockingFace):
         return True
 
     def core_status(self, engine_index: int) -> CoreStatus:
-        """Always alive: its loop is the caller's."""
-        has_work = self.engine_core.has_work
-        return CoreStatus(engine_index, 0, os.getpid(), True, True, has_work)
+        """Alive until it is shut down: its loop is the caller's."""
+        has_work = not self._is_closed and self.engine_core.has_work
+        return CoreStatus(engine_index, 0, os.getpid(), not self._is_closed, True, has_work)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """`timeout_s`: a core in this process runs only while its outputs are asked for, so its
         requests end now.
         """
+        self._is_closed = True
         self.engine_core.shutdown()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise EngineDeadError("The engine was closed; make a new one.")

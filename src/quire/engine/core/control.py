@@ -24,6 +24,16 @@ PAUSE_MODES = ("abort", "wait", "keep")
 _LARGEST_LEVEL = 2
 WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 
+OF_THE_CORE = {
+    "sleep": "Call sleep(), or release_kv_cache_memory(), of the engine.",
+    "wake_up": "Call wake_up() of the engine.",
+    "close": "Call close() or shutdown() of the engine.",
+    "read_adapter": "Call add_lora() of the engine.",
+    "keep_adapter": "Call add_lora() of the engine.",
+    "drop_adapter": "Call remove_lora() of the engine.",
+}
+"""Methods of workers that the core alone calls, and what to do instead."""
+
 
 class CoreControl(UnbuiltCoreMethods, ABC):
     """The control methods of `EngineCore`, and the state that they change: paused, asleep, awake.
@@ -52,17 +62,21 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         self._is_paused = False
         self._waiting: list[tuple[Future[None], Callable[[], None]]] = []
         self._asleep: set[str] = set()
+        self._last_before_stop = -1
+        """The order of the last request that had come when scheduling was stopped. Those that came
+        later wait for its end, whatever stops it again meanwhile.
+        """
 
     @abstractmethod
-    def _abort_all(self) -> None:
-        """Abort every request, with the finish reason "abort"."""
+    def _abort_up_to(self, order: int) -> None:
+        """Abort the requests up to this one, with the finish reason "abort"."""
 
     # pausing
 
     def pause_scheduler(self, mode: str = "keep", clear_cache: bool = False) -> Future[None]:
         """Stop scheduling: requests are aborted (abort), finished first while new ones queue
-        (wait), or frozen (keep). Done when the device is idle and, with `clear_cache`, the caches
-        are empty.
+        (wait), or frozen (keep). Requests that come later queue, also where scheduling is stopped
+        again. Done when the device is idle and, with `clear_cache`, the caches are empty.
         """
         self._is_paused = True
         return self._stop(mode, self._forget_cached if clear_cache else lambda: None)
@@ -89,8 +103,11 @@ class CoreControl(UnbuiltCoreMethods, ABC):
     def _stop(self, mode: str, then: Callable[[], None]) -> Future[None]:
         if mode not in PAUSE_MODES:
             raise InvalidParameter("mode", mode, f"the modes are {', '.join(PAUSE_MODES)}")
+        if self.scheduler.pause is Pause.NONE:
+            orders = (request.order for request in self.scheduler.requests.values())
+            self._last_before_stop = max(orders, default=-1)
         if mode == "abort":
-            self._abort_all()
+            self._abort_up_to(self._last_before_stop)
         is_frozen = self.scheduler.pause is Pause.ALL
         self.scheduler.pause = Pause.NEW if mode == "wait" and not is_frozen else Pause.ALL
         future: Future[None] = Future()
@@ -108,9 +125,9 @@ class CoreControl(UnbuiltCoreMethods, ABC):
     # sleeping
 
     def sleep(self, level: int = 1, mode: str = "abort") -> Future[None]:
-        """Pause, then release memory: at level 1 the KV cache, and the device memory of the
-        weights, which move to host memory; at level 2 the weights altogether. Requests that `mode`
-        keeps compute their K/V again after `wake_up`.
+        """Pause and forget cached blocks, then release memory: at level 1 the KV cache, and the
+        device memory of the weights, which move to host memory; at level 2 the weights altogether.
+        Requests that `mode` keeps compute their K/V again after `wake_up`.
         """
         if not 0 <= level <= _LARGEST_LEVEL:
             raise InvalidParameter("level", level, "the levels are 0, 1 and 2")
@@ -154,8 +171,8 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         self._release(("kv_cache",))
 
     def _release(self, tags: tuple[str, ...], *, keep_weights: bool = False) -> None:
+        self._forget_cached()
         if tags:
-            self._forget_cached()
             if self.adapters is not None and "weights" in tags:
                 self.adapters.forget_slots()
             self.executor.collective_rpc("sleep", (list(tags), keep_weights), {})
@@ -200,10 +217,14 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Call a method of every worker by name, or a function with the worker as first argument;
-        they are in this process, so `timeout` must be None.
+        they are in this process, so `timeout` must be None. Raises InvalidParameter for a method
+        by which the core itself changes what workers have.
         """
         if timeout is not None:
             raise ValueError("A worker in this process cannot be given up: leave timeout out.")
+        if method in OF_THE_CORE:
+            allowed = "the core has to know of it, or it would go on as if nothing had happened"
+            raise InvalidParameter("method", method, allowed, OF_THE_CORE[str(method)])
         return self.executor.collective_rpc(method, tuple(args), kwargs or {})
 
     def profile(

@@ -269,11 +269,12 @@ class EngineCore(CoreControl):
         if self.adapters is not None:
             self.adapters.wait(_PREREQUISITE_NAP_S)
 
-    def _abort_all(self) -> None:
-        """Abort every request and report it."""
-        for handle in list(self.scheduler.requests):
-            self.scheduler.abort(handle)
-            self._refused.append(Finished(handle, FinishReason.ABORT))
+    def _abort_up_to(self, order: int) -> None:
+        """Abort the requests up to this one and report them."""
+        for handle, request in list(self.scheduler.requests.items()):
+            if request.order <= order:
+                self.scheduler.abort(handle)
+                self._refused.append(Finished(handle, FinishReason.ABORT))
 
     def _refuse(self, handle: int, text: str) -> None:
         self._refused.append(_refusal(handle, text))

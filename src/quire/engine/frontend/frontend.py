@@ -181,7 +181,7 @@ class FrontEnd(Generic[Client]):
             kv_transfer_params=self._files_of(request),
         )
         if has_mailbox:
-            group.mailbox = RequestOutputCollector(group.output_kind, request_id, group.internal_id)
+            group.mailbox = RequestOutputCollector(group.output_kind, group.internal_id, request_id)
         self._next_handle += len(requests)
         self.outputs.add(group, requests, time.monotonic())
         try:

@@ -27,11 +27,16 @@ class RequestOutputCollector:
     A completion with new tokens is only noted; its output is made when the consumer fetches it. A
     slow consumer therefore costs neither time nor memory besides the tokens themselves: it gets
     everything that it has missed as one output. An error replaces everything that was not fetched.
+
+    `request_id` is the engine's own id, by which `AsyncLLM.abort(..., internal=True)` ends this
+    request alone; `external_req_id` is the caller's, which outputs carry.
     """
 
-    def __init__(self, output_kind: RequestOutputKind, request_id: str, internal_id: str) -> None:
+    def __init__(
+        self, output_kind: RequestOutputKind, request_id: str, external_req_id: str
+    ) -> None:
         self.request_id = request_id
-        self.internal_id = internal_id
+        self.external_req_id = external_req_id
         self.traceparent: str | None = None
         """The `traceparent` of the request's span, with tracing on."""
         self._is_delta = output_kind is RequestOutputKind.DELTA
