@@ -10,6 +10,7 @@ from quire.engine.frontend.streaming_input import StreamingInput
 from quire.errors import (
     EngineDeadError,
     EngineError,
+    InputStreamError,
     InvalidParameter,
     InvalidType,
     MaxQueuedTokensError,
@@ -17,7 +18,12 @@ from quire.errors import (
     RequestError,
 )
 from quire.lora.request import LoRARequest
-from quire.params import PoolingParams, RequestOutputKind, SamplingParams
+from quire.params import (
+    PoolingParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from tests.engine.frontend.async_engines import collect, core_of, looped, make_async
 from tests.engine.frontend.scripted_engines import make_engine, run, whole
 
@@ -312,19 +318,197 @@ async def test_an_input_stream_that_fails_ends_its_request_with_its_error():
     assert_nothing_left(engine)
 
 
-@pytest.mark.parametrize(
-    "wishes",
-    [{"n": 2}, {"stop": ["x"]}, {"output_kind": RequestOutputKind.FINAL_ONLY}],
-    ids=str,
-)
+UNSTREAMABLE = {
+    "n": {"n": 2},
+    "stop": {"stop": ["x"]},
+    "output_kind": {"output_kind": RequestOutputKind.FINAL_ONLY},
+    "structured_outputs": {"structured_outputs": StructuredOutputsParams(json_object=True)},
+    "thinking_token_budget": {"thinking_token_budget": 3},
+    "logprobs": {"logprobs": 1000},
+    "stop_token_ids": {"stop_token_ids": [10**6]},
+}
+"""What a streamed prompt, or this model, cannot have."""
+
+
+@pytest.mark.parametrize("name", UNSTREAMABLE)
 @looped
-async def test_what_a_streamed_prompt_cannot_have_is_refused(wishes):
+async def test_what_a_streamed_prompt_cannot_have_is_refused(name):
     engine = make_async()
-    with pytest.raises(InvalidParameter):
-        await engine.add_request("r", parts_of(StreamingInput([4])), SamplingParams(**wishes))
-    with pytest.raises(RequestError, match="before its first part"):
-        await engine.add_request("r", parts_of(), SamplingParams())
+    params = SamplingParams(**UNSTREAMABLE[name])
+    with pytest.raises(InvalidParameter, match=f"^{name}="):
+        await engine.add_request("r", parts_of(StreamingInput([4])), params)
+    with pytest.raises(InvalidType, match="needs SamplingParams"):
+        await engine.add_request("r", parts_of(StreamingInput([4])), PoolingParams(task="embed"))
     assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
+@pytest.mark.parametrize("name", UNSTREAMABLE)
+@looped
+async def test_the_parameters_of_each_part_are_checked(name, place):
+    engine = make_async(lambda request: TOKENS)
+    wrong = SamplingParams(**UNSTREAMABLE[name])
+    parts = [StreamingInput([4]), StreamingInput([5], wrong)][1 - place :]
+    params = SamplingParams(max_tokens=4)
+    with pytest.raises(InvalidParameter, match=f"^{name}="):
+        async for _ in engine.generate(parts_of(*parts), params, "r"):
+            pass
+    mailbox = await engine.add_request("r", parts_of(*parts), params)
+    with pytest.raises(InputStreamError) as caught:
+        while True:
+            await mailbox.get()
+    assert isinstance(caught.value.cause, InvalidParameter)
+    assert_nothing_left(engine)
+    assert len(core_of(engine).seen) == 2 * place
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "text"),
+    [
+        ("text", InvalidType, "StreamingInput"), ([4], InvalidType, "StreamingInput"),
+        (StreamingInput([-1]), InvalidParameter, "prompt_token_ids=-1"),
+        (StreamingInput(3.5), InvalidType, "prompt=3.5"),
+        (StreamingInput([4], PoolingParams()), InvalidType, "needs SamplingParams"),
+        (StreamingInput([4], SamplingParams(extra_args={"timeout_s": 3})), InvalidParameter,
+         "one time limit"),
+    ],
+    ids=str,
+)  # fmt: skip
+@looped
+async def test_a_part_that_is_none_ends_its_request(part, error, text):
+    engine = make_async(lambda request: TOKENS)
+    for parts in ([part], [StreamingInput([4]), part]):
+        with pytest.raises(error, match=text):
+            async for _ in engine.generate(parts_of(*parts), SamplingParams(max_tokens=3), "r"):
+                pass
+        assert_nothing_left(engine)
+
+
+@looped
+async def test_a_stream_without_parts_ends_its_request():
+    engine = make_async()
+    with pytest.raises(RequestError, match="before its first part"):
+        async for _ in engine.generate(parts_of(), SamplingParams(), "r"):
+            pass
+    mailbox = await engine.add_request("r", parts_of(), SamplingParams())
+    with pytest.raises(InputStreamError, match="before its first part"):
+        await mailbox.get()
+    assert_nothing_left(engine)
+
+
+class Fed:
+    """A stream of parts that come from a queue; `was_closed` once it is left."""
+
+    def __init__(self):
+        self.parts, self.was_closed = asyncio.Queue(), False
+
+    async def stream(self):
+        try:
+            while (part := await self.parts.get()) is not None:
+                yield part
+        finally:
+            self.was_closed = True
+
+
+@looped
+async def test_a_request_is_added_before_its_first_part_has_come():
+    engine = make_async(lambda request: TOKENS[: len(request.prompt_token_ids)])
+    fed = Fed()
+    params = SamplingParams(max_tokens=3, output_kind=RequestOutputKind.DELTA)
+    mailbox = await engine.add_request("r", fed.stream(), params)
+    assert engine.get_num_unfinished_requests() == 1 and not core_of(engine).seen
+    fed.parts.put_nowait(StreamingInput({"prompt_token_ids": [4, 5], "prompt": "shown"}))
+    output = await mailbox.get()
+    assert (output.prompt, output.prompt_token_ids) == ("shown", [4, 5])
+    assert [request.prompt_token_ids for request in core_of(engine).seen] == [[4, 5]]
+    await engine.abort("r")
+    while not output.finished:
+        output = await mailbox.get()
+    assert output.outputs[0].finish_reason == "abort"
+    while engine._feeders.running:
+        await asyncio.sleep(0)
+    assert fed.was_closed
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("way", ["abort", "internal", "close", "timeout", "shutdown"])
+@looped
+async def test_the_end_of_a_request_before_its_first_part_is_seen(way):
+    engine = make_async()
+    fed, params = Fed(), SamplingParams(max_tokens=3)
+    if way == "close":
+        stream = engine.generate(fed.stream(), params, "r")
+        reader = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.01)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+    else:
+        limit_s = 0.01 if way == "timeout" else None
+        mailbox = await engine.add_request("r", fed.stream(), params, timeout_s=limit_s)
+        await asyncio.sleep(0)
+        if way in ("abort", "internal"):
+            name = "r" if way == "abort" else mailbox.request_id
+            await engine.abort(name, internal=way == "internal")
+        if way == "shutdown":
+            engine.shutdown()
+            with pytest.raises(EngineDeadError, match="shut down"):
+                await mailbox.get()
+        else:
+            output = await mailbox.get()
+            [completion] = output.outputs
+            assert output.finished and completion.finish_reason == "abort"
+            assert completion.stop_reason == ("timeout" if way == "timeout" else None)
+            assert (output.prompt_token_ids, list(completion.token_ids)) == ([], [])
+    while engine._feeders.running:
+        await asyncio.sleep(0)
+    assert fed.was_closed and not core_of(engine).seen
+    assert_nothing_left(engine)
+
+
+@looped
+async def test_what_shows_outputs_holds_for_the_whole_stream():
+    engine = make_async(lambda request: [])
+    params = SamplingParams(max_tokens=4, output_kind=RequestOutputKind.DELTA, logprobs=2, seed=5)
+    fed = Fed()
+    mailbox = await engine.add_request("r", fed.stream(), params)
+    core = core_of(engine)
+    for count, own in enumerate((SamplingParams(max_tokens=7), None, SamplingParams(logprobs=2))):
+        fed.parts.put_nowait(StreamingInput([4], own))
+        while len(core.seen) <= count:
+            await asyncio.sleep(0)
+    sent = [request.sampling_params for request in core.seen]
+    assert [each.max_tokens for each in sent] == [7, 7, 16]
+    assert {(each.output_kind.name, each.logprobs, each.seed) for each in sent} == {("DELTA", 2, 5)}
+    assert core.seen[0].seed == 5
+    fed.parts.put_nowait(StreamingInput([4], SamplingParams(logprobs=3)))
+    with pytest.raises(InputStreamError, match="logprobs=3 .* that of the first, 2"):
+        await mailbox.get()
+    first = SamplingParams(max_tokens=4, output_kind=RequestOutputKind.DELTA)
+    mailbox = await engine.add_request("s", parts_of(StreamingInput([4], first)), SamplingParams())
+    while len(core.seen) < 4:
+        await asyncio.sleep(0)
+    assert core.seen[3].sampling_params.output_kind is RequestOutputKind.DELTA
+    await engine.abort(["r", "s"])
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("num_parts", [1, 4])
+@looped
+async def test_parts_draw_no_seeds_of_others(num_parts):
+    engine = make_async(lambda request: [])
+    parts = [StreamingInput([4]) for _ in range(num_parts)]
+    await engine.add_request("r", parts_of(*parts), SamplingParams())
+    core = core_of(engine)
+    while len(core.seen) < num_parts:
+        await asyncio.sleep(0)
+    await engine.add_request("s", [4], SamplingParams())
+    plain = make_engine(lambda request: [], seed=0)
+    for name in ("r", "s"):
+        plain.add_request(name, [4], SamplingParams())
+    wanted = [request.seed for request in plain.front_end.client.seen]
+    assert [core.seen[0].seed, core.seen[-1].seed] == wanted
+    await engine.abort(["r", "s"])
 
 
 # the engine as a whole

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
@@ -121,7 +120,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         # a counter that exists at zero shows its first increment, too
         front_end.stats.note_rejected(self._admission.num_rejected)
         self._handler: asyncio.Task[None] | None = None
-        self._feeders = InputFeeders(front_end)
+        self._feeders = InputFeeders(front_end, while_alive(self._end))
         self._next_deadline = Alarm(while_alive(self._expire))
         self._next_log = Alarm(while_alive(self._log_again))
         self._loop_watch = LoopWatch(Watchdog("The event loop of the front end", STALL_S))
@@ -243,34 +242,34 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         **unbuilt: Any,
     ) -> RequestOutputCollector:
         """Queue a request and return the mailbox of its outputs. To stop early call `abort` rather
-        than closing the mailbox. Raises what `generate` raises.
+        than closing the mailbox. Raises what `generate` raises; what the generator of a streamed
+        prompt raises, and errors in its parts, come from the mailbox as InputStreamError.
         """
         if unbuilt:
             refuse_keywords(unbuilt)
         self._require_alive()
         self._start_handler()
         self.check_admission(params.n if isinstance(params, SamplingParams) else 1)
-        add = partial(
-            self.front_end.add,
-            arrival_time=arrival_time,
-            prompt_text=prompt_text,
-            data_parallel_rank=data_parallel_rank,
-            timeout_s=timeout_s,
-            trace_headers=trace_headers,
-            has_mailbox=True,
-        )
+        options: dict[str, Any] = {
+            "arrival_time": arrival_time,
+            "prompt_text": prompt_text,
+            "timeout_s": timeout_s,
+            "trace_headers": trace_headers,
+        }
         inputs: dict[str, Any] = {
             "priority": priority,
             "lora_request": lora_request,
             "tokenization_kwargs": tokenization_kwargs,
+            "data_parallel_rank": data_parallel_rank,
         }
-        if (trial := self.front_end.inputs.prepare(params)) is not None:
-            await asyncio.wrap_future(trial)
         if inspect.isasyncgen(prompt):
             stream = cast(InputStream, prompt)
-            group = await self._feeders.add(add, request_id, stream, params, inputs)
+            group = self._feeders.add(request_id, stream, params, options, inputs)
         else:
-            group = add(request_id, prompt, params, **inputs)
+            if (trial := self.front_end.inputs.prepare(params)) is not None:
+                await asyncio.wrap_future(trial)
+            options["has_mailbox"] = True
+            group = self.front_end.add(request_id, prompt, params, **options, **inputs)
         assert group.mailbox is not None
         try:
             if self._log_requests:
@@ -370,11 +369,14 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
     def _leave(self, mailbox: RequestOutputCollector) -> None:
         """Abort the request, unless it has ended: its reader is gone."""
         mailbox.close()
+        self._end(mailbox, "its reader is gone")
+
+    def _end(self, mailbox: RequestOutputCollector, why: str) -> None:
+        """Abort the request of a mailbox, unless it has ended."""
         if self._error is None:
             processed = self.front_end.abort([mailbox.request_id], internal=True)
             if self._log_requests and processed.ended:
-                name = mailbox.external_req_id
-                logger.info("Request %s was aborted: its reader is gone.", name)
+                logger.info("Request %s was aborted: %s.", mailbox.external_req_id, why)
             self._note_ended(len(processed.ended))
 
     # outputs
@@ -423,8 +425,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
 
     def _expire(self) -> None:
         if self._error is None:
-            self.front_end.expire(time.monotonic())
-            self._note_ended(0)
+            self._note_ended(len(self.front_end.expire(time.monotonic()).ended))
             self._arm()
 
     # the engine as a whole

@@ -8,6 +8,9 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -31,14 +34,14 @@ def freeze_start_up() -> None:
     atexit.register(gc.unfreeze)  # or native modules (Triton's) report leaks when they go
 
 
-def while_alive(method: Callable[[], None]) -> Callable[[], None]:
+def while_alive(method: Callable[P, None]) -> Callable[P, None]:
     """Calls a method of an object, which this does not keep alive; later it does nothing."""
     found = weakref.WeakMethod(method)
 
-    def call() -> None:
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
         own = found()
         if own is not None:
-            own()
+            own(*args, **kwargs)
 
     return call
 

@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +26,7 @@ from quire.engine.frontend.input_processor import (
     ReasoningMarks,
     checked_headers,
 )
-from quire.engine.frontend.output_processor import AnyOutput, OutputProcessor, Processed
+from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.frontend.request_spans import begun_attributes
@@ -126,7 +126,6 @@ class FrontEnd(Generic[Client]):
         has_mailbox: bool = False,
         timeout_s: float | None = None,
         trace_headers: Mapping[str, str] | None = None,
-        lora_request: LoRARequest | None = None,
         **inputs: Any,
     ) -> RequestGroup:
         """Check a request, register it for its outputs and send it; `inputs` go to the input
@@ -142,36 +141,102 @@ class FrontEnd(Generic[Client]):
             parts = parts_of(prompt, prompt_text)
             more = {"has_mailbox": has_mailbox, "timeout_s": timeout_s}
             return self.add(**{**inputs, **more, **parts})
-        checks.text("request_id", request_id)
+        _refuse_text(prompt_text)
         headers = checked_headers(trace_headers)
-        if prompt_text is not None:
-            hint = "Else give {'prompt_token_ids': ..., 'prompt': ...} as the prompt."
-            allowed = "it goes with an EngineCoreRequest"
-            raise InvalidParameter("prompt_text", prompt_text, allowed, hint)
         limit_s = _timeout_s(timeout_s, params)
-        handle = self._next_handle
-        internal_id = f"{request_id}-{handle:08x}"
         request, text = self.inputs.process(
             prompt,
             params,
-            handle=handle,
             arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=priority,
-            lora_request=lora_request,
-            request_id=internal_id,
-            external_req_id=request_id,
+            **self._new_names(request_id),
             **inputs,
         )
-        if priority and self.plan is not None and self.plan.scheduling_policy != "priority":
-            self._warn_once(
-                "Priorities of requests have no effect: set scheduling_policy=priority."
-            )
+        self._warn_of_priority(priority)
         requests, own = [request], request.params
         if isinstance(own, SamplingParams) and own.n > 1:
             requests = fan_out(request, own)
+        group = self._register(requests, request, text, inputs.get("lora_request"), has_mailbox)
+        try:
+            self._trace(group, headers, request)
+            self._limit_time(group, limit_s)
+            for one in requests:
+                self.client.add_request(one)
+        except BaseException:
+            self.abort([group.internal_id], internal=True)
+            raise
+        return group
+
+    def open(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        prompt_text: str | None = None,
+        timeout_s: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        **inputs: Any,
+    ) -> tuple[RequestGroup, dict[str, Any]]:
+        """Check and register a request whose prompt comes in parts, of which none is here yet; with
+        a mailbox. What is known of it goes with its first part to `begin`. Raises as `add`.
+        """
+        _refuse_text(prompt_text)
+        headers = checked_headers(trace_headers)
+        limit_s = _timeout_s(timeout_s, params)
+        known = {
+            "arrival_time": time.time() if arrival_time is None else arrival_time,
+            "priority": priority,
+            "resumable": True,
+            **self._new_names(request_id),
+            **inputs,
+        }
+        request = self.inputs.open(params, **known)
+        self._warn_of_priority(priority)
+        group = self._register([request], request, None, inputs.get("lora_request"), True)
+        self._limit_time(group, limit_s)
+        return group, {**known, "seed": request.seed, "trace_headers": headers}
+
+    def begin(
+        self,
+        group: RequestGroup,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        trace_headers: Mapping[str, str] | None = None,
+        **known: Any,
+    ) -> None:
+        """Send the first part of a prompt that comes in parts. Raises RequestErrors."""
+        request, text = self.inputs.process(prompt, params, **known)
+        if not self.outputs.is_unfinished(group):
+            return
+        group.prompt, group.prompt_token_ids = text, request.prompt_token_ids
+        group.set_output_kind(request.params.output_kind)
+        self.outputs.begin(group, request, time.monotonic())
+        self._trace(group, trace_headers, request)
+        self.client.add_request(request)
+
+    def _new_names(self, request_id: str) -> dict[str, Any]:
+        """The handle of the next request, and its two names."""
+        name, handle = checks.text("request_id", request_id), self._next_handle
+        return {
+            "handle": handle, "request_id": f"{name}-{handle:08x}", "external_req_id": name,
+        }  # fmt: skip
+
+    def _register(
+        self,
+        requests: Sequence[EngineCoreRequest],
+        request: EngineCoreRequest,
+        text: str | None,
+        lora_request: LoRARequest | None,
+        has_mailbox: bool,
+    ) -> RequestGroup:
+        """Expect the outputs of `requests`, the completions of one `request`."""
+        assert request.external_req_id is not None, "the caller's id"
         group = RequestGroup(
-            request_id=request_id,
-            internal_id=internal_id,
+            request_id=request.external_req_id,
+            internal_id=request.request_id,
             prompt=text,
             prompt_token_ids=request.prompt_token_ids,
             output_kind=request.params.output_kind,
@@ -181,19 +246,22 @@ class FrontEnd(Generic[Client]):
             kv_transfer_params=self._files_of(request),
         )
         if has_mailbox:
-            group.mailbox = RequestOutputCollector(group.output_kind, group.internal_id, request_id)
+            group.mailbox = RequestOutputCollector(
+                group.output_kind, group.internal_id, group.request_id
+            )
         self._next_handle += len(requests)
         self.outputs.add(group, requests, time.monotonic())
-        try:
-            self._trace(group, headers, request)
-            if limit_s is not None:
-                self._set_deadline(time.monotonic() + limit_s, group.internal_id)
-            for one in requests:
-                self.client.add_request(one)
-        except BaseException:
-            self.abort([group.internal_id], internal=True)
-            raise
         return group
+
+    def _warn_of_priority(self, priority: int) -> None:
+        if priority and self.plan is not None and self.plan.scheduling_policy != "priority":
+            self._warn_once(
+                "Priorities of requests have no effect: set scheduling_policy=priority."
+            )
+
+    def _limit_time(self, group: RequestGroup, limit_s: float | None) -> None:
+        if limit_s is not None:
+            self._set_deadline(time.monotonic() + limit_s, group.internal_id)
 
     def _files_of(self, request: EngineCoreRequest) -> Mapping[str, str] | None:
         """What a request's last output says of the files that the engine writes for it."""
@@ -242,6 +310,7 @@ class FrontEnd(Generic[Client]):
             priority=priority,
             resumable=True,
             continues=True,
+            seed=0,  # that of the request stays
             **inputs,
         )
         if self.outputs.is_unfinished(group):
@@ -286,12 +355,14 @@ class FrontEnd(Generic[Client]):
         """The time of the next request deadline (monotonic, seconds)."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    def expire(self, now: float) -> list[AnyOutput]:
-        """Abort requests past their deadline (finish reason "abort", stop reason "timeout")."""
+    def expire(self, now: float) -> Processed:
+        """Abort requests past their deadline (finish reason "abort", stop reason "timeout"), and
+        return their last outputs.
+        """
         late = []
         while self._deadlines and self._deadlines[0][0] <= now:
             late.append(heapq.heappop(self._deadlines)[1])
-        return self.abort(late, internal=True, stop_reason="timeout").outputs if late else []
+        return self.abort(late, internal=True, stop_reason="timeout")
 
     def _set_deadline(self, when: float, internal_id: str) -> None:
         """Add a deadline; those of ended requests are removed once they are the majority."""
@@ -306,6 +377,13 @@ class FrontEnd(Generic[Client]):
             self.client.abort_requests(processed.stopped)
         for engine_index, stats in processed.stats.items():
             self.stats.record(None if step is None else step.stats, stats, engine_index)
+
+
+def _refuse_text(prompt_text: str | None) -> None:
+    if prompt_text is not None:
+        hint = "Else give {'prompt_token_ids': ..., 'prompt': ...} as the prompt."
+        allowed = "it goes with an EngineCoreRequest"
+        raise InvalidParameter("prompt_text", prompt_text, allowed, hint)
 
 
 def _timeout_s(given: Any, params: object) -> float | None:

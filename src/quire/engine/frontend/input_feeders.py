@@ -1,4 +1,4 @@
-"""The tasks that send the later parts of streamed prompts."""
+"""The tasks that send the parts of streamed prompts."""
 
 from __future__ import annotations
 
@@ -9,42 +9,51 @@ from typing import Any
 
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.frontend.frontend import FrontEnd
+from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.request_state import RequestGroup
-from quire.engine.frontend.streaming_input import InputStream, check_streamable
+from quire.engine.frontend.streaming_input import (
+    InputStream,
+    check_part,
+    check_streamable,
+    params_of_first,
+    params_of_next,
+)
 from quire.errors import InputStreamError, RequestError
-from quire.params import PoolingParams, SamplingParams
+from quire.params import SamplingParams
 
 
 class InputFeeders:
     """One task for each streamed prompt, until its stream or its request ends."""
 
-    def __init__(self, front_end: FrontEnd[AsyncEngineCoreClient]) -> None:
+    def __init__(
+        self,
+        front_end: FrontEnd[AsyncEngineCoreClient],
+        end: Callable[[RequestOutputCollector, str], None],
+    ) -> None:
+        """`end` ends the request of a mailbox, and is told why."""
         self._front_end = front_end
+        self._end = end
         self.running: dict[asyncio.Task[None], RequestGroup] = {}
 
-    async def add(
+    def add(
         self,
-        add: Callable[..., RequestGroup],
         request_id: str,
         stream: InputStream,
-        params: SamplingParams | PoolingParams,
+        params: object,
+        options: dict[str, Any],
         inputs: dict[str, Any],
     ) -> RequestGroup:
-        """Add the stream's first part and start a task that sends the others. Raises
-        InputStreamError for what the stream raises, RequestError if it has no part.
+        """Register a request and start the task that sends its parts as they come; the first may be
+        long in coming. Raises RequestError for what such a request cannot have.
+
+        What the stream raises, or a part that is refused, reaches the mailbox as InputStreamError.
         """
-        check_streamable(params)
-        assert isinstance(params, SamplingParams)
-        try:
-            first = await anext(stream)
-        except StopAsyncIteration:
-            raise RequestError("The input stream ended before its first part.") from None
-        except Exception as error:
-            raise InputStreamError(error) from error
-        group = add(
-            request_id, first.prompt, first.sampling_params or params, resumable=True, **inputs
-        )
-        task = asyncio.create_task(self._feed(group, stream, params, inputs))
+        own = check_streamable(params).clone()
+        own.skip_clone = True  # nobody else has it
+        group, known = self._front_end.open(request_id, own, **options, **inputs)
+        first = partial(self._front_end.begin, group, **known)
+        more = partial(self._front_end.extend, group, **inputs)
+        task = asyncio.create_task(self._feed(group, stream, own, first, more))
         self.running[task] = group
         task.add_done_callback(partial(self._on_end, group))
         return group
@@ -53,16 +62,24 @@ class InputFeeders:
         self,
         group: RequestGroup,
         stream: InputStream,
-        latest: SamplingParams,
-        inputs: dict[str, Any],
+        params: SamplingParams,
+        first: Callable[..., None],
+        more: Callable[..., None],
     ) -> None:
         """Send every part as it arrives, then close the input. Raises InputStreamError."""
+        is_begun = False
         try:
-            async for part in stream:
-                if part.sampling_params is not None:
-                    check_streamable(part.sampling_params)
-                    latest = part.sampling_params
-                self._front_end.extend(group, part.prompt, latest, **inputs)
+            async for given in stream:
+                part = check_part(given)
+                if is_begun:
+                    params = params_of_next(part, params)
+                    more(part.prompt, params)
+                else:
+                    params = params_of_first(part, params)
+                    first(part.prompt, params)
+                    is_begun = True
+            if not is_begun:
+                raise RequestError("The input stream ended before its first part.")
         except Exception as error:
             raise InputStreamError(error) from error
         self._front_end.end_input(group)
@@ -80,5 +97,8 @@ class InputFeeders:
 
     def _on_end(self, group: RequestGroup, task: asyncio.Task[None]) -> None:
         del self.running[task]
-        if not task.cancelled() and task.exception() is not None and group.mailbox is not None:
-            group.mailbox.put(task.exception() or AssertionError())
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        assert group.mailbox is not None, "streams have a reader"
+        group.mailbox.put(error)
+        self._end(group.mailbox, str(error))

@@ -133,35 +133,57 @@ class InputProcessor:
         prompt: object,
         params: RequestParams,
         *,
-        handle: int,
-        arrival_time: float,
-        priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
-        lora_request: LoRARequest | None = None,
-        data_parallel_rank: int | None = None,
         **known: Any,
     ) -> tuple[EngineCoreRequest, str | None]:
         """Return the message for the core, and the prompt's text if it is known. The caller's
         `params` are not modified; `known` are further fields of the message, which is complete and
-        of the declared types. Raises subclasses of RequestError, and changes nothing if it does.
+        of the declared types, and what `_fields` takes. Raises subclasses of RequestError, and
+        changes nothing if it does.
         """
-        adapter = self._adapter(lora_request)
+        fields = self._fields(**known)
         inputs = self._inputs_of(params)
         parsed = parse_prompt(prompt)
-        request = inputs.process(
-            parsed,
-            params,
-            encode_options(tokenization_kwargs),
-            handle=handle,
-            arrival_time=_arrival_time(arrival_time),
-            priority=_priority(priority),
-            cache_salt=parsed.cache_salt,
-            adapter=adapter,
-            data_parallel_rank=None if data_parallel_rank is None else _rank(data_parallel_rank),
-            **known,
-        )
+        options = encode_options(tokenization_kwargs)
+        request = inputs.process(parsed, params, options, cache_salt=parsed.cache_salt, **fields)
         check_message(request)
         return request, parsed.text
+
+    def open(
+        self,
+        params: SamplingParams,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **known: Any,
+    ) -> EngineCoreRequest:
+        """As `process`, for a prompt that comes in parts: a message without a prompt, which shows
+        that everything else can be served, and has the seed.
+        """
+        fields = self._fields(**known)
+        encode_options(tokenization_kwargs)
+        if not self.limits.generates:
+            self._inputs_of(params)
+        request = self.generation.open(params, **fields)
+        check_message(request)
+        return request
+
+    def _fields(
+        self,
+        *,
+        arrival_time: float,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
+        data_parallel_rank: int | None = None,
+        **known: Any,
+    ) -> dict[str, Any]:
+        """The fields of a message that depend on neither prompt nor parameters."""
+        return {
+            **known,
+            "arrival_time": _arrival_time(arrival_time),
+            "priority": _priority(priority),
+            "adapter": self._adapter(lora_request),
+            "data_parallel_rank": None if data_parallel_rank is None else _rank(data_parallel_rank),
+        }
 
     def _inputs_of(self, params: object) -> KindOfInputs:
         """What processes requests with such parameters. Raises RequestError where nothing does."""
@@ -271,9 +293,12 @@ class GenerationInputs:
         parsed: ParsedPrompt,
         params: SamplingParams,
         tokenization_kwargs: Mapping[str, Any] | None,
+        seed: int | None = None,
         **known: Any,
     ) -> EngineCoreRequest:
-        """Return the message for the core; some of its fields are `known`. Raises RequestError."""
+        """Return the message for the core; some of its fields are `known`. `seed`: one that is
+        drawn already, for parameters without one. Raises RequestError.
+        """
         own = self._own_params(params)
         if parsed.token_types is not None:
             allowed = "models that generate have no types of tokens"
@@ -284,10 +309,17 @@ class GenerationInputs:
         self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
         own.limit_output(self._limits.max_model_len - len(token_ids))
         thinking = self._thinking(own, token_ids)
-        seed = self._seed_of(own)  # counts, so nothing is refused after it
+        if seed is None or own.seed is not None:
+            seed = self._seed_of(own)  # counts, so nothing is refused after it
         return EngineCoreRequest(
             prompt_token_ids=token_ids, params=own, seed=seed, thinking=thinking, **known
         )
+
+    def open(self, params: SamplingParams, **known: Any) -> EngineCoreRequest:
+        """The message of a prompt whose first part is still to come. Raises RequestError."""
+        own = self._own_params(params)
+        own.limit_output(self._limits.max_model_len - 1)
+        return EngineCoreRequest(params=own, seed=self._seed_of(own), **known)
 
     def _own_params(self, params: SamplingParams) -> SamplingParams:
         """Copy the parameters, check them against the model, and fill in everything that ends a

@@ -91,6 +91,11 @@ class OutputProcessor:
         self._states.update((state.handle, state) for state in states)
         self.num_queued_tokens += len(group.prompt_token_ids)
 
+    def begin(self, group: RequestGroup, request: EngineCoreRequest, now: float) -> None:
+        """Take in the first part of a prompt that comes in parts; `add` had it without any."""
+        self._states[request.handle] = self._new_state(group, request, now)
+        self.num_queued_tokens += len(group.prompt_token_ids)
+
     def process(self, outputs: EngineCoreOutputs) -> Processed:
         """Process one step of the core. Costs a few microseconds per token; for FINAL_ONLY the text
         is decoded later.

@@ -39,13 +39,17 @@ class RequestOutputCollector:
         self.external_req_id = external_req_id
         self.traceparent: str | None = None
         """The `traceparent` of the request's span, with tracing on."""
-        self._is_delta = output_kind is RequestOutputKind.DELTA
+        self.set_output_kind(output_kind)
         self._news: dict[int, Unfetched] = {}
         self._output: RequestOutput | None = None
         self._pooled: PoolingRequestOutput[PoolingOutput] | None = None
         self._error: BaseException | None = None
         self._is_closed = False
         self._waiter: asyncio.Future[None] | None = None
+
+    def set_output_kind(self, kind: RequestOutputKind) -> None:
+        """The kind of the outputs that are merged."""
+        self._is_delta = kind is RequestOutputKind.DELTA
 
     def note(self, completion: Unfetched) -> None:
         """Note that a completion has new tokens."""

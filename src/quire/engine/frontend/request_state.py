@@ -65,6 +65,12 @@ class RequestGroup:
         """Whether all completions have ended."""
         return self.num_open == 0
 
+    def set_output_kind(self, kind: RequestOutputKind) -> None:
+        """Have outputs of this kind, of which there has not been any."""
+        self.output_kind = kind
+        if self.mailbox is not None:
+            self.mailbox.set_output_kind(kind)
+
     def output(
         self, completion: CompletionOutput, metrics: RequestStateStats | None
     ) -> RequestOutput | None:
