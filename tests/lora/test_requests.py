@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from quire.engine.wire.messages import AdapterRef, EngineCoreOutputs, EngineCore
 from quire.engine.wire.output_parts import Started
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.server.adapters import ServedAdapters, adapter_id, is_plain_name, parse_modules
+from quire.server.context import Server
 
 ADAPTERS = Path(__file__).parent / "adapters"
 
@@ -261,6 +263,73 @@ def test_a_folder_s_adapter_is_loaded_once(tmp_path):
     *found, other = asyncio.run(find())
     assert {one.lora_path for one in found} == {str(tmp_path / "mine")} == set(loaded)
     assert len(loaded) == 1 and other is None and not served._locks
+
+
+def served_slowly():
+    """Adapters whose loads take a few turns of the loop; those of a folder "bad" fail."""
+    loaded = []
+
+    async def load(asked):
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if asked.lora_path == "/bad":
+            raise RequestError("it is broken")
+        loaded.append(asked.lora_path)
+        return True
+
+    return ServedAdapters(load, may_change=True), loaded
+
+
+async def outcomes(served, *calls):
+    """What each of several calls at once comes to: "ok", or the class of its error."""
+
+    async def outcome(call):
+        try:
+            result = await call
+        except RequestError as error:
+            return type(error).__name__
+        return "ok" if result is None else result
+
+    found = await asyncio.gather(*map(outcome, calls))
+    assert not served._locks
+    return found
+
+
+def test_loads_of_one_name_at_once_have_one_winner():
+    served, loaded = served_slowly()
+    asked = [LoRARequest("a", 1, "/x" if n % 2 else "/y") for n in range(8)]
+    found = asyncio.run(outcomes(served, *map(served.add, asked)))
+    assert found == ["ok"] + ["NameIsServed"] * 7
+    assert loaded == ["/y"] and served.named["a"].request.lora_path == "/y"
+
+
+def test_loads_of_one_name_go_on_after_one_that_failed():
+    served, loaded = served_slowly()
+    asked = [LoRARequest("a", 1, path) for path in ("/bad", "/x", "/y")]
+    found = asyncio.run(outcomes(served, *map(served.add, asked)))
+    assert found == ["RequestError", "ok", "NameIsServed"]
+    assert served.named["a"].request.lora_path == "/x"
+
+
+def test_an_unload_waits_for_the_load_before_it_and_a_load_for_the_unload():
+    served, loaded = served_slowly()
+    first, second = (LoRARequest("a", 1, path) for path in ("/x", "/y"))
+    calls = (served.add(first), served.remove("a"), served.add(second), served.remove("b"))
+    assert asyncio.run(outcomes(served, *calls)) == ["ok", True, "ok", False]
+    assert loaded == ["/x", "/y"] and served.named["a"].request.lora_path == "/y"
+
+
+def test_loads_in_place_end_with_the_last_of_them():
+    served, loaded = served_slowly()
+    asked = [LoRARequest("a", 1, f"/{n}", load_inplace=True) for n in range(3)]
+    assert asyncio.run(outcomes(served, *map(served.add, asked))) == ["ok"] * 3
+    assert loaded == ["/0", "/1", "/2"] and served.named["a"].request.lora_path == "/2"
+
+
+def test_a_reply_is_called_by_its_adapter_s_name_after_an_unload_too():
+    server = SimpleNamespace(names=("base", "alias"), adapters=ServedAdapters())
+    asked = (None, "", "base", "alias", "sql")
+    assert [Server.name_of(server, name) for name in asked] == ["base"] * 4 + ["sql"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -112,6 +113,20 @@ def test_loading_and_unloading(server):
     )  # fmt: skip
     assert complete(server, "mine").status_code == 404
     assert unload(server, "mine").status_code == 404
+
+
+def test_loads_of_one_name_from_two_folders_at_once_have_one_winner(server):
+    folders = [ADAPTERS / ("shout" if n % 2 else "comment") for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda folder: load(server, "raced", folder), folders))
+    [winner] = [n for n, reply in enumerate(replies) if reply.status_code == 200]
+    for n, reply in enumerate(replies):
+        if n != winner:
+            assert reply.status_code == 400 and "has already been loaded" in reply.text
+    card = server.get("/v1/models/raced").json()
+    assert card["root"] == str(folders[winner])
+    assert (text_of(server, "raced") == text_of(server, "fixed")) == bool(winner % 2)
+    assert unload(server, "raced").status_code == 200
 
 
 @pytest.mark.parametrize(

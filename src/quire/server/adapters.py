@@ -8,7 +8,8 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ _MOST_ADAPTERS = 1 << 16
 _LONGEST_NAME = 256
 _LARGEST_CONFIG = 1 << 20
 _FIELDS = {"name", "path", "base_model_name", "is_3d_lora_weight"}
+
+
+class NameIsServed(RequestError):
+    """An adapter of this name is loaded already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +51,34 @@ class ServedAdapters:
     folder: Path | None = None
     models: Collection[str] = ()
     named: dict[str, ServedAdapter] = field(default_factory=dict)
-    _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
+    """By name, with the number of those that hold it or wait for it."""
 
     async def add(self, asked: LoRARequest) -> None:
-        """Load an adapter and serve it by its name. Raises RequestError."""
+        """Load an adapter and serve it by its name; `load_inplace` replaces the one of that name.
+        Raises NameIsServed without it, other RequestErrors for what cannot be loaded.
+        """
+        async with self._one_at_a_time(asked.lora_name):
+            await self._add(asked)
+
+    async def _add(self, asked: LoRARequest) -> None:
         if self.load is None:
             raise RequestError("LoRA is not enabled: start the server with --enable-lora.")
-        if len(self.named) >= _MOST_ADAPTERS:
+        name = asked.lora_name
+        if name in self.named and not asked.load_inplace:
+            raise NameIsServed(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the "
+                "adapter in place, set 'load_inplace' to True."
+            )
+        if name not in self.named and len(self.named) >= _MOST_ADAPTERS:
             raise RequestError(f"{_MOST_ADAPTERS} adapters are served already; unload some.")
         await self.load(asked)
-        self.named[asked.lora_name] = ServedAdapter(asked, int(time.time()))
+        self.named[name] = ServedAdapter(asked, int(time.time()))
 
-    def remove(self, name: str) -> bool:
+    async def remove(self, name: str) -> bool:
         """Serve a name no longer; False if it is unknown. Requests that have it go on."""
-        return self.named.pop(name, None) is not None
+        async with self._one_at_a_time(name):
+            return self.named.pop(name, None) is not None
 
     async def find(self, name: str) -> LoRARequest | None:
         """The adapter of this name, loaded from the folder if need be; None: there is none. Raises
@@ -69,13 +88,23 @@ class ServedAdapters:
             return self.named[name].request
         if self.folder is None or not self.may_change or not is_plain_name(name):
             return None
-        lock = self._locks.setdefault(name, asyncio.Lock())
+        async with self._one_at_a_time(name):
+            return await self._resolve(self.folder, name)
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, name: str) -> AsyncIterator[None]:
+        """What loads or unloads a name waits for the one before: loading takes a while, and whether
+        the name is free is known only after it.
+        """
+        lock, num_users = self._locks.get(name, (asyncio.Lock(), 0))
+        self._locks[name] = lock, num_users + 1
         try:
             async with lock:
-                return await self._resolve(self.folder, name)
+                yield
         finally:
-            if not lock.locked():
-                self._locks.pop(name, None)
+            lock, num_users = self._locks.pop(name)
+            if num_users > 1:
+                self._locks[name] = lock, num_users - 1
 
     async def _resolve(self, folder: Path, name: str) -> LoRARequest | None:
         if name not in self.named:
@@ -83,7 +112,7 @@ class ServedAdapters:
             if not await asyncio.to_thread(_is_made_from, path, self.models):
                 return None
             try:
-                await self.add(LoRARequest(name, adapter_id(name), str(path)))
+                await self._add(LoRARequest(name, adapter_id(name), str(path)))
             except RequestError as error:
                 text = f"The LoRA adapter '{name}' was found but could not be loaded: {error}"
                 raise RequestError(text, parameter="model") from error

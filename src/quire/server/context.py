@@ -163,10 +163,10 @@ class Server:
         return Refusal(404, text, param="model")
 
     def name_of(self, asked: str | None) -> str:
-        """What replies call the model: the name of the adapter that was asked for, else the first
-        of the model's.
+        """What replies call the model: the name of the adapter that was asked for, which may have
+        been unloaded since, else the first of the model's.
         """
-        return asked if asked and asked in self.adapters.named else self.names[0]
+        return asked if asked and asked not in self.names else self.names[0]
 
     def need_tokenizer(self) -> Tokenizer:
         """The tokenizer, or Refusal (501) of an engine without one."""

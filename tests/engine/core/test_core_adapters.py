@@ -271,6 +271,136 @@ def test_requests_that_wait_take_what_the_folder_has_when_their_turn_comes(tmp_p
     assert texts(library)[1] == text_of(80)
 
 
+def test_a_pin_follows_its_folder_to_other_contents(tmp_path):
+    """With every slot pinned, the pinned folder's new contents have one, and the old ones none."""
+    library = Library(tmp_path, slots=1, most_kept=2)
+    library.write("a", 7)
+    library.load("a", 1)
+    library.core.pin_lora(1)
+    library.add(0, "a")
+    assert texts(library) == {0: text_of(7)}
+    library.write("a", 70)
+    library.add(1, "a")
+    library.add(2, "a")
+    assert texts(library) == {1: text_of(70), 2: text_of(70)}
+    assert library.core.scheduler.adapters.pinned == {70}
+    library.write("b", 8)
+    library.add(3, "b", adapter_id=2)
+    assert "pinned for others" in drain(library.core)[1][3].message
+    assert library.core.remove_lora(1)
+    library.add(4, "b", adapter_id=2)
+    assert texts(library) == {4: text_of(8)}
+
+
+def test_a_pin_is_of_the_folder_that_had_the_id_then(tmp_path):
+    library = Library(tmp_path, slots=2)
+    for name, number in (("a", 7), ("b", 8)):
+        library.write(name, number)
+    library.load("a", 1)
+    library.core.pin_lora(1)
+    library.add(0, "b", adapter_id=1)
+    texts(library)
+    assert library.core.scheduler.adapters.pinned == {7}
+
+
+def test_pins_of_twins_that_part_have_no_more_slots_than_there_are(tmp_path):
+    library = Library(tmp_path, slots=1, most_kept=2)
+    for name, adapter_id in (("a", 1), ("b", 2)):
+        library.write(name, 7)
+        library.load(name, adapter_id)
+        library.core.pin_lora(adapter_id)
+    library.write("b", 70)
+    library.add(0, "a", adapter_id=1)
+    library.add(1, "b", adapter_id=2)
+    tokens, ends = drain(library.core)
+    assert tokens == {0: text_of(7)}
+    assert "all 1 slots (max_loras) are pinned for others" in ends[1].message
+    assert library.core.scheduler.adapters.pinned == {7}
+    assert library.core.remove_lora(1)
+    library.add(2, "b", adapter_id=2)
+    assert texts(library) == {2: text_of(70)}
+
+
+# folders that once had the same contents
+
+
+@pytest.fixture
+def twins(tmp_path):
+    """Folders "a" and "b" of equal contents, which were read (a last) and have left the memory."""
+    made = Library(tmp_path, slots=1, passes=100)
+    for name, number in (("a", 7), ("b", 7), ("other", 8)):
+        made.write(name, number, is_old=name == "other")
+    for name, adapter_id in (("b", 2), ("a", 1), ("other", 3)):
+        made.load(name, adapter_id)
+    assert made.workers.kept == {8}
+    yield made
+    made.core.shutdown()
+
+
+def test_a_folder_that_changes_changes_nothing_for_its_twin(twins):
+    twins.write("a", 70)
+    twins.add(0, "b", adapter_id=2)
+    twins.add(1, "a", adapter_id=1)
+    assert texts(twins) == {0: text_of(7), 1: text_of(70)}
+
+
+@pytest.mark.parametrize("change", ["is deleted", "is broken"])
+def test_a_folder_without_an_adapter_costs_its_twin_nothing(twins, change):
+    if change == "is deleted":
+        (twins.path / "a" / CONFIG).unlink()
+    else:
+        twins.write("a", "no number")
+    for handle, name in enumerate("abab"):
+        twins.add(handle, name, adapter_id=1 + handle % 2)
+    tokens, ends = drain(twins.core)
+    assert tokens == {1: text_of(7), 3: text_of(7)}
+    for handle in (0, 2):
+        assert ends[handle].reason is FinishReason.ERROR
+        assert ends[handle].message.startswith("the LoRA adapter 'a': ")
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_twins_that_wait_together_take_what_their_own_folder_has(twins, first):
+    """Both wait for a slot with the same weights when one folder changes. Its requests came before:
+    they get what was there then or what is there now.
+    """
+    twins.add(0, "other", adapter_id=3, max_tokens=30)
+    while not twins.core.step().token_ids:
+        pass
+    second = "b" if first == "a" else "a"
+    for handle, name in ((1, first), (2, second), (3, first)):
+        twins.add(handle, name, adapter_id=1 if name == "a" else 2)
+    twins.core.step()
+    assert twins.workers.kept == {8}, "nothing is read before there is a slot"
+    twins.write("a", 70)
+    found = texts(twins)
+    for handle, name in ((1, first), (2, second), (3, first)):
+        allowed = [text_of(7)] if name == "b" else [text_of(7), text_of(70)]
+        assert found[handle] in allowed, f"request {handle} for {name}"
+
+
+def test_an_adapter_that_nobody_waits_for_any_more_is_not_read(twins):
+    twins.add(0, "other", adapter_id=3)
+    while not twins.core.step().token_ids:
+        pass
+    twins.core.scheduler.adapters.wanted[7] = None  # of a request that was aborted since
+    twins.core.sleep(0)
+    num_read = twins.workers.num_read
+    twins.core.step()
+    assert twins.workers.num_read == num_read
+
+
+def test_a_request_that_has_begun_ends_by_its_own_folder_alone(twins):
+    begun = text_of(7)[:3]
+    twins.write("a", 70)
+    twins.add(0, "a", adapter_id=1, number=7, output=begun)
+    twins.add(1, "b", adapter_id=2, number=7, output=begun)
+    tokens, ends = drain(twins.core)
+    assert tokens == {1: text_of(7)[3:]}
+    text = "the LoRA adapter 'a': its files have changed since the request began"
+    assert ends[0].message == text
+
+
 # memory
 
 
@@ -406,7 +536,7 @@ def test_crowds_of_adapters_while_folders_change_and_calls_come(tmp_path, depth)
     library = Library(tmp_path, slots=3, most_kept=4, depth=depth)
     pick, contents, number = random.Random(depth), {}, 100
     for name in "abcdefghij":
-        number += 1
+        number += name in "acegi"  # two folders each have the same at first
         contents[name] = [number]
         library.write(name, number, is_old=name == "j")
     asked, found, ends = {}, {}, {}
@@ -417,8 +547,9 @@ def test_crowds_of_adapters_while_folders_change_and_calls_come(tmp_path, depth)
             library.add(step, name, adapter_id=ord(name), max_tokens=asked[step][2])
         if pick.random() < 0.05:
             name, number = pick.choice("abcdefghij"), number + 1
-            contents[name].append(number)
-            library.write(name, number, is_old=False)
+            copied = contents[pick.choice("abcdefghij")][-1] if pick.random() < 0.5 else number
+            contents[name].append(copied)
+            library.write(name, copied, is_old=False)
         if pick.random() < 0.1:
             library.core.remove_lora(ord(pick.choice("abcdefghij")))
         out = library.core.step()

@@ -91,16 +91,18 @@ def remember(known: OrderedDict[K, V], key: K, value: V) -> None:
 
 
 class KnownFolders:
-    """The contents that folders had when they were read last, and where to find contents."""
+    """The contents that folders had when they were read last.
+
+    Nothing leads from contents back to a folder: two folders that have the same today may differ
+    tomorrow, so weights are only ever read from the folder that a request names.
+    """
 
     def __init__(self) -> None:
         self._folders: OrderedDict[str, ReadAdapter] = OrderedDict()
-        self._homes: OrderedDict[int, str] = OrderedDict()
 
     def note(self, folder: str, read: ReadAdapter) -> None:
         """Record what was read."""
         remember(self._folders, folder, read)
-        remember(self._homes, read.number, folder)
 
     def forget(self, folder: str) -> None:
         """Have the folder read again, whatever its files look like."""
@@ -122,7 +124,3 @@ class KnownFolders:
         now = signature_of(folder)
         is_same = is_there(known.number) if now is None else now == known.signature
         return known.number if is_same else None
-
-    def home(self, number: int) -> str | None:
-        """The folder that had these contents last."""
-        return self._homes.get(number)

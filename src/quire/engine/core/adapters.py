@@ -1,8 +1,10 @@
 """The LoRA adapters of a core: which contents a request's folder has, and which are in memory.
 
 Folders are read in a thread, while steps go on. An adapter's number follows from its contents, so a
-folder with other contents is another adapter, whatever name or id the request gives it. The slots
-that the model computes with are the scheduler's (scheduling/adapter_slots.py).
+folder with other contents is another adapter, whatever name or id the request gives it, and folders
+of equal contents share weights and blocks. But what is read for a request is the folder that it
+names, never another one that had the same contents once. The slots that the model computes with are
+the scheduler's (scheduling/adapter_slots.py).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from quire.scheduling.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _CHANGED = "its files have changed since the request began"
-_GONE = "its weights have left the memory, and it is not known where they came from"
+_FEW = 64
+"""Requests of which it may be forgotten late that they have ended."""
 
 
 class AdapterStore:
@@ -46,6 +49,10 @@ class AdapterStore:
         self._ids: OrderedDict[int, AdapterRef] = OrderedDict()
         self._names: OrderedDict[int, str] = OrderedDict()
         """By number, what the latest request called it."""
+        self._asked: dict[int, AdapterRef] = {}
+        """By handle, what each request asked for; some that have ended are still there."""
+        self._pins: dict[int, str] = {}
+        """By id, the folder that is pinned: its contents, whatever they come to be."""
         self._reader = FolderReader(workers.read_adapter)
         self._failed: list[tuple[int, str]] = []
 
@@ -55,6 +62,7 @@ class AdapterStore:
         """Give a request its adapter, or the prerequisite that it is read. Before the request is
         added to the scheduler. Raises RequestError if it cannot have it.
         """
+        self._remember(request, ref)
         number = self._known.number(ref.folder, self._is_there)
         if number is None:
             loading = self._load(ref.folder)
@@ -76,14 +84,11 @@ class AdapterStore:
     def load_wanted(self) -> None:
         """Begin to read what the last planned step lacked."""
         for number in self._slots.wanted:
-            folder = self._known.home(number)
             if number in self._kept:
                 self._kept.move_to_end(number)
-            elif folder is not None:
-                self._load(folder).wanted.add(number)
-            else:
-                for request in self._waiting_for(number):
-                    self._end(request, f"{ADAPTER_FAILED}: {_GONE}")
+            elif not any(number in loading.wanted for loading in self._reader):
+                for request in self._waiting_for(number)[:1]:
+                    self._load(self._asked[request.handle].folder).wanted.add(number)
         self._reader.begin()
 
     @property
@@ -117,11 +122,13 @@ class AdapterStore:
         if adapter_id not in self.ids():
             return False
         number = self._number_of(self._ids.pop(adapter_id))
-        if number is not None and number not in map(self._number_of, self._ids.values()):
-            self._slots.pinned.discard(number)
-            if all(request.adapter != number for request in self._scheduler.requests.values()):
-                self._slots.forget([number])
-                self._drop(number)
+        self._pins.pop(adapter_id, None)
+        self._apply_pins()
+        if number is None or number in map(self._number_of, self._ids.values()):
+            return True
+        if all(request.adapter != number for request in self._scheduler.requests.values()):
+            self._slots.forget([number])
+            self._drop(number)
         return True
 
     def pin(self, adapter_id: int) -> None:
@@ -139,13 +146,8 @@ class AdapterStore:
         if self._slots.is_hopeless(number):
             allowed = f"all {self._slots.num_slots} slots (max_loras) are pinned"
             raise InvalidParameter("lora_id", adapter_id, allowed)
-        self._pin(number)
-
-    def _pin(self, number: int) -> None:
-        self._slots.pinned.add(number)
-        for request in list(self._scheduler.waiting):
-            if request.adapter and self._slots.is_hopeless(request.adapter):
-                self._end(request, f"{ADAPTER_FAILED}: {self._no_slot()}")
+        self._pins[adapter_id] = self._ids[adapter_id].folder
+        self._apply_pins()
 
     def ids(self) -> set[int]:
         """The ids of the adapters that are in memory."""
@@ -168,6 +170,20 @@ class AdapterStore:
         self._reader.close()
 
     # details
+
+    def _apply_pins(self) -> None:
+        """Pin what the pinned folders have now; where that is more than there are slots, those that
+        were pinned first. Waiting requests that can never run by it end.
+        """
+        numbers = map(self._known.last_number, self._pins.values())
+        distinct = dict.fromkeys(number for number in numbers if number is not None)
+        pinned = set(list(distinct)[: self._slots.num_slots])
+        if pinned == self._slots.pinned:
+            return
+        self._slots.pinned = pinned
+        for request in list(self._scheduler.waiting):
+            if request.adapter and self._slots.is_hopeless(request.adapter):
+                self._end(request, _text(self._asked[request.handle], self._no_slot()))
 
     def _names_of(self, numbers: Iterable[int]) -> list[str]:
         return [self._names[number] for number in numbers if number in self._names]
@@ -213,6 +229,7 @@ class AdapterStore:
             return
         read = loading.future.result()
         self._known.note(loading.folder, read)
+        self._apply_pins()
         for number in set(read.others) - {read.number}:
             self._discard(number)
         if read.number in loading.dropped:  # before or after it was read: nobody knows
@@ -223,11 +240,12 @@ class AdapterStore:
             if self._scheduler.requests.get(request.handle) is request:
                 self._name(request, ref, read.number)
         for number in loading.wanted - {read.number}:
-            self._replace(number, read.number)
+            self._replace(number, loading.folder, read.number)
         for answer, ref in loading.calls:
             self._register(ref, read.number)
             if ref.id in loading.pins and not self._slots.is_hopeless(read.number):
-                self._pin(read.number)
+                self._pins[ref.id] = ref.folder
+                self._apply_pins()
             _settle(answer, self._no_memory(read.number))
 
     def _no_memory(self, number: int) -> RequestError | None:
@@ -245,13 +263,13 @@ class AdapterStore:
             self._register(ref, number)
             self._scheduler.name_adapter(request, number)
 
-    def _replace(self, number: int, new: int) -> None:
-        """A folder has other contents by now: requests that have not begun take the new ones."""
-        for request in self._waiting_for(number):
+    def _replace(self, number: int, folder: str, new: int) -> None:
+        """A folder has other contents by now: requests for it that have not begun take these."""
+        for request in self._waiting_for(number, folder):
             if request.num_cached_tokens is None and not request.output_token_ids:
                 self._scheduler.name_adapter(request, new)
             else:
-                self._end(request, f"{ADAPTER_FAILED}: {_CHANGED}")
+                self._end(request, _text(self._asked[request.handle], _CHANGED))
 
     def _fail(self, loading: AdapterLoading, error: BaseException) -> None:
         if not isinstance(error, RequestError):
@@ -261,13 +279,24 @@ class AdapterStore:
             if self._scheduler.requests.get(request.handle) is request:
                 self._end(request, _text(ref, str(error)))
         for number in loading.wanted:
-            for request in self._waiting_for(number):
-                self._end(request, f"{ADAPTER_FAILED}: {error}")
+            for request in self._waiting_for(number, loading.folder):
+                self._end(request, _text(self._asked[request.handle], str(error)))
         for answer, _ in loading.calls:
             _settle(answer, error)
 
-    def _waiting_for(self, number: int) -> list[Request]:
-        return [request for request in self._scheduler.waiting if request.adapter == number]
+    def _waiting_for(self, number: int, folder: str | None = None) -> list[Request]:
+        """The requests that wait for a slot with these weights; of a folder, those that name it."""
+        waiting = [request for request in self._scheduler.waiting if request.adapter == number]
+        if folder is None:
+            return waiting
+        return [each for each in waiting if self._asked[each.handle].folder == folder]
+
+    def _remember(self, request: Request, ref: AdapterRef) -> None:
+        self._asked[request.handle] = ref
+        live = self._scheduler.requests
+        if len(self._asked) > 2 * len(live) + _FEW:
+            kept = {request.handle, *live}
+            self._asked = {handle: ref for handle, ref in self._asked.items() if handle in kept}
 
     def _end(self, request: Request, text: str) -> None:
         self._scheduler.abort(request.handle)

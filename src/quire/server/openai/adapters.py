@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from quire.errors import AdapterNotFound
 from quire.lora.request import LoRARequest
-from quire.server.adapters import adapter_id
+from quire.server.adapters import NameIsServed, adapter_id
 from quire.server.context import Server
 from quire.server.http.failures import Refusal
 
@@ -52,15 +52,11 @@ async def load_adapter(server: Server, request: Request) -> Response:
     if name in server.names:
         text = f"The lora adapter '{name}' conflicts with a served base model."
         raise _refusal(text, "lora_name")
-    if name in adapters.named and not body.load_inplace:
-        text = (
-            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter "
-            "in place, set 'load_inplace' to True."
-        )
-        raise _refusal(text, "lora_name")
     asked = LoRARequest(name, adapter_id(name), body.lora_path, load_inplace=body.load_inplace)
     try:
         await adapters.add(asked)
+    except NameIsServed as error:
+        raise _refusal(str(error), "lora_name") from None
     except AdapterNotFound as error:
         raise Refusal(404, str(error), param="lora_path") from None
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
@@ -72,7 +68,7 @@ async def unload_adapter(server: Server, request: Request) -> Response:
     body = await server.read(request, UnloadAdapterRequest)
     if not body.lora_name:
         raise _refusal("'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name")
-    if not server.adapters.remove(body.lora_name):
+    if not await server.adapters.remove(body.lora_name):
         text = f"The lora adapter '{body.lora_name[:200]}' cannot be found."
         raise Refusal(404, text, param="lora_name")
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
