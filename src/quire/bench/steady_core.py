@@ -42,7 +42,7 @@ class SteadyCore:
         self._new.append(request.handle)
         self._ends.setdefault(self._num_steps + max_tokens, []).append(request.handle)
 
-    def abort_requests(self, handles: Sequence[int]) -> None:
+    def abort_requests(self, handles: Sequence[int | str]) -> None:
         gone = set(handles)
         self._handles = [handle for handle in self._handles if handle not in gone]
         self._new = [handle for handle in self._new if handle not in gone]

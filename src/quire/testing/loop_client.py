@@ -33,7 +33,7 @@ class LoopClient:
         self.inner.add_request(request)
         self._news.set()
 
-    def abort_requests(self, handles: Sequence[int]) -> None:
+    def abort_requests(self, handles: Sequence[int | str]) -> None:
         """Drop requests."""
         self.inner.abort_requests(handles)
         self._news.set()
