@@ -113,6 +113,10 @@ def test_products_with_codes_fit_and_load_ahead(compiled):
         assert found["waited_loads"] == 0 and found["tensor_cores"], name
 
 
+def test_prompts_and_decodes_with_fixed_bits_are_one_variant(compiled):
+    assert set(compiled["fixed"].values()) == {1}
+
+
 def test_attention_loads_ahead(compiled):
     """That a step's numbers would have variants compiled fails the fixture. Where the loop waits
     for all copies before it multiplies, loading and computing take turns."""

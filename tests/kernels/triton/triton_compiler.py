@@ -7,7 +7,7 @@ compile, or null; under "models", for each kernel at the shapes of real models, 
 takes: bytes of registers that were spilled to memory, and of shared memory; under "products", the
 same of products with weights, and what the machine code of their loops does; under "codes" those
 with weights in codes; under "attention", how attention waits for keys and values, and how many of
-its programs an SM holds.
+its programs an SM holds; under "fixed", variants of attention over latents with `deterministic`.
 """
 
 from __future__ import annotations
@@ -158,12 +158,19 @@ def main() -> None:
         for stored, (heads, kv_heads, head_dim) in STORED
     }
     attention |= {name: report_of_latents(launches, *sizes) for name, sizes in LATENTS.items()}
+    fixed = {name: variants_of_latents(launches, *sizes) for name, sizes in LATENTS.items()}
     codes = {
         f"{name} x {rows}": report_of_codes(launches, weight(), rows)
         for name, weight in FORMS.items()
         for rows in (1, 64)
     }
-    told = {"models": taken, "codes": codes, "products": products, "attention": attention}
+    told = {
+        "fixed": fixed,
+        "models": taken,
+        "codes": codes,
+        "products": products,
+        "attention": attention,
+    }
     print(json.dumps({"kernels": compiled(noted), **told}))
 
 
@@ -184,6 +191,13 @@ def report_of_latents(launches: dict[str, Launch], *sizes: int) -> dict[str, dic
         latent_attend(torch.bfloat16, False, *sizes, num_rows=num_rows)
     attention = [key for key in launches if "_heads_product_kernel" not in key]
     return report_of_loops({key: launches[key] for key in attention})
+
+
+def variants_of_latents(launches: dict[str, Launch], *sizes: int) -> int:
+    """How many variants of the kernel serve prompts and decodes whose bits may not differ."""
+    launches.clear()
+    latent_attend(torch.bfloat16, True, *sizes, num_rows=2)
+    return sum("_latent_attend_kernel" in key for key in launches)
 
 
 def report_of_loops(launches: dict[str, Launch]) -> dict[str, dict]:

@@ -109,6 +109,7 @@ def _latent_attend_kernel(
     seq_lens: tl.tensor,
     block_table: tl.tensor,
     table_width: int,
+    pieces: int,
     table_rows: tl.tensor,
     tile_rows: tl.tensor,
     tile_starts: tl.tensor,
@@ -121,7 +122,6 @@ def _latent_attend_kernel(
     Q_HEAD: tl.constexpr,
     R_TOKEN: tl.constexpr,
     R_HEAD: tl.constexpr,
-    PIECES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
@@ -134,17 +134,19 @@ def _latent_attend_kernel(
     """Columns program_id(1) of the means of piece program_id(0) of the tiles, of prompts from the
     last on.
 
-    SHARES: see `_attend_kernel`. PAGE: from one page to the next, in numbers. COLUMNS: of a latent,
-    at once; where that is not all of them, the scores are summed up over several reads.
+    pieces: of a tile; a number and not a constant, so that prompts and decodes whose bits may not
+    differ are served by one compiled variant. SHARES: see `_attend_kernel`. PAGE: from one page to
+    the next, in numbers. COLUMNS: of a latent, at once; where that is not all of them, the scores
+    are summed up over several reads.
     """
     program = tl.program_id(0)
     if not SHARES:  # the last tokens of prompts, which see most keys, are not left for the end
         program = tl.num_programs(0) - 1 - program
-    tile = program // PIECES
+    tile = program // pieces
     part = tl.program_id(1)
     is_whole: tl.constexpr = COLUMNS == BLOCK_RANK
     row = tl.load(tile_rows + tile)
-    first = program % PIECES * BLOCK_M
+    first = program % pieces * BLOCK_M
     share, num_shares = 0, 1
     if SHARES:
         first_share = tl.load(tile_starts + row)
@@ -280,7 +282,7 @@ def _launch(
     pieces = -(-lines // block_m)
     _latent_attend_kernel[(len(tiles.rows) * pieces, block_rank // columns)](
         *(q, q_rotated, latents.data, out, *shares, plan.query_start, plan.seq_lens),
-        *(plan.block_table, plan.block_table.stride(0), plan.table_rows),
+        *(plan.block_table, plan.block_table.stride(0), pieces, plan.table_rows),
         *(tiles.rows, tiles.starts),
         H=heads,
         RANK=rank,
@@ -291,7 +293,6 @@ def _launch(
         Q_HEAD=q.stride(1),
         R_TOKEN=q_rotated.stride(0),
         R_HEAD=q_rotated.stride(1),
-        PIECES=pieces,
         BLOCK_M=block_m,
         BLOCK_RANK=block_rank,
         BLOCK_ROTATED=block_rotated,
