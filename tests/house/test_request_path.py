@@ -21,7 +21,7 @@ PACKAGE = Path(quire.__file__).parent
 
 MOST_OFFLINE = 40
 MOST_SERVED = 65
-"""Files of the package that a request may pass; fewer than these."""
+"""Files of the package that a request may pass."""
 
 BY_THE_CLOCK = {
     str(PACKAGE / "observability" / "watchdog.py"),
@@ -80,7 +80,7 @@ def check(found, column, most):
     missing = [name for name in guarded(column) if name not in found]
     assert not missing, f"guarded, but not on the way: {missing}"
     print(f"a request passes {len(found)} files")
-    assert len(found) < most, "\n".join(
+    assert len(found) <= most, "\n".join(
         f"{name}: {', '.join(sorted(functions)[:4])}" for name, functions in sorted(found.items())
     )
 

@@ -345,7 +345,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         engine's own if `internal`; unknown ids are ignored. Their readers get a last output with
         the finish reason "abort".
         """
-        ids = request_ids(request_id)
+        ids = [request_id] if isinstance(request_id, str) else request_ids(request_id)
         processed = self.front_end.abort(ids, internal=checks.flag("internal", internal))
         if self._log_requests and processed.ended:
             logger.info("Aborted request(s) %s.", ", ".join(ids))

@@ -245,7 +245,8 @@ class Tokenizer:
         """
         _refuse_unknown(unknown, ENCODE_PARAMETERS)
         limit = self._truncation_limit(truncation, max_length)
-        check_side("truncation_side", truncation_side)
+        if truncation_side is not None:
+            check_side("truncation_side", truncation_side)
         side = truncation_side or self.truncation_side
         return self._encoding(text, bool(add_special_tokens), limit, side).ids
 
@@ -375,10 +376,11 @@ class Tokenizer:
     def _truncation_limit(
         self, truncation: bool | str | None, max_length: int | None
     ) -> int | None:
-        check_truncation("truncation", truncation)
-        check_max_length("max_length", max_length)
+        if max_length is not None:
+            check_max_length("max_length", max_length)
         if truncation is None:
             return max_length
+        check_truncation("truncation", truncation)
         if truncation in (False, "do_not_truncate"):
             return None
         return self.model_max_length if max_length is None else max_length

@@ -92,7 +92,7 @@ def test_requests_given_straight_to_a_core_are_told_apart():
     assert (tokens["0"], tokens["b"]) == (expected(0, 5), second)
     assert sorted(tokens["a"]) == sorted(first + third)
     assert set(finished) == {"0", "a", "b"}
-    assert not core._direct._names
+    assert not core._direct.names
 
 
 def test_a_seed_of_the_parameters_is_the_seed_of_a_direct_request():

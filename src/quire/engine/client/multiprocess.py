@@ -50,7 +50,9 @@ class MPClient:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._require_open()
-        self._cores.add_request(self._direct.take(request))
+        if request.handle.__class__ is not int or request.handle < 0:
+            request = self._direct.take(request)
+        self._cores.add_request(request)
 
     def abort_requests(self, handles: Sequence[int | str]) -> None:
         own = self._direct.handles_of(handles)
@@ -87,7 +89,7 @@ class MPClient:
 
     def _next_output(self) -> EngineCoreOutputs | None:
         outputs = self._cores.next_output()
-        if outputs is not None:
+        if outputs is not None and self._direct.names:
             self._direct.name(outputs)
         return outputs
 

@@ -104,10 +104,11 @@ class EngineCore(CoreControl):
         `request_id`. Raises InvalidType for a field that has a value of another type than its own,
         InvalidParameter for the handle of another request; then nothing is queued.
         """
-        own = self._direct.take(request)
-        if own is request:
+        if request.handle.__class__ is int and request.handle >= 0:
             check_message(request)
-        self.take_in(own)
+        else:
+            request = self._direct.take(request)
+        self.take_in(request)
 
     def take_in(self, request: EngineCoreRequest) -> None:
         """As `add_request`, for a request that has been decoded: it has a handle, and its fields
@@ -315,7 +316,8 @@ class EngineCore(CoreControl):
             stats=self._stats() if self._log_stats else None,
             timestamp=self._clock(),
         )
-        self._direct.name(outputs)
+        if self._direct.names:
+            self._direct.name(outputs)
         return outputs
 
     def _stats(self) -> SchedulerStats:

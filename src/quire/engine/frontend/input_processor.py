@@ -144,7 +144,7 @@ class InputProcessor:
         fields = self._fields(**known)
         inputs = self._inputs_of(params)
         parsed = parse_prompt(prompt)
-        options = encode_options(tokenization_kwargs)
+        options = {} if tokenization_kwargs is None else encode_options(tokenization_kwargs)
         request = inputs.process(parsed, params, options, cache_salt=parsed.cache_salt, **fields)
         check_message(request)
         return request, parsed.text
@@ -160,7 +160,8 @@ class InputProcessor:
         that everything else can be served, and has the seed.
         """
         fields = self._fields(**known)
-        encode_options(tokenization_kwargs)
+        if tokenization_kwargs is not None:
+            encode_options(tokenization_kwargs)
         if not self.limits.generates:
             self._inputs_of(params)
         request = self.generation.open(params, **fields)

@@ -21,11 +21,11 @@ SEED_MASK = 2**64 - 1
 class DirectRequests:
     """Gives each such request a handle of its own, and its outputs its name.
 
-    A request of a front end has a handle already and stays as it is.
+    It is asked for requests without a handle alone: those of front ends have one already.
     """
 
     def __init__(self) -> None:
-        self._names: dict[int, str] = {}
+        self.names: dict[int, str] = {}
         """Names of unfinished direct requests, by handle."""
         self._next_handle = FIRST_HANDLE
 
@@ -33,15 +33,13 @@ class DirectRequests:
         """The request with a handle. Raises InvalidType for a direct one with a field that has a
         value of another type than its own, InvalidParameter for what only a front end does.
         """
-        if request.handle.__class__ is int and request.handle >= 0:
-            return request
         check_message(request)
         _check_params(request.params)
         own = msgspec.structs.replace(
             request, handle=self._next_handle, seed=request.seed or _seed_of(request)
         )
         self._next_handle += 1
-        self._names[own.handle] = request.request_id or str(own.handle)
+        self.names[own.handle] = request.request_id or str(own.handle)
         return own
 
     def handles_of(self, ids: Sequence[int | str]) -> Sequence[int]:
@@ -53,7 +51,7 @@ class DirectRequests:
         found: list[int] = []
         for each in ids:
             if isinstance(each, str):
-                found += [handle for handle, name in self._names.items() if name == each]
+                found += [handle for handle, name in self.names.items() if name == each]
             elif type(each) is int:
                 found.append(each)
             else:
@@ -62,15 +60,13 @@ class DirectRequests:
 
     def drop(self, handles: Sequence[int]) -> None:
         """Forget aborted requests, which have no last output."""
-        if self._names:
+        if self.names:
             for handle in handles:
-                self._names.pop(handle, None)
+                self.names.pop(handle, None)
 
     def name(self, outputs: EngineCoreOutputs) -> None:
         """Put the names of direct requests into outputs."""
-        if not self._names:
-            return
-        known = self._names
+        known = self.names
         found = {handle: known[handle] for handle in outputs.handles if handle in known}
         for end in outputs.finished:
             if end.handle in known:
