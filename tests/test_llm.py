@@ -219,8 +219,8 @@ def test_generate_leaves_queued_requests_to_their_caller():
     assert [out.prompt for out in llm.wait_for_completion(use_tqdm=False)] == ["queued"]
 
 
-def test_wait_for_completion_knows_one_type():
-    with pytest.raises(InvalidType, match="it must be None or RequestOutput"):
+def test_wait_for_completion_knows_two_types():
+    with pytest.raises(InvalidType, match="it must be RequestOutput, PoolingRequestOutput"):
         make_llm().wait_for_completion(int)
 
 

@@ -64,6 +64,7 @@ class BeamSearch:
         max_tokens: int,
         lora_request: LoRARequest | None = None,
     ) -> None:
+        self.lora_request = lora_request
         self.beams = [BeamSearchSequence(prompt, list(token_ids), lora_request=lora_request)]
         self.done: list[BeamSearchSequence] = []
         self._params = params

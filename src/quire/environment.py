@@ -16,6 +16,9 @@ from quire.errors import InvalidParameter
 
 _PREFIX = "QUIRE_"
 
+MAX_N = 16384
+"""The most completions of a request where QUIRE_MAX_N_SEQUENCES is not set."""
+
 
 class Variable(msgspec.Struct, frozen=True):
     """One variable: its form and what it is for."""
@@ -60,6 +63,17 @@ VARIABLES = (
         "With that, folders of adapters in it are loaded when a request names them.",
     ),
     Variable(
+        "QUIRE_MAX_N_SEQUENCES",
+        "an integer >= 1",
+        "The most completions of a request (n), and beams; default 16384.",
+    ),
+    Variable(
+        "QUIRE_ALLOW_INSECURE_SERIALIZATION",
+        "0 or 1",
+        "Let `collective_rpc` and `apply_model` send functions to cores in other processes, by "
+        "cloudpickle: whoever reaches a core's socket can then run code in it.",
+    ),
+    Variable(
         "QUIRE_CLUSTER_SECRET",
         "16 characters or more",
         "What a front end and headless cores on other machines know; all others are refused.",
@@ -85,6 +99,8 @@ class Environment(msgspec.Struct, frozen=True):
     api_keys: tuple[str, ...]
     """As they were written: one may be empty."""
     may_load_adapters: bool
+    may_send_functions: bool
+    max_n: int
     adapter_folder: Path | None
     cluster_secret: str | None
     openai_api_key: str | None
@@ -107,6 +123,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         log_stats_interval_s=_seconds(given, "QUIRE_LOG_STATS_INTERVAL", 10.0),
         api_keys=tuple(given["QUIRE_API_KEY"].split(",") if "QUIRE_API_KEY" in given else ()),
         may_load_adapters=_flag(given, "QUIRE_ALLOW_RUNTIME_LORA_UPDATING"),
+        may_send_functions=_flag(given, "QUIRE_ALLOW_INSECURE_SERIALIZATION"),
+        max_n=_count(given, "QUIRE_MAX_N_SEQUENCES") or MAX_N,
         adapter_folder=_folder(given, "QUIRE_LORA_RESOLVER_CACHE_DIR"),
         cluster_secret=given.get("QUIRE_CLUSTER_SECRET") or None,
         openai_api_key=given.get("OPENAI_API_KEY") or None,
@@ -149,3 +167,13 @@ def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     if not 0 < seconds < math.inf:
         raise InvalidParameter(name, text, "a number of seconds above 0")
     return seconds
+
+
+def max_sequences() -> int:
+    """The most completions that a request may ask for, as the environment says now."""
+    return _count(os.environ, "QUIRE_MAX_N_SEQUENCES") or MAX_N
+
+
+def may_send_functions() -> bool:
+    """Whether functions travel between processes, as the environment says now."""
+    return _flag(os.environ, "QUIRE_ALLOW_INSECURE_SERIALIZATION")

@@ -195,10 +195,12 @@ class MaxQueuedTokensError(CapacityError):
 
 
 class InputStreamError(EngineError):
-    """The generator that a prompt streamed from raised; `cause` is what it raised."""
+    """The generator that a prompt streamed from raised; `cause` is what it raised, and the text is
+    that of the cause.
+    """
 
     def __init__(self, cause: BaseException) -> None:
-        super().__init__(f"The input stream failed: {cause}")
+        super().__init__(str(cause) or type(cause).__name__)
         self.cause = cause
 
 
@@ -217,7 +219,12 @@ class EngineDeadError(EngineError):
 
     http_status = 503
 
-    def __init__(self, message: str, *, engine_index: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str = "The engine core has ended; its log says why.",
+        *,
+        engine_index: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.engine_index = engine_index
         self.ended_with_group = False

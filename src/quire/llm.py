@@ -6,12 +6,14 @@ engine/frontend/input_processor.py.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from quire.beam_search import BeamSearchOutput
 from quire.config.args.engine_args import EngineArgs
+from quire.config.args.option import default_of, fields_of
 from quire.engine.beam_runner import BeamRunner
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.llm_engine import LLMEngine
@@ -20,12 +22,13 @@ from quire.engine.unbuilt import UnbuiltTransferMethods
 from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidType, NotBuiltYet, RequestError
 from quire.llm_pooling import PoolingMethods, UseTqdm
-from quire.lora.request import GivenAdapters, LoRARequest
+from quire.lora.request import GivenAdapters
 from quire.models.foreign.implementation import describe_model
 from quire.models.show import describe
 from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput
 from quire.params import BeamSearchParams, PoolingParams, SamplingParams
+from quire.pooling_outputs import PoolingRequestOutput
 from quire.prompts import as_prompts
 from quire.text.chat import render_chat
 from quire.text.encode_options import encode_options
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from quire.engine.frontend.input_processor import InputProcessor
 
 T = TypeVar("T")
+OutputKind = TypeVar("OutputKind", bound="RequestOutput | PoolingRequestOutput[Any]")
 
 
 class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
@@ -57,7 +61,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
     ) -> None:
         """`enable_multiprocessing` runs the core in a process of its own. A crash there, or running
         out of memory, does not end this process; but `apply_model` and functions for
-        `collective_rpc` need the core in this process.
+        `collective_rpc` then need QUIRE_ALLOW_INSECURE_SERIALIZATION=1.
         """
         engine_args.setdefault("disable_log_stats", True)
         args = EngineArgs(model=model, **engine_args)
@@ -124,7 +128,6 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
-        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -133,6 +136,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several; see `enqueue_chat`."""
         batch = self._chats(
@@ -180,7 +184,6 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
         lora_request: GivenAdapters = None,
-        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -189,6 +192,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[str]:
         """Queue conversations, each rendered to a prompt by the chat template.
 
@@ -214,27 +218,40 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
     @one_at_a_time
     def wait_for_completion(
         self,
-        output_type: type[RequestOutput] | tuple[type[RequestOutput], ...] | None = None,
+        output_type: type[OutputKind] | tuple[type[OutputKind], ...] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-    ) -> list[RequestOutput]:
-        """Finish everything that was queued and return the outputs in the order of queuing."""
-        if output_type not in (None, RequestOutput, (RequestOutput,)):
-            allowed = "it must be None or RequestOutput"
-            raise InvalidType("output_type", output_type, allowed)
-        return self._requests.wait(use_tqdm)
+    ) -> list[OutputKind]:
+        """Finish everything that was queued and return the outputs in the order of queuing.
+
+        Raises InvalidType where one of them is not of `output_type`, a class or a tuple of classes;
+        None: of any.
+        """
+        kinds: tuple[Any, ...] = (RequestOutput, PoolingRequestOutput)
+        if output_type is not None:
+            kinds = output_type if isinstance(output_type, tuple) else (output_type,)
+        for kind in kinds:
+            if kind not in (RequestOutput, PoolingRequestOutput):
+                allowed = "it must be RequestOutput, PoolingRequestOutput, or a tuple of these"
+                raise InvalidType("output_type", output_type, allowed)
+        outputs = self._requests.wait(use_tqdm)
+        for output in outputs:
+            if not isinstance(output, kinds):
+                found = f"an output is a {type(output).__name__}"
+                raise InvalidType("output_type", output_type, found)
+        return outputs
 
     @one_at_a_time
     def beam_search(
         self,
         prompts: Any,
         params: BeamSearchParams,
-        lora_request: LoRARequest | None = None,
+        lora_request: GivenAdapters = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """Search for the likeliest continuations of each prompt, `concurrency_limit` prompts at a
-        time.
+        time. Adapters: one for all prompts, or one each.
 
         The texts are decoded from prompt and output together.
         """
@@ -379,3 +396,20 @@ def _refuse_media(mm_processor_kwargs: object) -> None:
     if mm_processor_kwargs:
         hint = "Leave it out: no media are served."
         raise NotBuiltYet("mm_processor_kwargs", mm_processor_kwargs, hint)
+
+
+def _show_options() -> None:
+    """Give the constructor a signature and a docstring that name every option of the engine."""
+    own = inspect.signature(LLM.__init__)
+    given = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    fields = [field for field in fields_of(EngineArgs) if field.name not in own.parameters]
+    given += [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(field))
+        for field in fields
+    ]
+    LLM.__init__.__signature__ = own.replace(parameters=given)  # type: ignore[attr-defined]
+    lines = [f"{field.name}: {field.metadata['option'].help}" for field in fields]
+    LLM.__init__.__doc__ = "\n\n".join([inspect.getdoc(LLM.__init__) or "", *lines])
+
+
+_show_options()

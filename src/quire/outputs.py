@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from typing import Any, NoReturn, TypeAlias, TypeVar, overload
 
 import msgspec
 
 from quire.lora.request import LoRARequest
+
+logger = logging.getLogger(__name__)
 
 Kind = TypeVar("Kind", bound=type[msgspec.Struct])
 
@@ -238,7 +242,24 @@ class RequestStateStats(msgspec.Struct, gc=False):
         return False
 
 
-class RequestOutput(msgspec.Struct, gc=False):
+class _OpenMeta(msgspec.StructMeta):
+    """Makes a Struct leave out keywords that it does not have, each with one warning: programs make
+    outputs with the fields of other releases.
+    """
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        for name in fields.keys() - set(cls.__struct_fields__):
+            del fields[name]
+            _warn_once(cls.__name__, name)
+        return super().__call__(*args, **fields)
+
+
+@functools.cache
+def _warn_once(kind: str, name: str) -> None:
+    logger.warning("%s has no field %s: it is left out.", kind, name)
+
+
+class RequestOutput(msgspec.Struct, gc=False, metaclass=_OpenMeta):
     """The state of a request as its caller sees it; `request_id` is the id that the caller gave.
 
     `prompt_logprobs` has one entry per prompt token, the first None; DELTA outputs carry it once.
@@ -294,3 +315,9 @@ class RequestOutput(msgspec.Struct, gc=False):
                 self.outputs[place].append(completion)
             else:
                 self.outputs[place] = completion
+
+
+make_request_output: Callable[..., RequestOutput] = functools.partial(
+    msgspec.StructMeta.__call__, RequestOutput
+)
+"""Makes one of fields that are known to be its own, without the check of `_OpenMeta`."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypeAlias
+
+from typing_extensions import TypedDict  # pydantic takes no other below Python 3.12
 
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, UnknownParameter
 from quire.params import checks
@@ -41,6 +43,10 @@ PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt
 """What counts as one prompt."""
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids")
+_RENDERED = {"type": "token"}
+"""Keys by which programs tell prompts that were rendered before, and the values of those that are
+token ids.
+"""
 _UNBUILT = {
     "multi_modal_data": "Give text alone.",
     "mm_processor_kwargs": "Give text alone.",
@@ -74,6 +80,7 @@ def parse_prompt(prompt: object) -> ParsedPrompt:
     """
     if isinstance(prompt, str):
         return ParsedPrompt(checks.text("prompt", prompt), None)
+    prompt = plain_ids(prompt)
     if isinstance(prompt, (list, tuple)):
         return ParsedPrompt(None, _token_ids("prompt", prompt))
     if isinstance(prompt, Mapping):
@@ -86,12 +93,21 @@ def as_prompts(prompts: object) -> list[Any]:
     """The prompts in `prompts`, which may be one prompt or a sequence of them; [] has none."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    prompts = plain_ids(prompts)
     if not isinstance(prompts, Sequence):
         allowed = "it must be a prompt or a list of prompts"
         raise InvalidType("prompts", prompts, allowed)
     if prompts and isinstance(prompts[0], int):
         return [prompts]
     return list(prompts)
+
+
+def plain_ids(value: object) -> object:
+    """The list of an array of integers of any library (numpy, torch, array); all else as it is. Of
+    an array with two axes, one list for each row.
+    """
+    to_list = getattr(value, "tolist", None)
+    return value if to_list is None else to_list()
 
 
 def check_token_ids(token_ids: list[int], parsed: ParsedPrompt, vocab_size: int) -> None:
@@ -111,7 +127,7 @@ def _parse_dict(prompt: Mapping[str, Any]) -> ParsedPrompt:
         if key in _UNBUILT:
             if value is not None and value != {}:
                 raise NotBuiltYet(key, value, _UNBUILT[key])
-        elif key not in _KEYS:
+        elif key not in _KEYS and (key not in _RENDERED or _RENDERED[key] != value):
             raise UnknownParameter(str(key), f"a prompt has {', '.join(_KEYS)}")
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is None and token_ids is None:
@@ -141,6 +157,7 @@ def _token_types(value: object, token_ids: list[int] | None) -> list[int] | None
 
 
 def _token_ids(name: str, value: object) -> list[int]:
+    value = plain_ids(value)
     if not isinstance(value, (list, tuple)):
         raise InvalidType(name, value, "it must be a list of token ids")
     if {int}.issuperset(map(type, value)):

@@ -100,7 +100,6 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
         {"tensor_parallel_size": True},
         {"fully_sharded_loras": True},
         {"kv_offloading_size": 4},
-        {"compilation_config": {"mode": 3, "cudagraph_mode": "FULL"}},
         {"limit_mm_per_prompt": {"image": 1}},
     ],
     ids=str,
@@ -217,7 +216,7 @@ def test_flags_of_each_form():
 
 
 def test_what_is_not_built_is_refused_on_the_command_line_too():
-    for words in (["-tp", "2"], ["--code-revision", "main"], ["-O", "4"]):
+    for words in (["-tp", "2"], ["--code-revision", "main"], ["--watermark", "0.5"]):
         with pytest.raises(NotBuiltYet):
             check_args(parse(*words))
 

@@ -149,7 +149,7 @@ def test_prompts_of_a_model_that_pools_are_truncated(llm):
 
 def test_chat_takes_its_parameters_in_their_places(llm):
     template = "{% for m in messages %}<{{ m.content }}>{% endfor %}{{ extra }}"
-    given = (CHAT, GREEDY, False, None, 0, template, "string", False, False, None, {"extra": "!"})
+    given = (CHAT, GREEDY, False, None, template, "string", False, False, None, {"extra": "!"})
     [output] = llm.chat(*given)
     assert output.prompt == "<hello>!"
     ids = llm.enqueue_chat(*given)

@@ -20,7 +20,7 @@ LEVELS = {
 """The folders and files of the package. Those of one level may see each other, in no circle."""
 
 ROOMS = {
-    "unbuilt": 0, "arguments": 0, "event_loop": 0, "progress": 0, "wire": 0,
+    "unbuilt": 0, "counterparts": 0, "arguments": 0, "event_loop": 0, "progress": 0, "wire": 0,
     "stats": 1, "control_verbs": 1,
     "core": 2,
     "process": 3,

@@ -115,7 +115,7 @@ REFUSED = [
     ),
     (
         {"extra_args": {"a": [{"b": 2**64}]}},
-        "extra_args=18446744073709551616 is not allowed: every int in it must fit 64 bits.",
+        "extra_args=18446744073709551616 is not allowed: extra_args integers must fit 64 bits.",
     ),
     ({"extra_args": 3}, "extra_args=3 is not allowed: it must be a dict."),
     (

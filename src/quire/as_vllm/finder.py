@@ -27,6 +27,8 @@ class ServedModule(ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
+        if self.__name__ == f"{ROOT}.envs" and name.startswith("VLLM_"):
+            return _variable(name)
         home = names_of(self.__name__).get(name)
         if home is not None:
             value = _value_at(f"{self.__name__}.{name}", *home)
@@ -39,6 +41,15 @@ class ServedModule(ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *names_of(self.__name__)})
+
+
+def _variable(name: str) -> Any:
+    """The value that a variable has now."""
+    from quire.as_vllm.envs import environment_variables
+
+    if name not in environment_variables:
+        raise AttributeError(why_missing(f"{ROOT}.envs.{name}"))
+    return environment_variables[name]()
 
 
 def _value_at(asked: str, module: str, name: str) -> Any:

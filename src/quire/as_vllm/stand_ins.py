@@ -11,9 +11,11 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quire.as_vllm.variables import HOST
+from quire.prompts import TokensPrompt
 
 if TYPE_CHECKING:
     from quire.config.plan import EnginePlan
@@ -155,6 +157,45 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
 
 def nothing_to_destroy() -> None:
     """There are no groups of processes to destroy."""
+
+
+def nothing_to_load() -> None:
+    """Plug-ins are loaded where an engine is made."""
+
+
+def load_plugins_by_group(group: str) -> dict[str, Any]:
+    """What installed packages bring under that group of entry points, by name."""
+    return {point.name: point.load() for point in entry_points(group=group)}
+
+
+def token_inputs(
+    prompt_token_ids: list[int], prompt: str | None = None, cache_salt: str | None = None
+) -> TokensPrompt:
+    """A prompt of token ids."""
+    made = TokensPrompt(prompt_token_ids=prompt_token_ids)
+    if prompt is not None:
+        made["prompt"] = prompt
+    if cache_salt is not None:
+        made["cache_salt"] = cache_salt
+    return made
+
+
+def load_chat_template(
+    chat_template: str | os.PathLike[str] | None, *, is_literal: bool = False
+) -> str | None:
+    """The text of a template: of a file, or what was given where that is a template itself. Raises
+    ValueError for the name of a file that is not there.
+    """
+    if chat_template is None or is_literal:
+        return None if chat_template is None else str(chat_template)
+    path = os.fspath(chat_template)
+    if not any(mark in path for mark in "{}\n"):
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+        except OSError as error:
+            raise ValueError(f"The chat template {path!r} cannot be read: {error}") from error
+    return path.replace("\\n", "\n")
 
 
 def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> None:

@@ -27,6 +27,7 @@ _PUBLIC = {
 _INPUTS = {
     "quire.prompts": "PromptType SingletonPrompt=PromptType TextPrompt TokensPrompt",
     "quire.engine": "StreamingInput",
+    "quire.as_vllm.stand_ins": "token_inputs",
     REFUSED: "EmbedsPrompt ExplicitEncoderDecoderPrompt DataPrompt",
 }
 _ENGINE_ARGS = {"quire": "EngineArgs AsyncEngineArgs"}
@@ -42,14 +43,18 @@ _ASYNC = "make_async merge_async_iterators collect_from_async_generator"
 _LISTS = "as_list chunk_list is_list_of"
 _SIZES = "KiB_bytes MiB_bytes GiB_bytes KB_bytes MB_bytes GB_bytes"
 _PROCESSES = "kill_process_tree update_environment_variables"
-_CHAT_TEMPLATES = {"quire.as_vllm.stand_ins": "resolve_hf_chat_template=resolve_chat_template"}
+_CHAT_TEMPLATES = {
+    "quire.as_vllm.stand_ins": """resolve_hf_chat_template=resolve_chat_template
+        load_chat_template"""
+}
 _TOKENIZER = {
     "quire.as_vllm.stand_ins": """get_tokenizer cached_get_tokenizer=get_tokenizer
         cached_tokenizer_from_config=tokenizer_of TokenizerLike""",
     "quire.text.tokenizer": "Tokenizer",
 }
 _ERRORS = {"quire.errors": "EngineDeadError EngineGenerateError"}
-_CLIENTS = "EngineCoreClient InprocClient MPClient SyncMPClient AsyncMPClient"
+_CLIENTS = """AsyncEngineCoreClient EngineCoreClient InprocClient MPClient SyncMPClient
+    AsyncMPClient DPAsyncMPClient=AsyncMPClient DPLBAsyncMPClient=AsyncMPClient"""
 _BEAMS = {"quire.beam_search": "BeamSearchOutput BeamSearchSequence"}
 _EXECUTOR = {"quire.as_vllm.stand_ins": "Executor=ExecutorChoice"}
 _PROCESSORS = {
@@ -121,6 +126,12 @@ SERVED: dict[str, dict[str, str]] = {
         "quire.as_vllm.server": "make_arg_parser validate_parsed_serve_args"
     },
     "vllm.entrypoints.openai.run_batch": {"quire.as_vllm.server": "main=batch_runner"},
+    "vllm.envs": {"quire.as_vllm.envs": "environment_variables"},
+    "vllm.plugins": {
+        "quire.as_vllm.stand_ins": "load_general_plugins=nothing_to_load load_plugins_by_group"
+    },
+    "vllm.reasoning": {"quire.as_vllm.parsers": "ReasoningParserManager"},
+    "vllm.tool_parsers": {"quire.as_vllm.parsers": "ToolParserManager"},
     "vllm.exceptions": {
         "quire.errors": """VLLMError=EngineError VLLMClientError=RequestError
             VLLMServerError=EngineError VLLMValidationError=RequestError GenerationError
@@ -191,15 +202,25 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.v1.engine": {
         "quire.engine": """EngineCoreEvent EngineCoreEventType EngineCoreOutput EngineCoreOutputs
             EngineCoreReadyResponse EngineCoreRequest EngineCoreRequestType EngineStatusType
-            FinishReason PauseMode UtilityOutput"""
+            FINISH_REASON_STRINGS FinishReason PauseMode ReconfigureDistributedRequest
+            ReconfigureRankType UtilityOutput"""
     },
     "vllm.v1.engine.async_llm": {
         "quire": "AsyncLLM AsyncEngineArgs SamplingParams PoolingParams RequestOutput",
         "quire.engine": "InputStreamError StreamingInput",
     },
-    "vllm.v1.engine.core": {"quire.engine": "EngineCore EngineCoreProc DPEngineCoreProc"},
+    "vllm.v1.engine.core": {
+        "quire.engine": "EngineCore EngineCoreProc DPEngineCoreProc HANDSHAKE_TIMEOUT_MINS",
+        REFUSED: "DPEngineCoreActor",
+    },
+    "vllm.v1.engine.detokenizer": {
+        REFUSED: """IncrementalDetokenizer FastIncrementalDetokenizer
+            SlowIncrementalDetokenizer"""
+    },
+    "vllm.v1.engine.logprobs": {REFUSED: "LogprobsProcessor"},
+    "vllm.v1.engine.parallel_sampling": {REFUSED: "ParentRequest"},
     "vllm.v1.engine.core_client": {"quire.engine": _CLIENTS},
-    "vllm.v1.engine.coordinator": {"quire.engine": "DPCoordinator"},
+    "vllm.v1.engine.coordinator": {"quire.engine": "DPCoordinator DPCoordinatorProc"},
     "vllm.v1.engine.exceptions": _ERRORS,
     "vllm.v1.engine.input_processor": {"quire.engine.frontend.input_processor": "InputProcessor"},
     "vllm.v1.engine.llm_engine": _SYNC_ENGINE,
@@ -270,7 +291,11 @@ _REASONS = {
     "vllm.entrypoints": "The server is one program: quire serve, or run_server and build_app of "
     "vllm.entrypoints.openai.api_server.",
     "vllm.entrypoints.openai.protocol": "Bodies of requests are JSON as OpenAI's client sends it.",
-    "vllm.envs": "The table of variables is in docs/compatibility.md; set them in os.environ.",
+    "vllm.envs": "Its variables are those of docs/compatibility.md; others mean nothing here.",
+    "vllm.v1.engine.detokenizer": "Texts are made by IncrementalDetokenizer of "
+    "quire.text.detokenizer.",
+    "vllm.v1.engine.logprobs": "Log-probabilities are in RequestOutput and CompletionOutput.",
+    "vllm.v1.engine.parallel_sampling": "Completions of one request are joined by the engine.",
     "vllm.exceptions": "What is raised is in quire.errors.",
     "vllm.forward_context": "Models are described, not programmed: see docs/models.md.",
     "vllm.model_executor": "Models are described, not programmed: see docs/models.md.",

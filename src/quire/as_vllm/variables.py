@@ -13,9 +13,11 @@ from pathlib import Path
 _PREFIX = "VLLM_"
 
 TRANSLATED = {
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "QUIRE_ALLOW_INSECURE_SERIALIZATION",
     "VLLM_API_KEY": "QUIRE_API_KEY",
     "VLLM_CACHE_ROOT": "QUIRE_CACHE_DIR",
     "VLLM_LOG_STATS_INTERVAL": "QUIRE_LOG_STATS_INTERVAL",
+    "VLLM_MAX_N_SEQUENCES": "QUIRE_MAX_N_SEQUENCES",
 }
 """Variables that have another name here. One that is set under ours already keeps its value."""
 
@@ -26,7 +28,6 @@ HOST = "VLLM_HOST_IP"
 """The address that `get_ip()` gives (stand_ins.py)."""
 
 TRUE_ANYWAY = {
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
     "VLLM_BATCH_INVARIANT": "1",
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_DO_NOT_TRACK": "1",
@@ -39,7 +40,6 @@ TRUE_ANYWAY = {
 """Variables and the value at which nothing needs to be done: it is so, or it is so for `LLM`."""
 
 INSTEAD = {
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "functions run where the core is in this process",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "give hf_overrides={'max_position_embeddings': ...}",
     "VLLM_ATTENTION_BACKEND": "the provider of attention is chosen by what it supports",
     "VLLM_BATCH_INVARIANT": "answers do not depend on the batch, and cannot be made to",
@@ -47,7 +47,6 @@ INSTEAD = {
     "VLLM_CPU_KVCACHE_SPACE": "give kv_cache_memory_bytes",
     "VLLM_CPU_OMP_THREADS_BIND": "give cpu_threads, or use taskset or numactl",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "give LLM or LLMEngine enable_multiprocessing=True",
-    "VLLM_MAX_N_SEQUENCES": "n is 16384 at most",
     "VLLM_SERVER_DEV_MODE": "give quire serve --enable-admin and --api-key",
     "VLLM_TARGET_DEVICE": "the device is found, or chosen by the option device",
     "VLLM_USE_MODELSCOPE": "give the folder of the model",

@@ -5,6 +5,7 @@ decide.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ import msgspec
 from quire import embedded
 from quire.config.args.command_line import merged
 from quire.config.args.engine_options import EngineOptions
+from quire.config.args.option import is_neutral, options_of
 from quire.config.draft_facts import gather_draft_wish
 from quire.config.facts import ModelFacts
 from quire.config.plan import EnginePlan
@@ -59,6 +61,8 @@ from quire.text.model_files import has_file, read_text
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_formats.folder import found_mode
 
+logger = logging.getLogger(__name__)
+
 EMBEDDED_NAME = "quire-embedded"
 """The name of the model inside the package."""
 
@@ -75,14 +79,15 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
     """
     args = with_plain_values(args)
     check_args(args)
+    _warn_of_tuning(args)
     model, machine = gather_model_facts(args), gather_machine_facts()
     installed = [point.value for point in entry_points(group=_PROCESSORS)]
     return resolve(args, model, machine, is_headless=is_headless, installed_processors=installed)
 
 
 def with_plain_values(args: EngineOptions) -> EngineOptions:
-    """The arguments, with a type of torch replaced by its name, and configs that a program made
-    (`PoolerConfig`, ...) by dicts.
+    """The arguments, with a type of torch replaced by its name, configs that a program made
+    (`PoolerConfig`, ...) by dicts, and limits of media that allow none by no limits.
     """
     plain: dict[str, Any] = {}
     if type(args.dtype).__module__ == "torch":
@@ -92,7 +97,26 @@ def with_plain_values(args: EngineOptions) -> EngineOptions:
         if isinstance(value, msgspec.Struct):
             fields = msgspec.structs.asdict(value)
             plain[name] = {key: given for key, given in fields.items() if given is not None}
+    limits = args.limit_mm_per_prompt
+    if isinstance(limits, dict) and limits and all(map(_is_none, limits.values())):
+        plain["limit_mm_per_prompt"] = {}
     return replace(args, **plain) if plain else args
+
+
+def _is_none(limit: object) -> bool:
+    return limit == 0 or (isinstance(limit, dict) and limit.get("count") == 0)
+
+
+def _warn_of_tuning(args: EngineOptions) -> None:
+    """Warn once of all options that only tune other engines."""
+    given = vars(args)
+    names = [
+        name
+        for name, option in options_of(args).items()
+        if option.only_tunes and not is_neutral(given[name], option)
+    ]
+    if names:
+        logger.warning("These options tune other engines and change nothing: %s.", ", ".join(names))
 
 
 def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> ModelFacts:
@@ -252,15 +276,54 @@ def _positions(decoder: AnyDecoder) -> int | None:
 
 
 def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:
-    """`config` with the user's changes: a dict to merge, or a callable from dict to dict."""
+    """`config` with the user's changes: a dict to merge, or a callable that takes and returns the
+    dict, whose keys are attributes, too.
+    """
     if not callable(overrides):
         return merged(config, overrides or {})
-    changed = overrides(config)
+    changed = overrides(_with_attributes(config))
     if not isinstance(changed, dict):
         raise InvalidParameter(
             "hf_overrides", overrides, "a callable must return the dict of config.json"
         )
-    return changed
+    plain: dict[str, Any] = _plain(changed)
+    return plain
+
+
+class ConfigDict(dict[str, Any]):
+    """The dict of config.json as callables of `hf_overrides` get it: keys are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"config.json has no key {name!r}", name=name, obj=self) from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        try:
+            del self[name]
+        except KeyError:
+            raise AttributeError(f"config.json has no key {name!r}", name=name, obj=self) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plain dict."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+
+def _with_attributes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return ConfigDict({key: _with_attributes(each) for key, each in value.items()})
+    return [_with_attributes(each) for each in value] if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def checkpoint_dtype(config: dict[str, Any], folder: Path) -> str:

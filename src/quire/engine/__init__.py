@@ -19,7 +19,7 @@ _HOMES = {
     "DPCoordinatorProc": "quire.engine.data_parallel.coordinator",
     "DPEngineCoreProc": "quire.engine.data_parallel.lockstep_server",
     "ENGINE_CORE_DEAD": "quire.engine.wire.messages",
-    "EngineCore": "quire.engine.core.core",
+    "EngineCore": "quire.engine.core.documented_core",
     "EngineCoreClient": "quire.engine.client.client",
     "EngineCoreEvent": "quire.engine.wire.output_parts",
     "EngineCoreEventType": "quire.engine.wire.output_parts",
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     )
     from quire.engine.client.inproc import InprocClient
     from quire.engine.client.multiprocess import AsyncMPClient, MPClient, SyncMPClient
-    from quire.engine.core.core import EngineCore
+    from quire.engine.core.documented_core import EngineCore
     from quire.engine.data_parallel.coordinator import DPCoordinatorProc
     from quire.engine.data_parallel.coordinator_client import DPCoordinator
     from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS

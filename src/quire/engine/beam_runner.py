@@ -8,10 +8,10 @@ from typing import Any
 
 from quire.beam_search import BeamSearch, BeamSearchOutput, step_params
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.offline import Batch, OfflineRequests
+from quire.engine.offline import Batch, OfflineRequests, one_each
 from quire.engine.progress import Progress
 from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
-from quire.lora.request import LoRARequest
+from quire.lora.request import GivenAdapters, LoRARequest
 from quire.params import BeamSearchParams, checks
 from quire.prompts import parse_prompt
 
@@ -29,7 +29,7 @@ class BeamRunner:
         requests: OfflineRequests,
         params: BeamSearchParams,
         concurrency_limit: int | None,
-        lora_request: LoRARequest | None = None,
+        lora_request: GivenAdapters = None,
     ) -> None:
         if not isinstance(params, BeamSearchParams):
             raise InvalidType("params", params, "it must be a BeamSearchParams")
@@ -55,7 +55,10 @@ class BeamRunner:
         self, prompts: Sequence[object], use_tqdm: bool | Callable[..., Any]
     ) -> list[BeamSearchOutput]:
         """One output per prompt, in order."""
-        searches = [self._search(prompt) for prompt in prompts]
+        adapters = one_each("lora_request", self._lora_request, len(prompts))
+        searches = [
+            self._search(prompt, adapter) for prompt, adapter in zip(prompts, adapters, strict=True)
+        ]
         at_once = self._at_once or max(1, len(searches))
         with (
             Progress(use_tqdm, len(searches), "Searched prompts")
@@ -71,21 +74,20 @@ class BeamRunner:
                         bar.tick()
         return [self._output(search) for search in searches]
 
-    def _search(self, prompt: object) -> BeamSearch:
+    def _search(self, prompt: object, adapter: LoRARequest | None) -> BeamSearch:
         token_ids = self._inputs.generation.prompt_token_ids(parse_prompt(prompt), None)
         room = self._inputs.limits.max_model_len - len(token_ids)
         tokenizer = self._engine.tokenizer
         eos = None if tokenizer is None else tokenizer.eos_token_id
         most = min(room, self._params.max_tokens)
-        return BeamSearch(prompt, token_ids, self._params, eos, most, self._lora_request)
+        return BeamSearch(prompt, token_ids, self._params, eos, most, adapter)
 
     def _step(self, searches: list[BeamSearch]) -> None:
         """One token more for every live text of `searches`, all in one batch."""
         params = step_params(self._params)
         prompts = [beam.tokens for search in searches for beam in search.beams]
-        batch = Batch(
-            prompts=prompts, total=len(prompts), params=params, lora_request=self._lora_request
-        )
+        adapters = [search.lora_request for search in searches for _ in search.beams]
+        batch = Batch(prompts=prompts, total=len(prompts), params=params, lora_request=adapters)
         completions = iter([out.outputs[0] for out in self._requests.run(batch, False)])
         for search in searches:
             own = [next(completions) for _ in search.beams]

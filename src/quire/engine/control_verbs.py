@@ -47,8 +47,9 @@ class WorkerVerbs:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Utility[list[Any]]:
-        """Call a method of every worker by name, or, where the workers are in this process, a
-        function with each worker as first argument; one result for each worker.
+        """Call a method of every worker by name, or a function with each worker as first argument;
+        one result for each worker. Functions go to workers in other processes only where
+        QUIRE_ALLOW_INSECURE_SERIALIZATION=1 allows it.
 
         Raises TimeoutError after `timeout` seconds. The call itself is not ended: a core in another
         process, or whoever uses one in this process next, goes on when it is done. Raises
@@ -196,8 +197,9 @@ class BlockingControl(ControlVerbs, BlockingFace):
     """The verbs of `LLM` and `LLMEngine`: each blocks until it is done."""
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call `func` with the model of every worker; the core must be in this process. Raises
-        InvalidType for what cannot be called.
+        """Call `func` with the model of every worker. It goes to a core in another process only
+        where QUIRE_ALLOW_INSECURE_SERIALIZATION=1 allows it. Raises InvalidType for what cannot be
+        called.
         """
         if not callable(func):
             raise InvalidType("func", func, "it must be a function")

@@ -222,10 +222,10 @@ class Batch:
         params = self.params
         one = params[0] if isinstance(params, Sequence) and params else params
         name = "pooling_params" if isinstance(one, PoolingParams) else "sampling_params"
-        each_params = [_final_only(own) for own in _one_each(name, params, self.total)]
+        each_params = [_final_only(own) for own in one_each(name, params, self.total)]
         priority = 0 if self.priority is None else self.priority
-        priorities = _one_each("priority", priority, self.total)
-        adapters = _one_each("lora_request", self.lora_request, self.total)
+        priorities = one_each("priority", priority, self.total)
+        adapters = one_each("lora_request", self.lora_request, self.total)
         return zip(self.prompts, each_params, priorities, adapters, strict=True)
 
 
@@ -275,7 +275,10 @@ class DeferredInterrupt:
         self._is_due = True
 
 
-def _one_each(name: str, given: Any, total: int) -> list[Any]:
+def one_each(name: str, given: Any, total: int) -> list[Any]:
+    """One value for each of `total` prompts, from one for all or a list. Raises InvalidParameter
+    for a list of another length.
+    """
     if not isinstance(given, (list, tuple)):
         return [given] * total
     if len(given) != total:

@@ -65,8 +65,6 @@ class UnbuiltCoreMethods(UnbuiltEngineMethods):
     """Of `EngineCore` alone."""
 
     save_tensorized_model = Refused("Use save_sharded_state().")
-    preprocess_add_request = Refused("add_request takes the message as it comes from the wire.")
-    post_step = Refused("step() takes the drafts, too: leave it out.")
 
 
 class UnbuiltProcMethods:

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from quire.environment import max_sequences
 from quire.errors import InvalidType
 from quire.params import checks
 from quire.params.checks import MAX_INT
-from quire.params.sampling_rules import MAX_N
 from quire.params.structured import StructuredOutputsParams
 
 
@@ -31,8 +31,9 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, metaclass=checks.Chec
     watermarking: Any = None
 
     def __post_init__(self) -> None:
-        allowed = f"it must be an int from 1 to {MAX_N}"
-        self.beam_width = checks.integer("beam_width", self.beam_width, 1, MAX_N, allowed)
+        most = max_sequences()
+        allowed = f"it must be an int from 1 to {most}"
+        self.beam_width = checks.integer("beam_width", self.beam_width, 1, most, allowed)
         allowed = "it must be an int of at least 1"
         self.max_tokens = checks.integer("max_tokens", self.max_tokens, 1, MAX_INT, allowed)
         allowed = "it must be a number from 0 to 2"

@@ -158,4 +158,4 @@ def wire_ints(name: str, value: object, depth: int = 0) -> None:
         for item in value:
             wire_ints(name, item, depth + 1)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise InvalidParameter(name, value, "every int in it must fit 64 bits")
+        raise InvalidParameter(name, value, f"{name} integers must fit 64 bits")

@@ -12,6 +12,7 @@ from quire.errors import InvalidParameter, NotBuiltYet
 from quire.params import checks
 from quire.params.checks import MAX_INT
 from quire.params.kinds import RequestOutputKind
+from quire.params.pydantic_schema import PydanticField
 
 SECOND_TEXT = "compressed_token_type_ids"
 """The key of `extra_kwargs` for `PoolingParams.second_text_at`."""
@@ -45,7 +46,7 @@ class QueryVectors(msgspec.Struct, frozen=True):
 
 
 class PoolingParams(
-    msgspec.Struct, omit_defaults=True, tag="pooling", metaclass=checks.CheckedMeta
+    msgspec.Struct, PydanticField, omit_defaults=True, tag="pooling", metaclass=checks.CheckedMeta
 ):
     """The parameters of a pooling request.
 

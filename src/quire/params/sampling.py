@@ -9,6 +9,7 @@ from typing import Any, Protocol, get_type_hints
 from quire.errors import InvalidParameter
 from quire.params import checks, sampling_rules
 from quire.params.kinds import SamplingType
+from quire.params.pydantic_schema import PydanticField
 from quire.params.sampling_fields import SamplingFields
 
 MAX_BAD_WORD_SEQUENCES = 128
@@ -38,7 +39,7 @@ class TextEncoder(Protocol):
         ...
 
 
-class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
+class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sampling"):
     """The parameters of one generation; checked when made, and again when a request is added.
 
     Assigning to a field is allowed and unchecked until then; `validate()` checks at once. Raises
@@ -51,8 +52,14 @@ class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
 
     @classmethod
     def from_optional(cls, **fields: Any) -> SamplingParams:
-        """Make one from fields of which None means the default; clamps biases to [-100, 100]."""
-        given = {name: value for name, value in fields.items() if value is not None}
+        """Make one from fields of which None means the default, but for `max_tokens`, where None is
+        as many as fit; clamps biases to [-100, 100].
+        """
+        given = {
+            name: value
+            for name, value in fields.items()
+            if value is not None or name == "max_tokens"
+        }
         if "logit_bias" in given:
             given["logit_bias"] = _clamped(given["logit_bias"])
         made: SamplingParams = cls(**given)

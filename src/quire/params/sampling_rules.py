@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sized
 
+from quire.environment import max_sequences
 from quire.errors import InvalidParameter, InvalidType
 from quire.params import checks
 from quire.params.checks import MAX_INT
@@ -16,7 +17,6 @@ from quire.params.structured import RepetitionDetectionParams, StructuredOutputs
 
 logger = logging.getLogger(__name__)
 
-MAX_N = 16384
 MAX_STOP_STRINGS = 256
 MAX_STOP_CHARS = 16384
 MAX_STOP_TOKEN_IDS = 1024
@@ -56,7 +56,9 @@ def _check_flags(params: SamplingFields) -> None:
 
 
 def _check_counts(params: SamplingFields) -> None:
-    params.n = checks.integer("n", params.n, 1, MAX_N, f"it must be an int from 1 to {MAX_N}")
+    if params.n.__class__ is not int or params.n != 1:
+        most = max_sequences()
+        params.n = checks.integer("n", params.n, 1, most, f"it must be an int from 1 to {most}")
     optional = "it must be None or an int of at least 1"
     if params.max_tokens is not None:
         params.max_tokens = checks.integer("max_tokens", params.max_tokens, 1, MAX_INT, optional)

@@ -525,7 +525,7 @@ def test_a_core_leaves_sigterm_to_its_owner_which_ends_it_in_order():
 def test_a_closed_client_says_so_and_closes_once(plan):
     client = launch_sync(plan)
     client.add_request(request(1, max_tokens=200))
-    client.shutdown(timeout_s=0.0)
+    client.shutdown(timeout=0.0)
     client.shutdown()
     for call in (client.get_output, lambda: client.add_request(request(2))):
         with pytest.raises(EngineDeadError, match="was closed"):

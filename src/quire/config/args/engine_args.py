@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class EngineArgs(EngineOptions):
-    """Everything that can be chosen when an engine is made; the fields are those of
-    `EngineOptions`. None means that `resolve()` decides.
+    """Everything that can be chosen when an engine is made; the fields are in
+    docs/engine_args.md. None means that `resolve()` decides.
 
     Plain and mutable: assign fields, `vars(args)`, `dataclasses.asdict(args)` and
     `LLM(**vars(args))` all work. Values are checked when the engine is made. Raises

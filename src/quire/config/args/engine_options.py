@@ -474,4 +474,4 @@ def _unknown(name: str, value: object, known: list[str]) -> RequestError:
         return NotBuiltYet(name, value, instead)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else "See docs/engine_args.md for the names."
-    return UnknownParameter(name, "the names are the fields of EngineOptions", hint)
+    return UnknownParameter(name, "the names are the fields of EngineArgs", hint)

@@ -29,7 +29,7 @@ _INSTEAD: dict[str, str] = {
     "Leave it out: all blocks of a prefix are cached until their memory is needed.": """
         prefix-cache-retention-interval prefix-match-unit swa-bounded-replay""",
     "--kv-cache-dtype holds for all layers.": "kv-cache-dtype-skip-layers",
-    "Leave it out: state-space models are not built.": """
+    "Leave it out: states of recurrent layers are float32, and snapshots are automatic.": """
         mamba-block-size mamba-cache-dtype mamba-ssm-cache-dtype mamba-cache-mode
         enable-mamba-shared-prefix-checkpoint use-replayssm replayssm-buffer-len""",
     "Use --offload-params, which goes with --cpu-offload-gb, too.": "cpu-offload-params",

@@ -40,7 +40,8 @@ class Kind(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class Option:
     """One option's contract. `minimum` is inclusive, `above` exclusive; `accepts` (not built) is
-    the whole set of values.
+    the whole set of values, unless it `only_tunes` other engines: then any value is accepted, with
+    a warning.
 
     `refused`: documented values that are not built, and what to do instead. `hint` ends the text of
     other errors: what to do instead.
@@ -58,12 +59,15 @@ class Option:
     is_optional: bool = False
     is_built: bool = True
     accepts: tuple[object, ...] = ()
+    only_tunes: bool = False
     hint: str = ""
     flags: tuple[str, ...] = ()
 
     @property
     def allowed(self) -> str:
         """The values in words, for errors and for the reference page."""
+        if self.only_tunes:
+            return "any value, which changes nothing"
         if not self.is_built:
             return " or ".join(repr(value) for value in self.accepts)
         words = "one of " + ", ".join(self.choices) if self.choices else self.kind.value.strip()
@@ -85,7 +89,7 @@ class OptionGroup:
         facts.setdefault("is_optional", default is None)
         metadata = {"option": Option(help, kind, self.heading, **facts)}
         if isinstance(default, dict | list):
-            return dataclasses.field(default_factory=type(default), metadata=metadata)
+            return dataclasses.field(default_factory=default.copy, metadata=metadata)
         return dataclasses.field(default=default, metadata=metadata)
 
     def text(self, default: str | None, help: str, **facts: Any) -> Any:
@@ -125,14 +129,20 @@ _NOT_BUILT = OptionGroup("Not built yet")
 
 
 def unbuilt(
-    default: object, help: str, hint: str, *also: object, flags: tuple[str, ...] = ()
+    default: object,
+    help: str,
+    hint: str,
+    *also: object,
+    flags: tuple[str, ...] = (),
+    only_tunes: bool = False,
 ) -> Any:
     """A field that has a documented name but no implementation: only `default` and the values in
-    `also` pass.
+    `also` pass, or with `only_tunes` any value.
     """
     accepts = tuple(dict.fromkeys(map(repr, (default, *also))))
     values = {repr(value): value for value in (default, *also)}
     facts = {"is_built": False, "accepts": tuple(values[text] for text in accepts)}
+    facts["only_tunes"] = only_tunes
     return _NOT_BUILT.option(default, help, Kind.ANY, hint=hint, flags=flags, **facts)
 
 
@@ -156,7 +166,7 @@ def default_of(field: dataclasses.Field[Any]) -> object:
 def check(name: str, value: object, option: Option) -> None:
     """Raise InvalidType, InvalidParameter or NotBuiltYet unless `name` may have `value`."""
     if not option.is_built:
-        if not any(_same(value, neutral) for neutral in option.accepts):
+        if not option.only_tunes and not is_neutral(value, option):
             raise NotBuiltYet(name, value, option.hint)
         return
     if value is None and option.is_optional:
@@ -169,6 +179,11 @@ def check(name: str, value: object, option: Option) -> None:
         raise InvalidParameter(name, value, option.allowed, option.hint)
     if isinstance(value, int | float) and not _in_bounds(value, option):
         raise InvalidParameter(name, value, option.allowed, option.hint)
+
+
+def is_neutral(value: object, option: Option) -> bool:
+    """Whether a value of an option that is not built changes nothing elsewhere, either."""
+    return any(_same(value, neutral) for neutral in option.accepts)
 
 
 def _same(value: object, neutral: object) -> bool:

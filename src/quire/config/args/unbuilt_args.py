@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config.args.foreign_defaults import ForeignArgs
 from quire.config.args.option import unbuilt
 
 _ONE_DEVICE = "A model runs on one device; data_parallel_size starts copies of it."
@@ -25,7 +26,7 @@ _NO_COMPILER = (
 
 
 @dataclass(kw_only=True)
-class UnbuiltArgs:
+class UnbuiltArgs(ForeignArgs):
     """Names of `EngineArgs` that are accepted at their neutral value only; the checks are in
     `resolve()`.
     """
@@ -36,7 +37,7 @@ class UnbuiltArgs:
     )
     code_revision: str | None = unbuilt(None, "revision of that code", _NO_MODEL_CODE)
     quantization_config: dict[str, Any] | None = unbuilt(
-        None, "settings of quantisation", "Pass quantization='int8', 'int4' or 'fp8'."
+        None, "settings of quantisation", "Pass quantization='int8', 'int4' or 'fp8'.", {}
     )
     enable_prompt_embeds: bool = unbuilt(
         False, "prompts as embeddings", "Pass prompts as text or token ids."
@@ -159,14 +160,27 @@ class UnbuiltArgs:
         {},
         *({"mode": mode} for mode in range(4)),
         flags=("-cc",),
+        only_tunes=True,
     )
     optimization_level: int | None = unbuilt(
-        None, "how much is compiled at start", _NO_COMPILER, *range(4), flags=("-O",)
+        None,
+        "how much is compiled at start",
+        _NO_COMPILER,
+        *range(4),
+        flags=("-O",),
+        only_tunes=True,
     )
-    cudagraph_capture_sizes: list[int] | None = unbuilt(None, "sizes of graphs", _NO_COMPILER, [])
-    max_cudagraph_capture_size: int | None = unbuilt(None, "largest graph", _NO_COMPILER, 0)
+    cudagraph_capture_sizes: list[int] | None = unbuilt(
+        None, "sizes of graphs", _NO_COMPILER, [], only_tunes=True
+    )
+    max_cudagraph_capture_size: int | None = unbuilt(
+        None, "largest graph", _NO_COMPILER, 0, only_tunes=True
+    )
     attention_backend: str | None = unbuilt(
-        None, "library of the attention", "The provider is chosen by what it supports."
+        None,
+        "library of the attention",
+        "The provider is chosen by what it supports.",
+        only_tunes=True,
     )
     attention_config: dict[str, Any] | None = unbuilt(
         None,
@@ -174,6 +188,7 @@ class UnbuiltArgs:
         "The provider is chosen by what it supports.",
         {},
         flags=("-ac",),
+        only_tunes=True,
     )
     renderer_num_workers: int = unbuilt(
         1,

@@ -8,7 +8,7 @@ from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import ITEMSIZE
 from quire.errors import InvalidParameter, NotBuiltYet
 
-_ITS_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_target_modules")
+_ITS_OPTIONS = ("max_loras", "max_cpu_loras", "lora_dtype", "lora_target_modules")
 
 
 def decide_adapters(d: Decisions) -> None:
@@ -77,7 +77,9 @@ def _check_engine(d: Decisions) -> None:
 
 
 def _check_unused(args: EngineOptions) -> None:
-    """Raise InvalidParameter for an option of adapters in an engine without them."""
+    """Raise InvalidParameter for an option of adapters in an engine without them. `max_lora_rank`
+    says nothing about such an engine: programs give it in any case.
+    """
     fields = EngineOptions.__dataclass_fields__
     for name in _ITS_OPTIONS:
         value = vars(args)[name]

@@ -144,6 +144,8 @@ def _decide_graphs(d: Decisions) -> None:
         d.decide("use_graphs", False, "pooling alone has no steps of decodes that graphs are for")
     elif d.args.enforce_eager:
         d.decide("use_graphs", False, "enforce_eager")
+    elif d.args.optimization_level == 0:
+        d.decide("use_graphs", False, "optimization_level is 0")
     elif d.machine.device == "cuda" and any(map(_is_chunked, d.model.memories)):
         d.decide("use_graphs", False, "attention in chunks has another number of rows each step")
     elif d.machine.device == "cuda":
@@ -205,7 +207,7 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     d.decide(
         "structured_outputs",
         forms,
-        "structured_outputs_config was given" if given_forms else "the one library that is used",
+        "structured_outputs_config was given" if given_forms else "the defaults",
     )
 
 

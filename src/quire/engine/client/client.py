@@ -103,8 +103,8 @@ class CoreClient(Protocol):
         """The current status of one core."""
         ...
 
-    def shutdown(self, timeout_s: float | None = None) -> None:
-        """End the cores: requests may finish for `timeout_s` seconds (None: not at all), then they
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the cores: requests may finish for `timeout` seconds (None: not at all), then they
         are aborted. Idempotent; outputs, calls and new requests then raise EngineDeadError.
         """
         ...

@@ -19,6 +19,7 @@ from quire.engine.client.client import CoreStatus
 from quire.engine.client.pending_calls import not_answered
 from quire.engine.control_verbs import WorkerVerbs, perform
 from quire.engine.core.core import EngineCore
+from quire.engine.counterparts import HasCounterparts
 from quire.engine.wire.control_calls import BlockingFace, Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineDeadError, InvalidParameter
@@ -26,7 +27,7 @@ from quire.errors import EngineDeadError, InvalidParameter
 T = TypeVar("T")
 
 
-class InprocClient(WorkerVerbs, BlockingFace):
+class InprocClient(HasCounterparts, WorkerVerbs, BlockingFace):
     """`EngineCoreClient` without processes: functions may be given to `collective_rpc`."""
 
     def __init__(self, core: EngineCore) -> None:
@@ -113,8 +114,8 @@ class InprocClient(WorkerVerbs, BlockingFace):
         has_work = not self._is_closed and self.engine_core.has_work
         return CoreStatus(engine_index, 0, os.getpid(), not self._is_closed, True, has_work)
 
-    def shutdown(self, timeout_s: float | None = None) -> None:
-        """`timeout_s`: a core in this process runs only while its outputs are asked for, so its
+    def shutdown(self, timeout: float | None = None) -> None:
+        """`timeout`: a core in this process runs only while its outputs are asked for, so its
         requests end now.
         """
         self._is_closed = True

@@ -20,6 +20,7 @@ from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.scaling import scale
 from quire.engine.client.supervisor import Supervisor
 from quire.engine.control_verbs import WorkerVerbs
+from quire.engine.counterparts import HasCounterparts
 from quire.engine.process.owner_signals import held_back
 from quire.engine.wire.control_calls import BlockingFace, Utility
 from quire.engine.wire.direct_requests import DirectRequests
@@ -29,7 +30,7 @@ from quire.errors import EngineDeadError, EngineError
 T = TypeVar("T")
 
 
-class MPClient:
+class MPClient(HasCounterparts):
     """The base of both clients: everything that does not wait.
 
     With `max_restarts` a supervisor restarts dead cores. Without one (0) a death is raised, and
@@ -74,9 +75,9 @@ class MPClient:
         """Block until every core is ready. Raises the error that kept one from it, TimeoutError."""
         self.remote.wait_until_ready(timeout_s)
 
-    def shutdown(self, timeout_s: float | None = None) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:
         self._is_closed = True
-        self.remote.shutdown(timeout_s)
+        self.remote.shutdown(timeout)
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -183,9 +184,9 @@ class AsyncMPClient(MPClient):
         self._attach()
         await scale(self.remote, num_cores, drain_timeout_s)
 
-    def shutdown(self, timeout_s: float | None = None) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:
         self._detach()
-        super().shutdown(timeout_s)
+        super().shutdown(timeout)
         self._announce()
 
     def _attach(self) -> asyncio.AbstractEventLoop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -50,15 +50,28 @@ def build_core(
     with expert parallelism.
     """
     exchange = _exchange(plan, group) if plan.enable_expert_parallel else None
-    open_executor = EXECUTORS[plan.distributed_executor_backend]
-    executor = open_executor(worker_config(plan), platform=target, exchange=exchange)
-    return core_over(plan, executor, exchange)
+    return core_over(plan, open_executor(plan, target, exchange), exchange)
+
+
+def open_executor(
+    plan: EnginePlan, target: Platform | None = None, exchange: ExpertExchange | None = None
+) -> BuiltExecutor:
+    """Start the workers of a plan, which load the model."""
+    backend = EXECUTORS[plan.distributed_executor_backend]
+    return backend(worker_config(plan), platform=target, exchange=exchange)
 
 
 def core_over(
     plan: EnginePlan, executor: BuiltExecutor, exchange: ExpertExchange | None = None
 ) -> EngineCore:
     """Build the core of a plan on existing workers."""
+    return EngineCore(**core_parts(plan, executor, exchange))
+
+
+def core_parts(
+    plan: EnginePlan, executor: BuiltExecutor, exchange: ExpertExchange | None = None
+) -> dict[str, Any]:
+    """What `EngineCore` is made of, by the names of its arguments."""
     facts = executor.facts
     scheduler = Scheduler(
         SchedulerConfig(
@@ -83,18 +96,17 @@ def core_over(
     adapters = None
     if plan.adapters is not None:
         adapters = AdapterStore(scheduler, executor, plan.adapters.max_cpu_loras)
-    return EngineCore(
-        scheduler,
-        executor,
-        depth=plan.max_steps_in_flight,
-        log_stats=plan.log_stats,
-        has_own_memory=facts.has_own_memory,
-        grammars=GrammarCompiler(
-            vocabulary_source(plan), plan.structured_outputs, plan.num_threads
-        ),
-        lock_step=exchange,
-        adapters=adapters,
-    )
+    vocabulary = vocabulary_source(plan)
+    return {
+        "scheduler": scheduler,
+        "executor": executor,
+        "depth": plan.max_steps_in_flight,
+        "log_stats": plan.log_stats,
+        "has_own_memory": facts.has_own_memory,
+        "grammars": GrammarCompiler(vocabulary, plan.structured_outputs, plan.num_threads),
+        "lock_step": exchange,
+        "adapters": adapters,
+    }
 
 
 def worker_config(plan: EnginePlan) -> WorkerConfig:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.config.plan import EnginePlan
+from quire.engine.counterparts import HasCounterparts
 from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.input_processor import InputProcessor
 from quire.engine.frontend.output_processor import OutputProcessor
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from quire.config.views.model import ModelView
 
 
-class EngineAttributes:
+class EngineAttributes(HasCounterparts):
     """Of `LLMEngine` and `AsyncLLM`: what they are made of."""
 
     front_end: FrontEnd[Any]

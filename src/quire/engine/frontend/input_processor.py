@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quire.engine.arguments import refuse_keywords
+from quire.engine.counterparts import HasCounterparts
 from quire.engine.frontend.custom_params import CustomParams
 from quire.engine.frontend.pooling_input import (
     TRUNCATE,
@@ -96,7 +97,7 @@ class KindOfInputs(Protocol):
         ...
 
 
-class InputProcessor:
+class InputProcessor(HasCounterparts):
     """Checks and completes requests, each by what its parameters are: with `generation`, or as
     those of a pooling request.
     """

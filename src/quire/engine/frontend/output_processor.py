@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from quire.engine.counterparts import HasCounterparts
 from quire.engine.frontend.output_experts import OutputExperts
 from quire.engine.frontend.output_logprobs import (
     LogprobFrame,
@@ -51,7 +52,7 @@ class Processed(NamedTuple):
     stats: dict[int, IterationStats]
 
 
-class OutputProcessor:
+class OutputProcessor(HasCounterparts):
     """Holds every unfinished request of a front end and turns steps of the core into outputs.
 
     Invariants: `_states` has the completions that have not ended; `_groups` (by our id) and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from quire.engine.counterparts import HasCounterparts
 from quire.outputs import RequestOutput
 from quire.params import RequestOutputKind
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
@@ -21,7 +22,7 @@ class Unfetched(Protocol):
         ...
 
 
-class RequestOutputCollector:
+class RequestOutputCollector(HasCounterparts):
     """The mailbox of one request: filled by the output handler, emptied by one consumer.
 
     A completion with new tokens is only noted; its output is made when the consumer fetches it. A

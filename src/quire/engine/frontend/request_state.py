@@ -21,7 +21,12 @@ from quire.engine.stats.request_drafts import RequestSpecDecodeMetrics
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.lora.request import LoRARequest
 from quire.observability.tracing import RequestSpan
-from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats
+from quire.outputs import (
+    CompletionOutput,
+    RequestOutput,
+    RequestStateStats,
+    make_request_output,
+)
 from quire.params import RequestOutputKind
 
 _CUMULATIVE, _DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA
@@ -84,7 +89,7 @@ class RequestGroup:
         prompt_logprobs = self.prompt_logprobs
         if self.output_kind is RequestOutputKind.DELTA:
             self.prompt_logprobs = None
-        return RequestOutput(
+        return make_request_output(
             self.request_id,
             self.prompt,
             self.prompt_token_ids,

@@ -21,6 +21,7 @@ import zmq
 
 from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
+from quire.engine.counterparts import HasCounterparts
 from quire.engine.data_parallel.cluster_keys import introduce
 from quire.engine.process.liveness import Vitals
 from quire.engine.process.start_message import StartMessage
@@ -65,7 +66,7 @@ SILENCE_S = 8.0
 _Kind = EngineCoreRequestType
 
 
-class EngineCoreProc(UnbuiltProcMethods):
+class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
     """The loop of a core process.
 
     A message that cannot be decoded ends the request or the call that it is about, and nothing

@@ -173,7 +173,7 @@ class CoreBrokerClient:
         report.is_up = self.is_up
         self._channel.send(wire.REPORT, report)
 
-    def shutdown(self, timeout_s: float | None = None) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:
         """Disconnect from the engine, which goes on for others; what was sent arrives."""
         if self._timer is not None:
             self._timer.cancel()

@@ -2,7 +2,8 @@
 memory of large arrays.
 
 Nothing here can run code that a sender chose: the decoder makes the message types of messages.py,
-plain values and numeric arrays, and refuses all else with `BadMessage`.
+plain values and numeric arrays, and refuses all else with `BadMessage`. The exception are functions
+where the environment allows them (wire/functions.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_args
 import msgspec
 import numpy as np
 import zmq
+
+from quire.engine.wire.functions import FUNCTION, pack_function, unpack_function
 
 Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
 T = TypeVar("T")
@@ -136,6 +139,11 @@ class MessageEncoder:
             return msgspec.msgpack.Ext(_ARRAY, self._header(value))
         if isinstance(value, np.generic):
             return value.item()
+        if callable(value) and not isinstance(value, type):
+            try:
+                return msgspec.msgpack.Ext(FUNCTION, pack_function(value))
+            except TypeError as error:
+                raise UnencodableValue(str(error)) from None
         raise UnencodableValue(
             f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to another "
             "process: give plain values and numpy arrays"
@@ -162,7 +170,7 @@ class MessageDecoder(Generic[T]):
 
     def __init__(self, kind: type[T]) -> None:
         self._decoder = msgspec.msgpack.Decoder(
-            kind, ext_hook=self._array, dec_hook=_checked, strict=True
+            kind, ext_hook=self._extension, dec_hook=_checked, strict=True
         )
         self._header = msgspec.msgpack.Decoder(_ArrayHeader)
         self._frames: Sequence[Frame] = ()
@@ -179,9 +187,14 @@ class MessageDecoder(Generic[T]):
         finally:
             self._frames = ()
 
-    def _array(self, code: int, data: memoryview) -> np.ndarray[Any, Any]:
+    def _extension(self, code: int, data: memoryview) -> object:
+        if code == FUNCTION:
+            return unpack_function(bytes(data))
         if code != _ARRAY:
             raise BadMessage(f"unknown extension {code}")
+        return self._array(data)
+
+    def _array(self, data: memoryview) -> np.ndarray[Any, Any]:
         header = self._header.decode(data)
         if header.dtype not in _DTYPES:
             raise BadMessage(f"unknown array type {header.dtype[:20]!r}")

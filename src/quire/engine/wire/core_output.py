@@ -68,6 +68,8 @@ class EngineCoreOutput:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise InvalidType(name, value, f"it must be a {kind.__name__}")
+        if not all(isinstance(event, EngineCoreEvent) for event in self.events or ()):
+            raise InvalidType("events", self.events, "it must be a list of EngineCoreEvent")
 
     @property
     def finished(self) -> bool:
@@ -89,6 +91,7 @@ _KINDS = {
     "request_id": str,
     "new_logprobs": LogprobColumns,
     "new_prompt_logprobs_tensors": PromptLogprobs,
+    "events": list,
 }
 
 
@@ -136,7 +139,7 @@ def _output_of(
         pooling_output=next((p.values for p in columns.pooled if p.handle == handle), None),
         finish_reason=None if end is None else end.reason,
         stop_reason=None if end is None else end.stop_reason,
-        events=_events(begin, end),
+        events=_events(begin, end) or None,
         num_cached_tokens=0 if begin is None else begin.num_cached_tokens,
         routed_experts=next((r.values for r in columns.routed_experts if r.handle == handle), None),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
@@ -14,7 +15,7 @@ from quire.engine.arguments import refuse_keywords
 from quire.engine.wire import messages
 from quire.engine.wire.core_output import EngineCoreOutput, columns_of
 from quire.engine.wire.messages import AdapterRef, SchedulerStats
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
 from quire.lora.request import LoRARequest, check_lora_request
 from quire.params import PoolingParams, SamplingParams
 
@@ -25,9 +26,10 @@ class Documented(msgspec.StructMeta):
     """
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
-        if not cls.documented.isdisjoint(fields) or (args and isinstance(args[0], str)):  # type: ignore[attr-defined]
+        """By position the fields are the reference's; by name they may be the base class's own."""
+        if args or not cls.documented.isdisjoint(fields):  # type: ignore[attr-defined]
             return cls.make(*args, **fields)  # type: ignore[attr-defined]
-        return cls.__base__(*args, **fields)  # type: ignore[misc]
+        return cls.make_own(**fields)  # type: ignore[attr-defined]
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.__base__)  # type: ignore[arg-type]
@@ -57,17 +59,35 @@ def _request(
     lora_request: LoRARequest | None = None,
     cache_salt: str | None = None,
     data_parallel_rank: int | None = None,
-    *,
+    prompt_embeds: Any = None,
+    prompt_is_token_ids: Any = None,
+    client_index: int = 0,
+    current_wave: int = 0,
     priority: int = 0,
     trace_headers: Mapping[str, str] | None = None,
-    external_req_id: str | None = None,
     resumable: bool = False,
+    external_req_id: str | None = None,
+    *,
     params: SamplingParams | PoolingParams | None = None,
     **unbuilt: Any,
 ) -> messages.EngineCoreRequest:
-    """Raises NotBuiltYet for a value of what this release does not have, InvalidParameter where
-    there are no parameters, or two.
+    """Positions are those of release 0.32. Raises NotBuiltYet for a value of what this release does
+    not have, InvalidParameter where there are no parameters, or two, and InvalidType for a value at
+    the place of another field.
     """
+    for name, value, kinds in (
+        ("request_id", request_id, str),
+        ("arrival_time", arrival_time, (int, float)),
+        ("cache_salt", cache_salt, (str, NoneType)),
+        ("data_parallel_rank", data_parallel_rank, (int, NoneType)),
+        ("priority", priority, int),
+        ("external_req_id", external_req_id, (str, NoneType)),
+        ("resumable", resumable, bool),
+    ):
+        if not isinstance(value, kinds):
+            raise InvalidType(name, value, "it is not a value of that field")
+    unbuilt |= {"prompt_embeds": prompt_embeds, "prompt_is_token_ids": prompt_is_token_ids}
+    unbuilt |= {"client_index": client_index, "current_wave": current_wave}
     unbuilt["mm_features"] = mm_features or None
     for name, hint in _HINTS.items():
         value = unbuilt.pop(name, None)
@@ -104,19 +124,40 @@ class DocumentedRequest(messages.EngineCoreRequest, metaclass=Documented):
 
     documented: ClassVar = frozenset(("sampling_params", "pooling_params", "lora_request", *_HINTS))
     make: ClassVar = staticmethod(_request)
+    make_own: ClassVar = messages.EngineCoreRequest
 
 
 def _outputs(
-    *,
+    engine_index: int = 0,
     outputs: Sequence[EngineCoreOutput] | None = None,
     scheduler_stats: SchedulerStats | None = None,
-    finished_requests: set[str] | None = None,
     timestamp: float = 0.0,
+    utility_output: messages.UtilityOutput | None = None,
+    finished_requests: set[str] | None = None,
     **own: Any,
 ) -> messages.EngineCoreOutputs:
-    columns = columns_of(outputs, finished_requests)
-    when = timestamp or time.monotonic()
-    return messages.EngineCoreOutputs(stats=scheduler_stats, timestamp=when, **columns, **own)
+    """Positions are those that all releases share."""
+    for name, value, kinds in (
+        ("engine_index", engine_index, int),
+        ("outputs", outputs, (list, tuple, NoneType)),
+        ("scheduler_stats", scheduler_stats, (SchedulerStats, NoneType)),
+        ("timestamp", timestamp, (int, float)),
+        ("utility_output", utility_output, (messages.UtilityOutput, NoneType)),
+    ):
+        if not isinstance(value, kinds):
+            raise InvalidType(name, value, "it is not a value of that field")
+    return messages.EngineCoreOutputs(
+        engine_index=engine_index,
+        stats=scheduler_stats,
+        timestamp=timestamp or time.monotonic(),
+        utility_output=utility_output,
+        **columns_of(outputs, finished_requests),
+        **own,
+    )
+
+
+def _own_outputs(*, timestamp: float = 0.0, **own: Any) -> messages.EngineCoreOutputs:
+    return messages.EngineCoreOutputs(timestamp=timestamp or time.monotonic(), **own)
 
 
 class DocumentedOutputs(messages.EngineCoreOutputs, metaclass=Documented):
@@ -126,6 +167,7 @@ class DocumentedOutputs(messages.EngineCoreOutputs, metaclass=Documented):
 
     documented: ClassVar = frozenset(("outputs", "scheduler_stats", "finished_requests"))
     make: ClassVar = staticmethod(_outputs)
+    make_own: ClassVar = staticmethod(_own_outputs)
 
 
 EngineCoreRequest: TypeAlias = DocumentedRequest

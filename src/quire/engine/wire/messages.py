@@ -10,15 +10,16 @@ travel as arrays grow at the end only, and every change of their meaning changes
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, NoReturn, Self
 
 import msgspec
 
-from quire.engine.wire.core_output import EngineCoreOutput, outputs_of
+from quire.engine.wire.core_output import EngineCoreOutput, columns_of, outputs_of
 from quire.engine.wire.declared_types import check_message
+from quire.engine.wire.output_list import OutputList
 from quire.engine.wire.output_parts import (
     Finished,
     LogprobColumns,
@@ -291,9 +292,16 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     verified: list[tuple[int, int, int]] = []
 
     @property
-    def outputs(self) -> list[EngineCoreOutput]:
-        """One for each request that has new tokens or has ended; not kept."""
-        return list(outputs_of(self))
+    def outputs(self) -> OutputList:
+        """One for each request that has new tokens or has ended. The list may be changed, and
+        another one assigned: the columns follow.
+        """
+        return OutputList(self, outputs_of(self))
+
+    @outputs.setter
+    def outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        for name, column in columns_of(outputs, None).items():
+            setattr(self, name, column)
 
     @property
     def scheduler_stats(self) -> SchedulerStats | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -44,6 +45,11 @@ class EngineCoreEvent:
 
     type: EngineCoreEventType
     timestamp: float
+
+    @classmethod
+    def new_event(cls, event_type: EngineCoreEventType, timestamp: float | None = None) -> Self:
+        """An event that happens now, or at `timestamp`."""
+        return cls(event_type, time.monotonic() if timestamp is None else timestamp)
 
 
 class LogprobColumns(msgspec.Struct, array_like=True, gc=False):

@@ -22,6 +22,7 @@ _WHOLE = ("mixer", "shared")
 _OTHER_NAMES = {
     "self_attn": "attn", "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "qkv_proj": "qkv",
     "o_proj": "o", "gate_proj": "up", "up_proj": "up", "gate_up_proj": "up", "down_proj": "down",
+    "w13_weight": "experts", "w2_weight": "experts", "w13": "experts", "w2": "experts",
 }  # fmt: skip
 """Names of checkpoints and of other engines."""
 
@@ -45,6 +46,8 @@ def product_of(name: str) -> str:
 def names_product(wanted: str, product: str) -> bool:
     """Whether `wanted`, whole segments of a name as `mlp.experts` or `down_proj`, names it."""
     asked = [_OTHER_NAMES.get(part, part) for part in wanted.removesuffix(".weight").split(".")]
+    if asked[-2:] == ["experts", "experts"]:  # a part of what is one product here
+        asked.pop()
     parts = product.split(".")
     return any(parts[i : i + len(asked)] == asked for i in range(len(parts)))
 

@@ -1,0 +1,63 @@
+"""Runs files of vLLM's tests, each in a fork of this process, which has imported what they need.
+
+The paths of the files, relative to the folder of the source distribution, are lines of the standard
+input; "done PATH" is written when one has ended. SECONDS bounds a test, and ten times that a file.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import time
+
+import anthropic  # noqa: F401
+import httpx  # noqa: F401
+import openai  # noqa: F401
+import pytest
+import pytest_asyncio  # noqa: F401
+import pytest_timeout  # noqa: F401
+import torch  # noqa: F401
+import transformers  # noqa: F401
+
+import quire.engine.async_llm
+import quire.llm
+import quire.server.output_parsing  # noqa: F401
+
+SECONDS = int(os.environ.get("REFERENCE_SECONDS", "60"))
+OPTIONS = (
+    *("-p", "phantoms", "-p", "no:cacheprovider", f"--timeout={SECONDS}", "-q", "--tb=short"),
+    *("--continue-on-collection-errors", "-W", "ignore", "-o", "asyncio_mode=auto"),
+    *("-o", "asyncio_default_fixture_loop_scope=session"),
+    *("-o", "asyncio_default_test_loop_scope=session"),
+)
+
+for module in ("phantoms", "tests.conftest", "tests.utils"):
+    importlib.import_module(module)  # theirs, which every file needs
+
+
+def run(path):
+    """Run one file in a fork; it and its children end with this call."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        log = os.open(os.environ["REFERENCE_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os._exit(int(pytest.main([*OPTIONS, path])))
+    until = time.monotonic() + 10 * SECONDS
+    while time.monotonic() < until:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+
+
+for line in sys.stdin:
+    run(line.strip())
+    sys.stdout.write(f"done {line}")
+    sys.stdout.flush()

@@ -1,0 +1,205 @@
+"""vLLM's own tests of its public behaviour, unmodified, through quire.as_vllm.
+
+    python -m tests.compat.reference_tests.run FOLDER [PART ...] [--with PATHS]
+
+fetches the source distribution of vLLM from the registry into FOLDER, makes stand-ins for the
+models that its tests name, runs each file of PART (by default all of PARTS, else files or folders
+below `tests`) in a process of its own and prints a table. PATHS has pytest-asyncio, pytest-timeout
+and tblib where the environment lacks them. Exits with 1 where a test is skipped for a reason that
+left_out.txt does not have.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import urllib.request
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from quire.as_vllm.table import VERSION
+from quire.as_vllm.variables import name_for_children
+
+HERE = Path(__file__).parent
+INDEX = "https://pypi.org/simple/vllm/"
+DIGEST = "d2c957d5eee3d0985012151315ddc62cbe0cd368fc96a5fc3510438d9dddf2ad"
+PARTS = (
+    *("entrypoints", "tool_parsers", "reasoning", "v1/engine", "v1/sample", "samplers", "lora"),
+    "test_*",
+)
+
+
+# the list
+
+
+def read_list(text):
+    """(kind, what, reason) of the lines of left_out.txt: `file`, `test`, `name` or `skip`."""
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            head, _, reason = line.partition(": ")
+            kind, _, what = head.partition(" ")
+            yield kind, what, reason
+
+
+LEFT_OUT = list(read_list((HERE / "left_out.txt").read_text(encoding="utf-8")))
+
+
+def reason_for_file(path):
+    """Why a file is not run; None for one that is."""
+    return next(
+        (why for kind, what, why in LEFT_OUT if kind == "file" and path.startswith(what)), None
+    )
+
+
+def reason_for_test(test):
+    """Why what becomes of a test that ran says nothing; None for one that counts."""
+    return next(
+        (why for kind, what, why in LEFT_OUT if kind == "test" and test.startswith(what)), None
+    )
+
+
+def reason_for_skip(text):
+    """Why a skipped test is left out; None where the list does not have it. `name` is the beginning
+    of a name of vLLM that the test used, `skip` a part of the test's own words.
+    """
+    _, found, name = text.rpartition("PHANTOM ")
+    if found:
+        fits = [
+            (len(what), why) for kind, what, why in LEFT_OUT
+            if kind == "name" and f"{name.split()[0]}.".startswith(f"{what}.")
+        ]  # fmt: skip
+        return max(fits, default=(0, None))[1]
+    return next((why for kind, what, why in LEFT_OUT if kind == "skip" and what in text), None)
+
+
+# preparation
+
+
+def fetch(folder):
+    """The unpacked source distribution in `folder`."""
+    source = folder / f"vllm-{VERSION}"
+    if not source.is_dir():
+        asked = urllib.request.Request(
+            INDEX, headers={"Accept": "application/vnd.pypi.simple.v1+json"}
+        )
+        with urllib.request.urlopen(asked) as reply:
+            files = json.load(reply)["files"]
+        [url] = [file["url"] for file in files if file["filename"] == f"{source.name}.tar.gz"]
+        with urllib.request.urlopen(url) as reply:
+            content = reply.read()
+        if hashlib.sha256(content).hexdigest() != DIGEST:
+            raise SystemExit(f"{url} is not the file that was known")
+        archive = folder / f"{source.name}.tar.gz"
+        archive.write_bytes(content)
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter="data")
+    return source
+
+
+def environment(folder, source, more):
+    """The variables of the process that runs tests. The tests and the plugin come from its path:
+    `tests` is vLLM's there.
+    """
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(HERE), str(source), more, os.environ.get("PYTHONPATH")])
+    )
+    name_for_children()
+    return os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": str(folder / "hub"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "REFERENCE_SOURCE": str(source),
+        "REFERENCE_CHECKPOINTS": str(folder / "checkpoints"),
+        "REFERENCE_OUTCOMES": str(folder / "outcomes.tsv"),
+        "REFERENCE_LOG": str(folder / "log.txt"),
+    }
+
+
+def files_of(source, parts):
+    """The files of tests, each with its part."""
+    root = source / "tests"
+    for part in parts:
+        for found in sorted(root.glob(part)):
+            inside = sorted(found.rglob("test_*.py")) if found.is_dir() else [found]
+            for path in inside:
+                yield part, str(path.relative_to(source))
+
+
+# the table
+
+
+def table(outcomes, part_of):
+    """The counts of each part, what was skipped for a reason not listed, and what failed."""
+    counts, unlisted, failed = defaultdict(Counter), [], []
+    for outcome, test, why in outcomes:
+        part = part_of.get(test.partition("::")[0], "?")
+        if reason_for_test(test) is not None:
+            outcome = "left out"
+        elif outcome == "skipped":
+            if reason_for_skip(why) is None:
+                unlisted.append((test, why))
+            outcome = "left out"
+        if outcome == "failed":
+            failed.append((test, why))
+        counts[part][outcome] += 1
+    return counts, unlisted, failed
+
+
+def show(counts, num_files):
+    total = sum(counts.values(), Counter())
+    print(f"{'part':14} {'passed':>7} {'failed':>7} {'share':>7} {'left out':>9} {'files':>6}")
+    for part, found in [*counts.items(), ("all", total)]:
+        ran = found["passed"] + found["failed"]
+        share = f"{100 * found['passed'] / ran:.1f} %" if ran else ""
+        of = num_files.get(part, sum(num_files.values()))
+        print(
+            f"{part:14} {found['passed']:7} {found['failed']:7} {share:>7} {found['left out']:9} "
+            f"{of:6}"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--with", dest="more", default="")
+    parser.add_argument("part", nargs="*", default=PARTS)
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    source = fetch(folder)
+    if not (folder / "hub").is_dir():
+        subprocess.run([sys.executable, HERE / "checkpoints.py", folder], check=True)
+    outcomes = folder / "outcomes.tsv"
+    outcomes.write_text("")
+    part_of, num_files, asked = {}, Counter(), []
+    for part, path in files_of(source, given.part):
+        if path not in part_of:
+            part_of[path] = part
+            num_files[part] += 1
+            if reason_for_file(path) is None:
+                asked.append(path)
+    with subprocess.Popen(
+        [sys.executable, HERE / "forks.py"], cwd=source, text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, env=environment(folder, source, given.more),
+    ) as forks:  # fmt: skip
+        for number, path in enumerate(asked, 1):
+            print(f"{path}\n", end="", file=forks.stdin, flush=True)
+            if not forks.stdout.readline():
+                raise SystemExit("the process that runs tests has ended")
+            print(f"[{number}/{len(asked)}] {path}", file=sys.stderr)
+        forks.stdin.close()
+    lines = outcomes.read_text(encoding="utf-8").splitlines()
+    counts, unlisted, failed = table([line.split("\t", 2) for line in lines], part_of)
+    show(counts, num_files)
+    for test, why in failed:
+        print(f"failed: {test}: {why[:200]}")
+    for test, why in unlisted:
+        print(f"skipped for a reason that left_out.txt does not have: {test}: {why[:200]}")
+    return int(bool(unlisted))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

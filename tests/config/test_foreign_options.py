@@ -1,0 +1,71 @@
+"""Options of other engines: readable, accepted where they change nothing, refused by name else."""
+
+import logging
+
+import pytest
+
+from quire import EngineArgs
+from quire.config.args.foreign_defaults import DEFAULTS, TUNING
+from quire.errors import NotBuiltYet
+
+
+def warnings_of(caplog, **options):
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="quire.config.planning"):
+        plan = EngineArgs(**options).create_engine_config()
+    return plan, [record.getMessage() for record in caplog.records]
+
+
+def test_every_one_is_readable_and_taken_at_its_default():
+    made = EngineArgs(**DEFAULTS)
+    assert {name: getattr(EngineArgs(), name) for name in DEFAULTS} == DEFAULTS
+    made.create_engine_config()
+    EngineArgs().ignore_patterns.append("x")
+    assert EngineArgs().ignore_patterns == ["original/**/*"], "each has a list of its own"
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS.keys() - TUNING))
+def test_another_value_is_refused_by_name(name):
+    with pytest.raises(NotBuiltYet, match=name):
+        EngineArgs(**{name: "something"}).create_engine_config()
+
+
+def test_those_that_only_tune_are_named_in_one_warning(caplog):
+    options = {
+        "compilation_config": {"mode": 3, "cudagraph_mode": "FULL"},
+        "kernel_config": {"moe_backend": "triton"}, "attention_config": {"backend": "FLASH_ATTN"},
+    }  # fmt: skip
+    _, [told] = warnings_of(caplog, **options)
+    assert all(name in told for name in options)
+    assert not warnings_of(caplog, compilation_config=3, kernel_config=None)[1]
+
+
+def test_optimization_level_0_is_eager(caplog):
+    plan, told = warnings_of(caplog, optimization_level=0)
+    assert not plan.use_graphs and not told
+    assert warnings_of(caplog, optimization_level=2)[0].use_graphs
+
+
+def test_values_that_say_nothing():
+    same = EngineArgs().create_engine_config()
+    for options in (
+        {"quantization_config": {}},
+        {"max_lora_rank": 64},
+        {"limit_mm_per_prompt": {"image": 0, "video": {"count": 0}}},
+    ):
+        assert EngineArgs(**options).create_engine_config() == same
+    with pytest.raises(NotBuiltYet, match="limit_mm_per_prompt"):
+        EngineArgs(limit_mm_per_prompt={"image": 1}).create_engine_config()
+
+
+def test_a_callable_changes_config_json_by_attributes():
+    def shorter(config):
+        config.max_position_embeddings = 128
+        assert config["architectures"] == config.architectures
+        with pytest.raises(AttributeError, match="no key 'nothing'"):
+            _ = config.nothing
+        return config
+
+    plan = EngineArgs(hf_overrides=shorter).create_engine_config()
+    assert plan.max_model_len == 128
+    assert type(plan.hf_config) is dict or plan.hf_config["max_position_embeddings"] == 128
