@@ -17,7 +17,7 @@ from quire.config.args.option import default_of, fields_of
 from quire.engine.beam_runner import BeamRunner
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.offline import Batch, OfflineRequests, one_at_a_time
+from quire.engine.offline import OfflineBatch, OfflineRequests, one_at_a_time
 from quire.engine.unbuilt import UnbuiltTransferMethods
 from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidType, NotBuiltYet, RequestError
@@ -328,12 +328,12 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         sampling_params: Any,
         mm_processor_kwargs: Mapping[str, Any] | None,
         **options: Any,
-    ) -> Batch:
+    ) -> OfflineBatch:
         """The batch of `generate`. Raises RequestError."""
         _refuse_media(mm_processor_kwargs)
         given = as_prompts(prompts)
         params = self._params(sampling_params)
-        return Batch(prompts=given, total=len(given), params=params, **options)
+        return OfflineBatch(prompts=given, total=len(given), params=params, **options)
 
     def _chats(
         self,
@@ -346,7 +346,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         priority: int | Sequence[int] | None,
         tokenization_kwargs: Mapping[str, Any] | None,
         **rendering: Any,
-    ) -> Batch:
+    ) -> OfflineBatch:
         """The batch of `chat`, whose conversations are rendered one by one. Raises RequestError."""
         _refuse_media(mm_processor_kwargs)
         tokenizer, chats = self.get_tokenizer(), _as_chats(messages)
@@ -354,7 +354,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         rendered = (
             render_chat(tokenizer, chat, chat_template=template, **rendering) for chat in chats
         )
-        return Batch(
+        return OfflineBatch(
             prompts=rendered,
             total=len(chats),
             params=self._params(sampling_params),

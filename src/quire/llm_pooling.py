@@ -11,7 +11,7 @@ import numpy as np
 from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.frontend.score_prompts import CrossPrompts, TextsRead, paired
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.offline import Batch, OfflineRequests, one_at_a_time
+from quire.engine.offline import OfflineBatch, OfflineRequests, one_at_a_time
 from quire.errors import InvalidParameter, InvalidType, RequestError
 from quire.lora.request import GivenAdapters
 from quire.models.pooling.spec import PoolingTask
@@ -208,7 +208,7 @@ class PoolingMethods:
         given = as_prompts(prompts)
         if not given:
             raise InvalidParameter("prompts", prompts, "you must pass at least one prompt")
-        batch = Batch(
+        batch = OfflineBatch(
             prompts=given,
             total=len(given),
             params=_with_task(params, task),

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.beam_search import BeamSearch, BeamSearchOutput, step_params
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.offline import Batch, OfflineRequests, one_each
+from quire.engine.offline import OfflineBatch, OfflineRequests, one_each
 from quire.engine.progress import Progress
 from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
 from quire.lora.request import GivenAdapters, LoRARequest
@@ -87,7 +87,9 @@ class BeamRunner:
         params = step_params(self._params)
         prompts = [beam.tokens for search in searches for beam in search.beams]
         adapters = [search.lora_request for search in searches for _ in search.beams]
-        batch = Batch(prompts=prompts, total=len(prompts), params=params, lora_request=adapters)
+        batch = OfflineBatch(
+            prompts=prompts, total=len(prompts), params=params, lora_request=adapters
+        )
         completions = iter([out.outputs[0] for out in self._requests.run(batch, False)])
         for search in searches:
             own = [next(completions) for _ in search.beams]

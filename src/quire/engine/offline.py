@@ -66,13 +66,15 @@ class OfflineRequests:
                 "call of the same thread was running. Call it after that call has returned."
             )
 
-    def run(self, batch: Batch, use_tqdm: bool | Callable[..., Any]) -> list[Any]:
+    def run(self, batch: OfflineBatch, use_tqdm: bool | Callable[..., Any]) -> list[Any]:
         """Queue prompts, wait for their outputs and return them in order."""
         with self._working() as work:
             self._add(batch, work, False)
             return self._outputs(work.ids, work.interrupt, use_tqdm)
 
-    def enqueue(self, batch: Batch, use_tqdm: bool | Callable[..., Any] = False) -> list[str]:
+    def enqueue(
+        self, batch: OfflineBatch, use_tqdm: bool | Callable[..., Any] = False
+    ) -> list[str]:
         """Queue prompts and return their ids. An error in one of them removes those before it from
         the queue and is raised.
         """
@@ -115,7 +117,7 @@ class OfflineRequests:
         for request_id in ids:
             self._finished.pop(request_id, None)
 
-    def _add(self, batch: Batch, work: _Work, use_tqdm: bool | Callable[..., Any]) -> None:
+    def _add(self, batch: OfflineBatch, work: _Work, use_tqdm: bool | Callable[..., Any]) -> None:
         """Queue the prompts one by one, and note their ids."""
         each = batch.each()
         with (
@@ -203,7 +205,7 @@ class _Work:
 
 
 @dataclass(slots=True, kw_only=True)
-class Batch:
+class OfflineBatch:
     """The prompts of one call, `total` in number, taken one by one, and what goes with them: one
     value for all, or one for each.
     """
