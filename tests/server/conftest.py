@@ -17,5 +17,5 @@ def server():
 @pytest.fixture(scope="session")
 def guarded():
     """A server that asks for one of KEYS."""
-    with serving("--enable-admin", "--enable-prompt-tokens-details", "--api-key", *KEYS) as running:
+    with serving("--enable-admin", "--api-key", *KEYS) as running:
         yield running

@@ -41,6 +41,6 @@ class ReplySettings:
 
     tokens_as_ids: bool = False
     forces_usage: bool = False
-    prompt_details: bool = False
+    prompt_details: bool = True
     keep_alive_s: float = 15.0
     fingerprint: str | None = None

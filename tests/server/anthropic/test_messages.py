@@ -2,9 +2,11 @@
 
 import anthropic
 import httpx2  # what this client is made of
+import jiter
 import pytest
 
-from tests.server.scripted_app import with_app
+from quire.server.anthropic.cut_json import readable_part
+from tests.server.scripted_app import tokenizer, with_app
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 WEATHER = {"name": "weather", "input_schema": {"type": "object"}}
@@ -173,3 +175,84 @@ def test_a_whole_request_can_be_counted(server):
     assert reply.status_code == 200, reply.text
     assert reply.json() == server.post("/v1/messages/count_tokens", conversation).json()
     assert "max_tokens" in reply.headers["x-ignored-fields"]
+
+
+OPEN = [
+    *HELLO,
+    {"role": "assistant", "content": [{"type": "text", "text": "    return"}]},
+]
+
+
+def test_the_last_message_of_an_assistant_is_continued(client, server):
+    """The prompt ends within it, as that of a chat which asks for it by name."""
+    chat = [*HELLO, {"role": "assistant", "content": "    return"}]
+    flags = {"add_generation_prompt": False, "continue_final_message": True}
+    known = server.post("/v1/chat/completions", {
+        "messages": chat, "max_tokens": 12, "temperature": 0, **flags,
+    }).json()  # fmt: skip
+    message = create(client, messages=OPEN, extra_body={"temperature": 0})
+    assert message.content[0].text == known["choices"][0]["message"]["content"]
+    assert message.usage.input_tokens == known["usage"]["prompt_tokens"]
+    counted = client.messages.count_tokens(model="", messages=OPEN)
+    assert counted.input_tokens == known["usage"]["prompt_tokens"]
+
+
+def test_a_message_that_ends_with_a_call_is_not_continued():
+    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Ulm"}}
+    text = {"type": "text", "text": "Let me see."}
+    messages = [*HELLO, {"role": "assistant", "content": [text, call]}]
+    assert ask("Sun.", messages=messages, tools=[WEATHER]).content[0].text == "Sun."
+
+
+def test_cached_tokens_are_told_at_both_ends_of_a_stream(client):
+    system = "Always answer with one word, in lower case and without a full stop. " * 4
+    given = {"model": "", "max_tokens": 3, "system": system, "messages": HELLO}
+    client.messages.create(**given)  # fills the cache
+    whole = client.messages.create(**given).usage
+    events = {}
+    for event in client.messages.create(**given, stream=True):
+        events[event.type] = event
+    start, end = events["message_start"].message.usage, events["message_delta"].usage
+    assert whole.cache_read_input_tokens > 0
+    assert whole.cache_creation_input_tokens == 0
+    for usage in (start, end):
+        assert usage.cache_read_input_tokens == whole.cache_read_input_tokens
+        assert usage.cache_creation_input_tokens == 0
+        assert usage.input_tokens == whole.input_tokens
+    counted = client.messages.count_tokens(model="", system=system, messages=HELLO).input_tokens
+    assert whole.input_tokens + whole.cache_read_input_tokens == counted
+
+
+def test_a_prompt_that_is_not_cached_says_so(server):
+    body = {"max_tokens": 1, "messages": [{"role": "user", "content": "b"}]}
+    usage = server.post("/v1/messages", body).json()["usage"]
+    assert usage["cache_read_input_tokens"] == usage["cache_creation_input_tokens"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_has_the_same_blocks_streamed_and_whole(stream):
+    arguments = '{"city": "Ulm", "days": [1, 2, 3], "note": "the beginning of something long"}'
+    text = f'Well.<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
+    written = text[: text.index("of something")]
+    num_tokens = len(tokenizer().encode(written, add_special_tokens=False))
+    said, call = ask(text, tools=[WEATHER], stream=stream, max_tokens=num_tokens).content
+    assert said.text == "Well."
+    assert (call.type, call.name) == ("tool_use", "weather")
+    assert call.input == {"city": "Ulm", "days": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", '{"a":', '{"a": 12', '{"a": 1.', '{"a": "x"', '{"a": "x,}', '{"a": "x\\'),
+        *('{"a": 1, "b"', '{"a": [1, {"b": tr', '{"a": [1, {"b": true', '{"a": {"b": 1, "c'),
+        *('{"a": "},", "b": ["c"', '{"a": "q\\"'),
+    ],
+)
+def test_cut_json_is_read_as_clients_read_it(text):
+    assert readable_part(text) == jiter.from_json(text.encode(), partial_mode=True)
+
+
+def test_what_does_not_begin_an_object_has_no_members():
+    assert readable_part("[1, 2") is None
+    assert readable_part("") is None

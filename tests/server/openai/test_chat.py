@@ -224,3 +224,10 @@ def test_a_form_begins_behind_the_reasoning():
     assert plain == {"json_object": True}
     form = with_app(use, "x", reasoning_parser="qwen3")["sampling_params"]["structured_outputs"]
     assert form["starts_after"] == "</think>"
+
+
+def test_cached_tokens_are_told_without_a_flag(server):
+    body = {"max_tokens": 1, "messages": [{"role": "user", "content": "cached " * 60}]}
+    server.post("/v1/chat/completions", body)
+    usage = server.post("/v1/chat/completions", body).json()["usage"]
+    assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]

@@ -167,7 +167,7 @@ class ServerArgs(CommandLineOptions):
         False, "Send the usage of every stream, asked for or not."
     )
     enable_prompt_tokens_details: bool = _REPLY.flag(
-        False, "Tell in usage how many prompt tokens came from the prefix cache."
+        True, "Tell in usage how many prompt tokens came from the prefix cache."
     )
     enable_tokenizer_info_endpoint: bool = _REPLY.flag(
         False, "Serve /tokenizer_info: the chat template and the special tokens."

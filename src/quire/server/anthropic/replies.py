@@ -31,12 +31,15 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use", tag_field="type"):
 Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class MessageUsage(msgspec.Struct, omit_defaults=True):
-    """Tokens of a message; cached ones are not among `input_tokens`."""
+class MessageUsage(msgspec.Struct):
+    """Tokens of a message; those from the prefix cache are not among `input_tokens`. Nothing is
+    charged for filling the cache, so `cache_creation_input_tokens` is 0.
+    """
 
     input_tokens: int
     output_tokens: int
-    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
 
 
 class MessageReply(msgspec.Struct, kw_only=True):

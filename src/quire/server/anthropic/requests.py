@@ -107,6 +107,7 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return ChatRequest(
             messages=messages,
             model=self.model,
+            continue_final_message=_is_open(messages[-1]) or None,
             tools=[_tool(tool) for tool in self.tools] if self.tools else None,
             tool_choice=_choice(choice) if self.tools else None,
             parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
@@ -125,6 +126,7 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _FIELDS = {
+    "continue_final_message": "messages",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
     "structured_outputs": "output_config.format",
@@ -160,6 +162,15 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
             cache_salt=self.cache_salt,
             vllm_xargs=self.vllm_xargs,
         )
+
+
+def _is_open(message: dict[str, Any]) -> bool:
+    """Whether an answer goes on with this message, the last one."""
+    return (
+        message["role"] == "assistant"
+        and bool(message["content"])
+        and ("tool_calls" not in message)
+    )
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

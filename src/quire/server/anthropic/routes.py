@@ -61,8 +61,6 @@ async def _events(streams: Sequence[Outputs], writer: MessageWriter) -> AsyncGen
     [stream] = streams
     encoder = msgspec.json.Encoder()
     try:
-        for data in writer.begin():
-            yield event(encoder.encode(data), data["type"])
         async for output in stream:
             raise_error(output)
             for data in writer.take(output):

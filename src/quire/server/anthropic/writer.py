@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.outputs import CompletionOutput, RequestOutput
+from quire.server.anthropic.cut_json import readable_part
 from quire.server.anthropic.replies import (
     Block,
     MessageReply,
@@ -19,11 +20,15 @@ from quire.server.http.event_stream import EventData
 from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, ReasoningText
 
+_CUT = ("length", "abort")
+"""Finish reasons of an answer that was cut off."""
+
 
 class MessageWriter:
     """Builds one message. Each change of `message` is an event, in order."""
 
     def __init__(self, message: MessageReply, answer: ParsedAnswer, *, shows_cached: bool) -> None:
+        self._has_begun = False
         self.message = message
         self._answer = answer
         self._shows_cached = shows_cached
@@ -31,13 +36,15 @@ class MessageWriter:
         self._open: Block | None = None
         self._arguments = ""
 
-    def begin(self) -> Iterator[EventData]:
-        """The message has begun."""
-        yield {"type": "message_start", "message": self.message}
-
     def take(self, output: RequestOutput) -> Iterator[EventData]:
-        """The events of a delta."""
+        """The events of a delta. The message starts with the first one, which tells how much of the
+        prompt was cached.
+        """
         [completion] = output.outputs
+        self._count_cached(output)
+        if not self._has_begun:
+            self._has_begun = True
+            yield {"type": "message_start", "message": self.message}
         is_last = completion.finish_reason is not None
         for event in self._answer.events(completion.text, is_last=is_last):
             match event:
@@ -54,7 +61,7 @@ class MessageWriter:
                 case ArgumentText(_, text):
                     self._arguments += text
                     yield self._delta({"type": "input_json_delta", "partial_json": text})
-        self._count(output, completion)
+        self.message.usage.output_tokens += len(completion.token_ids)
         if is_last:
             yield from self._end(completion)
 
@@ -70,24 +77,29 @@ class MessageWriter:
         self.message.content.append(block)
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
-    def _close(self) -> Iterator[EventData]:
+    def _close(self, *, is_cut: bool = False) -> Iterator[EventData]:
         block, self._open = self._open, None
         if block is None:
             return
         if isinstance(block, ToolUseBlock):
-            self._close_call(block)
+            self._close_call(block, is_cut)
         yield {"type": "content_block_stop", "index": self._index}
 
-    def _close_call(self, block: ToolUseBlock) -> None:
-        """A call's input must be an object: what the model wrote instead is shown as it stands."""
+    def _close_call(self, block: ToolUseBlock, is_cut: bool) -> None:
+        """A call's input must be an object: what the model wrote instead is shown as it stands. A
+        call that is cut has the members that are complete, as clients read the same stream.
+        """
         arguments, self._arguments = self._arguments, ""
+        if is_cut and (readable := readable_part(arguments)) is not None:
+            block.input = readable
+            return
         try:
             block.input = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
             self.message.content[-1] = TextBlock(text=arguments)
 
     def _end(self, completion: CompletionOutput) -> Iterator[EventData]:
-        yield from self._close()
+        yield from self._close(is_cut=completion.finish_reason in _CUT)
         message = self.message
         message.stop_reason = _stop_reason(completion, message)
         if message.stop_reason == "stop_sequence":
@@ -96,9 +108,8 @@ class MessageWriter:
         yield {"type": "message_delta", "delta": delta, "usage": message.usage}
         yield {"type": "message_stop"}
 
-    def _count(self, output: RequestOutput, completion: CompletionOutput) -> None:
+    def _count_cached(self, output: RequestOutput) -> None:
         usage = self.message.usage
-        usage.output_tokens += len(completion.token_ids)
         if self._shows_cached and output.num_cached_tokens:
             usage.cache_read_input_tokens = output.num_cached_tokens
             usage.input_tokens = self._prompt_len - output.num_cached_tokens
@@ -112,7 +123,7 @@ class MessageWriter:
 
 
 def _stop_reason(completion: CompletionOutput, message: MessageReply) -> str:
-    if completion.finish_reason in ("length", "abort"):  # cut off; this API has one word for it
+    if completion.finish_reason in _CUT:  # this API has one word for them
         return "max_tokens"
     if any(isinstance(block, ToolUseBlock) for block in message.content):
         return "tool_use"
