@@ -441,6 +441,13 @@ class Tokenizer:
         """
         return self._token_texts.text(id, context)
 
+    def token_bytes(self, id: int) -> bytes:
+        """The id's bytes in the UTF-8 of a text, also where they are a part of a character; none of
+        what is not an id.
+        """
+        piece = self.pieces.tables[False][id]
+        return piece.encode("utf-8", "replace") if isinstance(piece, str) else piece
+
     def get_chat_template(
         self, chat_template: str | None = None, tools: Sequence[Any] | None = None
     ) -> str:

@@ -98,12 +98,23 @@ def test_the_text_of_a_stop_token_counts_only_if_asked_for(ids, widths, stops, i
 
 def test_held_back_text_is_shown_at_the_end():
     text = make_text(kind=RequestOutputKind.DELTA, stop=["aaaa"])
+    text.feed([2, 1, 1, 1])
+    assert text.take() == "b"
+    text.close()
+    assert text.take() == "aaa"
+
+
+def test_only_what_may_begin_a_stop_string_is_held_back():
+    text = make_text(kind=RequestOutputKind.DELTA, stop=["aaaa", "a\nb"])
     text.feed([1, 1, 1])
     assert text.take() == ""
     text.feed([2])
+    assert text.take() == "aaab"
+    text.feed([1, 1, 6])
     assert text.take() == "a"
+    assert text.feed([2]) == "a\nb"
     text.close()
-    assert text.take() == "aab"
+    assert text.take() == ""
 
 
 def test_nothing_is_decoded_while_nobody_looks():

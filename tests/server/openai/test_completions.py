@@ -8,6 +8,7 @@ import pytest
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.errors import InvalidParameter
 from quire.server.openai.requests import CompletionRequest, Limits
+from tests.server.scripted_app import tokenizer
 
 PROMPT = "def add(a, b):"
 BEGIN = "<|begin|>"  # a token like others, where tokens are listed
@@ -86,7 +87,7 @@ def test_logprobs_are_llm_s(client, llm):
     assert found.token_logprobs[0] is None
     assert reply.choices[0].text == PROMPT + right.outputs[0].text
     assert "".join(found.tokens) == BEGIN + reply.choices[0].text
-    assert found.text_offset[-1] == len("".join(found.tokens[:-1]))
+    assert found.text_offset[-1] == len("".join(found.tokens[1:-1])), "no BOS is sent"
     assert len(found.top_logprobs[-1]) in (3, 4)
 
 
@@ -100,8 +101,30 @@ def test_streamed_logprobs_have_running_offsets(client):
     events = list(create(client, stream=True, logprobs=1, echo=True))
     offsets = [o for e in events for o in e.choices[0].logprobs.text_offset]
     tokens = [t for e in events for t in e.choices[0].logprobs.tokens]
-    starts = [len("".join(tokens[:place])) for place in range(len(tokens))]
+    starts = [len("".join(tokens[1:place])) for place in range(len(tokens))]
     assert offsets == starts
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_point_into_the_text_that_is_sent(client, as_ids):
+    """Neither the BOS token, which is not sent, nor parts of a character count."""
+    extra = {"return_tokens_as_token_ids": as_ids, "return_token_ids": True}
+    text = "\N{SNOWMAN} a \N{SNOWMAN}\N{SNOWMAN}b"
+    reply = create(client, prompt=text, max_tokens=0, echo=True, logprobs=0, extra_body=extra)
+    [choice] = reply.choices
+    assert choice.text == text
+    ids, words = choice.prompt_token_ids, tokenizer()
+    before = [b"".join(map(words.token_bytes, ids[1:place])) for place in range(1, len(ids))]
+    whole = [len(data.decode("utf-8", "ignore")) for data in before]
+    assert len(set(whole)) < len(whole), "the text has characters of several tokens"
+    assert choice.logprobs.text_offset == [0, *whole]
+
+
+def test_the_tokens_of_a_stop_string_point_at_the_end(client):
+    [free] = create(client, max_tokens=8, logprobs=0).choices
+    [cut] = create(client, max_tokens=8, logprobs=0, stop=free.text[4:7]).choices
+    assert free.text.startswith(cut.text) and len(cut.text) <= 4
+    assert max(cut.logprobs.text_offset) <= len(cut.text)
 
 
 def test_extra_fields_take_effect(client, server):

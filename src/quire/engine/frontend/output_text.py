@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.engine.frontend.stop_strings import StopMatch, StopStringFinder
+from quire.engine.frontend.stop_strings import StopMatch, StopStringFinder, length_of_beginning
 from quire.params import RequestOutputKind, SamplingParams
 from quire.text.detokenizer import IncrementalDetokenizer
 
@@ -24,7 +24,7 @@ class OutputText:
     """
 
     __slots__ = (
-        *("token_ids", "_detokenizer", "_finder", "_hold", "_includes_stop", "_min_tokens"),
+        *("token_ids", "_detokenizer", "_finder", "_includes_stop", "_may_come", "_min_tokens"),
         *("_num_decoded", "_num_textual", "_pieces", "_taken", "_waits"),
     )
 
@@ -32,7 +32,7 @@ class OutputText:
         self.token_ids: list[int] = []
         self._detokenizer = detokenizer
         self._finder = StopStringFinder(params.stop) if params.stop else None
-        self._hold = params.output_text_buffer_length
+        self._may_come = () if params.include_stop_str_in_output else tuple(params.stop or ())
         self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._waits = params.output_kind is RequestOutputKind.FINAL_ONLY
@@ -65,7 +65,7 @@ class OutputText:
     def close(self) -> None:
         """End the completion: all its text becomes visible."""
         self._decode()
-        self._hold = 0
+        self._may_come = ()
 
     def abandon(self) -> None:
         """Decode no more text, after an error in it."""
@@ -73,11 +73,11 @@ class OutputText:
 
     def take(self) -> str:
         """The text that has become visible since the last call."""
-        pieces, hold = self._pieces, self._hold
+        pieces = self._pieces
         visible = pieces[0] if len(pieces) == 1 else "".join(pieces)
         pieces.clear()
-        if hold:
-            border = max(0, len(visible) - hold)
+        if self._may_come and (hold := length_of_beginning(visible, self._may_come)):
+            border = len(visible) - hold
             pieces.append(visible[border:])
             visible = visible[:border]
         self._taken += len(visible)
@@ -87,7 +87,7 @@ class OutputText:
         """All text that is visible."""
         text = "".join(self._pieces)
         self._pieces = [text]
-        return text[: max(0, len(text) - self._hold)]
+        return text[: len(text) - length_of_beginning(text, self._may_come)]
 
     def _decode(self) -> None:
         if self._num_decoded < self._num_textual:
@@ -122,4 +122,4 @@ class OutputText:
     def _cut(self, match: StopMatch) -> None:
         end = match.end if self._includes_stop else match.start
         self._pieces = ["".join(self._pieces)[: end - self._taken]]
-        self._hold = 0
+        self._may_come = ()

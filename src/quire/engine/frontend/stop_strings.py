@@ -52,3 +52,18 @@ class StopStringFinder:
 
     def _end_of(self, text: str) -> str:
         return text[-self._reach :] if self._reach else ""
+
+
+def length_of_beginning(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of a text may be the beginning of a stop string: the longest
+    end that is one, but for whole stop strings.
+    """
+    longest = 0
+    for stop in stops:
+        start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while 0 <= start < len(text) - longest:
+            if stop.startswith(text[start:]):
+                longest = len(text) - start
+                break
+            start = text.find(stop[0], start + 1)
+    return longest

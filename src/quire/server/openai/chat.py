@@ -148,6 +148,8 @@ class ChatWriter(ReplyWriter):
         # Tokens would show the reasoning that is to be left out.
         self._hides_tokens = body.include_reasoning is False and self._plan.reasoning is not None
         self._shows_ids = bool(body.return_token_ids) and not self._hides_tokens
+        asked = body.logprob_token_ids
+        self._asked_ids = None if asked is None else frozenset(asked)
         self._has_begun = False
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatReply:
@@ -235,6 +237,8 @@ class ChatWriter(ReplyWriter):
             completion.logprobs,
             completion.token_ids,
             self._body.top_logprobs or 0,
+            self.server.need_tokenizer(),
+            asked_ids=self._asked_ids,
             as_ids=self.shows_tokens_as_ids,
         )
 

@@ -25,6 +25,7 @@ from quire.server.openai.replies import (
 )
 from quire.server.openai.requests import CompletionRequest
 from quire.server.openai.selection import best
+from quire.server.openai.text_offsets import TextOffsets
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -83,7 +84,9 @@ class _CompletionWriter(ReplyWriter):
     ) -> None:
         super().__init__(server, body, name, prompts)
         self._body, self._prompts = body, prompts
-        self._offsets: dict[int, int] = {}
+        self._begun: set[int] = set()
+        self._offsets: dict[int, TextOffsets] = {}
+        self._sent: dict[int, int] = {}
         self._wants_logprobs = body.logprobs is not None or body.logprob_token_ids is not None
         self._echoes_logprobs = bool(body.echo) and body.logprobs is not None
         self._echoed_logprobs: dict[int, Any] = {}
@@ -91,7 +94,7 @@ class _CompletionWriter(ReplyWriter):
 
     def size(self, prompt: int, output: RequestOutput) -> int:
         begun = [*self._waiting.get(prompt, ()), *output.outputs]
-        num_first = sum(self._number(prompt, each) not in self._offsets for each in begun)
+        num_first = sum(self._number(prompt, each) not in self._begun for each in begun)
         known = self._echoed_logprobs.get(prompt, output.prompt_logprobs)
         return super().size(prompt, output) + num_first * num_logprobs(known)
 
@@ -144,10 +147,10 @@ class _CompletionWriter(ReplyWriter):
         )
 
     def _delta(self, prompt: int, completion: CompletionOutput) -> CompletionChunkChoice:
-        is_first = self._number(prompt, completion) not in self._offsets
+        is_first = self._number(prompt, completion) not in self._begun
         shows_prompt = is_first and bool(self._body.return_token_ids or self._body.echo)
         fields = self._fields(prompt, completion, is_first=is_first)
-        self._offsets.setdefault(fields["index"], 0)
+        self._begun.add(fields["index"])
         ids = self._prompts[prompt].ids if shows_prompt else None
         return CompletionChunkChoice(**fields, prompt_token_ids=ids)
 
@@ -155,9 +158,12 @@ class _CompletionWriter(ReplyWriter):
         self, prompt: int, completion: CompletionOutput, *, is_first: bool
     ) -> dict[str, Any]:
         """Return the fields that whole choices and chunks have in common."""
+        number = self._number(prompt, completion)
+        text = (self._echoed(prompt) if is_first else "") + self._text(completion)
+        self._sent[number] = self._sent.get(number, 0) + len(text)
         return {
-            "index": self._number(prompt, completion),
-            "text": (self._echoed(prompt) if is_first else "") + self._text(completion),
+            "index": number,
+            "text": text,
             "logprobs": self._logprobs(prompt, completion, is_first=is_first),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
@@ -194,16 +200,31 @@ class _CompletionWriter(ReplyWriter):
             unknown = [None] * (len(ids) - len(known))  # none asked for, or not computed in time
             positions = [*known, *unknown, *positions]
             token_ids = ids + token_ids
-        number = self._number(prompt, completion)
-        found = completion_logprobs(
+        return completion_logprobs(
             positions,
             token_ids,
             [self._token_text(p, i) for p, i in zip(positions, token_ids, strict=True)],
-            offset=self._offsets.get(number, 0),
+            self._text_offsets(prompt, completion, token_ids, is_first=is_first),
             as_ids=self.shows_tokens_as_ids,
         )
-        self._offsets[number] = self._offsets.get(number, 0) + sum(map(len, found.tokens))
-        return found
+
+    def _text_offsets(
+        self, prompt: int, completion: CompletionOutput, token_ids: list[int], *, is_first: bool
+    ) -> list[int]:
+        """Where the tokens begin in the text of their choice; all at 0 without a tokenizer."""
+        number, given = self._number(prompt, completion), self._prompts[prompt]
+        if self.server.tokenizer is None:
+            return [0] * len(token_ids)
+        if number not in self._offsets:
+            self._offsets[number] = TextOffsets(
+                self.server.tokenizer,
+                given.ids,
+                skip_special_tokens=given.params.skip_special_tokens,
+            )
+        offsets = self._offsets[number]
+        echoed = offsets.of_prompt(self._echoed(prompt)) if self._body.echo and is_first else []
+        most = None if completion.finish_reason is None else self._sent[number]
+        return echoed + offsets.of_output(token_ids[len(echoed) :], most)
 
     def _token_text(self, position: Any, token_id: int) -> str:
         entry = None if position is None else position[token_id]

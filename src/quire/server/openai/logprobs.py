@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from msgspec import Raw, json
@@ -14,6 +14,7 @@ from quire.server.openai.replies import (
     TokenLogprob,
     TokenLogprobs,
 )
+from quire.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0
 """JSON has no infinity; this stands for it."""
@@ -23,31 +24,40 @@ def chat_logprobs(
     positions: Iterable[Mapping[int, Logprob]],
     token_ids: Iterable[int],
     num_top: int,
+    tokenizer: Tokenizer,
     *,
-    as_ids: bool,
+    asked_ids: Collection[int] | None = None,
+    as_ids: bool = False,
 ) -> ChatLogprobs:
-    """One entry per generated token; its list has the first `num_top` that the engine reports (all
-    for -1), of which the generated one is the first.
+    """One entry per generated token; its list has the `num_top` likeliest tokens (-1: all), or
+    `asked_ids`, the likeliest first. The generated token is among them only if it is one of them.
     """
-    return ChatLogprobs(
-        [
-            _chat_entry(position, token_id, num_top, as_ids)
-            for position, token_id in zip(positions, token_ids, strict=True)
-        ]
-    )
+
+    def shown(token_id: int, entry: Logprob) -> tuple[str, float, list[int]]:
+        text = token_name(token_id, entry, as_ids)
+        return text, max(entry.logprob, FLOOR), list(tokenizer.token_bytes(token_id))
+
+    entries = []
+    for position, token_id in zip(positions, token_ids, strict=True):
+        listed = _likeliest(position, num_top, asked_ids)
+        top = [TokenLogprob(*shown(*each)) for each in listed]
+        entries.append(TokenLogprobs(*shown(token_id, position[token_id]), top))
+    return ChatLogprobs(entries)
 
 
-def _chat_entry(
-    position: Mapping[int, Logprob], token_id: int, num_top: int, as_ids: bool
-) -> TokenLogprobs:
-    listed = list(position.items())[: None if num_top < 0 else num_top]
-    top = [TokenLogprob(*_shown(id, entry, as_ids)) for id, entry in listed]
-    return TokenLogprobs(*_shown(token_id, position[token_id], as_ids), top)
-
-
-def _shown(token_id: int, entry: Logprob, as_ids: bool) -> tuple[str, float, list[int]]:
-    text = token_name(token_id, entry, as_ids)
-    return text, max(entry.logprob, FLOOR), list(text.encode("utf-8", "replace"))
+def _likeliest(
+    position: Mapping[int, Logprob], num_top: int, asked_ids: Collection[int] | None
+) -> list[tuple[int, Logprob]]:
+    """The entries of a position to list. The engine's has the generated token first, whether or not
+    it is one of the likeliest or of those that were asked for.
+    """
+    if asked_ids is not None:
+        listed = [(id, entry) for id, entry in position.items() if id in asked_ids]
+    else:
+        own, *others = position.items()
+        is_extra = len(position) > num_top >= 0
+        listed = others if is_extra else [own, *others]
+    return sorted(listed, key=lambda each: -each[1].logprob)
 
 
 def token_name(token_id: int, entry: Logprob, as_ids: bool) -> str:
@@ -59,19 +69,16 @@ def completion_logprobs(
     positions: Iterable[Mapping[int, Logprob] | None],
     token_ids: Iterable[int],
     texts: Iterable[str],
+    offsets: list[int],
     *,
-    offset: int,
     as_ids: bool,
 ) -> CompletionLogprobs:
     """Parallel lists; `texts` names the tokens of positions that have no logprob (a prompt's first
-    token). `offset` is how many characters of token texts came before.
+    token). `offsets`: where the tokens begin in the text.
     """
-    found = CompletionLogprobs([], [], [], [])
+    found = CompletionLogprobs(offsets, [], [], [])
     for position, token_id, text in zip(positions, token_ids, texts, strict=True):
-        name = f"token_id:{token_id}" if as_ids else text
-        found.text_offset.append(offset)
-        found.tokens.append(name)
-        offset += len(name)
+        found.tokens.append(f"token_id:{token_id}" if as_ids else text)
         if position is None:
             found.token_logprobs.append(None)
             found.top_logprobs.append(None)

@@ -385,7 +385,11 @@ class ChatRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are reported; None: no logprobs."""
+        """How many of the likeliest tokens are reported; None: no logprobs, or those of the tokens
+        that are named.
+        """
+        if self.logprob_token_ids is not None and not self.top_logprobs:
+            return None
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

@@ -185,7 +185,7 @@ class ResponseWriter:
         if not self._chat.logprobs or completion.logprobs is None:
             return []
         num_top = self._chat.top_logprobs or 0
-        found = chat_logprobs(completion.logprobs, completion.token_ids, num_top, as_ids=False)
+        found = chat_logprobs(completion.logprobs, completion.token_ids, num_top, self._tokenizer)
         return found.content or []
 
     def _of_output(self, name: str, item: Item) -> EventData:
