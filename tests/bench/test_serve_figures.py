@@ -5,7 +5,13 @@ import math
 import pytest
 
 from quire.bench.serving.load import Outcome, RequestShape
-from quire.bench.serving.serve_metrics import figures_of, parse_goodput, peak_concurrency, table
+from quire.bench.serving.serve_metrics import (
+    figures_of,
+    parse_goodput,
+    peak_concurrency,
+    peak_rate,
+    table,
+)
 from quire.errors import InvalidParameter
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -41,6 +47,11 @@ def test_nothing_succeeded():
 
 def test_one_after_the_other_is_no_crowd():
     assert peak_concurrency([Outcome(i, 1, 1, 0.1, 1.0) for i in range(5)]) == 1
+
+
+def test_the_peak_counts_tokens_and_not_events():
+    """As with speculation, where an event has the tokens of several drafts."""
+    assert peak_rate([Outcome(0.0, 1, 12, ttft=0.1, latency=0.5, gaps=[0.1, 0.1])]) == 12
 
 
 @pytest.mark.parametrize("word", ["ttft", "ttft:", "ttft:fast", "itl:5", "e2el:-1"])

@@ -266,3 +266,18 @@ def test_chat_on_the_embedded_model(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("print a list\n/quit\n"))
     assert main.main(["chat", "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out == quick
+
+
+def test_n_has_a_short_flag(capsys):
+    words = ["generate", PROMPT, "-n", "2", "--temperature", "1", "--max-tokens", "2", "--json"]
+    assert main.main(words) == 0
+    assert len(json.loads(capsys.readouterr().out)["outputs"]) == 2
+
+
+def test_show_gives_figures_to_programs(capsys):
+    assert main.main(["show", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["num_parameters"] == 2_951_616
+    assert figures["architecture"] == "LlamaForCausalLM"
+    assert (figures["num_layers"], figures["context"]) == (6, 4096)
+    assert figures["kv_bytes_per_token"] == 1536

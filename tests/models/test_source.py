@@ -125,3 +125,9 @@ def test_a_path_that_is_not_there_does_not_reach_the_hub(tmp_path, monkeypatch, 
     with pytest.raises(ModelNotFound, match="There is no folder"):
         locate(name)
     assert not hub.calls
+
+
+def test_a_file_is_not_taken_for_a_missing_folder(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match=r"model\.gguf' is a file\. Give the folder"):
+        locate(tmp_path / "model.gguf")

@@ -100,7 +100,7 @@ def test_the_longest_prompt_and_longer_ones(llm):
         ),
         (
             "a",
-            {"pooling_params": PoolingParams(dimensions=48)},
+            {"pooling_params": PoolingParams(dimensions=47)},
             InvalidParameter,
             "does not support Matryoshka embeddings, so that dimensions must be left out.",
         ),

@@ -53,8 +53,10 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """One flag per entry of the table; what is not given does not appear in the namespace."""
     group = parser.add_argument_group("Sampling", argument_default=argparse.SUPPRESS)
     for name, (form, help) in FLAGS.items():
-        flag = "--" + name.replace("_", "-")
-        group.add_argument(flag, help=help, **_reading(form))
+        flags = ["--" + name.replace("_", "-")]
+        if len(name) == 1:
+            flags.insert(0, f"-{name}")
+        group.add_argument(*flags, help=help, **_reading(form))
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:

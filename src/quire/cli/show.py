@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from quire.config.args.command_line import add_options
 from quire.config.args.engine_args import EngineArgs
@@ -20,6 +21,7 @@ _OPTIONS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire show`."""
     parser.add_argument("model", nargs="?", help="folder or hub id; none: the embedded model")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     add_options(parser, EngineArgs, only=_OPTIONS)
 
 
@@ -27,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the description; of the model's files only the small ones are read."""
     from quire.config.planning import gather_model_facts
     from quire.models.foreign.implementation import describe_model
-    from quire.models.show import describe
+    from quire.models.show import describe, figures_of
 
     engine_args = EngineArgs.from_cli_args(args)
     engine_args.load_format, engine_args.skip_tokenizer_init = (
@@ -36,11 +38,19 @@ def run(args: argparse.Namespace) -> int:
     )  # no weights, no tokenizer
     facts = gather_model_facts(engine_args)
     size = ITEMSIZE.get(facts.checkpoint_dtype, 2)
+    model = describe_model(facts.hf_config, facts.model_impl, facts.pooler)
+    if args.json:
+        stored = {
+            "model": facts.name,
+            "architecture": facts.architecture,
+            "dtype": facts.checkpoint_dtype,
+        }
+        print(json.dumps({**stored, **figures_of(model, weight_bytes=size, kv_bytes=size)}))
+        return 0
     print(f"model             {facts.name}")
     print(f"architecture      {facts.architecture}, stored as {facts.checkpoint_dtype}")
     if is_wanted(engine_args):
         print(f"offloaded         {_offloaded(engine_args, facts, size)}")
-    model = describe_model(facts.hf_config, facts.model_impl, facts.pooler)
     print(describe(model, weight_bytes=size, kv_bytes=size))
     return 0
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from quire.models.costs import active_parameters, flops_per_token
 from quire.models.foreign.spec import ForeignDecoder
@@ -67,6 +68,37 @@ def describe(decoder: Decoder | ForeignDecoder, *, weight_bytes: int = 2, kv_byt
         _figures(decoder, weight_bytes, number), _program(decoder), _groups(decoder, number)
     )  # fmt: skip
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def figures_of(
+    decoder: Decoder | ForeignDecoder, *, weight_bytes: int = 2, kv_bytes: int = 2
+) -> dict[str, Any]:
+    """The figures of `describe` by name, for programs; None for what the model does not have."""
+    number = NumberBytes(weight_bytes, kv_bytes)
+    own: dict[str, Any] = {"num_active_parameters": None, "context": None, "flops_per_token": None}
+    if isinstance(decoder, ForeignDecoder):
+        total, num_layers = decoder.num_parameters, len(decoder.layers)
+        per_token = token_bytes(decoder.memories, number)
+        per_request = state_bytes(decoder.memories, number)
+    else:
+        total, num_layers = num_parameters(decoder), len(decoder.blocks)
+        memories = memories_of([decoder])
+        per_token, per_request = token_bytes(memories, number), state_bytes(memories, number)
+        own = {
+            "num_active_parameters": active_parameters(decoder),
+            "context": decoder.context,
+            "flops_per_token": flops_per_token(decoder),
+        }
+    return {
+        "num_parameters": total,
+        "weight_bytes": total * weight_bytes,
+        "num_layers": num_layers,
+        "hidden_size": decoder.dim,
+        "vocab_size": decoder.vocab,
+        "kv_bytes_per_token": per_token,
+        "state_bytes_per_request": per_request,
+        **own,
+    }
 
 
 def _figures(d: Decoder, weight_bytes: int, number: NumberBytes) -> Iterator[str]:

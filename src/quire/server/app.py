@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server.anthropic.failures import error_response as anthropic_error
 from quire.server.context import RouteEntry, Server
@@ -60,11 +60,26 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
             allow_credentials=access.allow_credentials,
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    app = WithoutSlash(app)
     if access.hosts is not None:
         app = BrowserGuard(app, access.hosts, access.origins)
     return InFlightMiddleware(
         app, server.in_flight, shows_ids=access.shows_request_ids, logs=access.logs
     )
+
+
+class WithoutSlash:
+    """Serves a path with a slash at its end as the one without. A redirection would lose the body
+    of clients that follow it with GET.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and len(scope["path"]) > 1 and scope["path"].endswith("/"):
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        await self._app(scope, receive, send)
 
 
 def _route(server: Server, entry: RouteEntry) -> Route:

@@ -87,7 +87,7 @@ def build_server(
             hides_tools=args.exclude_tools_when_tool_choice_none,
             parser_plan=parser_plan,
         ),
-        pooling=_pooling_settings(plan),
+        pooling=_pooling_settings(plan, cuts=args.truncate_long_inputs),
         replies=ReplySettings(
             tokens_as_ids=args.return_tokens_as_token_ids,
             forces_usage=args.enable_force_include_usage,
@@ -132,7 +132,7 @@ async def load_modules(adapters: ServedAdapters, args: ServerArgs) -> None:
         await adapters.add(asked)
 
 
-def _pooling_settings(plan: EnginePlan) -> PoolingSettings:
+def _pooling_settings(plan: EnginePlan, *, cuts: bool) -> PoolingSettings:
     """How a model that pools is served."""
     config = plan.pooler_config or PoolerConfig()
     longest = config.max_embed_len
@@ -143,6 +143,7 @@ def _pooling_settings(plan: EnginePlan) -> PoolingSettings:
         window=_BATCHES_AT_ONCE * plan.max_num_seqs,
         longest=longest,
         has_pieces=config.enable_chunked_processing,
+        cuts=cuts and not config.enable_chunked_processing,
     )
 
 

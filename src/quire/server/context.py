@@ -23,7 +23,7 @@ from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.fields import BODY_SLOT, FieldRules, name_as_sent
+from quire.server.http.fields import BODY_SLOT, CUT_SLOT, FieldRules, NamesFields, name_as_sent
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.json_body import BodyBudget, T, read_json
 from quire.server.http.security import owner_of
@@ -180,6 +180,19 @@ class Server:
         assert self.texts is not None, "servers with a tokenizer are made with it"
         return self.texts
 
+    def tell_cut(self, request: Request, body: GenerationFields, prompts: Sequence[Prompt]) -> None:
+        """Have the reply's header `X-Adjusted-Fields` say how many tokens there may be, where that
+        is less than was asked for.
+        """
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        asked = getattr(body, name)
+        allowed = min((prompt.params.max_tokens or 0 for prompt in prompts), default=0)
+        if asked is not None and allowed < asked:
+            state = request.scope["state"]
+            sent = state.get(BODY_SLOT)
+            shown = sent.field_of(name) if isinstance(sent, NamesFields) else name
+            state[CUT_SLOT] = f"{shown}={allowed}"
+
     def check_logprobs(self, body: GenerationFields, prompts: Sequence[Prompt]) -> None:
         """Raise InvalidParameter for a request whose reply may have too many logprobs."""
         given = [(len(prompt.ids), prompt.params) for prompt in prompts]
@@ -193,6 +206,7 @@ class Server:
         CapacityError, EngineDeadError before any part of a reply is sent.
         """
         self.check_logprobs(body, prompts)
+        self.tell_cut(request, body, prompts)
         streams: list[Outputs] = []
         try:
             for index, prompt in enumerate(prompts):

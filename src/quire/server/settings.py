@@ -26,13 +26,15 @@ class ChatSettings:
 class PoolingSettings:
     """How prompts are pooled. `prompts`: what may be put before texts, by name. `window`: how many
     inputs of one request are in the engine at a time. `longest`: the most tokens of a text that is
-    embedded (None: any number); `has_pieces`: it may be longer than the model takes.
+    embedded (None: any number); `has_pieces`: it may be longer than the model takes; `cuts`: one
+    that is longer is cut unless the request says how.
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     window: int = 256
     longest: int | None = None
     has_pieces: bool = False
+    cuts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,8 @@ def test_explain_prints_the_plan():
         (["--api-server-count", "0"], "api_server_count"),
         (["--api-server-count", "2", "--max-stored-responses", "9"], "max_stored_responses"),
         (["--ssl-certfile", "/no/such/file.pem"], "--ssl-certfile"),
-        (["--host", "203.0.113.1", "--port", "0"], "--port"),
+        (["--host", "203.0.113.1", "--port", "0"], "--host"),
+        (["--host", "no such name", "--port", "0"], "--host"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(flags, named):

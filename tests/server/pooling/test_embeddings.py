@@ -14,7 +14,7 @@ import torch
 
 from quire.server.pooling.vectors import as_bytes
 from tests.pooling import models
-from tests.server.pooling.conftest import LONGEST
+from tests.server.pooling.conftest import LONGEST, served
 
 TEXTS = ["The block pool", "once upon a time there was a small model", "3.14159"]
 WIDTH = 48
@@ -377,3 +377,16 @@ def test_what_the_model_cannot_do_is_not_there(embedder):
     assert (card["id"], card["max_model_len"]) == ("tiny", 160)
     reply = embedder.post("/v1/embeddings", {"model": "other", "input": "a"})
     assert reply.status_code == 404
+
+
+def test_long_texts_are_cut_where_the_operator_says_so(embedder_folder):
+    with served(*embedder_folder, "--truncate-long-inputs") as pair:
+        most = pair.get("/v1/models").json()["data"][0]["max_model_len"]
+        text = "word " * most
+        reply = pair.post("/v1/embeddings", {"input": text})
+        [found] = vectors(reply)
+        assert reply.json()["usage"]["prompt_tokens"] == most
+        [asked] = vectors(
+            pair.post("/v1/embeddings", {"input": text, "truncate_prompt_tokens": -1})
+        )
+        assert found == asked

@@ -7,7 +7,7 @@ dashboards and scripts that read one file read the other.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -103,15 +103,18 @@ def parse_goodput(words: Sequence[str]) -> dict[str, float]:
 
 
 def peak_rate(outcomes: Sequence[Outcome]) -> float:
-    """Events of the fullest second."""
-    seconds: Counter[int] = Counter()
+    """Tokens of the fullest second. An event may have several; which of them is not told, so each
+    counts as many as the events of its request have on average.
+    """
+    seconds: defaultdict[int, float] = defaultdict(float)
     for outcome in outcomes:
+        tokens = outcome.output_len / (1 + len(outcome.gaps))
         at = outcome.start + outcome.ttft
-        seconds[int(at)] += 1
+        seconds[int(at)] += tokens
         for gap in outcome.gaps:
             at += gap
-            seconds[int(at)] += 1
-    return float(max(seconds.values(), default=0))
+            seconds[int(at)] += tokens
+    return max(seconds.values(), default=0.0)
 
 
 def peak_concurrency(outcomes: Sequence[Outcome]) -> int:

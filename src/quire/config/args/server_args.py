@@ -107,6 +107,9 @@ class ServerArgs(CommandLineOptions):
         128, "Most completions (prompts times n) of one request.", minimum=1
     )
     max_stop_strings: int = _LIMITS.integer(16, "Most stop strings of one request.", minimum=1)
+    truncate_long_inputs: bool = _LIMITS.flag(
+        False, "Cut texts that are longer than a model that pools takes, as other servers do."
+    )
     max_stored_responses: int | None = _LIMITS.integer(
         None,
         "Most responses of /v1/responses that are kept to be asked for again; 0: none. None: 256, "

@@ -77,6 +77,9 @@ def locate(
     folder = Path(model).expanduser()
     if str(model) and folder.is_dir():
         return folder
+    if folder.is_file():
+        hint = "Give the folder of the model, with its config.json and safetensors files."
+        raise ModelNotFound(f"{str(model)!r} is a file. {hint}")
     if not _is_hub_id(model):
         raise ModelNotFound(
             f"There is no folder {str(model)!r}, and it is no hub id (owner/name) either."

@@ -149,6 +149,8 @@ def check_dimensions(pooler: PoolerSpec, dimensions: int, width: int, name: str)
     """Raise InvalidParameter unless vectors of the model `name`, which have `width` numbers, may be
     cut to so many.
     """
+    if pooler.sizes is None and dimensions == width:
+        return  # nothing is cut
     if pooler.sizes is None:
         allowed = (
             f"{name} does not support Matryoshka embeddings, so that dimensions must be left out"

@@ -38,9 +38,16 @@ def texts_of(blocks: list[Any], name: str) -> str:
     for number, block in enumerate(blocks):
         if not isinstance(block, dict) or block.get("type") != "text":
             kind = block.get("type") if isinstance(block, dict) else block
-            raise NotBuiltYet(f"{name}[{number}].type", kind, "Only text can be sent here.")
+            raise _unserved(f"{name}[{number}].type", kind)
         texts.append(text_in(block, "text", f"{name}[{number}]"))
     return "\n".join(texts)
+
+
+def _unserved(place: str, kind: Any) -> NotBuiltYet:
+    hint = "Only text can be sent here."
+    if kind in ("document", "search_result"):
+        hint = 'Send what it says as a block of the type "text".'
+    return NotBuiltYet(place, kind, hint)
 
 
 def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
@@ -63,7 +70,7 @@ def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
             case "tool_result":
                 results.append(_result(block, place))
             case kind:
-                raise NotBuiltYet(f"{place}.type", kind, "Only text can be sent here.")
+                raise _unserved(f"{place}.type", kind)
     if texts:
         message["content"] = "\n".join(texts)
     says_something = bool(texts) or "tool_calls" in message or "reasoning" in message

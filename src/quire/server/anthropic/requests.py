@@ -12,6 +12,7 @@ from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.anthropic.blocks import conversation, texts_of
 from quire.server.http.fields import PlainObject, objects_in
 from quire.server.openai.requests import ChatRequest, Effort
+from quire.server.openai.hosted_tools import without_hosted
 from quire.server.openai.sampling_fields import Salt
 
 
@@ -22,8 +23,14 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     type: str | None = None
-    cache_control: Any = None
     strict: bool | None = None
+
+    max_uses: int | None = None
+    max_content_tokens: int | None = None
+    allowed_domains: list[str] | None = None
+    blocked_domains: list[str] | None = None
+    user_location: dict[str, Any] | None = None
+    citations: Any = None
 
 
 class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +94,13 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: str | None = None
     cache_control: Any = None
 
+    def leave_out(self) -> list[str]:
+        """Take out the tools that a server would run itself: see `without_hosted`."""
+        if self.tools:
+            self.tools, places = without_hosted(self.tools, self.tool_choice)
+            return places
+        return []
+
     def objects(self) -> Iterator[PlainObject]:
         """The messages and their blocks: see `FieldRules.settle`."""
         yield from objects_in("messages", self.messages, _OF_MESSAGES)
@@ -125,6 +139,10 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return kwargs
 
 
+_OF_HOSTED_TOOLS = (
+    *("max_uses", "max_content_tokens", "allowed_domains", "blocked_domains", "user_location"),
+    "citations",
+)
 _FIELDS = {
     "continue_final_message": "messages",
     "response_format": "output_config.format",
@@ -176,6 +194,9 @@ def _is_open(message: dict[str, Any]) -> bool:
 def _tool(tool: Tool) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
         raise NotBuiltYet("tools.type", tool.type, "Only tools that the caller runs exist here.")
+    for name in _OF_HOSTED_TOOLS:
+        if (value := getattr(tool, name)) is not None:
+            raise InvalidParameter(f"tools.{name}", value, "it goes with hosted tools only")
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description

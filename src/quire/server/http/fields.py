@@ -22,10 +22,13 @@ from quire.server.http.failures import Refusal
 logger = logging.getLogger(__name__)
 
 HEADER = b"x-ignored-fields"
+CUT_HEADER = b"x-adjusted-fields"
 BODY_SLOT = "quire.body"
 """Key of the decoded body in the state of a request's scope."""
 IGNORED_SLOT = "quire.ignored_fields"
 """Key of the names of ignored fields in the state of a request's scope."""
+CUT_SLOT = "quire.adjusted_fields"
+"""Key of the name and value of what was cut to fit, in the same state."""
 
 _MAX_SHOWN = 200
 _MAX_UNKNOWN = 256
@@ -126,6 +129,15 @@ class HasObjects(Protocol):
 
 
 @runtime_checkable
+class LeavesOut(Protocol):
+    """A body with parts that this server does not have and that the answer can do without."""
+
+    def leave_out(self) -> list[str]:
+        """Take them out of the body, in place. Returns where they were."""
+        ...
+
+
+@runtime_checkable
 class NamesFields(Protocol):
     """A body that is translated, so that the engine has other names for some of its fields."""
 
@@ -190,6 +202,10 @@ class FieldRules:
             if getattr(body, name) is not None:
                 self._note(name)
                 ignored.append(name)
+        if isinstance(body, LeavesOut) and not self.is_strict:
+            for place in body.leave_out():
+                self._note(place.partition("[")[0])
+                ignored.append(place)
         if isinstance(body, HasObjects):
             for place, item, known in body.objects():
                 if not item.keys() <= known:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.server.http.failures import error_response
-from quire.server.http.fields import HEADER, IGNORED_SLOT
+from quire.server.http.fields import CUT_HEADER, CUT_SLOT, HEADER, IGNORED_SLOT
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +155,8 @@ class _LoggedSend:
             if IGNORED_SLOT in self._state:
                 names = ", ".join(self._state[IGNORED_SLOT][:_MAX_NAMES])
                 headers.append((HEADER, names.encode("ascii", "backslashreplace")))
+            if CUT_SLOT in self._state:
+                headers.append((CUT_HEADER, self._state[CUT_SLOT].encode("ascii")))
             message = {**message, "headers": headers}
         else:
             self.num_bytes += len(message.get("body", b""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -67,8 +68,13 @@ def bind(host: str | None, port: int, uds: str | None) -> socket.socket:
         listener.bind((host or "127.0.0.1", port))
         return listener
     except OSError as error:
-        name, given = ("--uds", uds) if uds else ("--port", f"{host or '127.0.0.1'}:{port}")
-        raise InvalidParameter(name, given, error.strerror or str(error)) from None
+        text = error.strerror or str(error)
+        if uds is not None:
+            raise InvalidParameter("--uds", uds, text) from None
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            hint = "Give an address of this machine: 0.0.0.0 stands for all of them."
+            raise InvalidParameter("--host", host, text, hint) from None
+        raise InvalidParameter("--port", f"{host or '127.0.0.1'}:{port}", text) from None
 
 
 def bind_shared(host: str | None, port: int, uds: str | None, count: int) -> list[socket.socket]:

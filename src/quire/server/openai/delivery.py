@@ -51,6 +51,7 @@ async def deliver(
     if body.use_beam_search:
         check_beams(body, server.engine.front_end.inputs.limits.max_logprobs)
         server.check_logprobs(body, prompts)
+        server.tell_cut(request, body, prompts)
         found = await beam_outputs(server, request, body, name, prompts)
         return await _whole(reply, found)
     streams = await server.start(request, body, name, prompts)

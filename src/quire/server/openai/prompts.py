@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from quire.errors import InvalidParameter, OutputTooLong, PromptTooLong
+from quire.errors import InvalidParameter, PromptTooLong
 from quire.server.context import Server
 from quire.server.http.failures import Refusal
 from quire.server.openai.requests import ChatRequest, GenerationFields
@@ -117,15 +117,13 @@ def output_budget(
     asked: int | None, name: str, defaults: Mapping[str, Any], prompt_len: int, max_model_len: int
 ) -> int:
     """Return how many tokens may be generated: the requested number, else the model's default, else
-    as many as fit; never more than fit.
+    as many as fit; never more than fit, since agents ask for fixed numbers.
 
     Raises InvalidParameter, ContextLengthExceeded.
     """
     room = max_model_len - prompt_len
     if room <= 0:
         raise PromptTooLong(prompt_len, max_model_len)
-    if asked is not None and asked > max_model_len:
-        raise OutputTooLong(name, asked, max_model_len)
     wanted = asked if asked is not None else defaults.get("max_tokens")
     if wanted is not None and wanted < 1:
         raise InvalidParameter(name, wanted, "max_tokens must be at least 1")

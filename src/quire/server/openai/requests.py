@@ -18,6 +18,7 @@ from quire.params import SamplingParams
 from quire.params.kinds import RequestOutputKind
 from quire.params.structured import RepetitionDetectionParams
 from quire.server.http.fields import PlainObject, objects_in
+from quire.server.openai.hosted_tools import without_hosted
 from quire.server.openai.prompt_forms import prompts_in
 from quire.server.openai.sampling_fields import RequestSamplingFields
 from quire.server.openai.structured import SHAPE_FIELDS, StructuredFields, structured_outputs
@@ -116,6 +117,8 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_whitespace_pattern: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
     use_beam_search: bool | None = None
     length_penalty: float | None = None
@@ -141,7 +144,11 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         kind = parameter.removeprefix("structured_outputs.")
         if kind == parameter or self.structured_outputs is not None:
             return parameter
-        return "response_format" if self.response_format is not None else f"guided_{kind}"
+        if self.response_format is not None:
+            return "response_format"
+        short = {"regex": "regex", "grammar": "ebnf"}.get(kind)
+        is_short = short is not None and getattr(self, short) is not None
+        return short if short is not None and is_short else f"guided_{kind}"
 
     def check_amounts(self, limits: Limits, num_prompts: int = 1) -> None:
         """Raise InvalidParameter for more completions, stop strings or ids than a request may have,
@@ -221,6 +228,11 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         fields = {**defaults, **self._given(_PASSED_ON)}
         num = 1 if self.use_beam_search else self.num_drawn
         fields |= {"n": num, "max_tokens": max_tokens, "logprobs": logprobs}
+        is_greedy = fields.get("temperature") == 0
+        if fields.get("top_p") == 0 or (is_greedy and num > 1):
+            # The engine knows one way to be greedy, with one completion. This is the same choice.
+            fields |= {"top_k": 1, "top_p": 1.0, "min_p": 0.0}
+            fields["temperature"] = 1.0 if is_greedy else fields.get("temperature", 1.0)
         if shape := self._given(SHAPE_FIELDS):
             fields["structured_outputs"] = structured_outputs(shape)
         if (found := self.repetition_detection) is not None:
@@ -337,6 +349,13 @@ class ChatRequest(GenerationFields):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None
+
+    def leave_out(self) -> list[str]:
+        """Take out the tools that a server would run itself: see `without_hosted`."""
+        if self.tools:
+            self.tools, places = without_hosted(self.tools, self.tool_choice)
+            return places
+        return []
 
     def objects(self) -> Iterator[PlainObject]:
         """The messages, their parts and the tools: see `FieldRules.settle`."""

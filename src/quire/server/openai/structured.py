@@ -20,7 +20,12 @@ _GUIDED = {
     "guided_json_object": "json_object",
 }
 """Older field -> the engine's kind."""
-SHAPE_FIELDS = ("response_format", "structured_outputs", *_GUIDED, "guided_whitespace_pattern")
+_SHORT = {"regex": "regex", "ebnf": "grammar"}
+"""SGLang's field -> the engine's kind."""
+SHAPE_FIELDS = (
+    *("response_format", "structured_outputs", *_GUIDED, "guided_whitespace_pattern"),
+    *_SHORT,
+)
 """The fields of a request that ask for an output of a certain shape."""
 _OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 _KINDS = (*_GUIDED.values(), "structural_tag")
@@ -64,6 +69,7 @@ def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | No
         ("response_format", _of_format(given.get("response_format"))),
         ("structured_outputs", _of_fields(given.get("structured_outputs"))),
         ("guided_*", _of_guided(given)),
+        *((name, {kind: given[name]}) for name, kind in _SHORT.items() if name in given),
     ]
     found = [(name, fields) for name, fields in asked if fields]
     if not found:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quire.engine.frontend.pooling_input import PoolingFacts, Truncation, take_truncation
+from quire.engine.frontend.pooling_input import TRUNCATE, PoolingFacts, Truncation, take_truncation
 from quire.errors import InvalidParameter, PromptTooLong, RequestError
 from quire.params import PoolingParams
 from quire.params.pooling import SECOND_TEXT
@@ -43,7 +43,10 @@ class InputReader:
         """For prompts that the model takes. Raises InvalidParameter."""
         max_model_len = server.limits.max_model_len
         side = "right" if server.tokenizer is None else server.tokenizer.truncation_side
-        _, cut = take_truncation(body.truncation, max_model_len, side)
+        given = body.truncation
+        if server.pooling.cuts:
+            given = {TRUNCATE: -1, **given}
+        _, cut = take_truncation(given, max_model_len, side)
         return cls(server, server.abilities.facts, cut, max_model_len)
 
     async def ids(self, text: str, *, add_special_tokens: bool, most_read: int = 0) -> list[int]:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.http.fields import PlainObject, objects_in
+from quire.server.openai.hosted_tools import without_hosted
 from quire.server.openai.requests import ChatRequest, Effort
 from quire.server.openai.sampling_fields import RequestSamplingFields
 from quire.server.responses.items import conversation, in_namespace
@@ -99,6 +100,13 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    def leave_out(self) -> list[str]:
+        """Take out the tools that a server would run itself: see `without_hosted`."""
+        if self.tools:
+            self.tools, places = without_hosted(self.tools, self.tool_choice)
+            return places
+        return []
 
     def objects(self) -> Iterator[PlainObject]:
         """The items and their parts: see `FieldRules.settle`."""
