@@ -19,7 +19,6 @@ BODIES = {
     [
         ("/v1/completions", {"prompt": [10**6]}, "prompt"),
         ("/v1/completions", {"best_of": 2, "temperature": 0}, "best_of"),
-        ("/v1/completions", {"n": 2, "temperature": 0}, "n"),
         ("/v1/completions", {"logprobs": 10**6}, "logprobs"),
         ("/v1/completions", {"guided_json": NO_SCHEMA}, "guided_json"),
         ("/v1/completions", {"structured_outputs": {"regex": "(["}}, "structured_outputs.regex"),

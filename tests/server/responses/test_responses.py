@@ -117,7 +117,7 @@ def test_responses_are_their_key_s_own(guarded):
     [
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         ({"input": []}, "input"),
-        ({"tools": [{"type": "web_search"}]}, "tools.type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools.type"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"include": ["no_such"]}, "include"),
         ({"background": True, "store": False}, "background"),

@@ -62,7 +62,7 @@ def test_the_result_of_a_call_goes_back(server):
 
 def test_what_cannot_be_served_is_refused(server):
     for options, complaint in (
-        ({"tools": [{"type": "web_search"}]}, "web_search"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "web_search"),
         ({"tool_choice": {"type": "function", "name": "clock"}}, "the tools are weather"),
     ):
         with pytest.raises(openai.BadRequestError, match=complaint):
