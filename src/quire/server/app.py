@@ -50,7 +50,9 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
     )
     inner.router.redirect_slashes = False
     inner.state.entries = [entry for entry in entries if entry.is_for(server)]
-    app: ASGIApp = KeyGuard(inner, access.keys, access.root_path) if access.keys else inner
+    app: ASGIApp = WithoutSlash(inner)
+    if access.keys:  # which opens the paths that it knows, and none of another spelling
+        app = KeyGuard(app, access.keys, access.root_path)
     if access.origins:
         app = CORSMiddleware(
             app,
@@ -60,7 +62,6 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
             allow_credentials=access.allow_credentials,
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app = WithoutSlash(app)
     if access.hosts is not None:
         app = BrowserGuard(app, access.hosts, access.origins)
     return InFlightMiddleware(
@@ -78,7 +79,7 @@ class WithoutSlash:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and len(scope["path"]) > 1 and scope["path"].endswith("/"):
-            scope["path"] = scope["path"].rstrip("/") or "/"
+            scope["path"] = scope["path"].removesuffix("/")
         await self._app(scope, receive, send)
 
 

@@ -61,7 +61,7 @@ def shape(reply):
     ("method", "path", "content", "kind", "right"),
     [
         ("GET", "/nope", None, None, (404, "NotFoundError")),
-        ("GET", "/v1/models/", None, None, (404, "NotFoundError")),
+        ("GET", "/v1/models//", None, None, (404, "NotFoundError")),
         ("GET", "/V1/models", None, None, (404, "NotFoundError")),
         ("GET", "/v1//models", None, None, (404, "NotFoundError")),
         ("GET", "/v1/completions", None, None, (405, "MethodNotAllowedError")),
