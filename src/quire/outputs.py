@@ -225,11 +225,8 @@ class RequestStateStats(msgspec.Struct, gc=False):
     last_token_ts: float = 0.0
     first_token_latency: float = 0.0
     num_preemptions: int = 0
-
-    @property
-    def is_corrupted(self) -> bool:
-        """False: a step with logits that are no numbers fails."""
-        return False
+    is_corrupted: bool = False
+    """Its logits had NaN, which ended it."""
 
     @property
     def is_watermarked(self) -> bool:

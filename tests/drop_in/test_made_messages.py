@@ -163,6 +163,10 @@ def made_outputs():
             request_id="pooled", new_token_ids=[], pooling_output=np.ones(4, np.float32),
             finish_reason=FinishReason.STOP,
         ),
+        EngineCoreOutput(
+            request_id="spoiled", new_token_ids=[], finish_reason=FinishReason.ERROR,
+            num_nans_in_logits=9,
+        ),
     ]  # fmt: skip
 
 
@@ -184,16 +188,27 @@ def shown(output):
     return fields
 
 
+def test_nans_come_with_the_error_that_they_cause():
+    going_on = EngineCoreOutput(request_id="r", new_token_ids=[3], num_nans_in_logits=2)
+    with pytest.raises(InvalidParameter, match="num_nans_in_logits=2"):
+        EngineCoreOutputs(outputs=[going_on])
+
+
 def test_outputs_show_what_they_were_made_of():
     stats = SchedulerStats(num_running_reqs=3)
     made = EngineCoreOutputs(
         engine_index=2, outputs=made_outputs(), scheduler_stats=stats, timestamp=7.5,
-        finished_requests={"x", "gone", "pooled"}, wave_complete=1,
+        finished_requests={"x", "gone", "pooled", "spoiled"}, wave_complete=1,
     )  # fmt: skip
-    [gone] = made.outputs[4:]
+    [gone] = made.outputs[5:]
     assert (gone.request_id, gone.finish_reason) == ("gone", FinishReason.ABORT)
-    assert list(map(shown, made.outputs[:4])) == list(map(shown, made_outputs()))
-    assert made.scheduler_stats is stats and made.finished_requests == {"x", "gone", "pooled"}
+    assert list(map(shown, made.outputs[:5])) == list(map(shown, made_outputs()))
+    assert made.scheduler_stats is stats and made.finished_requests == {
+        "x",
+        "gone",
+        "pooled",
+        "spoiled",
+    }
     assert (made.engine_index, made.timestamp, made.wave_complete) == (2, 7.5, 1)
     frames = [bytes(frame) for frame in MessageEncoder().encode(made)]
     arrived = MessageDecoder(EngineCoreOutputs).decode(frames)

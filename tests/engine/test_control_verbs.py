@@ -21,6 +21,7 @@ VERBS = [
 ARGUMENTS = {
     "collective_rpc": ("check_health",),
     "save_sharded_state": ("folder",),
+    "check_lora": (LoRARequest("a", 1, "/a"),),
     "add_lora": (LoRARequest("a", 1, "/a"),),
     "remove_lora": (1,),
     "pin_lora": (1,),

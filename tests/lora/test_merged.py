@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, LoRARequest, SamplingParams, embedded
-from quire.errors import InvalidParameter
+from quire.errors import BadAdapter, InvalidParameter
 from quire.models import find_family, read_spec
 from quire.models.adapters.targets import AdapterTargets, leaf_of
 from quire.models.config_reader import read_config
@@ -185,7 +185,8 @@ def test_only_named_modules_may_be_changed():
     request = LoRARequest("shout", 1, str(ADAPTERS / "shout"))
     asked = SamplingParams(temperature=0.0, max_tokens=4)
     with LLM(enable_lora=True, lora_target_modules=["q_proj", "o_proj"]) as llm:
-        (output,) = llm.generate("def", asked, lora_request=request, use_tqdm=False)
-    assert "not among the modules that lora_target_modules allows" in output.outputs[0].error
+        text = "not among the modules that lora_target_modules allows"
+        with pytest.raises(BadAdapter, match=text):
+            llm.generate("def", asked, lora_request=request, use_tqdm=False)
     with pytest.raises(InvalidParameter, match="the model has no such module"):
         LLM(enable_lora=True, lora_target_modules=["query"])

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+from safetensors.torch import load_file, save_file
 
 from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from quire.config.args.engine_args import EngineArgs
@@ -15,7 +17,7 @@ from quire.engine.client.journal import CoreJournal
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import AdapterRef, EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Started
-from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
+from quire.errors import BadAdapter, InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.server.adapters import ServedAdapters, adapter_id, is_plain_name, parse_modules
 from quire.server.context import Server
 
@@ -101,6 +103,13 @@ def llm():
         yield made
 
 
+@pytest.fixture(scope="module")
+def apart():
+    args = {"dtype": "float32", "kv_cache_memory_bytes": 2**25}
+    with LLM(**args, enable_lora=True, max_loras=2, enable_multiprocessing=True) as made:
+        yield made
+
+
 SHOUT = LoRARequest("shout", 1, ADAPTERS / "shout")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -137,14 +146,90 @@ def test_chats_and_beams_have_adapters(llm):
     assert beams[1][0].lora_request == SHOUT and beams[0][0].lora_request is None
 
 
-def test_a_bad_adapter_costs_its_prompt_alone(llm, tmp_path):
-    bad = LoRARequest("bad", 7, tmp_path)
-    outputs = llm.generate(["a", "b"], PARAMS, lora_request=[bad, None], use_tqdm=False)
+def copy_of_shout(folder, **config):
+    """An adapter whose config has other values."""
+    shutil.copytree(ADAPTERS / "shout", folder)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    return LoRARequest("bad", 7, folder)
+
+
+def with_tensors(folder, change):
+    """An adapter in whose tensors `change(name, tensor)` stands."""
+    asked = copy_of_shout(folder)
+    file = folder / "adapter_model.safetensors"
+    tensors = dict(change(*item) for item in load_file(file).items())
+    save_file(tensors, file)
+    return asked
+
+
+UNUSABLE = {
+    "absent": (lambda folder: LoRARequest("bad", 7, folder), "There is no LoRA adapter in /"),
+    "without tensors": (
+        lambda folder: (
+            copy_of_shout(folder),
+            (folder / "adapter_model.safetensors").unlink(),
+        )[0],
+        "it has no adapter_model.safetensors",
+    ),
+    "another method": (lambda folder: copy_of_shout(folder, peft_type="IA3"), "peft_type is 'IA3'"),
+    "too large": (
+        lambda folder: copy_of_shout(folder, r=64),
+        "LoRA rank 64 is greater than max_lora_rank 16",
+    ),
+    "of another model": (
+        lambda folder: with_tensors(folder, lambda n, t: (n.replace("mlp", "other"), t)),
+        "The adapter changes what this model does not have",
+    ),
+    "of another width": (
+        lambda folder: with_tensors(folder, lambda n, t: (n, t[:, :3].contiguous())),
+        "and this model needs",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+@pytest.mark.parametrize("is_apart", [False, True], ids=["here", "in a process of its own"])
+def test_an_adapter_that_cannot_be_used_is_raised_before_anything_runs(
+    llm, apart, is_apart, kind, tmp_path
+):
+    own = apart if is_apart else llm
+    make, text = UNUSABLE[kind]
+    asked = make(tmp_path / "adapter")
+    each = [None, SHOUT, asked]
+    talk = [{"role": "user", "content": "a"}]
+    calls = [
+        lambda: own.generate(["a"] * 3, PARAMS, lora_request=each, use_tqdm=False),
+        lambda: own.generate("a", PARAMS, lora_request=asked, use_tqdm=False),
+        lambda: own.chat([talk] * 3, PARAMS, lora_request=each, use_tqdm=False),
+        lambda: own.enqueue(["a"] * 3, PARAMS, lora_request=each, use_tqdm=False),
+        lambda: own.beam_search(["a"], BeamSearchParams(2, 4), lora_request=asked),
+        lambda: own.check_lora(asked),
+    ]
+    for call in calls:
+        with pytest.raises(BadAdapter, match=text):
+            call()
+    assert not own.llm_engine.has_unfinished_requests() and own.wait_for_completion() == []
+    assert 7 not in own.list_loras()
+
+
+def test_what_only_its_values_tell_costs_its_prompts_alone(llm, tmp_path, caplog):
+    spoiled = with_tensors(tmp_path / "adapter", lambda n, t: (n, t.fill_(float("nan"))))
+    llm.check_lora(spoiled)
+    outputs = llm.generate(["a", "b"], PARAMS, lora_request=[spoiled, None], use_tqdm=False)
     assert outputs[0].outputs[0].finish_reason == "error"
-    assert (
-        outputs[0].outputs[0].error.startswith("the LoRA adapter 'bad': There is no LoRA adapter")
-    )
-    assert outputs[1].outputs[0].finish_reason == "length"
+    assert outputs[0].outputs[0].error.startswith("the LoRA adapter 'bad': ")
+    assert outputs[0].outputs[0].error.endswith("holds NaN or infinity.")
+    assert outputs[1].outputs[0].finish_reason == "length" and outputs[1].outputs[0].error is None
+    [said] = [r.getMessage() for r in caplog.records if "requests failed" in r.getMessage()]
+    assert said.startswith("1 of 2 requests failed;") and said.endswith(outputs[0].outputs[0].error)
+
+
+def test_what_is_in_memory_and_unchanged_is_not_checked_again(llm, monkeypatch):
+    llm.add_lora(SHOUT)
+    worker = llm.llm_engine.model_executor.worker
+    monkeypatch.setattr(worker, "check_adapter", lambda folder: 1 // 0)
+    llm.check_lora(SHOUT)
 
 
 def test_an_engine_without_adapters_says_so():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from quire import LLM, LoRARequest, PoolingParams
+from quire.errors import BadAdapter
 from quire.models import find_family, read_spec
 from quire.models.adapters.targets import AdapterTargets
 from quire.models.config_reader import read_config
@@ -114,6 +115,8 @@ def test_heads_that_do_not_fit(tmp_path):
     made.tensors[PREFIX + "score.weight"] = torch.ones(4, 48)
     request = LoRARequest("four", 1, str(made.save(tmp_path / "four")))
     with open_llm(tmp_path / "base") as llm:
-        (output,) = llm.classify(ASKED[1], lora_request=request, use_tqdm=False)
-    assert output.error is not None and output.outputs.probs == []
-    assert "score.weight is [4, 48], and this model needs [3, 48]" in output.error
+        text = r"score.weight is \[4, 48\], and this model needs \[3, 48\]"
+        with pytest.raises(BadAdapter, match=text):
+            llm.classify(ASKED[1:], lora_request=[None, request], use_tqdm=False)
+        (output,) = llm.classify(ASKED[1], use_tqdm=False)
+    assert output.error is None and len(output.outputs.probs) == 3

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.params import SamplingParams, StructuredOutputsParams
+from quire.runner.devices.stream_device import StreamDevice
+from quire.runner.sampling.sampler import SamplerOutput
 from tests.sampling import sampling_oracle as oracle
 from tests.sampling.sampling_oracle import INF, Bench, Request, make_params
+from tests.support.late_driver import LateDriver
 
 
 def few(rng, vocab_size, most):
@@ -323,15 +326,26 @@ def test_one_bad_row_among_many(bad, kind):
     for sick in range(6):
         broken = logits.copy()
         broken[sick] = -INF if bad == "nothing left" else broken[sick]
-        broken[sick, 137] = BAD[bad]
+        places = [137, *range(140, 140 + sick)]
+        broken[sick, places] = BAD[bad]
         result = bench.sample(rows, broken)
         assert list(result.errors) == [sick]
+        assert result.nans == ({sick: len(places)} if bad == "nan" else {})
         assert ("forbid every one" in result.errors[sick]) == (bad == "nothing left")
         assert result.token_ids[sick] == 0
         for i in set(range(6)) - {sick}:
             assert result.token_ids[i] == healthy.token_ids[i]
         if result.logprobs is not None:
             assert sick not in result.logprobs.index
+
+
+def test_where_nans_are_not_counted_there_is_one_at_least():
+    """As on a device whose logits are gone when the host learns of it."""
+    peaks = torch.tensor([1.0, math.nan, INF, -INF])
+    output = SamplerOutput(torch.zeros(4, dtype=torch.int64), peaks)
+    sampled = output.to_host(output.tensors)
+    assert list(sampled.errors) == [1, 2, 3] and sampled.nans == {1: 1}
+    assert StreamDevice(LateDriver(0), arena_bytes=1 << 16).known(peaks) is None
 
 
 def test_all_greedy_makes_no_copy():

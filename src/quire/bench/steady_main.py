@@ -61,6 +61,10 @@ class SteadyExecutor:
         """There is no model to adapt."""
         raise NotImplementedError
 
+    def check_adapter(self, folder: str) -> None:
+        """There is no model to adapt."""
+        raise NotImplementedError
+
     def drop_adapter(self, number: int) -> None:
         """There is none."""
 

@@ -77,6 +77,7 @@ class Session:
         running: the last output, with what was generated until then, is followed by the
         KeyboardInterrupt.
         """
+        from quire.engine.frontend.output_processor import failure_of
         from quire.engine.offline import DeferredInterrupt
         from quire.params import RequestOutputKind, SamplingParams
 
@@ -91,7 +92,7 @@ class Session:
             with DeferredInterrupt() as interrupt:
                 while self._engine.has_unfinished_requests():
                     for output in self._engine.step():
-                        failure = failure or _failure(output)
+                        failure = failure or failure_of(output)
                         yield output
                     interrupt.check()
         except KeyboardInterrupt:
@@ -126,14 +127,6 @@ class Session:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _failure(output: RequestOutput) -> str | None:
-    """What went wrong in the first completion that ended with an error; None without one."""
-    for completion in output.outputs:
-        if completion.finish_reason == "error":
-            return completion.error or "The generation failed."
-    return None
 
 
 def _pieces(outputs: Generator[RequestOutput, None, None]) -> Pieces:

@@ -159,6 +159,14 @@ class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
         """The version of the weights that the engine was started with; there are no others."""
         return Utility("get_weight_version")
 
+    @verb()
+    def check_lora(self, lora_request: LoRARequest) -> Utility[None]:
+        """Raise RequestError for an adapter that cannot be used, as far as its config and the names
+        and shapes of its tensors say so; nothing is loaded. `LLM.generate` and the like ask this
+        first.
+        """
+        return Utility("check_lora", (str(check_lora_request(lora_request).folder),))
+
     @verb(
         combine=all,
         keeps=lambda name, lora_id, *_: ("loaded", lora_id),

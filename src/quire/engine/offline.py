@@ -5,6 +5,7 @@ caller's thread steps the engine until all are finished.
 from __future__ import annotations
 
 import copy
+import logging
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,12 +15,14 @@ from functools import wraps
 from types import FrameType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from quire.engine.frontend.output_processor import AnyOutput
+from quire.engine.frontend.output_processor import AnyOutput, failure_of
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.progress import Progress
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
-from quire.lora.request import GivenAdapters
+from quire.lora.request import GivenAdapters, LoRARequest
 from quire.params import PoolingParams, RequestOutputKind, RequestParams, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,6 +123,8 @@ class OfflineRequests:
     def _add(self, batch: OfflineBatch, work: _Work, use_tqdm: bool | Callable[..., Any]) -> None:
         """Queue the prompts one by one, and note their ids."""
         each = batch.each()
+        for adapter in batch.adapters():
+            self._engine.check_lora(adapter)
         with (
             Progress(use_tqdm, batch.total, "Adding requests")
             if use_tqdm and batch.total
@@ -153,7 +158,9 @@ class OfflineRequests:
             self._complete(ids, bar, interrupt)
         for request_id in ids:
             self._queued.pop(request_id, None)
-        return [self._finished.pop(request_id) for request_id in ids]
+        outputs = [self._finished.pop(request_id) for request_id in ids]
+        _warn_of_failures(outputs)
+        return outputs
 
     def _complete(
         self, wanted: Collection[str], bar: Progress | None, interrupt: DeferredInterrupt
@@ -172,7 +179,7 @@ class OfflineRequests:
                 if output.request_id in missing:
                     missing.remove(output.request_id)
                     if bar is not None:
-                        bar.note(output)
+                        bar.note(output, is_failed=failure_of(output) is not None)
             interrupt.check()
 
     def _step(self) -> list[AnyOutput]:
@@ -204,6 +211,18 @@ class _Work:
         self.interrupt = DeferredInterrupt()
 
 
+def _warn_of_failures(outputs: Sequence[AnyOutput]) -> None:
+    """Say once that requests of a batch have failed, which their outputs say one by one."""
+    reasons = enumerate(map(failure_of, outputs))
+    failed = [(place, reason) for place, reason in reasons if reason is not None]
+    if failed:
+        place, reason = failed[0]
+        logger.warning(
+            "%d of %d requests failed; `error` in their outputs says why. The first, number %d: %s",
+            *(len(failed), len(outputs), place, reason),
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class OfflineBatch:
     """The prompts of one call, `total` in number, taken one by one, and what goes with them: one
@@ -229,6 +248,10 @@ class OfflineBatch:
         priorities = one_each("priority", priority, self.total)
         adapters = one_each("lora_request", self.lora_request, self.total)
         return zip(self.prompts, each_params, priorities, adapters, strict=True)
+
+    def adapters(self) -> list[LoRARequest]:
+        """The adapters of the prompts, each once."""
+        return _distinct(one_each("lora_request", self.lora_request, self.total))
 
 
 def _require_outputs(engine: LLMEngine, outputs: list[AnyOutput], num_missing: int) -> None:
@@ -287,6 +310,12 @@ def one_each(name: str, given: Any, total: int) -> list[Any]:
         allowed = f"it must be one value for all, or one for each of the {total} prompts"
         raise InvalidParameter(name, f"<{len(given)} items>", allowed)
     return list(given)
+
+
+def _distinct(adapters: Iterable[Any]) -> list[LoRARequest]:
+    """Each folder's adapter once; what is not an adapter is refused with its prompt."""
+    asked = [adapter for adapter in adapters if isinstance(adapter, LoRARequest)]
+    return list({adapter.lora_path: adapter for adapter in asked}.values())
 
 
 def _final_only(params: Any) -> Any:

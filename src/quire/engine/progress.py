@@ -21,6 +21,7 @@ class Progress:
         self._start = time.monotonic()
         self._num_input = 0
         self._num_output = 0
+        self._num_failed = 0
 
     def __enter__(self) -> Self:
         return self
@@ -32,15 +33,19 @@ class Progress:
         """One more request is queued."""
         self._bar.update(1)
 
-    def note(self, output: RequestOutput | PoolingRequestOutput[Any]) -> None:
+    def note(
+        self, output: RequestOutput | PoolingRequestOutput[Any], *, is_failed: bool = False
+    ) -> None:
         """One more request is finished."""
         completions = output.outputs if isinstance(output, RequestOutput) else ()
         self._num_input += len(output.prompt_token_ids or ()) * max(len(completions), 1)
         self._num_output += sum(len(completion.token_ids) for completion in completions)
+        self._num_failed += is_failed
         seconds = max(time.monotonic() - self._start, 1e-9)
         self._bar.set_postfix_str(
             f"input {self._num_input / seconds:.1f} tokens/s, "
-            f"output {self._num_output / seconds:.1f} tokens/s",
+            f"output {self._num_output / seconds:.1f} tokens/s"
+            + (f", {self._num_failed} failed" if self._num_failed else ""),
             refresh=False,
         )
         self._bar.update(1)

@@ -51,6 +51,12 @@ class Executor(Protocol):
         """
         ...
 
+    def check_adapter(self, folder: str) -> None:
+        """Raise what `read_adapter` raises, as far as it shows before values are read; nothing is
+        kept.
+        """
+        ...
+
     def drop_adapter(self, number: int) -> None:
         """Have the workers forget a kept adapter; slots that have it still do."""
         ...

@@ -12,7 +12,7 @@ import torch
 from quire.executor.worker_config import WorkerConfig
 from quire.models import find_family, read_spec
 from quire.models.adapters.banks import AdapterRoom
-from quire.models.adapters.reading import read_adapter
+from quire.models.adapters.reading import check_adapter, read_adapter
 from quire.models.adapters.targets import AdapterTargets
 from quire.models.adapters.weights import AdapterWeights
 
@@ -20,11 +20,12 @@ from quire.models.adapters.weights import AdapterWeights
 @dataclass(frozen=True, slots=True)
 class AdapterSupport:
     """The room of a model's banks; `read` reads the adapter in a folder and checks it against the
-    model, in any thread.
+    model, in any thread; `check` checks what can be checked before values are read.
     """
 
     room: AdapterRoom
     read: Callable[[Path], AdapterWeights]
+    check: Callable[[Path], None]
 
 
 def adapter_support(config: WorkerConfig) -> AdapterSupport | None:
@@ -38,4 +39,5 @@ def adapter_support(config: WorkerConfig) -> AdapterSupport | None:
     return AdapterSupport(
         AdapterRoom(plan.max_loras, plan.max_lora_rank, dtype, targets.leaves),
         partial(read_adapter, model=targets, max_rank=plan.max_lora_rank, dtype=dtype),
+        partial(check_adapter, model=targets, max_rank=plan.max_lora_rank),
     )

@@ -84,6 +84,9 @@ class UniprocExecutor:
     def read_adapter(self, folder: str) -> int:
         return [worker.read_adapter(folder) for worker in self.workers][0]
 
+    def check_adapter(self, folder: str) -> None:
+        self.worker.check_adapter(folder)
+
     def drop_adapter(self, number: int) -> None:
         for worker in self.workers:
             worker.drop_adapter(number)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from quire.errors import InvalidParameter, NotBuiltYet
+from quire.executor.adapter_support import AdapterSupport
 from quire.executor.profiler import Profiler
 from quire.executor.worker_config import WorkerFacts
 from quire.models.adapters.weights import AdapterWeights
@@ -39,7 +40,7 @@ class Worker:
     _residence: Residence
     _save: SaveWeights | None
     _profiler: Profiler | None
-    _read_adapter: Callable[[Path], AdapterWeights] | None
+    _adapters: AdapterSupport | None
 
     def __init__(
         self,
@@ -50,11 +51,10 @@ class Worker:
         *,
         save: SaveWeights | None,
         profiler: Profiler | None = None,
-        read_adapter: Callable[[Path], AdapterWeights] | None = None,
+        adapters: AdapterSupport | None = None,
     ) -> None:
         """`save` writes the worker's weights; None: the model is one of transformers. `profiler`
-        None: profiling is not possible. `read_adapter` reads and checks one in a folder; None: the
-        engine has no adapters.
+        None: profiling is not possible. `adapters` None: the engine has none.
         """
         self.model_runner = runner
         self.facts = facts
@@ -62,7 +62,7 @@ class Worker:
         self._residence = residence
         self._save = save
         self._profiler = profiler
-        self._read_adapter = read_adapter
+        self._adapters = adapters
         self.launch = runner.launch if profiler is None else self._launch_profiled
         self.needs_host_ids = runner.needs_host_ids
 
@@ -154,8 +154,13 @@ class Worker:
         with it.
         """
         adapters = self.model_runner.adapters
-        assert self._read_adapter is not None and adapters is not None, "adapters are not enabled"
-        return adapters.keep(self._read_adapter(Path(folder)))
+        assert self._adapters is not None and adapters is not None, "adapters are not enabled"
+        return adapters.keep(self._adapters.read(Path(folder)))
+
+    def check_adapter(self, folder: str) -> None:
+        """Raise what `read_adapter` raises, as far as it shows before values are read."""
+        assert self._adapters is not None, "adapters are not enabled"
+        self._adapters.check(Path(folder))
 
     def keep_adapter(self, adapter: AdapterWeights) -> int:
         """Keep an adapter that fits the model; returns its number."""

@@ -116,7 +116,7 @@ def build_worker(
         rank=0 if group is None else group.rank,
         profiler=None if config.profiler is None else Profiler(config.profiler),
         save=make_saver(config, platform, group),
-        read_adapter=None if support is None else support.read,
+        adapters=support,
     )
 
 

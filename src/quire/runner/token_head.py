@@ -182,6 +182,7 @@ class TokenStep:
         rows = self._inputs.sampled
         errors = {int(rows[index]): text for index, text in sampled.errors.items()}
         output.result.errors |= errors | self._errors
+        output.result.nans |= {int(rows[index]): count for index, count in sampled.nans.items()}
         output.logprobs = sampled.logprobs
         output.prompt_logprobs += prompts
 
@@ -210,6 +211,7 @@ class TokenStep:
             sampled.token_ids,
             None if logprobs is None else logprobs.at(places),
             {index: text for index, text in sampled.errors.items() if index in places},
+            {index: count for index, count in sampled.nans.items() if index in places},
         )
         return tokens, list(places)
 

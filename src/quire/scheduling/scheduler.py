@@ -22,6 +22,7 @@ from quire.scheduling.lifecycle import Lifecycle, choose_victim
 from quire.scheduling.request import NextInput, Reason, Request, State, Stop
 from quire.scheduling.resources import Resource
 from quire.scheduling.scheduler_output import (
+    Failure,
     FinishedRequest,
     InFlightStep,
     ScheduledChunk,
@@ -172,7 +173,7 @@ class Scheduler:
         """
         step = self.in_flight.popleft()
         assert step.step_id == result.step_id, "results must come in the order of the plans"
-        failed = step.failed(result.errors) if result.errors else {}
+        failed = step.failed(result)
         gone = step.cancelled | failed.keys()
         out = append_tokens(step, result, dropped=gone)
         if self.config.num_drafts:
@@ -183,8 +184,8 @@ class Scheduler:
             if handle not in gone:
                 self._confirm(chunk, out)
         self._end_stopped(step, out, gone)
-        for handle, text in failed.items():
-            self._fail(self.requests[handle], text, out)
+        for handle, failure in failed.items():
+            self._fail(self.requests[handle], failure, out)
         return out
 
     # ---- planning
@@ -358,7 +359,7 @@ class Scheduler:
             try:
                 stop, dropped = find_stop(request, num_new.get(request.handle, 1))
             except Exception as error:
-                self._fail(request, _error_text(error), out, error)
+                self._fail(request, Failure(_error_text(error), fault=error), out)
                 continue
             if stop is None:
                 continue
@@ -375,13 +376,12 @@ class Scheduler:
             if handle not in gone and request.is_decoding:
                 self.chunked.append(request)  # drafts were wrong, so this was not its last token
 
-    def _fail(
-        self, request: Request, text: str, out: SchedulerOutput, fault: Exception | None = None
-    ) -> None:
+    def _fail(self, request: Request, failure: Failure, out: SchedulerOutput) -> None:
         """End a request with an error; no more of its blocks become findable."""
         request.num_confirmed_tokens, request.is_decoding = 0, False
         self._life.end(request)
-        end = FinishedRequest(request.handle, Reason.ERROR, None, text, fault)
+        end = FinishedRequest(request.handle, Reason.ERROR, None, failure.text, failure.fault)
+        end.num_nans = failure.num_nans
         end.num_preemptions = request.num_preemptions
         end.preempted_times = request.preempted_times
         out.finished.append(end)

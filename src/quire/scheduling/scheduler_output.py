@@ -7,9 +7,10 @@ has columns: parallel lists that the engine core passes on without visiting each
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 from quire.scheduling.decode_lane import Cohort
 from quire.scheduling.request import Reason, Request, Stop
@@ -34,6 +35,16 @@ class ScheduledChunk:
         return Chunk(self.row, self.count + self.num_drafts, self.samples, self.num_drafts)
 
 
+class Failure(NamedTuple):
+    """Why a request fails. `num_nans`: how many of its logits are NaN, if that is why; `fault`: the
+    exception for the log.
+    """
+
+    text: str
+    num_nans: int = 0
+    fault: Exception | None = None
+
+
 @dataclass(slots=True, eq=False)
 class InFlightStep:
     """One step in flight."""
@@ -51,13 +62,18 @@ class InFlightStep:
     """Handles whose results in this step no longer count."""
     has_preempted: bool = False
 
-    def failed(self, errors: Mapping[int, str]) -> dict[int, str]:
-        """Return handle -> error text, for rows of this step that are not cancelled."""
+    def failed(self, result: StepResult) -> dict[int, Failure]:
+        """Return the failures of this step's rows by handle, of those that are not cancelled."""
+        if not result.errors:
+            return {}
         handles = {chunk.row: handle for handle, chunk in self.chunks.items()}
         if self.cohort is not None:
             handles |= dict(zip(self.cohort.rows, self.cohort.handles, strict=True))
-        named = {handles[row]: text for row, text in errors.items()}
-        return {handle: text for handle, text in named.items() if handle not in self.cancelled}
+        named = {
+            handles[row]: Failure(text, result.nans.get(row, 0))
+            for row, text in result.errors.items()
+        }
+        return {handle: found for handle, found in named.items() if handle not in self.cancelled}
 
     def asked_drafts(self) -> tuple[Sequence[Request], Sequence[int]]:
         """The requests of the sampled rows, in order, and how many drafts each verifies."""
@@ -93,6 +109,7 @@ def handles_of(steps: Sequence[InFlightStep]) -> Collection[int]:
 class FinishedRequest:
     """A request's final state. With reason ERROR, `message` is the error text and `fault` the
     exception for the log. `is_in_text`: its last token belongs to its text although it stopped.
+    `num_nans`: how many of its logits are NaN.
     """
 
     handle: int
@@ -103,6 +120,7 @@ class FinishedRequest:
     num_preemptions: int = 0
     is_in_text: bool = False
     preempted_times: Sequence[float] = ()
+    num_nans: int = 0
 
 
 @dataclass(slots=True)

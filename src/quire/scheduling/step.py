@@ -125,7 +125,8 @@ class StepResult(msgspec.Struct, gc=False):
     plan (None: one each), and `num_drafts[i]` drafts that are ready for its next step (None: none).
 
     A row that verified d drafts has 1 .. d+1 ids: the accepted drafts and the token after them. A
-    row in `errors` has failed, the others are valid; its ids, if any, are meaningless.
+    row in `errors` has failed, the others are valid; its ids, if any, are meaningless. `nans` by
+    row: how many of its logits are NaN, of failed rows that have some.
     """
 
     step_id: int
@@ -133,3 +134,4 @@ class StepResult(msgspec.Struct, gc=False):
     errors: dict[int, str] = {}
     counts: list[int] | None = None
     num_drafts: list[int] | None = None
+    nans: dict[int, int] = {}

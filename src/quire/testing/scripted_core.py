@@ -172,6 +172,9 @@ class ScriptedCore:
         """What a core says."""
         return "default"
 
+    def check_lora(self, folder: str) -> None:
+        """Do nothing: every adapter can be used."""
+
     def add_lora(self, name: str, lora_id: int, folder: str, again: bool = False) -> bool:
         """Note its id."""
         self._lora_ids.add(lora_id)

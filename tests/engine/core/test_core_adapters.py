@@ -31,6 +31,7 @@ class Workers:
 
     def __init__(self):
         self.kept, self.num_read, self.most = set(), 0, 0
+        self.num_checked = 0
         self.gate = threading.Event()
         self.gate.set()
 
@@ -47,6 +48,11 @@ class Workers:
         self.kept.add(number)
         self.most = max(self.most, len(self.kept))
         return number
+
+    def check_adapter(self, folder):
+        self.num_checked += 1
+        if not os.path.exists(os.path.join(folder, CONFIG)):
+            raise RequestError(f"there is no adapter in {folder}")
 
     def drop_adapter(self, number):
         self.kept.discard(number)
@@ -442,6 +448,20 @@ def test_verbs(library):
     with pytest.raises(RequestError, match="there is no adapter in"):
         library.load("gone", 4)
     assert core.list_loras() == []
+
+
+def test_checking_reads_nothing_and_repeats_nothing(library):
+    core, workers = library.core, library.workers
+    core.check_lora(str(library.path / "7"))
+    with pytest.raises(RequestError, match="there is no adapter in"):
+        core.check_lora(str(library.path / "gone"))
+    assert workers.num_read == 0 and workers.num_checked == 2 and core.list_loras() == []
+    library.load("9")
+    core.check_lora(str(library.path / "9"))
+    assert workers.num_checked == 2
+    library.write("9", 90)
+    core.check_lora(str(library.path / "9"))
+    assert workers.num_checked == 3
 
 
 def test_reading_again(library):

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from quire.engine.core.adapter_folders import KnownFolders, remember
+from quire.engine.core.adapter_folders import KnownFolders, read_unchanged, remember
 from quire.engine.core.adapter_loading import AdapterLoading, FolderReader
 from quire.engine.wire.messages import AdapterRef
 from quire.errors import InvalidParameter, RequestError
@@ -101,6 +101,18 @@ class AdapterStore:
         self._reader.wait(timeout_s)
 
     # calls
+
+    def check(self, folder: str) -> None:
+        """Raise RequestError for a folder whose adapter cannot be used, as far as that shows before
+        its values are read. What has been read and is unchanged is not checked again.
+        """
+
+        def checked(folder: str) -> int:
+            self._workers.check_adapter(folder)
+            return 0
+
+        if self._known.number(folder, self._is_there) is None:
+            read_unchanged(checked, folder)
 
     def add(self, ref: AdapterRef, *, again: bool = False) -> Future[bool]:
         """Read an adapter and keep it; `again`: even if its files look the same. The future gives

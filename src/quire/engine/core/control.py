@@ -247,6 +247,12 @@ class CoreControl(UnbuiltCoreMethods, ABC):
 
     # adapters
 
+    def check_lora(self, folder: str) -> None:
+        """Raise RequestError for an adapter that cannot be used, as far as that shows before its
+        values are read.
+        """
+        self._require_adapters().check(folder)
+
     def add_lora(self, name: str, lora_id: int, folder: str, again: bool = False) -> Future[bool]:
         """Read an adapter into host memory; `again`: even if its files look the same."""
         return self._require_adapters().add(AdapterRef(name, lora_id, folder), again=again)

@@ -52,6 +52,8 @@ _PREREQUISITE_NAP_S = 0.01
 """The longest delay of new input while every request waits for a prerequisite, such as a grammar.
 """
 
+_WARN_AGAIN_S = 60.0
+
 
 class EngineCore(CoreControl):
     """A scheduler and an executor, stepped by the core's owner; its control methods are in
@@ -94,6 +96,7 @@ class EngineCore(CoreControl):
         self._direct = DirectRequests()
         self._counted = (0, 0, 0, 0)
         self._counted_drafts: tuple[int, list[int]] = 0, []
+        self._warned_of_nans_at: float | None = None
         self.on_launch: Callable[[Collection[int]], None] | None = None
         """Called before each launch with the requests in the steps that have not been read."""
 
@@ -287,6 +290,8 @@ class EngineCore(CoreControl):
         for end in scheduler_output.finished:
             if end.fault is not None:
                 logger.error("request %d failed: %s", end.handle, end.message, exc_info=end.fault)
+            if end.num_nans:
+                self._warn_of_nans(end)
         outputs = EngineCoreOutputs(
             handles=list(scheduler_output.handles),
             token_ids=list(scheduler_output.token_ids),
@@ -319,6 +324,17 @@ class EngineCore(CoreControl):
         if self._direct.names:
             self._direct.name(outputs)
         return outputs
+
+    def _warn_of_nans(self, end: FinishedRequest) -> None:
+        """A model of NaN fails every request: one warning says so, and another one later."""
+        now = self._clock()
+        if self._warned_of_nans_at is None or now - self._warned_of_nans_at > _WARN_AGAIN_S:
+            self._warned_of_nans_at = now
+            logger.warning(
+                "Request %d failed: %d of its logits are NaN. Others that fail so in the next %g s "
+                "are not logged.",
+                *(end.handle, end.num_nans, _WARN_AGAIN_S),
+            )
 
     def _stats(self) -> SchedulerStats:
         scheduler = self.scheduler
@@ -367,6 +383,7 @@ def _finished(ending: FinishedRequest) -> Finished:
         ending.num_preemptions,
         ending.is_in_text,
         list(ending.preempted_times),
+        ending.num_nans,
     )
 
 

@@ -172,6 +172,7 @@ def _merged(
     columns = []
     for part, output in parts:
         result.errors.update(output.result.errors)
+        result.nans.update(output.result.nans)
         merged.prompt_logprobs += output.prompt_logprobs
         merged.pooled += output.pooled
         merged.routed += output.routed

@@ -40,6 +40,16 @@ AnyOutput: TypeAlias = RequestOutput | PoolingRequestOutput[PoolingOutput]
 State: TypeAlias = RequestState | PoolingState
 
 
+def failure_of(output: AnyOutput) -> str | None:
+    """The error of a result, or of the first completion that failed; None: none did."""
+    if isinstance(output, PoolingRequestOutput):
+        return output.error
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            return completion.error or "The generation failed."
+    return None
+
+
 class Processed(NamedTuple):
     """The result of processing one step: outputs for the callers, the handles that the core must
     abort, why completions ended, and the statistics by core. Outputs of requests with a mailbox are

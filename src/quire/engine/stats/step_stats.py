@@ -29,11 +29,8 @@ class FinishedRequestStats:
     mean_time_per_output_token: float = 0.0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-
-    @property
-    def is_corrupted(self) -> bool:
-        """False: a step with logits that are no numbers fails."""
-        return False
+    is_corrupted: bool = False
+    """Its logits had NaN, which ended it."""
 
 
 @dataclass(slots=True)
@@ -109,6 +106,7 @@ def finished_stats(
     preemptions.
     """
     times.num_preemptions = end.num_preemptions
+    times.is_corrupted = end.num_nans_in_logits > 0
     scheduled, first, last = times.scheduled_ts, times.first_token_ts, times.last_token_ts
     num_tokens = times.num_generation_tokens
     decode = max(0.0, last - first)
@@ -125,4 +123,5 @@ def finished_stats(
         mean_time_per_output_token=decode / (num_tokens - 1) if num_tokens > 1 else 0.0,
         num_cached_tokens=num_cached_tokens,
         num_preemptions=end.num_preemptions,
+        is_corrupted=times.is_corrupted,
     )

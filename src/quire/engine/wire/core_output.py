@@ -35,7 +35,8 @@ class EngineCoreOutput:
     `request_id` is the text of the request's handle: names stay in the front end. `index` of
     `new_logprobs` counts the new ids. `pooling_output` comes with the end of a pooling request. Of
     `events` a request's first output has that it was queued and scheduled, and what the prefix
-    cache gave; its last that it was preempted. `routed_experts`: [n, L, k].
+    cache gave; its last that it was preempted. `routed_experts`: [n, L, k]. `num_nans_in_logits`
+    comes with the error that it causes; where the logits are on a GPU it is 1, whatever the number.
     Raises NotBuiltYet for a value of what this release does not have.
     """
 
@@ -84,7 +85,7 @@ class EngineCoreOutput:
 
 _UNBUILT = (
     *("kv_transfer_params", "ec_transfer_params", "trace_headers", "prefill_stats"),
-    *("num_nans_in_logits", "mm_cache_miss_hashes", "new_sampling_mask", "spec_decode_metrics"),
+    *("mm_cache_miss_hashes", "new_sampling_mask", "spec_decode_metrics"),
     "prompt_token_id_logprobs",
 )
 _KINDS = {
@@ -142,6 +143,7 @@ def _output_of(
         events=_events(begin, end) or None,
         num_cached_tokens=0 if begin is None else begin.num_cached_tokens,
         routed_experts=next((r.values for r in columns.routed_experts if r.handle == handle), None),
+        num_nans_in_logits=0 if end is None else end.num_nans_in_logits,
     )
 
 
@@ -168,6 +170,9 @@ def columns_of(
         if not output.finished and _times(output, EngineCoreEventType.PREEMPTED):
             allowed = "that a request was preempted comes with its end"
             raise InvalidParameter("events", output.events, allowed)
+        if not output.finished and output.num_nans_in_logits:
+            allowed = "they end a request with an error"
+            raise InvalidParameter("num_nans_in_logits", output.num_nans_in_logits, allowed)
     handles = [names.handle_of(output.request_id) for output in made]
     named = list(zip(handles, made, strict=True))
     gone = {names.handle_of(name) for name in finished_requests or ()} - {*handles}
@@ -213,8 +218,14 @@ def _end(handle: int, output: EngineCoreOutput) -> Finished:
     message = "the core reports an error" if reason is FinishReason.ERROR else None
     times = _times(output, EngineCoreEventType.PREEMPTED)
     return Finished(
-        handle, reason, output.stop_reason, message, len(times), preempted_times=times
-    )  # fmt: skip
+        handle,
+        reason,
+        output.stop_reason,
+        message,
+        len(times),
+        preempted_times=times,
+        num_nans_in_logits=output.num_nans_in_logits,
+    )
 
 
 def _begin(handle: int, output: EngineCoreOutput) -> Started | None:

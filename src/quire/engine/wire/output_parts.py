@@ -109,7 +109,8 @@ class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The one final state of a request; `message` says what went wrong when the reason is ERROR.
 
     `preempted_times` are in seconds, monotonic. `is_in_text` with STOP: the last token is the end
-    of the text, which its grammar completed, and no stop token.
+    of the text, which its grammar completed, and no stop token. `num_nans_in_logits` with ERROR:
+    how many of the logits are NaN that its next token was to be drawn from.
     """
 
     handle: int
@@ -119,6 +120,7 @@ class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     num_preemptions: int = 0
     is_in_text: bool = False
     preempted_times: list[float] = []
+    num_nans_in_logits: int = 0
 
 
 class Started(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -51,6 +51,16 @@ def read_adapter(
     return AdapterWeights(products, head, _digest(products, head))
 
 
+def check_adapter(folder: Path, model: AdapterTargets, *, max_rank: int) -> None:
+    """Raise what `read_adapter` raises for reasons other than values, of which none is read; a file
+    of torch.save is read as a whole.
+    """
+    config = read_peft_config(folder)
+    with open_tensors(folder) as file:
+        contents = sort_tensors(file.shapes, model)
+        _Reader(file, config, model, max_rank, torch.float32).check(contents)
+
+
 class _Reader:
     """Reads the tensors of one file as the config and the model say."""
 
@@ -65,21 +75,28 @@ class _Reader:
         self._file, self._config, self._model = file, config, model
         self._max_rank, self._dtype = max_rank, dtype
 
-    def products(self, contents: Contents) -> Iterator[tuple[str, LowRank]]:
-        """Each leaf that is changed, by name."""
+    def check(self, contents: Contents) -> list[tuple[Stack, bool]]:
+        """Check shapes and ranks. Returns the stacks of experts, and whether a and b of each are
+        exchanged.
+        """
         stacks = list(stacks_of(contents.stacked, self._model, self._config))
         for pair, stored in contents.linear:
             self._check_linear(pair, stored)
-        swapped = [self._check_stack(stack) for stack in stacks]
+        for name, stored in contents.head.items():
+            self._check_shape(name, stored.shape)
+        return [(stack, self._check_stack(stack)) for stack in stacks]
+
+    def products(self, contents: Contents) -> Iterator[tuple[str, LowRank]]:
+        """Each leaf that is changed, by name."""
+        stacks = self.check(contents)
         for pair, stored in contents.linear:
             yield from self._linear(pair, stored)
-        for stack, is_swapped in zip(stacks, swapped, strict=True):
+        for stack, is_swapped in stacks:
             yield from self._stack(stack, is_swapped)
 
     def head(self, names: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
-        """Each leaf of the pooling head that is replaced, by name."""
+        """Each leaf of the pooling head that is replaced, by name; after `products`."""
         for name, stored in names.items():
-            self._check_shape(name, stored.shape)
             values = self._finite(name, self._file.read(name), torch.float32)
             for leaf, part in zip(stored.leaves, to_leaves(stored, values), strict=True):
                 yield leaf.name, part.contiguous()

@@ -90,6 +90,12 @@ class Device(Protocol):
         """
         ...
 
+    def known(self, tensor: Tensor) -> Tensor | None:
+        """Return a tensor's values on the host if they are there already; None: they are still
+        being computed, and only `Fetched.wait` waits.
+        """
+        ...
+
     def return_free_memory(self) -> None:
         """Give memory that was freed back to the system; nothing may be in flight."""
         ...
@@ -140,6 +146,9 @@ class CpuDevice:
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         return _Here(list(tensors))
+
+    def known(self, tensor: Tensor) -> Tensor | None:
+        return tensor
 
     def return_free_memory(self) -> None:
         """Have the C library return freed memory, which it may otherwise keep."""

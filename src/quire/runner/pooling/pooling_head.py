@@ -27,6 +27,11 @@ from quire.runner.rows import Rows
 from quire.runner.runner_output import PooledRow, RunnerOutput
 from quire.scheduling.step import NewRow
 
+_NOT_FINITE = (
+    "the model's result is not finite (NaN or infinity): its weights hold such values, or they are "
+    "too large for its dtype"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
@@ -132,7 +137,7 @@ class PoolingStep:
         self._head = head
         self._parts = parts
         self._unfinished: dict[int, _Prompt] = {}
-        self._results: list[tuple[_Prompt, slice | int]] = []
+        self._results: list[tuple[_Part, slice | int]] = []
 
     def compute(self, states: HiddenStates, mask: GrammarMask | None) -> Sequence[Tensor]:
         """Queue the head's layers on what the step completes; returns one matrix for each task
@@ -155,7 +160,7 @@ class PoolingStep:
                 else:
                     layers = pooler.embed if task == "embed" else pooler.classify
                     found.append(layers(self._some(inputs, mine)))
-                self._results += [(ended[i].prompt, at) for at, i in enumerate(mine)]
+                self._results += [(ended[i], at) for at, i in enumerate(mine)]
         return [*found, *self._pool_tokens(states.last, tokens)]
 
     def _counted(self, part: _Part) -> range:
@@ -206,7 +211,7 @@ class PoolingStep:
             pieces = (*part.prompt.pieces, self._tokens(hidden, part))
             if part.is_last:
                 found.append(torch.cat(pieces))
-                self._results.append((part.prompt, slice(None)))
+                self._results.append((part, slice(None)))
             else:
                 self._unfinished[part.row] = replace(part.prompt, pieces=pieces)
         return found
@@ -232,14 +237,16 @@ class PoolingStep:
         self._head.prompts.update(self._unfinished)
 
     def report(self, values: Sequence[Tensor], output: RunnerOutput) -> None:
-        """Add the results of complete prompts."""
+        """Add the results of complete prompts, or errors for those that are not finite."""
         left = iter(values)
         matrix: Tensor | None = None
-        for prompt, place in self._results:
+        for part, place in self._results:
             if place == 0 or isinstance(place, slice):
                 matrix = next(left)
             assert matrix is not None
-            found = matrix[place].float().numpy()
-            output.pooled.append(
-                PooledRow(prompt.handle, finished(found, self._head.spec, prompt.params))
-            )
+            prompt = part.prompt
+            found = finished(matrix[place].float().numpy(), self._head.spec, prompt.params)
+            if np.isfinite(found).all():
+                output.pooled.append(PooledRow(prompt.handle, found))
+            else:
+                output.result.errors[part.row] = _NOT_FINITE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -54,12 +54,14 @@ class SampledTokens:
     """Sampled ids [R] int64 in the order of the rows, and log-probabilities if some row asked; on
     the host.
 
-    A row in `errors` has no token: its id is 0, and it has no entry in `logprobs`.
+    A row in `errors` has no token: its id is 0, and it has no entry in `logprobs`. `nans`: how many
+    of a row's logits are NaN, for rows that have some.
     """
 
     token_ids: Tensor
     logprobs: SampledLogprobs | None
     errors: dict[int, str]
+    nans: dict[int, int] = field(default_factory=dict)
 
 
 def empty_columns(index: list[int], counts: list[int], device: torch.device) -> SampledLogprobs:

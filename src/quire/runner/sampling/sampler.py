@@ -106,7 +106,8 @@ class Drafts:
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
     """The queued results of a step: ids [R] int64, the largest logit [R] fp32 of each row, and the
-    requested log-probabilities. `errors` by index: those already known.
+    requested log-probabilities. `errors` by index: those already known; `nans`: how many of a row's
+    logits are NaN, as far as that is known without waiting.
 
     The largest logits show which rows have no token, so nothing here waits for the device:
     `tensors` can be copied to the host at any time, and `to_host` interprets them.
@@ -116,6 +117,7 @@ class SamplerOutput:
     peaks: Tensor
     logprobs: SampledLogprobs | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
+    nans: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -127,13 +129,15 @@ class SamplerOutput:
     def to_host(self, values: Sequence[Tensor]) -> SampledTokens:
         """Return the sampled tokens, given the values of `tensors` on the host."""
         token_ids, peaks, *described = values
-        errors = _errors_of(peaks) | dict(self.errors)
+        errors = _errors_of(peaks)
+        nans = {i: self.nans.get(i, 1) for i in errors if math.isnan(peaks[i])}  # 1 at least
+        errors |= self.errors
         columns = self.logprobs
         if columns is not None:
             ids, chances, ranks = described
             columns = SampledLogprobs(columns.index, ids, chances, ranks, columns.counts)
             columns = columns.without(errors)
-        return SampledTokens(token_ids, columns, errors)
+        return SampledTokens(token_ids, columns, errors, nans)
 
 
 class Sampler:
@@ -159,7 +163,7 @@ class Sampler:
     ) -> None:
         self._ops = ops
         self._vocab_size = vocab_size
-        self._send = device.send
+        self._send, self._known = device.send, device.known
         self._max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
         self._mode = logprobs_mode
         self._reports_raw = logprobs_mode.startswith("raw")
@@ -249,7 +253,8 @@ class Sampler:
         if mask is not None:
             self._ops.mask_logits(logits, mask.places, mask.bits)
         if self._takes_largest_alone:
-            return SamplerOutput(*self._ops.greedy(logits))
+            token_ids, peaks = self._ops.greedy(logits)
+            return SamplerOutput(token_ids, peaks, nans=self._count_nans(logits, peaks))
         if inputs is None:
             inputs = self.inputs(rows, positions, self._send)
             assert inputs is not None, "some row is not greedy"
@@ -376,7 +381,17 @@ class Sampler:
             token_ids.index_fill_(0, self._sent(list(errors)), 0)
             asking = [i for i in asking if i not in errors]
         logprobs = self._logprobs(states, asking, logits, raw, settings, token_ids)
-        return SamplerOutput(token_ids, peaks, logprobs, errors)
+        return SamplerOutput(token_ids, peaks, logprobs, errors, self._count_nans(logits, peaks))
+
+    def _count_nans(self, logits: Tensor, peaks: Tensor) -> dict[int, int]:
+        """How many of the logits are NaN, of the rows that have some. On a device that computes
+        later nothing is counted: to read all logits of all steps once more is too much for it.
+        """
+        known = self._known(peaks)
+        if known is None or not np.isnan(values := known.numpy()).any():
+            return {}
+        rows = np.flatnonzero(np.isnan(values)).tolist()
+        return {row: int(logits[row].isnan().sum()) for row in rows}
 
     def _edit(
         self,
