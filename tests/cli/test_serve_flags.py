@@ -54,8 +54,7 @@ def test_most_flags_of_vllm_have_an_option_of_the_same_name():
     assert aliases <= set(taken)
 
 
-def test_refused_flags_are_not_options_and_name_options_that_there_are():
-    assert not {f"--{name}" for name in FOREIGN_FLAGS} & set(SERVE._option_string_actions)
+def test_refused_flags_name_options_that_there_are():
     for instead in FOREIGN_FLAGS.values():
         for flag in re.findall(r"--[a-z][a-z-]+", instead):
             assert flag in SERVE._option_string_actions, instead

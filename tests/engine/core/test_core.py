@@ -47,7 +47,7 @@ def test_outputs_tell_when_a_request_was_queued_scheduled_and_preempted():
         ended = {output.request_id for output in outputs.outputs if output.finished}
         assert (outputs.finished_requests or set()) == ended
         for output in outputs.outputs:
-            events[int(output.request_id)] += output.events
+            events[int(output.request_id)] += output.events or []
     kinds = {handle: [event.type.name for event in found] for handle, found in events.items()}
     assert all(found[:2] == ["QUEUED", "SCHEDULED"] for found in kinds.values())
     assert "PREEMPTED" in kinds[2] and "PREEMPTED" not in kinds[0]

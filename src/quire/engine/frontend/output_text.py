@@ -87,6 +87,8 @@ class OutputText:
         """All text that is visible."""
         text = "".join(self._pieces)
         self._pieces = [text]
+        if not self._may_come:
+            return text
         return text[: len(text) - length_of_beginning(text, self._may_come)]
 
     def _decode(self) -> None:
