@@ -50,6 +50,7 @@ def test_ways_to_say_the_same(args):
     [
         ({}, NgramRules(5, 5)),
         ({"prompt_lookup_max": 4}, NgramRules(4, 4)),
+        ({"prompt_lookup_max": 32}, NgramRules(32, 32)),
         ({"prompt_lookup_min": 2}, NgramRules(2, 2)),
         ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, NgramRules(2, 4)),
     ],
@@ -116,6 +117,14 @@ def test_a_draft_is_no_longer_than_it_can_be():
         (NGRAM | {"num_speculative_tokens": "3"}, InvalidType, "int"),
         (NGRAM | {"num_speculative_tokens": True}, InvalidType, "int"),
         (NGRAM | {"prompt_lookup_min": 4, "prompt_lookup_max": 3}, InvalidParameter, "at most"),
+        (NGRAM | {"prompt_lookup_max": 33}, InvalidParameter, "at most 32"),
+        (NGRAM | {"prompt_lookup_max": 2**70}, InvalidParameter, "at most 32"),
+        (NGRAM | {"prompt_lookup_min": 10**6}, InvalidParameter, "at most 32"),
+        (
+            {"method": "suffix", "suffix_decoding_max_tree_depth": 129},
+            InvalidParameter,
+            "at least 1 and at most 128",
+        ),
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, InvalidParameter, "at least 1"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, InvalidParameter, "at most 1"),
         ({"method": "suffix", "suffix_decoding_max_spec_factor": -1}, InvalidParameter, "least 0"),

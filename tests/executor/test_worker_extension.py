@@ -18,8 +18,11 @@ def test_methods_are_called_by_their_names(is_apart):
         assert found[:3] == ["abab", 0, "cpu"] and (found[3] != os.getpid()) == is_apart
         with pytest.raises((LookupError, EngineError), match="abab stays"):
             llm.collective_rpc("forget")
+        with pytest.raises(SystemExit if not is_apart else EngineError, match="no more notes"):
+            llm.collective_rpc("leave")
         with pytest.raises(InvalidParameter if not is_apart else EngineError, match="note"):
             llm.collective_rpc("no_such_method")
+        assert llm.llm_engine.engine_core.core_status(0).incarnation <= 1, "its only life"
         [output] = llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
         assert output.finished
         assert llm.llm_engine.vllm_config.parallel_config.worker_extension_cls == NOTES

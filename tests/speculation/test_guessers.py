@@ -1,5 +1,6 @@
 """What guesses from tokens, against plain searches of the same texts."""
 
+import asyncio
 from itertools import count
 from types import SimpleNamespace
 
@@ -8,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config.speculation import SpeculationPlan, SuffixRules
-from quire.errors import InvalidParameter
+from quire.errors import EngineDeadError, InvalidParameter
 from quire.runner.drafting.custom import make_proposer
+from quire.runner.drafting.drafting import Drafting
 from quire.runner.drafting.from_tokens import FirstOf, open_guessers
 from quire.runner.drafting.guesser import GuessingDrafter
 from quire.runner.drafting.ngram import NgramGuesser
+from quire.runner.drafting.pace import FixedPace
 from quire.runner.drafting.suffix import OutputCache, SuffixGuesser
 from quire.runner.drafting.suffix_trie import GrowingText, SuffixTrie
 
@@ -195,6 +198,38 @@ class Written:
 
     def write_drafts(self, row, drafts):
         self.drafts[row] = drafts
+
+
+class Leaving:
+    """Raises what its class says: what would end the process, or pass for a dead device."""
+
+    raises = SystemExit(3)
+
+    def __init__(self, plan): ...
+
+    def propose(self, token_ids, num_tokens):
+        raise self.raises
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(3), GeneratorExit(), EngineDeadError("no"), asyncio.CancelledError()],
+    ids=repr,
+)
+def test_what_would_end_the_process_costs_drafts_only(error, monkeypatch):
+    monkeypatch.setattr(Leaving, "raises", error)
+    opened = open_guessers(plan("custom_class", custom_class=f"{__name__}.Leaving"))
+    drafting = Drafting(GuessingDrafter(opened, 100), FixedPace(2))
+    drafting.add_row(SimpleNamespace(row=0, token_ids=[1], num_prompt_tokens=1))
+    wanted = SimpleNamespace(sampled=[0], new_tokens=[[3]], limits=[1])
+    assert drafting.propose(Written(), wanted) == [0]
+
+
+def test_the_terminal_s_interrupt_goes_on_its_way(monkeypatch):
+    monkeypatch.setattr(Leaving, "raises", KeyboardInterrupt())
+    opened = open_guessers(plan("custom_class", custom_class=f"{__name__}.Leaving"))
+    with pytest.raises(KeyboardInterrupt):
+        opened([1], []).guess(1)
 
 
 def test_a_guesser_that_raises_leaves_others_their_tokens():

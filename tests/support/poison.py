@@ -33,15 +33,25 @@ def _fault() -> None:
     torch.zeros(4, device="cuda")[torch.full((1,), 1 << 20, device="cuda")]
 
 
-_HARM = {"poison_at": _kill, "hang_at": _hang, "raise_at": _raise, "fault_at": _fault}
+def _exit() -> None:
+    sys.exit("poisonous")
+
+
+_HARM = {
+    "poison_at": _kill,
+    "hang_at": _hang,
+    "raise_at": _raise,
+    "fault_at": _fault,
+    "exit_at": _exit,
+}
 
 
 class Poison(AdapterLogitsProcessor):
     """Kills its process as soon as a request has as many output tokens as its
     `extra_args={"poison_at": n}` says, in every life of the engine; with `{"hang_at": n}` it waits
-    for ever instead, with `{"raise_at": n}` it raises, with `{"fault_at": n}` it breaks the GPU.
-    With `{"poison_intake": True}` it kills as soon as a core takes the request in, with `{"exit":
-    True}` it ends the interpreter there.
+    for ever instead, with `{"raise_at": n}` it raises, with `{"exit_at": n}` it ends the
+    interpreter, with `{"fault_at": n}` it breaks the GPU. With `{"poison_intake": True}` it kills
+    as soon as a core takes the request in, with `{"exit": True}` it ends the interpreter there.
     """
 
     def is_argmax_invariant(self) -> bool:
@@ -54,7 +64,7 @@ class Poison(AdapterLogitsProcessor):
         if "poison_intake" in own:
             _kill()
         if "exit" in own:
-            sys.exit("poisonous")
+            _exit()
         how = next((how for how in _HARM if how in own), None)
         if how is None:
             return None

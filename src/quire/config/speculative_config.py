@@ -80,6 +80,13 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     draft_model_config: dict[str, Any] | None = None
 
 
+_LONGEST_LOOKUP = 32
+"""The index of a prompt has all stretches of each length up to this: at 32 it takes some 6 kB and
+15 us for each token.
+"""
+_DEEPEST_TRIE = 128
+"""A text that repeats itself takes as many steps for each token; no draft is longer."""
+
 _NGRAM, _SUFFIX = ("ngram", "auto"), ("suffix", "auto")
 _LAYERED = ("draft_model", "eagle", "eagle3", "mtp")
 _METHODS_OF = {
@@ -216,6 +223,9 @@ def _check_counts(config: SpeculativeConfig) -> None:
         value = getattr(config, key)
         if value is not None and value < 1:
             raise InvalidParameter(_named(key), value, "at least 1")
+        if value is not None and key.startswith("prompt_lookup") and value > _LONGEST_LOOKUP:
+            hint = "What has followed so many tokens has followed the last few of them, too."
+            raise InvalidParameter(_named(key), value, f"at most {_LONGEST_LOOKUP}", hint)
     if config.method == "extract_hidden_states" and config.num_speculative_tokens not in (None, 1):
         allowed = "1, for method extract_hidden_states, which drafts nothing"
         raise InvalidParameter(
@@ -229,7 +239,7 @@ def _check_counts(config: SpeculativeConfig) -> None:
 
 def _check_suffix(config: SpeculativeConfig) -> None:
     bounds = {
-        "suffix_decoding_max_tree_depth": (1, None),
+        "suffix_decoding_max_tree_depth": (1, _DEEPEST_TRIE),
         "suffix_decoding_max_cached_requests": (0, None),
         "suffix_decoding_max_spec_factor": (0, None),
         "suffix_decoding_min_token_prob": (0, 1),

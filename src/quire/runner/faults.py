@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from quire.errors import EngineDeadError
+
 _MAX_SHOWN = 200
 
 
@@ -22,11 +24,29 @@ class RowFailures(Exception):
 class ProcessorFailure(Exception):
     """A custom logits processor raised; the text is the processor's own and fit for users."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(processor_text(error))
 
 
-def processor_text(error: Exception) -> str:
+class CustomCodeFailure(Exception):
+    """Code of the operator's own raised what would end the process, or pass for the end of the
+    device.
+    """
+
+
+def contained(error: BaseException) -> Exception:
+    """What code of the operator's own raised (a drafter, a logits processor, a worker's method), as
+    an exception that costs a request or a call at most. Raises KeyboardInterrupt, which is the
+    terminal's.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if isinstance(error, Exception) and not isinstance(error, EngineDeadError):
+        return error
+    return CustomCodeFailure(f"{type(error).__name__}: {error}")
+
+
+def processor_text(error: BaseException) -> str:
     """The error text for a request when the operator's own code raised `error`: its first line,
     without addresses.
     """

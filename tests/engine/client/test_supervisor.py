@@ -133,6 +133,17 @@ def test_what_kills_a_core_that_takes_it_in_costs_only_itself(engine, expected):
     assert found == expected
 
 
+@pytest.mark.parametrize("harm", [{"exit_at": 3}, {"exit": True}], ids=str)
+def test_custom_code_that_ends_the_interpreter_costs_its_request_alone(engine, expected, harm):
+    client = engine.front_end.client
+    before, pid = client.num_restarts, pid_of(engine)
+    engine.add_request("99", "y = 1", params({"temperature": 0.0}, extra_args=harm, seed=1))
+    found = serve(engine)
+    _, token_ids, _, reason, _ = found.pop(99)
+    assert (reason, len(token_ids)) == ("error", harm.get("exit_at", 0))
+    assert found == expected and (client.num_restarts, pid_of(engine)) == (before, pid)
+
+
 def test_a_request_that_no_core_can_decode_costs_no_life(engine, expected):
     client = engine.front_end.client
     before, pid = client.num_restarts, pid_of(engine)

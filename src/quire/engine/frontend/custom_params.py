@@ -14,8 +14,10 @@ class CustomParams:
     def __init__(self, processors: Sequence[str | type]) -> None:
         """Raises InvalidParameter for one that cannot be imported, or is none."""
         # imports torch, which a front end needs for nothing else
+        from quire.runner.faults import contained
         from quire.runner.sampling import find_logits_processors
 
+        self._contained = contained
         self._processors = find_logits_processors(processors)
 
     def check(self, params: SamplingParams) -> None:
@@ -27,3 +29,5 @@ class CustomParams:
                 raise
             except ValueError as error:
                 raise RequestError(str(error), parameter="extra_args") from error
+            except BaseException as error:
+                raise self._contained(error) from error

@@ -50,6 +50,7 @@ from quire.engine.wire.messages import (
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.observability.watchdog import Watchdog
 from quire.release import __version__
+from quire.runner.faults import contained
 
 logger = logging.getLogger(__name__)
 
@@ -268,6 +269,9 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             result = perform(self.core, request.method, request.args)
         except Exception as error:
             self._answer_failure(request, error)
+            return
+        except BaseException as error:  # of a worker's method that the operator has written
+            self._answer_failure(request, contained(error))
             return
         if isinstance(result, Future):
             result.add_done_callback(lambda future: self._answer_later(request, future))

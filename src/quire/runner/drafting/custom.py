@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.config.speculation import SpeculationPlan
 from quire.errors import InvalidParameter
+from quire.runner.faults import contained
 
 
 class CustomGuesser:
@@ -22,8 +23,11 @@ class CustomGuesser:
         self._tokens += token_ids
 
     def guess(self, most: int) -> list[int]:
-        found = self._proposer.propose(list(self._tokens), most)
-        return [int(token) for token in islice(found, most)]  # it may have no end
+        try:
+            found = self._proposer.propose(list(self._tokens), most)
+            return [int(token) for token in islice(found, most)]  # it may have no end
+        except BaseException as error:
+            raise contained(error) from None
 
     def close(self) -> None:
         """Do nothing: the object does not know requests."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from quire.params import SamplingParams
-from quire.runner.faults import ProcessorFailure
+from quire.runner.faults import ProcessorFailure, contained
 from quire.runner.sampling.batch_update import Layout, Member
 from quire.runner.sampling.logits_processor import AdapterLogitsProcessor, LogitsProcessor
 
@@ -30,7 +30,10 @@ class CustomProcessors:
 
     def needs_host_ids(self, params: SamplingParams) -> bool:
         """Whether some processor reads this request's output ids."""
-        return any(processor.needs_host_ids(params) for processor in self._processors)
+        try:
+            return any(processor.needs_host_ids(params) for processor in self._processors)
+        except BaseException as error:
+            raise ProcessorFailure(contained(error)) from error
 
     def add(
         self,
@@ -58,7 +61,10 @@ class CustomProcessors:
         """Whether a step needs `apply`: not if no processor can move the largest logit."""
         if not is_all_greedy:
             return bool(self._processors)
-        return not all(processor.is_argmax_invariant() for processor in self._processors)
+        try:
+            return not all(processor.is_argmax_invariant() for processor in self._processors)
+        except BaseException as error:
+            raise ProcessorFailure(contained(error)) from error
 
     @property
     def take_drafts(self) -> bool:
@@ -82,8 +88,8 @@ class CustomProcessors:
                 for index in processor.req_info:
                     at, ahead = starts[index], drafts[index]
                     errors |= _run_ahead(processor, index, members[index], logits, at, ahead)
-            except Exception as error:
-                raise ProcessorFailure(error) from error
+            except BaseException as error:
+                raise ProcessorFailure(contained(error)) from error
         return logits, errors
 
     def apply(self, logits: Tensor, rows: Sequence[int]) -> tuple[Tensor, dict[int, str]]:
@@ -99,8 +105,8 @@ class CustomProcessors:
                 processor.update_state(layout.update_to(members))
                 layout.settle(members)
                 logits = _same_shape(processor.apply(logits), logits, processor)
-            except Exception as error:
-                raise ProcessorFailure(error) from error
+            except BaseException as error:
+                raise ProcessorFailure(contained(error)) from error
             if isinstance(processor, AdapterLogitsProcessor):
                 errors |= processor.errors
         return logits, errors

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.params import SamplingParams
-from quire.runner.faults import processor_text
+from quire.runner.faults import contained, processor_text
 
 RequestLogitsProcessor = (
     Callable[[list[int], Tensor], Tensor] | Callable[[list[int], list[int], Tensor], Tensor]
@@ -106,7 +106,8 @@ class AdapterLogitsProcessor(LogitsProcessor):
         """Only for a request with a callable; if it cannot be made, the request fails later."""
         try:
             return self.new_req_logits_processor(params) is not None
-        except Exception:
+        except BaseException as error:
+            contained(error)
             return True
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -128,8 +129,8 @@ class AdapterLogitsProcessor(LogitsProcessor):
         """
         try:
             logits[row] = _checked(self.req_info[index](logits[row]), logits[row])
-        except Exception as error:
-            return processor_text(error)
+        except BaseException as error:
+            return processor_text(contained(error))
         return None
 
     def _bind(
@@ -138,8 +139,8 @@ class AdapterLogitsProcessor(LogitsProcessor):
         try:
             process = self.new_req_logits_processor(params)
             return None if process is None else _bound(process, prompt_ids or [], output_ids)
-        except Exception as error:
-            return _raiser(error)
+        except BaseException as error:
+            return _raiser(contained(error))
 
 
 def _bound(
