@@ -1,6 +1,7 @@
 """`AsyncLLM` on the embedded model: the texts of `LLM`, streamed prompts, sleep in between."""
 
 import asyncio
+import decimal
 
 import pytest
 
@@ -11,6 +12,7 @@ from quire.engine.core.builder import build_client
 from quire.engine.frontend.frontend import build_front_end
 from quire.engine.frontend.streaming_input import StreamingInput
 from quire.engine.stats.loggers import StatLoggerBase
+from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import RequestError
 from quire.params import RequestOutputKind
 from quire.testing.loop_client import LoopClient
@@ -160,3 +162,51 @@ def test_an_engine_in_processes_serves_counts_and_ends(right):
     assert asyncio.run(asyncio.wait_for(runs(), 120)) == right[0]
     assert Recorder.heard[0] == "initialized"
     assert sum(Recorder.heard[1:]) >= sum(len(text[0][1]) for text in right[0])
+
+
+HOSTILE = [
+    {"arrival_time": "x"}, {"arrival_time": [1]}, {"arrival_time": decimal.Decimal(1)},
+    {"arrival_time": float("nan")}, {"arrival_time": -1.0}, {"data_parallel_rank": 0.0},
+    {"data_parallel_rank": False}, {"data_parallel_rank": 7}, {"priority": 1.5}, {"priority": True},
+    {"timeout_s": "x"}, {"trace_headers": ["x"]}, {"tokenization_kwargs": 5},
+]  # fmt: skip
+
+
+def test_a_caller_s_mistake_costs_nobody_else_anything(right):
+    """Over two cores in processes: none dies, and every other stream is as it would have been."""
+
+    async def main():
+        args = AsyncEngineArgs(**WISHES, data_parallel_size=2, scheduling_policy="priority")
+        engine = AsyncLLM.from_engine_args(args)
+        client = engine.front_end.client
+        pids = [client.core_status(index).pid for index in (0, 1)]
+        try:
+            tasks = [
+                asyncio.create_task(last(engine, prompt, SCRIPT[0], f"{i}"))
+                for i, prompt in enumerate(PROMPTS)
+            ]
+            for named in HOSTILE:
+                [name] = named
+                with pytest.raises(RequestError, match=f"^{name}="):
+                    await engine.add_request("bad", [4], SCRIPT[0], **named)
+            for value in (object(), "\ud800", 2**70):
+                extra = SamplingParams(extra_args={"a": 1})
+                extra.extra_args["a"] = value
+                with pytest.raises(RequestError, match=r"^extra_args="):
+                    await engine.add_request("bad", [4], extra)
+            with pytest.raises(RequestError, match="request_id="):
+                await engine.add_request("\ud800", [4], SCRIPT[0])
+            for index, rank in enumerate((0, 1)):
+                request = EngineCoreRequest(1 << 41 | index, [4], SCRIPT[0], arrival_time="x")
+                request.data_parallel_rank = rank
+                client.add_request(request)  # as no front end makes it
+            assert texts(await asyncio.gather(*tasks)) == right[0]
+            assert engine.get_num_unfinished_requests() == 0
+            assert [client.core_status(index).pid for index in (0, 1)] == pids
+            while client.supervisor.has_requests:  # their errors are on the way
+                await asyncio.sleep(0.01)
+            assert client.num_restarts == 0
+        finally:
+            engine.shutdown()
+
+    asyncio.run(asyncio.wait_for(main(), 240))

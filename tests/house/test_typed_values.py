@@ -16,12 +16,15 @@ import pytest
 
 from quire import LLM, AsyncLLM, LLMEngine, LoRARequest, PoolingParams, SamplingParams
 from quire.engine import EngineCore
+from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
+from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.unbuilt import Refused
 from quire.engine.wire.codec import MessageDecoder, MessageEncoder
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.declared_types import argument_types, check_message
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
 from quire.errors import EngineError, InvalidType
+from quire.models.pooling.spec import PoolerSpec
 from quire.params.kinds import RequestOutputKind
 from tests.engine.frontend.async_engines import core_of, make_async
 from tests.engine.frontend.scripted_engines import make_engine
@@ -140,10 +143,11 @@ def public_methods(kind):
             yield name, [each for each in parameters if each.kind not in kinds]
 
 
-def arguments(parameters, name, value):
-    """Arguments of a call, where `name` has the value and what must be given is valid."""
+def arguments(parameters, name=None, value=None):
+    """Arguments of a call: what must be given is valid, and `name` has the value."""
     named = {each.name: VALID[each.name] for each in parameters if each.default is each.empty}
-    named[name] = value
+    if name is not None:
+        named[name] = value
     only = [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY]
     return [named.pop(each) for each in only], named
 
@@ -152,8 +156,12 @@ def walk(kind, names=None):
     """ "method argument=value: what is wrong" for each hole."""
     wired = Wired(kind)
     for name, parameters in public_methods(kind):
-        if names is not None and name not in names:
+        if not parameters or (names is not None and name not in names):
             continue
+        error = wired.call(name, *arguments(parameters)[0], **arguments(parameters)[1])
+        if not isinstance(error, EngineError | None):
+            yield f"{name}: {type(error).__name__}: {error}"
+        wired = Wired(kind)
         for parameter in parameters:
             for value in HOSTILE:
                 positional, named = arguments(parameters, parameter.name, value)
@@ -231,6 +239,14 @@ def prompt_with(name, value):
     return {"prompt_token_ids": [4, 5], name: value}, SamplingParams(max_tokens=1), None
 
 
+LIMITS = ModelLimits(
+    1000,
+    4096,
+    serves_adapters=True,
+    pooling=PoolingFacts(PoolerSpec(("embed",), activates=True), 8, "both"),
+)
+"""Of an engine that generates and pools."""
+
 KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids", "multi_modal_data")
 INSIDE = [
     *((request_with, name) for name in mutable(SamplingParams)),
@@ -244,8 +260,8 @@ INSIDE = [
 def test_what_arguments_contain_is_typed(make, name):
     for value in HOSTILE:
         wired = Wired(LLMEngine)
-        inputs = wired.front_end.inputs
-        inputs.limits = type(inputs.limits)(1000, 4096, serves_adapters=True)
+        front_end = wired.front_end
+        front_end.inputs = InputProcessor(front_end.tokenizer, LIMITS, seed=0)
         prompt, params, adapter = make(name, value)
         error = wired.call("add_request", "r", prompt, params, lora_request=adapter)
         assert error is None or isinstance(error, EngineError), (name, value, error)

@@ -2,9 +2,9 @@
 --traces 100000`.
 
 A trace has one or two cores over the hash model, behind wires that delay, lose and repeat messages,
-and a supervisor. Requests arrive, are aborted, poison the steps that they are in; cores are killed
-or stop. At the end every request must have got its ids, once and in order, or have ended for a
-reason of its own. A failure names the seed.
+and a supervisor. Requests arrive, are aborted, poison the steps that they are in or the core that
+takes them in, cannot be decoded; cores are killed or stop. At the end every request must have got
+its ids, once and in order, or have ended for a reason of its own. A failure names the seed.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class Life:
         self.is_running = True
         self.is_stopped = False
         self.board: Collection[int] | None = ()
+        self.intake: int | None = None
         self.inputs = FrameOrder()
         self.wire = Wire(world, lambda n, message: cores.arrive(self, index, n, message))
         self._cores, self._index = cores, index
@@ -166,10 +167,22 @@ class Life:
         try:
             if self.inputs.accept(number):
                 message(self)
-        except LostFrames:
+        except (LostFrames, Crash):
             self.end()
             return
         self._go_on()
+
+    def take_in(self, request: EngineCoreRequest) -> None:
+        """Decode a request and give it to the core."""
+        handle = self.intake = request.handle
+        if handle in self.world.unreadable:
+            self.wire.send(EngineCoreOutputs(finished=[Finished(handle, FinishReason.ERROR)]))
+        else:
+            poison = self.world.poison.get(handle)
+            if poison is not None and poison.at_intake:
+                raise Crash
+            self.core.take_in(request)
+        self.intake = None
 
     def end(self) -> None:
         """The process ends; the front end learns of it a little later."""
@@ -274,10 +287,14 @@ class SimulatedCores:
             self._owners[request.handle] = index
         return self._owners[request.handle]
 
-    def add_request(self, request: EngineCoreRequest) -> None:
+    def payload_of(self, request: EngineCoreRequest) -> list[Any]:
+        """Nothing: what is sent is the object."""
+        return []
+
+    def send_request(self, request: EngineCoreRequest, payload: list[Any]) -> None:
         """Send a copy, as a wire does."""
         index = self.assign(request)
-        self.links[index].wire.send(lambda life: life.core.add_request(request))
+        self.links[index].wire.send(lambda life: life.take_in(request))
 
     def abort_requests(self, handles: Sequence[int]) -> None:
         """Send it to the owners."""
@@ -296,7 +313,10 @@ class SimulatedCores:
 
     def dying_step(self, engine_index: int) -> Collection[int] | None:
         """What is on its board."""
-        return self.links[engine_index].life.board
+        life = self.links[engine_index].life
+        if life.board is None:
+            return None
+        return [*life.board] if life.intake is None else [*life.board, life.intake]
 
     def restart_core(self, engine_index: int, first: Sequence[Utility[Any]] = ()) -> None:
         """A new life, with a new wire; sometimes the system has no room for one."""
@@ -396,11 +416,12 @@ class SimulatedCores:
 @dataclass(slots=True)
 class Poison:
     """The core dies of a step with this request as soon as it has so many ids; `decodes`: only of
-    one that computes a single token of it.
+    one that computes a single token of it; `at_intake`: already when it gets the request.
     """
 
     at_output: int
     decodes: bool
+    at_intake: bool = False
 
 
 @dataclass(slots=True)
@@ -431,6 +452,7 @@ class World:
         self.repeats = pick.choice((0.0, 0.1))
         self.no_room = pick.choice((0.0, 0.0, 0.2))
         self.poison: dict[int, Poison] = {}
+        self.unreadable: set[int] = set()
         self.stories: dict[int, Story] = {}
         self.num_kills = 0
         self.num_left = pick.randrange(2, 7)
@@ -466,10 +488,12 @@ class World:
         met["kills"], met["restarts"] = self.num_kills, self.supervisor.num_restarts
         met["two cores"], met["depth 2"] = len(self.cores.links) == 2, self.depth == 2
         met["losses"], met["repeats"] = self.loss > 0, self.repeats > 0
+        met["unreadable"] = len(self.unreadable)
+        met["poison at intake"] = sum(poison.at_intake for poison in self.poison.values())
         met["innocents blamed"] = sum(
             story.end is not None and story.end.reason is FinishReason.ERROR
             for handle, story in self.stories.items()
-            if handle not in self.poison
+            if handle not in self.poison and handle not in self.unreadable
         )
         return met
 
@@ -531,7 +555,12 @@ class World:
         params.update_from_generation_config({}, EOS)
         request = EngineCoreRequest(handle, prompt, params, seed=pick.randrange(9), arrival_time=0)
         if len(self.poison) < self.most_poison and pick.random() < 0.3:
-            self.poison[handle] = Poison(pick.choice((0, 0, 1, 4)), decodes=pick.random() < 0.3)
+            is_eager = pick.random() < 0.2
+            self.poison[handle] = Poison(
+                0 if is_eager else pick.choice((0, 0, 1, 4)), pick.random() < 0.3, is_eager
+            )
+        elif pick.random() < 0.05:
+            self.unreadable.add(handle)
         self.stories[handle] = Story(request)
         self.supervisor.add_request(request)
 
@@ -566,6 +595,9 @@ class World:
         assert got == right[: len(got)], f"{where}, is no beginning of {right}"
         if story.is_aborted:
             return
+        if handle in self.unreadable:
+            assert (got, reason) == ([], FinishReason.ERROR), where
+            return
         if reason is FinishReason.ERROR:
             assert handle in self.poison or not self.is_calm, f"{where}: an innocent was blamed"
             return
@@ -574,7 +606,7 @@ class World:
         poison = self.poison.get(handle)
         if poison is not None and self.is_calm:
             # Each life may bring it one token: that much does not acquit.
-            most = poison.at_output + (8 if poison.decodes else 0)
+            most = poison.at_output + (8 if poison.decodes and not poison.at_intake else 0)
             assert len(got) <= most, f"{where}: poison was run too often"
 
 

@@ -165,7 +165,7 @@ class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
         and shapes of its tensors say so; nothing is loaded. `LLM.generate` and the like ask this
         first.
         """
-        return Utility("check_lora", (str(check_lora_request(lora_request).folder),))
+        return Utility("check_lora", (AdapterRef.of(lora_request).folder,))
 
     @verb(
         combine=all,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
 from quire.params import checks
 from quire.params.checks import MAX_INT
 from quire.params.kinds import RequestOutputKind
@@ -105,6 +105,8 @@ class PoolingParams(
         if self.late_interaction_params is not None:
             hint = "Leave it out: score() compares token vectors."
             raise NotBuiltYet("late_interaction_params", self.late_interaction_params, hint)
+        if not isinstance(self.extra_kwargs, dict | None):
+            raise InvalidType("extra_kwargs", self.extra_kwargs, "it must be a dict")
         for name, value in (self.extra_kwargs or {}).items():
             if name not in _EXTRA:
                 raise InvalidParameter("extra_kwargs", name, f"its keys are {', '.join(_EXTRA)}")
@@ -114,6 +116,8 @@ class PoolingParams(
     def _check_task(self) -> None:
         if self.task is None:
             return
+        if not isinstance(self.task, str):
+            raise InvalidType("task", self.task, "it must be a str")
         if self.task in GONE_TASKS:
             hint = f"Use {GONE_TASKS[self.task]}."
             raise InvalidParameter("task", self.task, "there is no such task any more", hint)

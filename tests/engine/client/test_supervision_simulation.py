@@ -11,7 +11,7 @@ from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal, JournalEntry
 from quire.engine.wire.codec import FrameOrder
 from quire.engine.wire.delivery_monitor import Overdue
-from tests.support.simulate_faults import World, run_traces
+from tests.support.simulate_faults import SimulatedCores, World, run_traces
 
 NUM_TRACES = 10_000
 BY_DEFAULT = 1_000
@@ -111,7 +111,14 @@ def lose_those_that_wait(monkeypatch):
     monkeypatch.setattr(CoreJournal, "_regroup", regroup)
 
 
+def forget_what_is_taken_in(monkeypatch):
+    monkeypatch.setattr(
+        SimulatedCores, "dying_step", lambda self, index: self.links[index].life.board
+    )
+
+
 BUGS = [
+    forget_what_is_taken_in,
     merge_output_into_the_prompt,
     forget_a_token,
     take_repeats,

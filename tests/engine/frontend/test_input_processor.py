@@ -105,6 +105,51 @@ def test_several_completions_are_several_requests():
     assert seen[-1].handle == 3
 
 
+WRONG_HEADERS = ["x", ["traceparent"], {1: "a"}, {"a": 1}, {"a": b"x"}, {"a": "\ud800"}, 0.5]
+WRONG_OPTIONS = [
+    "x", [1], {1: 2}, {"no_such": 1}, {"add_special_tokens": "no"}, {"add_special_tokens": None},
+    {"max_length": "3"}, {"max_length": True}, {"max_length": -1}, {"max_length": 2**70},
+    {"truncation": []}, {"truncation": "some"}, {"truncation": 1.5}, {"truncation_side": 5},
+    {"truncation_side": "up"}, {"truncate_prompt_tokens": "3"}, {"truncate_prompt_tokens": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("prompt", ["a b", [4, 5]], ids=["text", "ids"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("trace_headers", value) for value in WRONG_HEADERS),
+        *(("tokenization_kwargs", value) for value in WRONG_OPTIONS),
+    ],
+    ids=str,
+)
+def test_headers_and_options_of_another_type_are_the_request_s_errors(name, value, prompt):
+    """Whether there are traces or not, and whether a text is encoded or not."""
+    engine = make_engine()
+    inputs, params = engine.input_processor, SamplingParams()
+    for call in (
+        lambda: engine.add_request("r", prompt, params, **{name: value}),
+        lambda: inputs.process_inputs("r", prompt, params, **{name: value}),
+    ):
+        with pytest.raises(RequestError) as caught:
+            call()
+        inner = value if isinstance(value, dict) and name == "tokenization_kwargs" else ()
+        assert caught.value.parameter in (name, *map(str, inner))
+    assert not engine.has_unfinished_requests() and not engine.front_end.client.seen
+    send(prompt, engine=engine, trace_headers={"a": "b"}, tokenization_kwargs={"truncation": None})
+
+
+def test_seeds_are_drawn_by_requests_that_are_taken_alone():
+    plain, engine = make_engine(), make_engine()
+    wanted = [send([4], engine=plain).seed for _ in range(2)]
+    for more in ({"arrival_time": "x"}, {"priority": "x"}, {"trace_headers": 5}):
+        with pytest.raises(RequestError):
+            send([4], engine=engine, **more)
+    with pytest.raises(RequestError, match="thinking_token_budget"):
+        send([4], SamplingParams(thinking_token_budget=3), engine)
+    assert [send([4], engine=engine).seed for _ in range(2)] == wanted
+
+
 MOST = "each must be a token id from 0 to"
 BAD = [
     (
