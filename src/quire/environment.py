@@ -142,7 +142,14 @@ def _flag(given: Mapping[str, str], name: str) -> bool:
 
 def _folder(given: Mapping[str, str], name: str) -> Path | None:
     text = given.get(name)
-    return Path(text).expanduser().absolute() if text else None
+    return expanded(text).absolute() if text else None
+
+
+def expanded(path: str | Path) -> Path:
+    """`path` with `~` and `~user` at its beginning expanded, as a shell does: an unknown user's, or
+    one without a home, stays as it is. (`Path.expanduser` raises RuntimeError for these.)
+    """
+    return Path(os.path.expanduser(path))
 
 
 def _count(given: Mapping[str, str], name: str) -> int | None:

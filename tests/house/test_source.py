@@ -98,6 +98,12 @@ def test_only_the_command_line_reads_the_environment():
     assert not found_in(r"os\.environ|getenv", others)
 
 
+def test_homes_are_expanded_in_one_place():
+    """`Path.expanduser` raises for users that there are not."""
+    found = {place.partition(":")[0] for place in found_in(r"expanduser\(")}
+    assert found == {"environment.py"}
+
+
 def test_no_swallowed_exceptions_and_no_loose_ends():
     assert not found_in(r"except( Exception)?:\s*\n\s*pass\b")
     assert not found_in(r"TODO(?!\(#\d+\))"), "a TODO names its issue"

@@ -17,7 +17,15 @@ from quire.engine.client.journal import CoreJournal
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import AdapterRef, EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Started
-from quire.errors import BadAdapter, InvalidParameter, InvalidType, NotBuiltYet, RequestError
+from quire.environment import read_environment
+from quire.errors import (
+    BadAdapter,
+    InvalidParameter,
+    InvalidType,
+    ModelNotFound,
+    NotBuiltYet,
+    RequestError,
+)
 from quire.server.adapters import ServedAdapters, adapter_id, is_plain_name, parse_modules
 from quire.server.context import Server
 
@@ -32,6 +40,19 @@ def test_a_request_is_a_name_an_id_and_a_folder():
     assert asked == LoRARequest("a", 4, "/other") and hash(asked) == hash(LoRARequest("a", 1, "/"))
     assert asked != LoRARequest("b", 3, "~/adapters/a")
     assert msgspec.convert(msgspec.to_builtins(asked), LoRARequest).folder == asked.folder
+
+
+def test_an_unknown_user_s_home_stays_as_it_is(monkeypatch):
+    folder = Path.cwd() / "~nosuchuser" / "a"
+    assert LoRARequest("a", 1, "~nosuchuser/a").folder == folder
+    for name in ("QUIRE_LORA_RESOLVER_CACHE_DIR", "QUIRE_CACHE_ROOT"):
+        monkeypatch.setenv(name, "~nosuchuser/a")
+    assert read_environment().adapter_folder == folder
+    with pytest.raises(ModelNotFound, match="There is no folder '~nosuchuser/a'"):
+        EngineArgs(model="~nosuchuser/a").create_engine_config()
+    config = {"profiler": "torch", "torch_profiler_dir": "~nosuchuser/a"}
+    plan = EngineArgs(profiler_config=config).create_engine_config()
+    assert plan.profiler.torch_profiler_dir == str(folder)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ def test_loads_of_one_name_from_two_folders_at_once_have_one_winner(server):
         ({"lora_name": "a", "lora_path": "/no/such/folder"}, 404, "There is no LoRA adapter"),
         ({"lora_name": "a", "lora_path": "someone/on-the-hub"}, 404, "There is no LoRA adapter"),
         ({"lora_name": "a", "lora_path": "/dev/zero"}, 404, "There is no LoRA adapter"),
+        ({"lora_name": "a", "lora_path": "~nosuchuser/a"}, 404, "/~nosuchuser/a"),
         ({"lora_name": "a", "lora_path": "/" + "x" * 5000}, 400, "at most 4096 characters"),
         ({"lora_name": "a", "lora_path": "/" + "x" * 4000}, 400, "xxx"),
         ({"lora_name": "a", "lora_path": "/tmp\0/a"}, 400, "names the adapter's folder"),
@@ -148,7 +149,7 @@ def test_loads_of_one_name_from_two_folders_at_once_have_one_winner(server):
         ({"lora_name": "a", "lora_path": "/a", "trust_remote_code": True}, 400, "trust_remote"),
         ([], 400, ""),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_hostile_bodies(server, body, status, text):
     with server.client() as client:

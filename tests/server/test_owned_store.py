@@ -60,6 +60,17 @@ def test_what_grows_makes_others_go():
     assert store.of(None) == [first, third]
 
 
+def test_what_grows_past_the_bound_itself_stays():
+    store = OwnedStore(max_bytes=10)
+    first, second = added(store, Kept(2), Kept(2))
+    first.num_bytes = 11
+    store.renew(first.id)
+    assert store.of(None) == [first]
+    store.renew("unknown")
+    (third,) = added(store, Kept(1))
+    assert store.of(None) == [third]
+
+
 @pytest.mark.parametrize("limits", [{"limit": 2}, {"max_bytes": 2}])
 def test_what_is_not_over_stays(limits):
     store = OwnedStore(**limits)

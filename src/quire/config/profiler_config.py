@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from quire.environment import expanded
 from quire.errors import InvalidParameter, NotBuiltYet
 
 _UNBUILT = {
@@ -59,5 +59,5 @@ def profiler_config(given: dict[str, Any] | None) -> ProfilerConfig | None:
         ) from None
     if min(config.delay_iterations, config.max_iterations) < 0:
         raise InvalidParameter("profiler_config", given, "steps are counted from 0")
-    folder = str(Path(config.torch_profiler_dir).expanduser().absolute())
+    folder = str(expanded(config.torch_profiler_dir).absolute())
     return msgspec.structs.replace(config, torch_profiler_dir=folder)

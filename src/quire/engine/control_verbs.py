@@ -31,7 +31,7 @@ from quire.engine.wire.control_calls import (
 from quire.engine.wire.declared_types import argument_types
 from quire.engine.wire.messages import AdapterRef
 from quire.errors import InvalidParameter, InvalidType
-from quire.lora.request import LoRARequest, check_lora_request
+from quire.lora.request import LoRARequest
 
 
 class WorkerVerbs:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from quire.environment import expanded
 from quire.errors import InvalidParameter, InvalidType
 
 ADAPTER_FAILED = "the LoRA adapter"
@@ -66,7 +67,7 @@ class LoRARequest(msgspec.Struct, omit_defaults=True):
     @property
     def folder(self) -> Path:
         """`lora_path` with `~` expanded, absolute."""
-        return Path(self.lora_path).expanduser().absolute()
+        return expanded(self.lora_path).absolute()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoRARequest) and self.lora_name == other.lora_name

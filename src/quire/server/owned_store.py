@@ -35,7 +35,8 @@ class OwnedStore(Generic[T]):
 
     def __init__(self, limit: int = 256, max_bytes: int = 64 * 2**20) -> None:
         self._limit = limit
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        """Of all together."""
         self._kept: OrderedDict[str, T] = OrderedDict()
 
     @property
@@ -45,8 +46,11 @@ class OwnedStore(Generic[T]):
 
     def add(self, item: T) -> bool:
         """Keep one more. False if there is no room: it is too large, or nothing is over."""
-        if not self._make_room(self._limit - 1, self._max_bytes - item.num_bytes):
+        dropped, is_enough = self._that_make_room(self._limit - 1, self.max_bytes - item.num_bytes)
+        if not is_enough:
             return False
+        for id in dropped:
+            del self._kept[id]
         self._kept[item.id] = item
         return True
 
@@ -60,27 +64,29 @@ class OwnedStore(Generic[T]):
         return [kept for kept in reversed(self._kept.values()) if kept.owner == owner]
 
     def renew(self, id: str) -> None:
-        """Have what is kept under this id make room last, and others for what it has become."""
-        self._kept.move_to_end(id)
-        self._make_room(self._limit, self._max_bytes)
+        """Have what is kept under this id make room last, and others for what it has become; itself
+        it stays. Unknown ones are passed over.
+        """
+        if id in self._kept:
+            self._kept.move_to_end(id)
+            for other in self._that_make_room(self._limit, self.max_bytes, stays=id)[0]:
+                del self._kept[other]
 
     def remove(self, id: str) -> None:
         """Keep it no longer; unknown ones are passed over."""
         self._kept.pop(id, None)
 
-    def _make_room(self, num: int, num_bytes: int) -> bool:
-        """Drop the oldest until at most `num` of at most `num_bytes` are left. False if it fails:
-        then nothing is dropped.
+    def _that_make_room(
+        self, num: int, num_bytes: int, *, stays: str | None = None
+    ) -> tuple[list[str], bool]:
+        """The oldest, but for the one that `stays`, without which at most `num` of at most
+        `num_bytes` are left; and whether that is so then.
         """
         left, total, dropped = len(self._kept), sum(o.num_bytes for o in self._kept.values()), []
         for id, kept in self._kept.items():
             if left <= num and total <= num_bytes:
                 break
-            if kept.is_over:
+            if kept.is_over and id != stays:
                 left, total = left - 1, total - kept.num_bytes
                 dropped.append(id)
-        if left > num or total > num_bytes:
-            return False
-        for id in dropped:
-            del self._kept[id]
-        return True
+        return dropped, left <= num and total <= num_bytes

@@ -3,6 +3,8 @@
 import openai
 import pytest
 
+from tests.server.serve_process import serving
+
 
 @pytest.fixture(scope="module")
 def client(server):
@@ -49,8 +51,10 @@ def test_a_response_goes_on_from_its_conversation_and_is_added_to_it(client):
 def test_a_conversation_s_size_is_bounded(client, server):
     long = [{"role": "user", "content": "x" * 9_000_000}]
     talk = client.conversations.create(items=long)
-    with pytest.raises(openai.BadRequestError, match="16777216 bytes"):
+    with pytest.raises(openai.APIStatusError, match="may have 16777216 ") as caught:
         client.conversations.items.create(talk.id, items=long)
+    assert caught.value.status_code == 413
+    assert len(client.conversations.items.list(talk.id).data) == 1
     respond(client, "x = 1", conversation=client.conversations.create().id)
     made = [client.conversations.create(items=long).id for _ in range(8)]
     left = [server.get(f"/v1/conversations/{id}").status_code for id in [talk.id, *made]]
@@ -60,6 +64,35 @@ def test_a_conversation_s_size_is_bounded(client, server):
             client.conversations.delete(id)
     with pytest.raises(openai.BadRequestError, match="metadata"):
         client.conversations.create(metadata={"a": "b" * 513})
+
+
+def test_a_conversation_that_reaches_the_server_s_bound_stays_as_it_is():
+    """Every way of adding to it is refused then; what it has is still there, and can be used."""
+    with serving("--max-stored-bytes", "6000") as server, server.openai() as client:
+        item = {"role": "user", "content": "x" * 400}
+        talk = client.conversations.create(items=[item])
+        num_items = 1
+        with pytest.raises(openai.APIStatusError) as caught:
+            while num_items < 50:
+                client.conversations.items.create(talk.id, items=[item])
+                num_items += 1
+        assert caught.value.status_code == 413 and "--max-stored-bytes" in str(caught.value)
+        assert 5 < num_items < 20
+        long = {"role": "user", "content": "x" * 1200}
+        for background in (False, True):
+            with pytest.raises(openai.APIStatusError) as caught:
+                respond(client, [long], conversation=talk.id, background=background)
+            assert caught.value.status_code == 413
+        kept = client.conversations.items.list(talk.id, order="asc", limit=100).data
+        assert texts(kept) == ["x" * 400] * num_items
+        client.conversations.items.delete(kept.pop().id, conversation_id=talk.id)
+        respond(client, "a", conversation=talk.id)
+        added = client.conversations.items.list(talk.id, order="asc", limit=100).data
+        assert texts(added)[: len(kept)] == texts(kept) and len(added) == len(kept) + 2
+        while len(added) > 4:
+            client.conversations.items.delete(added.pop(0).id, conversation_id=talk.id)
+        client.conversations.items.create(talk.id, items=[item])
+        assert len(client.conversations.items.list(talk.id).data) == 5
 
 
 def test_items_come_and_go(client):

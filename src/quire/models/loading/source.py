@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from quire.environment import expanded
 from quire.errors import ModelNotFound
 from quire.models.formats.side_files import SIDE_FILES
 
@@ -74,7 +75,7 @@ def locate(
     with "auto" those of `mistral` and then `pt` are fetched where there are no others. Without a
     network, what the cache has is used. Raises ModelNotFound.
     """
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     if str(model) and folder.is_dir():
         return folder
     if folder.is_file():

@@ -66,7 +66,8 @@ async def create(server: Server, request: Request) -> Response:
     body = await server.read(request, CreateConversation)
     if not server.conversations.is_open:
         raise Refusal(501, "This server keeps no conversations (--max-stored-responses).")
-    made = Conversation(body.metadata or {}, owner_of(request))
+    most = server.conversations.max_bytes
+    made = Conversation(body.metadata or {}, owner_of(request), most)
     added = _named(body.items or [])
     made.check_room(added)
     made.extend(added)
@@ -107,6 +108,7 @@ async def create_items(server: Server, request: Request) -> Response:
     added = _named(body.items)
     found.check_room(added)
     found.extend(added)
+    server.conversations.renew(found.id)
     ids = [item["id"] for item in added] or [None]
     return json_response(InputItems(added, ids[0], ids[-1], has_more=False))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -44,6 +45,8 @@ from quire.server.responses.stored_conversation import Conversation
 from quire.server.responses.stored_response import StoredResponse
 from quire.server.responses.writer import ResponseWriter, empty_usage
 
+logger = logging.getLogger(__name__)
+
 
 class Deleted(msgspec.Struct):
     """The reply to the deletion of a response."""
@@ -56,10 +59,12 @@ class Deleted(msgspec.Struct):
 async def create(server: Server, request: Request) -> Response:
     """Make a response to an input."""
     body, talk, before = await _asked(server, request)
+    name = RequestName.random("resp_")
+    if talk is not None:
+        talk.check_room(named_items(body.input, name.shown))
     chat = body.as_chat(before)
     chat.stream = True  # so that the engine gives deltas
     prompt = await chat_prompt(server, chat)
-    name = RequestName.random("resp_")
     writer = _writer(server, body, chat, prompt, name)
     stored = StoredResponse(
         writer.response,
@@ -208,7 +213,7 @@ class _Run:
             said = _output_items(self.stored.response)
             self.stored.messages += conversation(said)
             if self._talk is not None:
-                self._talk.extend([*self.stored.input_items, *said])
+                self._add_to(self._talk, [*self.stored.input_items, *said])
         except Exception as error:
             self.error = error
             info = as_refusal(error).info
@@ -219,6 +224,12 @@ class _Run:
             if self.stored.response.status == "in_progress":  # the client disconnected
                 self.stored.response.status = "cancelled"
             self.stored.end()
+
+    def _add_to(self, talk: Conversation, items: list[dict[str, Any]]) -> None:
+        if talk.extend(items):
+            self._server.conversations.renew(talk.id)
+        else:
+            logger.warning("Response %s is not in its conversation, which is full.", self.stored.id)
 
     def _encode(self, data: EventData) -> bytes:
         encoded = event(self._encoder.encode(data), data["type"])
