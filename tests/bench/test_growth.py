@@ -1,0 +1,36 @@
+"""tools/growth.py on this package: what it counts can be counted here as well."""
+
+from __future__ import annotations
+
+import growth
+
+
+def test_rooms_are_folders_of_the_package():
+    assert growth.room_of("src/quire/engine/core/core.py") == "engine"
+    assert growth.room_of("src/quire/llm.py") == "llm"
+    assert growth.room_of("tests/engine/test_x.py") == "tests"
+
+
+def test_functions_and_their_parameters_are_found(tmp_path, monkeypatch):
+    package = tmp_path / growth.PACKAGE
+    package.mkdir(parents=True)
+    (package / "one.py").write_text(
+        "def short(a): pass\n\nasync def long(a, /, priority, *, lora_request=None):\n"
+        "    x = 1\n    return x\n"
+    )
+    (package / "llm.py").write_text("from os import path, sep\ndef generate(priority): pass\n")
+    monkeypatch.setattr(growth, "ROOT", tmp_path)
+    found = {function.place: function for function in growth.functions()}
+    assert found["one.py:3 long"].parameters == ("a", "priority", "lora_request")
+    assert found["one.py:3 long"].lines == 3
+    [line] = growth.signatures()
+    assert "priority 1" in line and "lora_request 1" in line and "cache_salt 0" in line
+    assert growth.num_imported(package / "llm.py") == 2
+    [line] = growth.lengths()
+    assert line.endswith("1/1/1/3; one.py:3 long")
+
+
+def test_the_report_is_of_this_checkout(capsys):
+    assert growth.main(["HEAD"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and "files that name an engine option: median" in lines[3]
