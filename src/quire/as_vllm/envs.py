@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.as_vllm.variables import HOST, INSTEAD, LOGGING_LEVEL, TRANSLATED, TRUE_ANYWAY
-from quire.environment import MAX_N
+from quire.environment import MAX_N, expanded
 
 _DEFAULTS: dict[str, Any] = {
     HOST: "",
@@ -15,7 +15,7 @@ _DEFAULTS: dict[str, Any] = {
     "VLLM_ALLOW_INSECURE_SERIALIZATION": False,
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": False,
     "VLLM_BATCH_INVARIANT": False,
-    "VLLM_CACHE_ROOT": os.path.expanduser("~/.cache/vllm"),
+    "VLLM_CACHE_ROOT": str(expanded("~/.cache/vllm")),
     "VLLM_CONFIGURE_LOGGING": True,
     "VLLM_DO_NOT_TRACK": False,
     "VLLM_ENABLE_V1_MULTIPROCESSING": True,
