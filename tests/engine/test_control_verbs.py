@@ -6,9 +6,10 @@ import inspect
 import pytest
 
 from quire import LLM, LLMEngine, LoRARequest
-from quire.engine import AsyncLLM, EngineCore
+from quire.engine import AsyncLLM
 from quire.engine.client.control_state import REPEATABLE
 from quire.engine.control_verbs import UTILITIES, AwaitedControl, BlockingControl, combined
+from quire.engine.core.core import EngineCore
 from quire.engine.wire.control_calls import Utility, Verb
 from quire.testing.scripted_core import ScriptedCore
 
