@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
@@ -15,6 +13,7 @@ from quire.engine.arguments import check_executor_class, require_plan
 from quire.engine.core import core
 from quire.engine.core.builder import core_parts, open_executor
 from quire.engine.counterparts import HasCounterparts
+from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineDeadError, InvalidParameter
 from quire.lora.request import LoRARequest, check_lora_request
@@ -43,9 +42,6 @@ class DocumentedEngineCore(HasCounterparts, core.EngineCore):
         super().__init__(**(parts | {"log_stats": log_stats and plan.log_stats}))
         self.vllm_config = plan
         self._executor_fail_callback = executor_fail_callback
-        self._next_handle = itertools.count()
-        self._handle_of: dict[str, int] = {}
-        self._name_of: dict[int, str] = {}
 
     @property
     def model_executor(self) -> Any:
@@ -59,25 +55,13 @@ class DocumentedEngineCore(HasCounterparts, core.EngineCore):
     def add_request(self, request: EngineCoreRequest, request_wave: int = 0) -> None:
         """Queue a request. Raises InvalidParameter for one without an id, or whose id is in use."""
         name = request.request_id
-        if not name or name in self._handle_of:
+        if not name or name in self._direct.names.values():
             raise InvalidParameter("request_id", name, "it must be a text that no request has")
-        handle = next(self._next_handle)
-        self._handle_of[name], self._name_of[handle] = handle, name
+        check_message(request)
         params = request.params.clone()
         if isinstance(params, SamplingParams):
             params.limit_output(self.vllm_config.max_model_len - len(request.prompt_token_ids))
-        seed = getattr(params, "seed", None)
-        if seed is None:
-            seed = request.seed or secrets.randbits(63)
-        changes = {"handle": handle, "params": params, "seed": seed}
-        super().add_request(msgspec.structs.replace(request, **changes))
-
-    def abort_requests(self, request_ids: Sequence[str | int]) -> None:  # type: ignore[override]
-        """Abort requests without an output; unknown ids are ignored."""
-        handles = [self._handle_of.get(one, -1) if isinstance(one, str) else one
-                   for one in request_ids]  # fmt: skip
-        super().abort_requests(handles)
-        self._forget(handles)
+        super().add_request(msgspec.structs.replace(request, handle=-1, params=params))
 
     def step(self) -> tuple[dict[int, EngineCoreOutputs], bool]:  # type: ignore[override]
         """Run one step: the outputs by the index of the front end that gets them, which is 0, and
@@ -91,10 +75,6 @@ class DocumentedEngineCore(HasCounterparts, core.EngineCore):
             if self._executor_fail_callback is not None:
                 self._executor_fail_callback()
             raise
-        ended = [end.handle for end in outputs.finished]
-        named = {*outputs.handles, *ended} & self._name_of.keys()
-        outputs.names = {handle: self._name_of[handle] for handle in sorted(named)}
-        self._forget(ended)
         was_run = bool(outputs.handles or outputs.started or outputs.pooled)
         return {0: outputs}, was_run
 
@@ -122,12 +102,6 @@ class DocumentedEngineCore(HasCounterparts, core.EngineCore):
     def list_loras(self) -> set[int]:  # type: ignore[override]
         """The ids of the adapters that are in memory."""
         return set(super().list_loras())
-
-    def _forget(self, handles: Sequence[int]) -> None:
-        for handle in handles:
-            name = self._name_of.pop(handle, None)
-            if name is not None:
-                del self._handle_of[name]
 
 
 EngineCore: TypeAlias = DocumentedEngineCore
