@@ -9,7 +9,13 @@ import torch
 import quire
 from quire import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, PoolingParams
 from quire.config.pooler_config import PoolerConfig
-from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestError
+from quire.errors import (
+    EngineError,
+    InvalidParameter,
+    InvalidType,
+    PromptTooLong,
+    RequestError,
+)
 from quire.params.pooling import QueryVectors
 from tests.pooling import models
 
@@ -48,6 +54,26 @@ def test_texts_and_ids_are_the_same(llm):
     assert by_text.outputs == by_ids.outputs and by_text.prompt_token_ids == ids
     assert isinstance(by_text, quire.EmbeddingRequestOutput)
     assert by_text.outputs.hidden_size == 48
+
+
+CALLS = {
+    "embed": lambda llm: llm.embed(["a", "b"], use_tqdm=False),
+    "encode": lambda llm: llm.encode(["a", "b"], pooling_task="embed", use_tqdm=False),
+    "score": lambda llm: llm.score("a", ["b", "c"], use_tqdm=False),
+    "classify": lambda llm: llm.classify(["a", "b"], use_tqdm=False),
+    "pair": lambda llm: llm.score("a", ["b", "c"], use_tqdm=False),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_while_asleep_leaves_nothing_queued(llm, reranker, name):
+    engine = reranker if name in ("classify", "pair") else llm
+    engine.sleep(level=0)
+    with pytest.raises(EngineError, match="the engine is asleep"):
+        CALLS[name](engine)
+    engine.wake_up()
+    assert not engine.llm_engine.has_unfinished_requests()
+    assert len(CALLS[name](engine)) == 2 and engine.wait_for_completion(use_tqdm=False) == []
 
 
 def test_the_longest_prompt_and_longer_ones(llm):
