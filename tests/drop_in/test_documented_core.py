@@ -183,7 +183,7 @@ def test_what_is_missing_names_its_counterpart(owner, name):
 
 
 def test_a_name_that_nobody_documents_is_an_ordinary_error(core):
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'.$"):
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
         _ = core.nothing
 
 

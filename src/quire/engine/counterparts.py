@@ -6,9 +6,8 @@ unbuilt.py.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _STATS = "Statistics are in the stat loggers of the engine, and in get_metrics()."
 _PLAN = "Read it from the plan: vllm_config of the engine."
@@ -201,14 +200,42 @@ COUNTERPARTS: Mapping[str, Mapping[str, str]] = {
 """Class -> its documented attributes that are not there -> what to do instead."""
 
 
-class HasCounterparts:
-    """Says what stands in the place of a documented attribute that the class lacks."""
+class _Counterpart:
+    """Stands in a class for a documented attribute that its objects lack. An object that has an
+    attribute of the name after all keeps it.
+    """
 
-    def __getattr__(self, name: str) -> NoReturn:
-        own = inspect.getattr_static(type(self), name, None)
-        if isinstance(own, property) and own.fget is not None:
-            own.fget(self)  # it has raised AttributeError, and says why again
-        kinds = (COUNTERPARTS.get(kind.__name__, {}) for kind in type(self).__mro__)
-        hint = next((names[name] for names in kinds if name in names), "")
-        text = f"{type(self).__name__} has no attribute {name!r}. {hint}".rstrip()
-        raise AttributeError(text, name=name, obj=self)
+    def __init__(self, hint: str) -> None:
+        self._hint = hint
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        text = f"{owner.__name__} has no attribute {self._name!r}. {self._hint}"
+        raise AttributeError(text, name=self._name, obj=instance)
+
+
+class HasCounterparts:
+    """Says what stands in the place of a documented attribute that the class lacks.
+
+    A `__getattr__` would make every attribute that is there slower to read, self's own too.
+    """
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for kind in cls.__mro__:
+            for name, hint in COUNTERPARTS.get(kind.__name__, {}).items():
+                own = _attribute(cls, name)
+                if own is None:
+                    own = _Counterpart(hint)
+                    own.__set_name__(cls, name)
+                setattr(cls, name, own)
+
+
+def _attribute(cls: type, name: str) -> Any:
+    """The class's attribute, of whichever base; None for a counterpart or nothing."""
+    found = (vars(base)[name] for base in cls.__mro__ if name in vars(base))
+    return next((each for each in found if not isinstance(each, _Counterpart)), None)
