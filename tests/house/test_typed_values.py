@@ -137,7 +137,7 @@ def public_methods(kind):
         entry = inspect.getattr_static(kind, name)
         if name.startswith("_") or isinstance(entry, property | classmethod | Refused):
             continue
-        if callable(method := getattr(kind, name)):
+        if callable(method := getattr(kind, name, None)):
             parameters = list(inspect.signature(method).parameters.values())[1:]
             kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
             yield name, [each for each in parameters if each.kind not in kinds]
