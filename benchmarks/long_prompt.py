@@ -1,11 +1,11 @@
-"""How much does a long prompt disturb those that decode?
+"""How much do long prompts disturb those that decode, and what does it cost to prevent it?
 
-So many streams decode; then a prompt of 32,000 tokens arrives. The gaps between a stream's outputs
-are measured without it and while it is computed, with each of several limits on what one prompt may
-take of a step (`long_prefill_token_threshold`). The model is a tiny one with random weights, since
-what is looked at is who waits for whom.
+Several streams decode; then long prompts arrive one after the other. The gaps between a stream's
+outputs are measured without them and while they are computed, with each of several values of
+`max_stall_ms` (0: steps are as large as `max_num_batched_tokens`), in turns. Throughput is that of
+all tokens, of prompts and of streams, while the prompts are computed.
 
-    PYTHONPATH=src python benchmarks/long_prompt.py --thresholds 0 512 128
+    PYTHONPATH=src python benchmarks/long_prompt.py --random-model 0.6b --stalls 0 250
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.bench.report import add_output_flag, finish, percentile
-from quire.config.args.engine_args import EngineArgs
+from quire.config.args.engine_args import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.checkpoints import make_checkpoint
 
-POSITIONS = 40_960
-_SHAPE = {"max_position_embeddings": POSITIONS}
+POSITIONS = 8192
 
 
 @dataclass
@@ -36,7 +35,7 @@ class Gaps:
     found: list[float] = field(default_factory=list)
 
     def take(self) -> list[float]:
-        """Those so far; begin again."""
+        """The gaps so far; begins again."""
         found, self.found = self.found, []
         return found
 
@@ -69,15 +68,17 @@ async def prefill(engine: AsyncLLM, num_tokens: int, salt: int) -> float:
     return time.perf_counter() - began
 
 
-async def measure(args: argparse.Namespace, folder: Path, threshold: int) -> dict[str, float]:
-    """The gaps with one threshold, in milliseconds."""
-    wish = EngineArgs(
+async def measure(args: argparse.Namespace, folder: Path, stall_ms: int) -> dict[str, float]:
+    """The gaps with one goal, in milliseconds."""
+    wish = AsyncEngineArgs(
         model=str(folder),
-        dtype="float32",
+        dtype=args.dtype,
+        quantization=args.quantization,
+        max_model_len=POSITIONS,
         max_num_seqs=args.streams + 1,
         max_num_batched_tokens=args.max_num_batched_tokens,
         kv_cache_memory_bytes=args.kv_bytes,
-        long_prefill_token_threshold=threshold,
+        max_stall_ms=stall_ms,
         enable_prefix_caching=False,
         disable_log_stats=True,
     )
@@ -89,7 +90,11 @@ async def measure(args: argparse.Namespace, folder: Path, threshold: int) -> dic
         gaps.is_open = True
         await asyncio.sleep(args.seconds)
         alone = gaps.take()
-        first_token_s = await prefill(engine, args.prompt_len, threshold)
+        await prefill(engine, args.prompt_len, salt=0)  # speeds are learnt
+        gaps.take()
+        began = time.perf_counter()
+        first = [await prefill(engine, args.prompt_len, 1 + i) for i in range(args.prompts)]
+        seconds = time.perf_counter() - began
         beside = gaps.take()
     finally:
         for stream in streams:
@@ -97,22 +102,28 @@ async def measure(args: argparse.Namespace, folder: Path, threshold: int) -> dic
         await asyncio.gather(*streams, return_exceptions=True)
         engine.shutdown()
     return {
-        "threshold": threshold,
+        "max_stall_ms": stall_ms,
         "alone_p50_ms": 1e3 * percentile(alone, 50),
         "alone_p99_ms": 1e3 * percentile(alone, 99),
         "beside_p50_ms": 1e3 * percentile(beside, 50),
         "beside_p99_ms": 1e3 * percentile(beside, 99),
         "beside_max_ms": 1e3 * max(beside),
-        "long_first_token_s": first_token_s,
+        "long_first_token_s": percentile(first, 50),
+        "tokens_per_second": (args.prompts * args.prompt_len + len(beside)) / seconds,
     }
 
 
 def main() -> int:
-    """Measure with each threshold in turn."""
+    """Measure with each goal in turn."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--prompt-len", type=int, default=32_000)
-    parser.add_argument("--thresholds", type=int, nargs="+", default=[0, 512, 128])
+    parser.add_argument("--random-model", default="0.6b", help="as make_checkpoint has them")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization")
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--prompt-len", type=int, default=8_000)
+    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--stalls", type=int, nargs="+", default=[0, 250])
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--warm-up-s", type=float, default=2.0)
@@ -121,9 +132,9 @@ def main() -> int:
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = make_checkpoint(Path(folder) / "model", _SHAPE, dtype="float32")
-        for threshold in args.thresholds:
-            row = asyncio.run(measure(args, checkpoint, threshold))
+        checkpoint = make_checkpoint(Path(folder) / "model", args.random_model, dtype=args.dtype)
+        for stall_ms in args.stalls * args.rounds:
+            row = asyncio.run(measure(args, checkpoint, stall_ms))
             print(", ".join(f"{name} {value:.2f}" for name, value in row.items()))
             rows.append(row)
     finish({"rows": rows, "streams": args.streams, "prompt_len": args.prompt_len}, args.output_json)

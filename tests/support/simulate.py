@@ -24,7 +24,7 @@ from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import SchedulerOutput
 from quire.scheduling.settings import KVGroupSpec, Pause, SchedulerConfig
-from quire.scheduling.step import StepPlan, StepResult
+from quire.scheduling.step import PromptAllowance, StepPlan, StepResult
 from tests.support import invariants
 from tests.support.hash_model import EOS, WRONG, HashRow, HashRunner, oracle
 from tests.support.traces import run_as_command
@@ -406,7 +406,7 @@ class Trace:
         launched = False
         if len(self.results) < self.depth:
             protected = [r for r in self.scheduler.running.values() if _is_in_prompt(r)]
-            plan = self.scheduler.schedule(float(self.num_steps))
+            plan = self.scheduler.schedule(float(self.num_steps), self._allowance())
             assert all(r.row >= 0 for r in protected), "an indivisible prompt was preempted"
             if plan is not None:
                 self._check_plan(plan)
@@ -414,6 +414,13 @@ class Trace:
                 launched = True
         if self.results and (len(self.results) >= self.depth or not launched):
             self._update()
+
+    def _allowance(self) -> PromptAllowance | None:
+        """Drawn by itself, as what pools."""
+        pick = random.Random(f"{self.seed} at {self.num_steps}")
+        if self.seed % 3:
+            return None
+        return PromptAllowance(pick.choice((0.0, 1.0, 5.0, 40.0)), pick.choice((0.0, 0.1, 2.0)))
 
     def _check_plan(self, plan: StepPlan) -> None:
         invariants.check_plan(self.scheduler, plan)

@@ -92,6 +92,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     enable_chunked_prefill: bool
     long_prefill_token_threshold: int
+    max_stall_s: float | None
     scheduling_policy: str
     max_steps_in_flight: int
     speculation: SpeculationPlan | None

@@ -17,6 +17,7 @@ from quire.scheduling.request import Request, State, Stop
 from quire.scheduling.resources import BlockBudget, Resource, Resources, RunningRows, TokenBudget
 from quire.scheduling.scheduler_output import FinishedRequest, InFlightStep
 from quire.scheduling.settings import SchedulerConfig
+from quire.scheduling.step import PromptAllowance
 
 Rank = tuple[float, ...]
 Policy = Callable[[Request], Rank]
@@ -121,11 +122,15 @@ class Lifecycle:
         """The time of the last plan."""
         self._num_arrived = 0
 
-    def begin_step(self) -> None:
-        """Start the planning of a step."""
-        self.tokens.begin()
+    def begin_step(self, allowance: PromptAllowance | None) -> None:
+        """Start the planning of a step; allowance: for its prompts if streams wait for it."""
+        self.tokens.begin(allowance if self._has_streams else None)
         if self.adapters is not None:
             self.adapters.begin()
+
+    @property
+    def _has_streams(self) -> bool:
+        return bool(self.lane.members) or any(request.is_decoding for request in self.chunked)
 
     def may_enter(self, request: Request) -> bool:
         """Whether a waiting request lacks nothing but tokens, a row and blocks."""

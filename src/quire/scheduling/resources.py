@@ -14,7 +14,7 @@ from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.request import Request
 from quire.scheduling.settings import SchedulerConfig
-from quire.scheduling.step import NewRow
+from quire.scheduling.step import NewRow, PromptAllowance
 from quire.scheduling.stop import StopWatch
 
 
@@ -82,9 +82,16 @@ class Resources:
             resource.give_back(request)
 
 
+_LEAST_TOKENS = 16
+"""What a prompt gets of a step whatever the allowance, if it is the first of the step; also what
+its tokens are a multiple of, where the allowance cuts it.
+"""
+
+
 class TokenBudget:
     """The tokens of the step that is being planned. Each member of the decode lane takes one;
-    drafts get what is left at the end.
+    drafts get what is left at the end. While streams wait for the step, its prompts also have an
+    allowance.
     """
 
     def __init__(self, config: SchedulerConfig, lane: DecodeLane, requests: Sized) -> None:
@@ -92,13 +99,19 @@ class TokenBudget:
         self._cap = config.long_prefill_token_threshold if config.enable_chunked_prefill else 0
         self._lane = lane
         self._requests = requests
-        self._taken: dict[int, int] = {}
+        self._taken: dict[int, tuple[int, float]] = {}
+        """Handle -> its tokens, and what those of its prompt count as in the allowance."""
         self._num_taken = 0
+        self.allowance: PromptAllowance | None = None
+        """The bound on this step's prompts; None: nothing waits for the step."""
+        self._used = 0.0
+        """What is used of the allowance."""
         self._max_drafts = self._limit if config.max_drafts is None else config.max_drafts
         self._num_drafts = 0
 
-    def begin(self) -> None:
-        """Start the budget of a new step."""
+    def begin(self, allowance: PromptAllowance | None = None) -> None:
+        """Start the budget of a new step; allowance: that of its prompts (None: there is none)."""
+        self.allowance, self._used = allowance, 0.0
         if self._taken:
             self._taken = {}
             self._num_taken = self._num_drafts = 0
@@ -115,27 +128,47 @@ class TokenBudget:
 
     @property
     def is_exhausted(self) -> bool:
-        return self.left == 0
+        used_up = self.allowance is not None and self._used >= self.allowance.tokens
+        return self.left == 0 or (used_up and self._used > 0)
 
     def offer(self, request: Request, want: int) -> int:
-        """Within the budget and, where another request exists, the cap for long prompts; all or
-        nothing where a prompt may not be split.
+        """Within the budget, the allowance and, where another request exists, the cap for long
+        prompts; all or nothing where a prompt may not be split.
         """
         left = self.left
         if request.is_whole:
-            return want if want <= left else 0
+            fits = self._used == 0 or self._allowed(request, want) == want
+            return want if want <= left and fits else 0
         cap = self._cap if self._cap and len(self._requests) > 1 else want
-        return min(want, left, cap)
+        return min(want, left, cap, self._allowed(request, want))
+
+    def _allowed(self, request: Request, want: int) -> int:
+        """How many of the next `want` tokens the allowance has room for. A single one, which may be
+        a stream's, it has always.
+        """
+        if self.allowance is None or want == 1:
+            return want
+        fitting = self.allowance.fitting(request.num_tokens - want, self._used)
+        if fitting >= want:
+            return want
+        least = 0 if self._used else _LEAST_TOKENS
+        return max(least, fitting // _LEAST_TOKENS * _LEAST_TOKENS)
 
     def take(self, request: Request, count: int, num_drafts: int = 0) -> None:
         """Take `count` tokens of this step, and drafts after them, for the request."""
-        self._taken[request.handle] = count + num_drafts
+        cost = 0.0
+        if self.allowance is not None and count > 1:
+            cost = self.allowance.cost(request.num_computed_tokens, count)
+        self._taken[request.handle] = count + num_drafts, cost
         self._num_taken += count + num_drafts
         self._num_drafts += num_drafts
+        self._used += cost
 
     def give_back(self, request: Request) -> None:
         """Return the request's tokens of this step."""
-        self._num_taken -= self._taken.pop(request.handle, 0)
+        count, cost = self._taken.pop(request.handle, (0, 0.0))
+        self._num_taken -= count
+        self._used -= cost
 
 
 class RunningRows:

@@ -32,7 +32,7 @@ from quire.scheduling.scheduler_output import (
     finished_request,
 )
 from quire.scheduling.settings import Pause, SchedulerConfig
-from quire.scheduling.step import StepPlan, StepResult
+from quire.scheduling.step import PromptAllowance, StepPlan, StepResult
 from quire.scheduling.stop import ends_with_prompt, find_stop, stop_ids
 
 
@@ -152,15 +152,17 @@ class Scheduler:
 
     # ---- one step
 
-    def schedule(self, now: float = 0.0) -> StepPlan | None:
+    def schedule(
+        self, now: float = 0.0, allowance: PromptAllowance | None = None
+    ) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute. The only method that allocates
-        blocks.
+        blocks. allowance: for its prompts if streams wait for it (None: there is no bound).
         """
         self._life.now = now
         if self.pause is Pause.ALL:
             return None
         step = InFlightStep(self._next_step)
-        self._life.begin_step()
+        self._life.begin_step(allowance)
         self._run_due(step)
         self._continue_chunked(step)
         if not step.has_preempted:
@@ -304,6 +306,7 @@ class Scheduler:
             zero_blocks=zero_blocks,
             decode_drafts=step.cohort_drafts,
             adapter_loads=loads,
+            allowance=self._life.tokens.allowance,
         )
         self._next_step += 1
         self.in_flight.append(step)

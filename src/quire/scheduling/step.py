@@ -12,6 +12,7 @@ wrong drafts stays where it is until the next step overwrites it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -73,6 +74,25 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     num_drafts: int = 0
 
 
+class PromptAllowance(msgspec.Struct, frozen=True, gc=False):
+    """How many tokens of prompts a step may compute while streams wait for it. A token at position
+    p counts as 1 + `pair_cost` * p: `tokens` would all be at the start of their prompts.
+    """
+
+    tokens: float
+    pair_cost: float = 0.0
+
+    def cost(self, first: int, count: int) -> float:
+        """What `count` tokens from position `first` on count as."""
+        return count + self.pair_cost * count * (first + count / 2)
+
+    def fitting(self, first: int, used: float) -> int:
+        """The most tokens from position `first` on that fit after what is `used`."""
+        left = max(0.0, self.tokens - used)
+        linear = 1 + self.pair_cost * first
+        return int(2 * left / (linear + math.sqrt(linear**2 + 2 * self.pair_cost * left)))
+
+
 class StepPlan(msgspec.Struct, gc=False):
     """One step's work. Order of application: `removed`, `added`, `new_blocks`, `copies`,
     `zero_blocks`, `adapter_loads`, then the tokens.
@@ -101,6 +121,8 @@ class StepPlan(msgspec.Struct, gc=False):
     """(slot, number): LoRA adapters whose weights are copied into a slot, 1 or above, before the
     step computes. No row of a step that is in flight has an adapter in that slot.
     """
+    allowance: PromptAllowance | None = None
+    """The bound on the tokens of prompts that the step was planned with."""
 
     @property
     def num_tokens(self) -> int:

@@ -12,13 +12,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from quire.server.anthropic.failures import error_response as anthropic_error
 from quire.server.context import RouteEntry, Server
 from quire.server.http.browser_guard import BrowserGuard
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.in_flight import InFlightMiddleware
+from quire.server.http.in_flight import InFlightMiddleware, WithoutSlash
 from quire.server.http.security import KeyGuard
 
 
@@ -67,20 +67,6 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
     return InFlightMiddleware(
         app, server.in_flight, shows_ids=access.shows_request_ids, logs=access.logs
     )
-
-
-class WithoutSlash:
-    """Serves a path with a slash at its end as the one without. A redirection would lose the body
-    of clients that follow it with GET.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and len(scope["path"]) > 1 and scope["path"].endswith("/"):
-            scope["path"] = scope["path"].removesuffix("/")
-        await self._app(scope, receive, send)
 
 
 def _route(server: Server, entry: RouteEntry) -> Route:

@@ -317,6 +317,15 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     long_prefill_token_threshold: int = _SCHEDULE.size(
         0, "Most tokens of one prompt in one step; 0: no such limit.", unit="tokens", minimum=0
     )
+    max_stall_ms: int | None = _SCHEDULE.integer(
+        None,
+        "Longest time that a step may take while requests that have begun to answer wait for it: "
+        "prompts get as many tokens of it as measured speeds allow, but at least so many that "
+        "reading the weights is a fifth of the step. 0: no bound. None: 250 on engines that serve, "
+        "unless max_num_batched_tokens is given.",
+        unit="milliseconds",
+        minimum=0,
+    )
     scheduling_policy: str = _SCHEDULE.text(
         "fcfs",
         "Who runs first: in order of arrival, or by priority (lower first).",

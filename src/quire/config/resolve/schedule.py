@@ -12,6 +12,7 @@ _DEFAULT_TOKENS_SERVING = 2048
 """On a CPU, where a step of more tokens takes seconds and every stream waits for it."""
 _DEFAULT_TOKENS_GPU = 8192
 _DEFAULT_SEQS = 256
+_STALL_S = 0.25
 _QUEUED_BATCHES = 16
 _QUEUED_TOKENS = 2**22
 
@@ -24,6 +25,7 @@ def decide_schedule(d: Decisions) -> int | None:
     bound = length if length is not None else length_limit(d)
     _decide_switches(d)
     _decide_budget(d, bound, d.value("enable_chunked_prefill"))
+    _decide_stall(d)
     _decide_queue(d)
     d.requested("scheduling_policy")
     d.requested("long_prefill_token_threshold")
@@ -137,6 +139,25 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
         d.decide("max_num_seqs", tokens, "not more requests than tokens in a step")
     else:
         d.decide("max_num_seqs", seqs, "the default for programs")
+
+
+def _decide_stall(d: Decisions) -> None:
+    """How long a step may take while streams wait for it."""
+    given = d.args.max_stall_ms
+    if given is not None:
+        seconds = given / 1000 if given else None
+        d.decide("max_stall_s", seconds, "max_stall_ms was given")
+    elif d.args.max_num_batched_tokens is not None:
+        why = "max_num_batched_tokens was given, and bounds what streams wait for"
+        d.decide("max_stall_s", None, why)
+    elif d.args.serves_several_callers:
+        why = (
+            "the default for servers: prompts get what measured speeds allow, at least five times "
+            "what reading the weights takes"
+        )
+        d.decide("max_stall_s", _STALL_S, why)
+    else:
+        d.decide("max_stall_s", None, "programs that wait for all answers gain nothing by it")
 
 
 def _decide_queue(d: Decisions) -> None:

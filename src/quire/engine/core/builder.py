@@ -14,6 +14,7 @@ from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.client.inproc import InprocClient
 from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.core import EngineCore
+from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
 from quire.errors import InvalidParameter
 from quire.executor.abstract import BuiltExecutor
@@ -106,6 +107,7 @@ def core_parts(
         "grammars": GrammarCompiler(vocabulary, plan.structured_outputs, plan.num_threads),
         "lock_step": exchange,
         "adapters": adapters,
+        "pace": None if plan.max_stall_s is None else StepPace(plan.max_stall_s),
     }
 
 

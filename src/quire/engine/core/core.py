@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.control import CoreControl
 from quire.engine.core.fault_isolation import FaultBoundary, GuardedStep
+from quire.engine.core.step_pace import StepPace
 from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.direct_requests import DirectRequests
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
@@ -74,6 +75,7 @@ class EngineCore(CoreControl):
         lock_step: ExpertExchange | None = None,
         has_own_memory: bool = False,
         adapters: AdapterStore | None = None,
+        pace: StepPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
@@ -92,6 +94,7 @@ class EngineCore(CoreControl):
         self._constrained_masks = self._grammars.masks_of(scheduler.rows.constrained)
         self._boundary = FaultBoundary(executor, self._masks)
         self._steps: deque[GuardedStep] = deque()
+        self._pace = pace
         self._refused: list[Finished] = []
         self._direct = DirectRequests()
         self._counted = (0, 0, 0, 0)
@@ -217,21 +220,26 @@ class EngineCore(CoreControl):
         if self.adapters is not None:
             self._refused += [_refusal(*failed) for failed in self.adapters.poll()]
         while len(self._steps) < self._depth:
-            plan = self.scheduler.schedule(self._clock())
+            now = self._clock()
+            allowance = None if self._pace is None else self._pace.allowance
+            plan = self.scheduler.schedule(now, allowance)
             if self.adapters is not None:
                 self.adapters.load_wanted()
             if plan is None:
                 break
             if self.on_launch is not None:
                 self.on_launch(handles_of(self.scheduler.in_flight))
+            if self._pace is not None:
+                self._pace.launch(now)
             self._steps.append(self._boundary.launch(plan))
         if not self._steps:
             self._wait_for_prerequisite()
             return self.report()
         runner_output = self._steps.popleft().result()
-        outputs = self._outputs(
-            self.scheduler.update(runner_output.result, self._clock()), runner_output
-        )
+        now = self._clock()
+        if self._pace is not None:
+            self._pace.note(self.scheduler.in_flight[0].chunks.values(), now)
+        outputs = self._outputs(self.scheduler.update(runner_output.result, now), runner_output)
         if self._waiting:
             self._settle()
         return outputs

@@ -93,6 +93,20 @@ class InFlightRequests:
         return [key for key, name in self._keys.items() if shown is None or name in shown]
 
 
+class WithoutSlash:
+    """Serves a path with a slash at its end as the one without. A redirection would lose the body
+    of clients that follow it with GET.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and len(scope["path"]) > 1 and scope["path"].endswith("/"):
+            scope["path"] = scope["path"].removesuffix("/")
+        await self._app(scope, receive, send)
+
+
 class InFlightMiddleware:
     """The outermost layer of the app.
 

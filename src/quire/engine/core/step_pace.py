@@ -1,0 +1,114 @@
+"""How many tokens of prompts a step may have while streams wait for it: from a latency goal and the
+measured times of steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Collection
+
+from quire.scheduling.scheduler_output import ScheduledChunk
+from quire.scheduling.step import PromptAllowance
+
+logger = logging.getLogger(__name__)
+
+_RATE = 0.5
+"""Share of the error that each step corrects."""
+_SPAN = 4096.0
+"""Positions at which a token's attention is one unit: the weights are of one order then."""
+_BASE_SHARE = 0.25
+"""How strongly the error of a step with prompts corrects the base, beside its tokens: steps without
+prompts say what it is.
+"""
+_FIRST = 128.0
+"""Tokens of the first prompts beside streams, when no prompt was ever timed."""
+_LEAST_READING = 5.0
+"""A step is never to be shorter than this multiple of one that only decodes, most of which is
+reading the weights: what prompts then pay for the reading is a fifth.
+"""
+_FORGETTING = 1.01
+"""Growth per decoding step of the shortest time of one, so that a slower machine is noticed."""
+
+
+class StepPace:
+    """Learns what a step costs as
+
+        seconds = base + per_token * tokens + per_pair * pairs
+
+    where pairs are those of a prompt's token and a position that it attends to; `base` is what the
+    decoding requests cost. The coefficients follow each step's error by normalised least mean
+    squares (B. Widrow, S. Stearns: Adaptive Signal Processing, 1985, chapter 6), which corrects
+    what the step was made of and needs no history.
+    """
+
+    def __init__(self, goal_s: float) -> None:
+        """goal_s: the longest time that a step should take while streams wait for it."""
+        self._goal_s = goal_s
+        self._launched: deque[float] = deque()
+        """When each step in flight was launched."""
+        self._read_at = -math.inf
+        self._base_s = 0.0
+        self._token_s: float | None = None
+        """Seconds per token; None before the first prompt."""
+        self._span_s = 0.0
+        """Seconds per token and `_SPAN` positions."""
+        self._shortest_s = 0.0
+        """The shortest time of a step that only decodes; 0 before the first."""
+        self._has_told = False
+
+    @property
+    def allowance(self) -> PromptAllowance:
+        """What the prompts of the next step may cost, if streams wait for it."""
+        if self._token_s is None:
+            return PromptAllowance(_FIRST)
+        seconds = max(0.0, self._goal() - self._base_s)
+        return PromptAllowance(seconds / self._token_s, self._span_s / _SPAN / self._token_s)
+
+    def _goal(self) -> float:
+        goal_s = self._goal_s
+        least = _LEAST_READING * self._shortest_s
+        if least > goal_s and not self._has_told:
+            self._has_told = True
+            logger.info(
+                "Steps that decode take %d ms, most of it for reading the weights: beside streams, "
+                "steps with prompts take %d ms, more than max_stall_ms=%d",
+                *(1000 * self._shortest_s, 1000 * least, 1000 * goal_s),
+            )
+        return max(least, goal_s)
+
+    def launch(self, now: float) -> None:
+        """Note that a step is launched."""
+        self._launched.append(now)
+
+    def note(self, chunks: Collection[ScheduledChunk], now: float) -> None:
+        """Note that the oldest step has been read. It has these chunks, or none."""
+        seconds = now - max(self._launched.popleft(), self._read_at)
+        self._read_at = now
+        tokens = float(sum(chunk.count for chunk in chunks))
+        pairs = sum(chunk.count * (chunk.end - chunk.count / 2) for chunk in chunks)
+        if not tokens:
+            self._note_decoding(seconds)
+        elif self._token_s is None:
+            self._token_s = max(seconds - self._base_s, seconds / 2) / tokens
+        else:
+            self._correct(tokens, pairs / _SPAN, seconds)
+
+    def _note_decoding(self, seconds: float) -> None:
+        shortest = self._shortest_s * _FORGETTING
+        self._shortest_s = min(seconds, shortest) if shortest else seconds
+        # a pause of the machine is no reason to stop computing prompts
+        bounded = min(seconds, 2 * self._base_s) if self._base_s else seconds
+        self._base_s += _RATE * (bounded - self._base_s)
+
+    def _correct(self, tokens: float, spans: float, seconds: float) -> None:
+        assert self._token_s is not None
+        expected = self._base_s + self._token_s * tokens + self._span_s * spans
+        error = min(seconds, 2 * expected) - expected
+        base = _BASE_SHARE * tokens
+        share = _RATE * error / math.fsum((base**2, tokens**2, spans**2))
+        # a prompt's token costs something, whatever the noise says
+        self._token_s = max(self._token_s + share * tokens, self._token_s / 2)
+        self._span_s = max(0.0, self._span_s + share * spans)
+        self._base_s = max(0.0, self._base_s + share * base)

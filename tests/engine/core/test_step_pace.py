@@ -1,0 +1,207 @@
+"""How long steps take beside streams, on machines whose costs the pace does not know."""
+
+import logging
+import random
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from quire.engine.core.core import EngineCore
+from quire.engine.core.step_pace import StepPace
+from quire.params import SamplingParams
+from quire.scheduling.request import Request
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.settings import SchedulerConfig
+from quire.scheduling.step import PromptAllowance, StepPlan, StepResult
+from tests.engine.core.core_over_hashes import FakeExecutor, FakeStep
+from tests.support import invariants
+
+GOAL = 0.25
+STREAMS, LONG = 4, 16_384
+BUDGET = 4096
+
+
+@dataclass
+class Machine:
+    """What steps cost, in seconds; `noise`: of each time, either way."""
+
+    base: float
+    token: float
+    pair: float
+    noise: float = 0.0
+
+    def __post_init__(self):
+        self.now = 0.0
+        self._random = random.Random(1)
+        self._computed = {}
+
+    def run(self, plan):
+        """Run a step, and return its tokens of prompts and its time."""
+        for row in plan.added:
+            self._computed[row.row] = row.num_computed_tokens
+        tokens, pairs = 0, 0.0
+        for chunk in plan.chunks:
+            first = self._computed[chunk.row]
+            self._computed[chunk.row] += chunk.num_tokens
+            tokens += chunk.num_tokens
+            pairs += chunk.num_tokens * (first + chunk.num_tokens / 2)
+        seconds = self.base + self.token * tokens + self.pair * pairs
+        seconds *= 1 + self._random.uniform(-self.noise, self.noise)
+        self.now += seconds
+        return tokens, seconds
+
+
+QWEN = Machine(0.045, 1 / 900, 3.3e-7, 0.05)
+"""A model of 0.6 B on two cores: at position 4,096 attention takes more than all products."""
+WINDOWED = Machine(0.045, 1 / 900, 0.0, 0.05)
+GPU = Machine(0.006, 1 / 30_000, 1e-9, 0.1)
+LARGE = Machine(0.200, 1 / 80, 4e-7, 0.05)
+"""Reading its weights takes most of the goal."""
+
+
+class Scene:
+    """Streams that decode on a machine, each step of which is noted."""
+
+    def __init__(self, machine, *, depth=1, goal_s=GOAL, streams=STREAMS):
+        self.machine = msgspec.convert(vars(machine), Machine, from_attributes=True)
+        self.steps = []
+        scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=STREAMS + 8,
+                max_num_batched_tokens=BUDGET,
+                max_model_len=2 * LONG,
+                block_size=32,
+                num_blocks=6000,
+                enable_prefix_caching=False,
+            )
+        )
+        executor = FakeExecutor(None)
+        executor.launch = self._launch
+        self.core = EngineCore(
+            scheduler,
+            executor,
+            depth=depth,
+            pace=None if goal_s is None else StepPace(goal_s),
+            clock=lambda: self.machine.now,
+        )
+        for handle in range(streams):
+            self.add(handle, 8, max_tokens=10_000)
+
+    def add(self, handle, length, max_tokens=1):
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
+        self.core.scheduler.add(Request(handle, [handle + 1] * length, params))
+
+    def _launch(self, plan):
+        invariants.check_plan(self.core.scheduler, plan)
+        self.steps.append((plan, *self.machine.run(plan)))
+        return FakeStep(lambda: StepResult(plan.step_id, [5] * len(plan.sampled_rows)))
+
+    def run(self, count=None):
+        """Make `count` steps, or as many as prompts need; return (tokens, seconds) of each."""
+        begun = len(self.steps)
+        while len(self.steps) - begun < count if count else self._has_prompts():
+            self.core.step()
+        return [(tokens, seconds) for _, tokens, seconds in self.steps[begun:]]
+
+    def _has_prompts(self):
+        requests = self.core.scheduler.requests.values()
+        return any(not request.output_token_ids for request in requests)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("machine", [QWEN, WINDOWED, GPU], ids=["long", "windowed", "gpu"])
+def test_steps_beside_streams_take_the_goal_and_use_it(machine, depth):
+    scene = Scene(machine, depth=depth)
+    scene.run(8)
+    scene.add(100, LONG)
+    first = [seconds for _, seconds in scene.run()]
+    assert max(first) <= 1.5 * GOAL, "before anything is known"
+    scene.add(101, LONG)
+    steps = scene.run()[:-1]
+    assert sum(tokens for tokens, _ in steps) >= LONG - BUDGET
+    times = sorted(seconds for _, seconds in steps)
+    assert times[int(0.99 * len(times))] <= 0.3
+    if max(tokens for tokens, _ in steps) < BUDGET - STREAMS:
+        assert times[len(times) // 2] >= 0.85 * GOAL, "prompts wait longer than they must"
+
+
+def test_a_prompt_that_begins_in_the_middle_of_a_context_is_cut_to_its_own_cost():
+    """As after a hit in the prefix cache, after prompts that were at their start."""
+    scene = Scene(QWEN)
+    scene.run(8)
+    for handle in range(100, 104):
+        scene.add(handle, LONG)
+    scene.run()
+    short, long = scene.core._pace.allowance, None
+    long = short.fitting(LONG, 0.0)
+    assert long < short.fitting(0, 0.0) / 3
+    expected = QWEN.token * long + QWEN.pair * long * (LONG + long / 2)
+    assert expected == pytest.approx(GOAL - QWEN.base, rel=0.35)
+
+
+def test_without_streams_steps_are_as_large_as_the_budget():
+    scene = Scene(QWEN, streams=0)
+    scene.add(100, LONG)
+    assert [tokens for tokens, _ in scene.run()] == [BUDGET] * (LONG // BUDGET)
+
+
+def test_a_goal_below_the_reading_of_the_weights_gives_way_and_says_so(caplog):
+    scene = Scene(LARGE)
+    with caplog.at_level(logging.INFO, "quire.engine.core.step_pace"):
+        scene.run(8)
+        scene.add(100, 2048)
+        steps = scene.run()[2:-1]
+    middle = sorted(seconds for _, seconds in steps)[len(steps) // 2]
+    assert middle == pytest.approx(5 * LARGE.base, rel=0.15)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and "max_stall_ms=250" in said[0]
+
+
+def test_a_pause_of_the_machine_does_not_end_prompts():
+    scene = Scene(QWEN)
+    scene.run(8)
+    scene.add(100, LONG)
+    scene.run(10)
+    scene.machine.now += 0.0
+    before = scene.core._pace.allowance.tokens
+    slow, scene.machine.base = scene.machine.base, 30.0
+    scene.run(1)
+    scene.machine.base = slow
+    (tokens, _), *_ = scene.run(1)
+    assert tokens >= 16
+    scene.run(6)
+    assert scene.core._pace.allowance.tokens > before / 2
+
+
+def test_without_a_goal_nothing_is_bounded():
+    scene = Scene(QWEN, goal_s=None)
+    scene.run(8)
+    scene.add(100, LONG)
+    assert max(tokens for tokens, _ in scene.run()) == BUDGET - STREAMS
+    assert all(plan.allowance is None for plan, *_ in scene.steps)
+
+
+def test_short_prompts_share_a_step_and_whole_ones_are_not_cut():
+    scene = Scene(QWEN)
+    scene.run(8)
+    for handle in range(100, 106):
+        scene.add(handle, 64)
+    plan = scene.core.scheduler.schedule(0.0, PromptAllowance(200.0))
+    assert [chunk.num_tokens for chunk in plan.chunks] == [64, 64, 64]
+    assert plan.allowance == PromptAllowance(200.0)
+
+
+def test_a_plan_carries_what_it_was_planned_with():
+    scene = Scene(QWEN)
+    scene.run(8)
+    scene.add(100, LONG)
+    scene.run()
+    again = Scene(QWEN)
+    again.run(8)
+    again.add(100, LONG)
+    for plan, *_ in scene.steps[8:]:
+        decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan)
+        replayed = again.core.scheduler.schedule(0.0, decoded.allowance)
+        assert replayed.chunks == plan.chunks
+        again.core.scheduler.update(StepResult(replayed.step_id, [5] * len(replayed.sampled_rows)))
