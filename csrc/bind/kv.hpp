@@ -57,7 +57,8 @@ void attend(Context& c, Type type, int64_t tokens, int64_t heads, uintptr_t q, i
                           softcap,
                           {at_address<const void>(sinks), sinks_type},
                           {at_address<const void>(alibi), alibi_type}};
-    c.submit(c.kernels.attend, args, tokens);
+    const auto& kernels = kv.is_int8 ? c.kernels.attend_bytes : c.kernels.attend;
+    c.submit(kernels[static_cast<int>(type)], args, tokens);
 }
 
 template <class Context>

@@ -1,7 +1,11 @@
-// Causal attention over KV memory in blocks; how softmax is put together is in
-// attention_softmax.hpp, how work is cut in attention_pieces.hpp.
+// Causal attention over KV memory in blocks: one definition for prompts, decodes and drafts. How
+// softmax is put together is in attention_softmax.hpp, how work is cut in attention_pieces.hpp; the
+// ways to multiply are in attention_wide.hpp, attention_pairs.hpp and attention_digits.hpp.
 
+#include "kernels/attention_digits.hpp"
+#include "kernels/attention_pairs.hpp"
 #include "kernels/attention_pieces.hpp"
+#include "kernels/attention_wide.hpp"
 
 namespace quire::QUIRE_LEVEL {
 namespace {
@@ -30,7 +34,8 @@ inline float at_head(const PerHead& values, int64_t head, float none) {
     return static_cast<float>(value * kLog2e);
 }
 
-// One piece's queries of one KV head.
+// One piece's queries of one KV head, with the arithmetic of a Way.
+template <class Way>
 struct Worker {
     const AttendArgs& a;
     const Shape& shape;
@@ -46,7 +51,7 @@ struct Worker {
     static int64_t num_floats(const Shape& shape, int64_t num_tokens) {
         const int64_t rows = num_tokens * shape.per_kv;
         return rounded_up(shape.per_kv, kLanes) + shape.num_floats(num_tokens) +
-               most(TileRoom::num_floats(rows, shape.dim), DirectRoom::num_floats(shape.dim));
+               Way::num_floats(rows, shape.dim);
     }
 
     Worker(const AttendArgs& args, const Shape& common, const Pieces& all, int64_t index,
@@ -70,58 +75,24 @@ struct Worker {
         memory += floats;
         return taken;
     }
-    // A row's query in fp32, in `to` [D].
-    void load_query(int64_t row, float* to) const {
-        const int64_t t = token + row / shape.per_kv;
-        const int64_t h = head * shape.per_kv + row % shape.per_kv;
-        with_type(a.type, [&](auto type) {
-            const auto* q = row_of<decltype(type)>(a.q, t, h);
-            each(shape.dim, [&](auto lanes, int64_t i) { put(lanes, to + i, get(lanes, q + i)); });
-        });
-    }
 
     void run() {
-        run_piece(
-            pieces, piece, shape, head, take(shape.num_floats(piece.num_tokens)),
-            [&](const Merged& span, const auto& done) { attend_spans(span, done); },
-            [&](const Merged& whole) { finish(whole); });
-    }
-
-    // done(span) for each of the piece's spans in order.
-    template <class Done>
-    void attend_spans(const Merged& span, const Done& done) {
+        float* merging = take(shape.num_floats(piece.num_tokens));
         const int32_t* blocks = a.step->table + a.step->table_row[piece.row] * a.step->table_stride;
         const Keys keys{a.type, a.kv, blocks, head, pieces.flaw};
         const int64_t num_new = a.step->query_start[piece.row + 1] - a.step->query_start[piece.row];
         const int64_t first = a.step->seq_lens[piece.row] - num_new + piece.token;
         const Queries queries{rows, shape.per_kv, first, a.window, slopes};
+        const QueryRows from{a.q, token, head * shape.per_kv, shape.per_kv};
         const Scoring scoring(a.scale, a.softcap);
-        const bool is_direct = rows <= kDirectRows && keys.has_tiles() && shape.dim % kLanes == 0;
-        const auto all = [&](const auto& room, const auto& attend_span) {
-            for (int64_t i = piece.span; i < piece.span + piece.num_spans; ++i) {
-                span.clear();
-                attend_span(queries, keys, scoring, room, most(i * kSpan, queries.low(first)),
-                            least((i + 1) * kSpan, queries.stop()), span);
-                done(span);
-            }
-        };
-        if (is_direct)
-            all(direct_room(), direct_span);
-        else
-            all(tile_room(), tile_span<Keys>);
-    }
-
-    DirectRoom direct_room() {
-        const DirectRoom room(take(DirectRoom::num_floats(shape.dim)), shape.dim);
-        for (int64_t i = rows * shape.dim; i < kDirectRows * shape.dim; ++i) room.q[i] = 0;
-        for (int64_t r = 0; r < rows; ++r) load_query(r, room.q + r * shape.dim);
-        return room;
-    }
-
-    TileRoom tile_room() {
-        const TileRoom room(take(TileRoom::num_floats(rows, shape.dim)), rows, shape.dim);
-        fill_queries(room, rows, shape.dim, [&](int64_t row, float* to) { load_query(row, to); });
-        return room;
+        const Way way(queries, from, keys, scoring, take(Way::num_floats(rows, shape.dim)));
+        run_piece(
+            pieces, piece, shape, head, merging,
+            [&](int64_t i, const Merged& span) {
+                way.attend(most(i * kSpan, queries.low(first)),
+                           least((i + 1) * kSpan, queries.stop()), span);
+            },
+            [&](const Merged& whole) { finish(whole); });
     }
 
     // The result from all keys, with the sinks.
@@ -138,26 +109,38 @@ struct Worker {
             with_type(a.type, [&](auto type) {
                 auto* out = static_cast<decltype(type)*>(a.out) + at;
                 each(shape.dim, [&](auto lanes, int64_t i) {
-                    put(lanes, out + i, div(mul(load(values + i), keep), sum));
+                    put(lanes, out + i, div(add(mul(load(values + i), keep), splat(0)), sum));
                 });
             });
         }
     }
 };
 
+template <class Way>
 Status attend(const AttendArgs& a, int64_t tokens, Pool& pool) {
     if (a.step->num_rows == 0) return Status::ok;
     if (!is_sound(*a.step, tokens)) return Status::bad_index;
     const Shape shape(a);
     const Pieces pieces = make_pieces(*a.step, shape, pool);
     parallel(pool, pieces.count * shape.kv_heads, [&](int64_t index, int worker) {
-        Worker(a, shape, pieces, index, pool, worker).run();
+        Worker<Way>(a, shape, pieces, index, pool, worker).run();
     });
     return *pieces.flaw ? Status::bad_index : Status::ok;
 }
 
 }  // namespace
 
-void fill_attention(Kernels& table) { table.attend = attend; }
+// A level that has an instruction for pairs of bfloat16 has nothing new for other types.
+void fill_attention(Kernels& table) {
+#if defined(QUIRE_BF16_DOTS)
+    table.attend[static_cast<int>(Type::bf16)] = attend<Grouped<Pairs, Keys>>;
+#if defined(__AVX512VNNI__)
+    table.attend_bytes[static_cast<int>(Type::bf16)] = attend<Grouped<Digits, Keys>>;
+#endif
+#else
+    for (int type = 0; type < kNumTypes; ++type)
+        table.attend[type] = table.attend_bytes[type] = attend<Wide>;
+#endif
+}
 
 }  // namespace quire::QUIRE_LEVEL

@@ -111,29 +111,32 @@ inline Pieces make_pieces(const AttentionStep& step, const PieceShape& shape, Po
     return pieces;
 }
 
-// Run a piece of one KV head: attend(span, done) leaves each of its spans in `span`, in order, and
-// calls done(span) after each; finish(whole) takes the result of all keys.
+// Run a piece of one KV head: attend(i, into) leaves span i in `into`; finish(whole) takes the
+// result of all keys.
 template <class Attend, class Finish>
 inline void run_piece(const Pieces& pieces, const Piece& piece, const PieceShape& shape,
                       int64_t head, float* memory, const Attend& attend, const Finish& finish) {
     const int64_t padded = shape.rows_for(piece.num_tokens);
-    const int64_t floats = shape.part_floats(piece.num_tokens);
     const auto merged = [&](float* at) { return Merged(at, padded, shape.width); };
     const auto part = [&](const Piece& of) {
         return merged(pieces.parts + of.memory + head * shape.part_floats(of.num_tokens));
     };
     float *keep = memory, *taken = keep + padded;
-    const Merged whole = merged(taken + padded);
-    whole.clear();
     if (piece.num_parts == 1) {
-        attend(merged(taken + padded + floats),
-               [&](const Merged& span) { merge(whole, span, keep, taken); });
+        const Merged whole = merged(taken + padded);
+        const Merged next = merged(taken + padded + shape.part_floats(piece.num_tokens));
+        attend(piece.span, whole);
+        for (int64_t i = 1; i < piece.num_spans; ++i) {
+            attend(piece.span + i, next);
+            merge(whole, next, keep, taken);
+        }
         return finish(whole);
     }
-    attend(part(piece), [](const Merged&) {});
+    attend(piece.span, part(piece));
     int32_t* counter = pieces.counters + piece.counter + head;
     if (__atomic_sub_fetch(counter, 1, __ATOMIC_ACQ_REL) > 0) return;
-    for (int64_t i = 0; i < piece.num_parts; ++i)
+    const Merged whole = part(pieces.list[piece.first_part]);
+    for (int64_t i = 1; i < piece.num_parts; ++i)
         merge(whole, part(pieces.list[piece.first_part + i]), keep, taken);
     finish(whole);
 }

@@ -53,6 +53,10 @@ inline void widen(const PromptKeys& keys, int64_t segment, int64_t low, int64_t 
     });
 }
 
+inline bool can_share_values(const Queries&, const PromptKeys&, int64_t, int64_t, int64_t) {
+    return true;  // a prompt's bits are those of the whole prompt
+}
+
 constexpr int64_t kFewKeys = 512;  // their scores with a vector of queries stay in the second cache
 constexpr int64_t kPitch = 144;  // between keys: no power of two, so that they spread in the cache
 constexpr int64_t kPitchDim = 128;
@@ -251,7 +255,7 @@ struct PromptWorker {
             with_type(a.type, [&](auto type) {
                 auto* out = static_cast<decltype(type)*>(a.out) + at;
                 each(a.head_dim, [&](auto lanes, int64_t i) {
-                    put(lanes, out + i, div(load(values + i), sum));
+                    put(lanes, out + i, div(add(load(values + i), splat(0)), sum));
                 });
             });
         }

@@ -49,20 +49,26 @@ struct Weights {
     float sum;
 };
 
-// Scores to weights, in place: s [kSegment] holds products where the query sees keys, and gets
-// weights there and 0 elsewhere. A call is little beside a segment.
-[[gnu::noinline]] inline Weights soften(const Scoring& scoring, const Sight& sight, float* s) {
-    if (sight.low >= sight.high) {
-        for (int64_t i = 0; i < kSegment; i += kLanes) store(s + i, splat(0));
-        return {kNothing, 0};
-    }
-    const int64_t first = sight.low / kLanes * kLanes, stop = rounded_up(sight.high, kLanes);
-    const auto masked = [&](int64_t i, F32 v, float other) {
-        const int64_t low = most(0, sight.low - i), high = least(kLanes, sight.high - i);
-        return high - low == kLanes ? v : between(v, low, high, splat(other));
-    };
+// The whole vectors of a segment that hold keys which a query sees: first..stop-1.
+struct SeenVectors {
+    int64_t first, stop;
+
+    explicit SeenVectors(const Sight& sight)
+        : first(sight.low / kLanes * kLanes), stop(rounded_up(sight.high, kLanes)) {}
+};
+
+// v where the query sees the keys i..i+15, `other` elsewhere.
+inline F32 where_seen(const Sight& sight, int64_t i, F32 v, float other) {
+    const int64_t low = most(0, sight.low - i), high = least(kLanes, sight.high - i);
+    return high - low == kLanes ? v : between(v, low, high, splat(other));
+}
+
+// Products to scores, in place: s [kSegment] holds products where the query sees keys, and gets
+// scores there and kNothing elsewhere in the vectors seen. The largest scores of the lanes.
+inline F32 score_segment(const Scoring& scoring, const Sight& sight, const SeenVectors& seen,
+                         float* s) {
     F32 top = splat(kNothing);
-    for (int64_t i = first; i < stop; i += kLanes) {
+    for (int64_t i = seen.first; i < seen.stop; i += kLanes) {
         F32 product = load(s + i);
         if (sight.key_scales != nullptr) product = mul(product, load(sight.key_scales + i));
         F32 score = scoring(product);
@@ -72,21 +78,32 @@ struct Weights {
             const F32 distance = add(load(kCount), splat(sight.distance + static_cast<float>(i)));
             score = fma(splat(sight.slope), distance, score);
         }
-        score = masked(i, score, kNothing);
+        score = where_seen(sight, i, score, kNothing);
         store(s + i, score);
         top = max(top, score);
     }
-    const float peak = largest(top);
+    return top;
+}
+
+// Products to weights, in place: s [kSegment] holds products where the query sees keys, and gets
+// weights there and 0 elsewhere. A call is little beside a segment.
+[[gnu::noinline]] inline Weights soften(const Scoring& scoring, const Sight& sight, float* s) {
+    if (sight.low >= sight.high) {
+        for (int64_t i = 0; i < kSegment; i += kLanes) store(s + i, splat(0));
+        return {kNothing, 0};
+    }
+    const SeenVectors seen(sight);
+    const float peak = largest(score_segment(scoring, sight, seen, s));
     F32 sum = splat(0);
-    for (int64_t i = 0; i < first; i += kLanes) store(s + i, splat(0));
-    for (int64_t i = first; i < stop; i += kLanes) {
+    for (int64_t i = 0; i < seen.first; i += kLanes) store(s + i, splat(0));
+    for (int64_t i = seen.first; i < seen.stop; i += kLanes) {
         F32 weight = exp2(sub(load(s + i), splat(peak)));
         sum = add(sum, weight);
         if (sight.value_scales != nullptr)
-            weight = masked(i, mul(weight, load(sight.value_scales + i)), 0);
+            weight = where_seen(sight, i, mul(weight, load(sight.value_scales + i)), 0);
         store(s + i, weight);
     }
-    for (int64_t i = stop; i < kSegment; i += kLanes) store(s + i, splat(0));
+    for (int64_t i = seen.stop; i < kSegment; i += kLanes) store(s + i, splat(0));
     return {peak, reduce(sum)};
 }
 
@@ -107,29 +124,43 @@ struct Merged {
           rows(num_rows),
           stride(width) {}
 
-    void clear() const {
-        for (int64_t r = 0; r < rows; r += kLanes) {
-            store(peaks + r, splat(kNothing));
-            store(sums + r, splat(0));
+    // Nothing is merged yet into `count` rows.
+    void clear(int64_t first, int64_t count) const {
+        for (int64_t r = first; r < first + count; ++r) {
+            peaks[r] = kNothing;
+            sums[r] = 0;
+            for (int64_t i = 0; i < stride; i += kLanes) store(values + r * stride + i, splat(0));
         }
-        for (int64_t i = 0; i < rows * stride; i += kLanes) store(values + i, splat(0));
+    }
+    void clear() const { clear(0, rows); }
+    // The rows from `first` on, for what looks at their values only.
+    Merged from(int64_t first) const {
+        Merged part = *this;
+        part.values += first * stride;
+        return part;
     }
 };
 
-// Take the next piece's peaks and sums in; the values are to become
+// Take the next piece's peaks and sums of some rows in; the values are to become
 // values * keep + piece's values * take, row by row.
-[[gnu::noinline]] inline void merge_sums(const Merged& into, const float* peaks, const float* sums,
-                                         float* keep, float* take) {
+[[gnu::noinline]] inline void merge_rows(float* into_peaks, float* into_sums, const float* peaks,
+                                         const float* sums, int64_t rows, float* keep,
+                                         float* take) {
     const F32 lowest = splat(-3e38f);  // -inf less -inf would be NaN
-    for (int64_t r = 0; r < into.rows; r += kLanes) {
-        const F32 old = load(into.peaks + r), next = load(peaks + r);
+    each(rows, [&](auto lanes, int64_t r) {
+        const F32 old = get(lanes, into_peaks + r), next = get(lanes, peaks + r);
         const F32 peak = max(old, next), base = max(lowest, peak);
         const F32 kept = exp2(sub(old, base)), taken = exp2(sub(next, base));
-        store(into.peaks + r, peak);
-        store(into.sums + r, fma(load(sums + r), taken, mul(load(into.sums + r), kept)));
-        store(keep + r, kept);
-        store(take + r, taken);
-    }
+        const F32 sum = mul(get(lanes, into_sums + r), kept);
+        put(lanes, into_peaks + r, peak);
+        put(lanes, into_sums + r, fma(get(lanes, sums + r), taken, sum));
+        put(lanes, keep + r, kept);
+        put(lanes, take + r, taken);
+    });
+}
+inline void merge_sums(const Merged& into, const float* peaks, const float* sums, float* keep,
+                       float* take) {
+    merge_rows(into.peaks, into.sums, peaks, sums, into.rows, keep, take);
 }
 
 inline void merge_values(float* into, F32 piece, float keep, float take) {

@@ -97,20 +97,15 @@ inline void widen_keys(const Keys& keys, int64_t segment, int64_t low, int64_t h
     }
     for (int64_t j = low / kLanes * kLanes; j < high; j += kLanes) {
         const S* tile = key_of<S>(keys.kv, keys.block_at(segment + j), keys.offset(segment + j));
-        int64_t d = 0;
-        for (; d + 2 <= dim; d += 2) {
-            F32 first, second;
-            load_two(tile, d, first, second);
-            store(place(j, d), first);
-            store(place(j, d + 1), second);
+        for (int64_t d = 0; d < dim; d += kTogether<S>) {
+            F32 key[kTogether<S>];
+            if (d + kTogether<S> <= dim || kPack<S> == kTogether<S>)
+                load_together(tile, d, key);
+            else
+                key[0] = load(tile + d * kLanes);
+            for (int64_t i = 0; i < least(kTogether<S>, dim - d); ++i)
+                store(place(j, d + i), key[i]);
         }
-        if (d == dim) continue;
-        F32 last, zero;
-        if constexpr (kPack<S> == 2)
-            load_two(tile, d, last, zero);
-        else
-            last = load(tile + d * kLanes);
-        store(place(j, d), last);
     }
 }
 
@@ -137,7 +132,7 @@ inline void widen(const Keys& keys, int64_t segment, int64_t low, int64_t high,
         widen_values<decltype(stored)>(keys, segment, low, high, room.v);
     });
     if (keys.has_scales())
-        gather_scales(keys, segment, low, high, room.key_scales, room.value_scales);
+        keys.gather_scales(segment, low, high, room.key_scales, room.value_scales);
 }
 
 // Queries in groups of kRows, [dim, kRows] each; load(row, to) leaves one in fp32 in `to` [dim].
@@ -149,6 +144,17 @@ inline void fill_queries(const TileRoom& room, int64_t rows, int64_t dim, const 
         load(r, room.k);  // keys come there later
         for (int64_t i = 0; i < dim; ++i) to[i * kRows] = room.k[i];
     }
+}
+
+inline bool can_share_values(const Queries& queries, const Keys& keys, int64_t row, int64_t count,
+                             int64_t segment) {
+    return queries.can_share_values(row, count, segment, 1, [&](int64_t j) {
+        bool is_finite = true;
+        with_stored(keys.type, keys.kv, [&](auto stored) {
+            is_finite = keys.has_finite_value<decltype(stored)>(segment + j);
+        });
+        return is_finite;
+    });
 }
 
 // The rows of a group, and which keys of a segment they see.
@@ -180,21 +186,36 @@ inline void tile_scores(const Queries& queries, const TileRoom& room, int64_t di
     }
 }
 
-inline void tile_values(const Queries& queries, const TileRoom& room, int64_t dim, int64_t segment,
-                        const Merged& into) {
-    for (int64_t i = 0; i < dim; i += kColumns) {
+// For R rows from `row` on and the keys low..high-1; only the first `count` are merged.
+template <int R>
+inline void tile_means(const TileRoom& room, int64_t i, int64_t row, int64_t count, int64_t low,
+                       int64_t high, const Merged& into) {
+    const float* s = room.s + row * kSegment + low;
+    const float* v = room.v + i * kSegment + low * kColumns;
+    small_product<R, kSegment, 1>(s, v, high - low, [&](int r, int c, F32 sum) {
+        if (r < count)
+            merge_values(into.values + (row + r) * into.stride + i + c * kLanes, sum,
+                         room.keep[row + r], room.take[row + r]);
+    });
+}
+
+template <class Source>
+inline void tile_values(const Queries& queries, const Source& keys, const TileRoom& room,
+                        int64_t segment, const Merged& into) {
+    for (int64_t i = 0; i < keys.dim(); i += kColumns) {
         for (int64_t row = 0; row < queries.rows; row += kRows) {
             const RowGroup group(queries, row, segment);
             if (group.low >= group.high) continue;
-            const float* s = room.s + row * kSegment + group.low;
-            const float* v = room.v + i * kSegment + group.low * kColumns;
-            with_group(group.count, [&](auto count) {
-                small_product<count.value, kSegment, 1>(
-                    s, v, group.high - group.low, [&](int r, int c, F32 sum) {
-                        merge_values(into.values + (row + r) * into.stride + i + c * kLanes, sum,
-                                     room.keep[row + r], room.take[row + r]);
-                    });
-            });
+            if (can_share_values(queries, keys, row, group.count, segment)) {
+                with_group(group.count, [&](auto count) {
+                    tile_means<count.value>(room, i, row, count.value, group.low, group.high, into);
+                });
+                continue;
+            }
+            for (int64_t r = row; r < row + group.count; ++r) {
+                const Sight seen = queries.sight(r, segment, nullptr, nullptr);
+                tile_means<kRowStep>(room, i, r, 1, seen.low, most(seen.low, seen.high), into);
+            }
         }
     }
 }
@@ -218,7 +239,7 @@ inline void tile_span(const Queries& queries, const Source& keys, const Scoring&
             room.sums[r] = weights.sum;
         }
         merge_sums(span, room.peaks, room.sums, room.keep, room.take);
-        tile_values(queries, room, dim, segment, span);
+        tile_values(queries, keys, room, segment, span);
     }
 }
 

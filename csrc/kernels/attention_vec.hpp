@@ -14,6 +14,8 @@ template <class S>
 constexpr int64_t kPack = 1;
 template <>
 constexpr int64_t kPack<BF16> = 2;
+template <>
+constexpr int64_t kPack<I8> = 4;
 
 #if defined(__AVX512F__)
 
@@ -41,6 +43,15 @@ inline void load_pairs(const BF16* p, F32& first, F32& second) {
     const __m512i pairs = _mm512_loadu_si512(p);
     first = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
     second = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)))};
+}
+
+// 16 times four bytes: the first of each, the second, and so on.
+inline void load_fours(const I8* p, F32* four) {
+    const __m512i bytes = _mm512_loadu_si512(p);
+    four[0] = {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 24), 24))};
+    four[1] = {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 16), 24))};
+    four[2] = {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 8), 24))};
+    four[3] = {_mm512_cvtepi32_ps(_mm512_srai_epi32(bytes, 24))};
 }
 
 // 16 vectors as the rows of a matrix become its columns.
@@ -109,6 +120,16 @@ inline void load_pairs(const BF16* p, F32& first, F32& second) {
               _mm256_castsi256_ps(_mm256_and_si256(b, high))};
 }
 
+inline __m256 byte_of_fours(__m256i bytes, int place) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(bytes, 24 - 8 * place), 24));
+}
+inline void load_fours(const I8* p, F32* four) {
+    const auto* halves = reinterpret_cast<const __m256i*>(p);
+    const __m256i a = _mm256_loadu_si256(halves), b = _mm256_loadu_si256(halves + 1);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) four[i] = {byte_of_fours(a, i), byte_of_fours(b, i)};
+}
+
 #else
 
 inline F32 between(F32 v, int64_t low, int64_t high, F32 other) {
@@ -135,6 +156,14 @@ inline void load_pairs(const BF16* p, F32& first, F32& second) {
     const Words pairs = load_bits<Words>(p);
     first = {of_bits(pairs << 16)};
     second = {of_bits(pairs & all(0xffff0000u))};
+}
+
+inline void load_fours(const I8* p, F32* four) {
+    for (int i = 0; i < 4; ++i) {
+        float lanes[16];
+        for (int lane = 0; lane < 16; ++lane) lanes[lane] = p[lane * 4 + i].value;
+        four[i] = load(lanes);
+    }
 }
 
 #endif
@@ -167,6 +196,18 @@ inline F32 exp2(F32 x) {
     p = fma(p, r, splat(5.55033237e-2f));
     p = fma(p, r, splat(2.40226477e-1f));
     p = fma(p, r, splat(6.93147182e-1f));
+    p = fma(p, r, splat(1.0f));
+    return scaled_or_zero(x, splat(-125.0f), p, n);
+}
+
+// The same within 2^-18 of itself, for numbers that are rounded to bfloat16.
+inline F32 short_exp2(F32 x) {
+    const F32 n = whole(x);
+    const F32 r = sub(x, n);
+    F32 p = splat(9.58285388e-3f);
+    p = fma(p, r, splat(5.59064262e-2f));
+    p = fma(p, r, splat(2.40240991e-1f));
+    p = fma(p, r, splat(6.93124175e-1f));
     p = fma(p, r, splat(1.0f));
     return scaled_or_zero(x, splat(-125.0f), p, n);
 }

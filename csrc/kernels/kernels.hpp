@@ -325,8 +325,8 @@ struct PackCodedArgs {
 //
 // Keys lie in tiles of `tile` slots, transposed, so that a vector is one element of 16 keys:
 // element d of slot i of a tile at (d / pack * tile + i) * pack + d % pack, where pack is 2 for
-// bf16 (both elements of a pair come with one load; an odd head_dim has a zero at its end) and 1
-// otherwise. `tile` is 16 where block_size is a multiple of it, else block_size. Values lie slot
+// bf16, 4 for bytes (what dot products take comes with one load; what is beyond head_dim is zero or,
+// for bytes, anything) and 1 otherwise. `tile` is 16 where block_size is a multiple of it, else block_size. Values lie slot
 // after slot. is_int8: one byte each, times an fp32 scale per slot, at `key_scales` and
 // `value_scales`.
 struct KVMemory {
@@ -627,7 +627,8 @@ struct Kernels {
     Kernel<ScaleGateArgs> scale_gate;
     Kernel<SumChunksArgs> sum_chunks;
     Kernel<RopeStoreArgs> rope_store;
-    Kernel<AttendArgs> attend;
+    Kernel<AttendArgs> attend[kNumTypes];  // by the type of the activations and of memory
+    Kernel<AttendArgs> attend_bytes[kNumTypes];  // over memory that is_int8
     Kernel<AttendPromptsArgs> attend_prompts;
     Kernel<LatentStoreArgs> latent_store;
     Kernel<LatentAttendArgs> latent_attend;

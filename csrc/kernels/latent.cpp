@@ -1,5 +1,5 @@
-// Latent attention in its absorbed form; see ops/mixers/latent.py, and latent_tile.hpp for the arithmetic.
-// How softmax is put together is in attention_softmax.hpp.
+// Latent attention in its absorbed form; see ops/mixers/latent.py, and latent_tile.hpp for the
+// arithmetic. How softmax is put together is in attention_softmax.hpp.
 
 #include "kernels/latent_tile.hpp"
 #include "kernels/norm.hpp"
@@ -79,14 +79,6 @@ struct LatentWorker {
     }
 
     void run() {
-        run_piece(
-            pieces, piece, shape, 0, memory,
-            [&](const Merged& span, const auto& done) { attend_spans(span, done); },
-            [&](const Merged& whole) { finish(whole); });
-    }
-
-    template <class Done>
-    void attend_spans(const Merged& span, const Done& done) {
         const int32_t* blocks = a.step->table + a.step->table_row[piece.row] * a.step->table_stride;
         const Latents latents{a.type, a.latents, blocks, pieces.flaw};
         const int64_t num_new = a.step->query_start[piece.row + 1] - a.step->query_start[piece.row];
@@ -94,12 +86,14 @@ struct LatentWorker {
         const LatentRoom room(memory + shape.num_floats(piece.num_tokens), rows, latents.width());
         load_queries(room);
         const Scoring scoring(a.scale, 0);
-        for (int64_t i = piece.span; i < piece.span + piece.num_spans; ++i) {
-            span.clear();
-            latent_span(latents, scoring, room, rows, a.heads, first, i * kLatentSpan,
-                        least((i + 1) * kLatentSpan, first + piece.num_tokens), span);
-            done(span);
-        }
+        run_piece(
+            pieces, piece, shape, 0, memory,
+            [&](int64_t i, const Merged& span) {
+                span.clear();
+                latent_span(latents, scoring, room, rows, a.heads, first, i * kLatentSpan,
+                            least((i + 1) * kLatentSpan, first + piece.num_tokens), span);
+            },
+            [&](const Merged& whole) { finish(whole); });
     }
 
     void load_queries(const LatentRoom& room) const {
@@ -131,7 +125,7 @@ struct LatentWorker {
                 const float* values = whole.values + r * whole.stride;
                 const F32 sum = splat(whole.sums[r]);
                 each(rank, [&](auto lanes, int64_t i) {
-                    put(lanes, out + i, div(load(values + i), sum));
+                    put(lanes, out + i, div(add(load(values + i), splat(0)), sum));
                 });
             }
         });

@@ -5,6 +5,7 @@
 // then all of k + 1. An odd last input has a partner of zeros.
 #pragma once
 
+#include "kernels/dots.hpp"
 #include "kernels/vec.hpp"
 
 namespace quire::QUIRE_LEVEL {
@@ -171,27 +172,7 @@ struct Dots {
     }
 };
 
-#if defined(__AVX512BF16__) || defined(QUIRE_EMULATED_BF16)
-#define QUIRE_BF16_DOTS
-
-// sums += w[k] * x[k] + w[k + 1] * x[k + 1] in every lane, as vdpbf16ps does it.
-#if defined(__AVX512BF16__)
-inline F32 add_dots(F32 sums, __m512i w, __m512i x) {
-    return {_mm512_dpbf16_ps(sums.v, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x))};
-}
-#else
-// For tests where there is no such instruction: k + 1 first, as Intel's manual has it. Subnormal
-// numbers, which the instruction takes as zeros, keep their values.
-inline F32 add_dots(F32 sums, __m512i w, __m512i x) {
-    const auto odd = [](__m512i v) { return _mm512_and_si512(v, _mm512_set1_epi32(-0x10000)); };
-    const auto even = [](__m512i v) { return _mm512_slli_epi32(v, 16); };
-    const auto add = [](__m512i a, __m512i b, __m512 sum) {
-        return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
-    };
-    return {add(even(w), even(x), add(odd(w), odd(x), sums.v))};
-}
-#endif
-
+#if defined(QUIRE_BF16_DOTS)
 template <>
 struct Dots<BF16> {
     using X = BF16;
@@ -202,9 +183,7 @@ struct Dots<BF16> {
         for (int v = 0; v < V; ++v) w[v] = _mm512_loadu_si512(pair + (vector + v) * 2 * kLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < M; ++r) {
-            float both;  // as an integer, GCC would take the way through a general register
-            __builtin_memcpy(&both, x + r * kDepth, sizeof both);
-            const __m512i here = _mm512_castps_si512(_mm512_set1_ps(both));
+            const __m512i here = splat_pair(x + r * kDepth);
             for (int v = 0; v < V; ++v) sums[r][v] = add_dots(sums[r][v], w[v], here);
         }
     }

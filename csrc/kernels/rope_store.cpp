@@ -64,7 +64,7 @@ inline void store_slot(const KVMemory& kv, int64_t slot, int64_t k, const E* key
     I8* to = key_of<I8>(kv, head, offset);
     key_scales_of(kv, head)[offset] =
         quantize_vector(key, dim, [&](const int8_t* bytes, int64_t first, int64_t count) {
-            for (int64_t i = 0; i < count; ++i) to[(first + i) * kv.tile].value = bytes[i];
+            for (int64_t i = 0; i < count; ++i) to[key_step<I8>(kv, first + i)].value = bytes[i];
         });
     I8* row = value_of<I8>(kv, head, offset);
     value_scales_of(kv, head)[offset] =

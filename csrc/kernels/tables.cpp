@@ -63,6 +63,7 @@ void fill_limits(Kernels&);
 void fill_quantized(Kernels&);
 }  // namespace avx512_vnni
 namespace avx512_bf16 {
+void fill_attention(Kernels&);
 void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 }  // namespace avx512_bf16
@@ -127,6 +128,7 @@ Kernels kernels_for(Level level) {
         avx512_vnni::fill_quantized(table);
     }
     if (includes(level, Level::avx512_bf16)) {
+        avx512_bf16::fill_attention(table);
         avx512_bf16::fill_limits(table);
         avx512_bf16::fill_linear(table);
     }

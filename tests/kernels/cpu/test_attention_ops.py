@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -38,10 +39,15 @@ def test_native_op_conforms(isa, dtype, case):
 
 
 LONG = ((5, 1100), (1, 9), (70, 75), (9, 520), (2, 513))
+ODD = {(0, 1097): math.nan, (2, 40): math.inf, (2, 71): math.nan, (3, 519): math.nan}
+"""A token's values that are not finite reach nothing that does not see the token."""
 CHUNKED = [
     *(token_by_token(window, LONG) for window in (None, 20, 600)),
     token_by_token(None, LONG, PagedShape(6, 1, 33, 16)),
+    token_by_token(130, LONG, PagedShape(6, 3, 80, 32)),
     token_by_token(None, LONG, stored=torch.int8),
+    token_by_token(None, LONG, odd_values=ODD),
+    token_by_token(9, LONG, PagedShape(6, 1, 48, 16), odd_values=ODD),
 ]
 
 

@@ -34,6 +34,7 @@ def build(tmp_path_factory):
 @pytest.mark.parametrize(
     "program",
     [
+        "quire_attention_test",
         "quire_kernel_test",
         "quire_lora_test",
         "quire_product_test",

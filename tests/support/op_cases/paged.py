@@ -6,8 +6,9 @@ behind its window. Table entries beyond the length hold numbers that are no bloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,10 @@ def _fill(
     stored: torch.dtype | None,
     size: float = 1.0,
     is_shared: bool = False,
+    odd_values: Mapping[tuple[int, int], float] = MappingProxyType({}),
 ) -> LayerKV:
     """KV memory of type `stored` (None: the case's) with values of about `size` where the rows may
-    read and NaN everywhere else.
+    read and NaN everywhere else. odd_values: (row, position) -> what all its values are instead.
     """
     s = rows.shape
     data = np.full((pool, 2, s.block_size, s.kv_heads, s.head_dim), np.nan)
@@ -91,6 +93,8 @@ def _fill(
             # lengths of very different sizes, since memory with scales has one for each
             each = size if stored is None else size * 2.0 ** draw.rng.integers(-9, 2)
             data[block, :, offset] = draw.rng.standard_normal((2, s.kv_heads, s.head_dim)) * each
+    for (row, position), value in odd_values.items():
+        data[table[row, position // s.block_size], 1, position % s.block_size] = value
     kv = _allocate(ops, pool, s, stored or draw.dtype, is_shared)
     ops.import_kv(kv, range(pool), draw.of(data))
     return kv

@@ -4,7 +4,8 @@ or drafts that are verified, must have the bits of one token after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,16 @@ def token_by_token(
     lengths: Sequence[tuple[int, int]] = LENGTHS,
     shape: PagedShape = PagedShape(4, 2, 8, 4),  # noqa: B008  (frozen)
     stored: torch.dtype | None = None,
+    odd_values: Mapping[tuple[int, int], float] = MappingProxyType({}),
 ) -> Case:
-    """Attention of several new tokens of each request; `stored`: see `_fill`."""
+    """Attention of several new tokens of each request; `stored` and `odd_values`: see `_fill`."""
     whole = PagedRows(tuple(lengths), shape)  # every token may see from the first key on
     rows = PagedRows(tuple(lengths), shape, window)
     new = sum(count for count, _ in lengths)
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         table, pool = tables(whole, draw.rng)
-        kv = _fill(ops, draw, whole, table, pool, stored)
+        kv = _fill(ops, draw, whole, table, pool, stored, odd_values=odd_values)
         q = draw.normal(new, shape.heads, shape.head_dim)
         args = AttentionArgs(scale=0.6, window=window)
 
@@ -55,4 +57,8 @@ def token_by_token(
         return Prepared(arguments(q, rows.query_start, rows.seq_lens, table), tuple(singles))
 
     traits = "" if stored is None else f"-{str(stored).removeprefix('torch.')}"
+    if odd_values:
+        traits += "-odd_values"
+    if shape.heads > 4:
+        traits += f"-{shape.heads}x{shape.head_dim}"
     return Case("attend", f"token_by_token-window{window}{traits}", prepare)

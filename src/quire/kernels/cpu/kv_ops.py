@@ -61,7 +61,7 @@ class KVLayout:
 
     @property
     def pack(self) -> int:
-        return 2 if self.dtype is torch.bfloat16 else 1
+        return {torch.bfloat16: 2, torch.int8: 4}.get(self.dtype, 1)
 
     @property
     def tile(self) -> int:
