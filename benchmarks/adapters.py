@@ -31,7 +31,7 @@ from quire.models.adapters.weights import AdapterWeights, LowRank
 from quire.models.decoder import DecoderModel
 from quire.models.parameters import parameters
 from quire.params import SamplingParams
-from quire.scheduling.step import NewRow, StepPlan
+from quire.step.plan import NewRow, StepPlan
 from quire.testing.model_shapes import SHAPES, make_config
 
 KINDS = {"none": (), "q, v": ("q", "v"), "all linear": ("q", "k", "v", "o", "gate", "up", "down")}

@@ -27,7 +27,7 @@ from quire.kernels.cpu.runtime import open_runtime
 from quire.ops import select
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.scheduling.request import Request
-from quire.scheduling.step import StepPlan
+from quire.step.plan import StepPlan
 from quire.testing.tiny_tokenizer import write_tokenizer
 
 SCHEMA = {

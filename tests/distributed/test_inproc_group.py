@@ -9,7 +9,7 @@ import torch
 from quire.distributed.inproc_group import InprocExchange
 from quire.errors import EngineDeadError
 from quire.executor.worker_threads import WorkerThreads
-from quire.runner.faults import RowFailures
+from quire.step.faults import RowFailures
 
 
 @pytest.fixture(params=[2, 4])

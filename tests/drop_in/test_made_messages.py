@@ -18,9 +18,9 @@ from quire.engine import (
     UtilityOutput,
 )
 from quire.engine.wire.codec import MessageDecoder, MessageEncoder
-from quire.engine.wire.output_parts import LogprobColumns, PromptLogprobs
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
 from quire.lora.request import LoRARequest
+from quire.step.columns import LogprobColumns, PromptLogprobs
 from tests.engine.frontend.scripted_engines import make_engine, run
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=9)

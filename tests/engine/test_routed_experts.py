@@ -8,11 +8,11 @@ import torch
 
 from quire import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from quire.engine.frontend.output_experts import OutputExperts
-from quire.engine.wire.output_parts import RoutedExperts
 from quire.errors import InvalidParameter
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.params import RequestOutputKind
+from quire.step.columns import RoutedExperts
 from quire.testing import make_checkpoint
 from tests.models.paged_driver import PagedRun, load
 

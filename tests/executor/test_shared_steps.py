@@ -18,7 +18,7 @@ from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError, LoadError
 from quire.kernels.cpu.runtime import find_native
-from quire.runner.faults import RowFailures
+from quire.step.faults import RowFailures
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
 from tests.quantization.byte_checkpoints import BYTE_FORMATS

@@ -9,7 +9,7 @@ LEVELS = {
     "errors": 0, "release": 0, "params": 0, "prompts": 0, "outputs": 0, "pooling_outputs": 0,
     "embedded": 0, "unbuilt_names": 0, "lora": 0,
     "environment": 0, "hardware": 0,
-    "scheduling": 1, "text": 1, "ops": 1, "observability": 1,
+    "step": 1, "scheduling": 1, "text": 1, "ops": 1, "observability": 1,
     "kernels": 2, "models": 2, "quantization": 2, "distributed": 2,
     "config": 3, "runner": 3, "model_registry": 3,
     "executor": 4, "engine": 4, "grammar": 4, "beam_search": 4,
@@ -120,13 +120,23 @@ def test_folders_have_no_circles():
     assert found is None, " -> ".join(found)
 
 
-def test_the_runner_sees_only_the_messages_of_scheduling():
-    seen = {"runner": set(), "scheduling": set()}
+def test_scheduling_and_the_runner_know_each_other_by_the_messages_of_a_step():
+    seen = {"runner": set(), "scheduling": set(), "step": set()}
     for module in MODULES:
         seen.setdefault(part(module.name, 1), set()).update(module.imports)
-    steps = {name for name in seen["runner"] if part(name, 1) == "scheduling"}
-    assert steps <= {"quire.scheduling.step"}
+    assert not any(part(name, 1) == "scheduling" for name in seen["runner"])
     assert not any(part(name, 1) == "runner" for name in seen["scheduling"])
+    assert "quire.step.columns" not in seen["scheduling"], "the scheduler needs no numpy"
+    assert {part(name, 1) for name in seen["step"]} <= {"step", "params"}
+
+
+def test_the_core_sees_nothing_of_the_runner():
+    """What crosses the executor is in step/; the builder asks for what its options name."""
+    for module in MODULES:
+        if module.name.startswith(("quire.engine.core.", "quire.grammar.")):
+            seen = {name for name in module.imports if part(name, 1) == "runner"}
+            allowed = module.name == "quire.engine.core.builder"
+            assert not seen or allowed, f"{module.name} imports {seen}"
 
 
 LIGHT = (

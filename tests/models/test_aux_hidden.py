@@ -20,7 +20,7 @@ from quire.runner.devices.device import CpuDevice
 from quire.runner.forward.decode_graphs import GraphForward
 from quire.runner.forward.forward import EagerForward, RecordedForward
 from quire.runner.rows import Rows
-from quire.scheduling.step import Chunk, NewRow, StepPlan
+from quire.step.plan import Chunk, NewRow, StepPlan
 from tests.models.dense_reference import run_dense
 from tests.models.paged_driver import TOLERANCE, PagedRun, relative_error
 from tests.runner.recorded_graphs import RecordingGraphs

@@ -14,7 +14,7 @@ from quire.params import SamplingParams
 from quire.runner.batch import BatchBuilder
 from quire.runner.devices.device import CpuDevice
 from quire.runner.rows import Rows
-from quire.scheduling.step import Chunk, NewRow, StepPlan
+from quire.step.plan import Chunk, NewRow, StepPlan
 
 NUM_ROWS, MAX_LEN, SIZE = 6, 40, 4
 WINDOWS = (None, 3, 7)

@@ -19,7 +19,7 @@ from quire.runner.batch import BatchBuilder
 from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.decode_graphs import GraphForward, decode_sizes
 from quire.runner.rows import Rows
-from quire.scheduling.step import Chunk, NewRow, StepPlan
+from quire.step.plan import Chunk, NewRow, StepPlan
 from tests.runner.recorded_graphs import RecordingGraphs
 from tests.support.late_driver import LateDriver
 

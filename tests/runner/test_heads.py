@@ -17,8 +17,8 @@ from quire.engine.wire.codec import MessageDecoder, MessageEncoder
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.kernels.cpu.runtime import find_native
-from quire.runner.runner_output import PooledRow
 from quire.scheduling.scheduler import Scheduler
+from quire.step.columns import PooledOutput
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, open_core
 from tests.support import invariants
@@ -77,7 +77,7 @@ class LastHiddenStep:
             if handle in self.head.fails:
                 output.result.errors[row] = "the prompt could not be pooled"
             else:
-                output.pooled.append(PooledRow(handle, vector.numpy().copy()))
+                output.pooled.append(PooledOutput(handle, vector.numpy().copy()))
 
 
 @pytest.fixture(scope="module")

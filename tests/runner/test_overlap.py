@@ -10,9 +10,9 @@ from quire import SamplingParams
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
-from quire.runner.faults import RowFailures
-from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling.custom import CustomProcessors
+from quire.step.faults import RowFailures
+from quire.step.grammar_mask import GrammarMask
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, late_target, open_core, plan_of
 

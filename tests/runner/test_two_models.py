@@ -23,7 +23,7 @@ from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
 from quire.runner.token_head import TokenHead
-from quire.scheduling.step import Chunk, NewRow, StepPlan
+from quire.step.plan import Chunk, NewRow, StepPlan
 from tests.models.dense_reference import run_dense
 
 NATIVE, REASON = find_native()

@@ -12,8 +12,9 @@ import torch
 from quire.ops import select
 from quire.params import SamplingParams
 from quire.runner.devices.device import CpuDevice
-from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling import Sampler
+from quire.runner.sampling.sent_mask import sent_mask
+from quire.step.grammar_mask import GrammarMask
 
 INF = math.inf
 WORD = 0xFFFFFFFF
@@ -108,7 +109,7 @@ def grammar_mask(words):
     if words is None:
         return None
     places = [index for index, row in enumerate(words.tolist()) if set(row) != {-1}]
-    return GrammarMask(places, np.asarray(words)[places]).sent(torch.from_numpy)
+    return sent_mask(GrammarMask(places, np.asarray(words)[places]), torch.from_numpy)
 
 
 def masked(logits, words):

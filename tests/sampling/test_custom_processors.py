@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from quire.errors import InvalidParameter
 from quire.params import SamplingParams
-from quire.runner.faults import ProcessorFailure
 from quire.runner.sampling import (
     AdapterLogitsProcessor,
     LogitsProcessor,
@@ -19,6 +18,7 @@ from quire.runner.sampling import (
     make_logits_processors,
     process_dict_updates,
 )
+from quire.step.faults import ProcessorFailure
 from tests.sampling.sampling_oracle import INF, Bench, Request
 
 VOCAB = 40

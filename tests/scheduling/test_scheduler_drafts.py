@@ -3,7 +3,7 @@
 import pytest
 
 from quire.params import SamplingParams
-from quire.scheduling.step import NULL_BLOCK
+from quire.step.plan import NULL_BLOCK
 from tests.scheduling.scene import TOKEN, Scene, sliding
 
 

@@ -6,7 +6,7 @@ from quire.params import SamplingParams
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
-from quire.scheduling.step import StepResult
+from quire.step.result import StepResult
 from tests.support import invariants
 
 STREAMS, LONG, BUDGET = 32, 32_768, 2048

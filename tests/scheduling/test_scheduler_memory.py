@@ -4,7 +4,7 @@ import pytest
 
 from quire.params import SamplingParams
 from quire.scheduling.settings import KVGroupSpec
-from quire.scheduling.step import NULL_BLOCK
+from quire.step.plan import NULL_BLOCK
 from tests.scheduling.scene import FULL, TOKEN, Scene, sliding
 
 PROMPT = list(range(100, 110))

@@ -6,7 +6,7 @@ from quire.params import SamplingParams
 from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
-from quire.scheduling.step import StepResult
+from quire.step.result import StepResult
 
 
 def make_scheduler():

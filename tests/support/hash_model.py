@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quire.params import PoolingParams
 from quire.scheduling.settings import KVGroupSpec
-from quire.scheduling.step import NULL_BLOCK, NewRow, StepPlan, StepResult
+from quire.step.plan import NULL_BLOCK, NewRow, StepPlan
+from quire.step.result import StepResult
 
 EOS = 0
 WRONG = -1

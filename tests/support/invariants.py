@@ -9,7 +9,7 @@ from collections import Counter
 from quire.scheduling.block_groups import BlockGroup, StateGroup
 from quire.scheduling.request import Request, State
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.step import NULL_BLOCK, StepPlan
+from quire.step.plan import NULL_BLOCK, StepPlan
 
 
 def check(scheduler: Scheduler) -> None:

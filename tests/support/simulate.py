@@ -24,7 +24,8 @@ from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import SchedulerOutput
 from quire.scheduling.settings import KVGroupSpec, Pause, SchedulerConfig
-from quire.scheduling.step import PromptAllowance, StepPlan, StepResult
+from quire.step.plan import PromptAllowance, StepPlan
+from quire.step.result import StepResult
 from tests.support import invariants
 from tests.support.hash_model import EOS, WRONG, HashRow, HashRunner, oracle
 from tests.support.traces import run_as_command

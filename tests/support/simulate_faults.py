@@ -30,10 +30,10 @@ from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Uti
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError
 from quire.params import RequestParams, SamplingParams
-from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
-from quire.scheduling.step import StepPlan
+from quire.step.columns import RunnerOutput
+from quire.step.plan import StepPlan
 from tests.support import invariants
 from tests.support.hash_model import EOS, HashRunner, oracle
 from tests.support.traces import run_as_command

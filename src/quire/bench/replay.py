@@ -9,7 +9,7 @@ from quire.runner.devices.device import Array
 from quire.runner.drafting.drafter import Drafter, VerifiedStep
 from quire.runner.drafting.pace import Pace
 from quire.runner.rows import Rows
-from quire.scheduling.step import NewRow
+from quire.step.plan import NewRow
 
 
 class ReplayDrafter:

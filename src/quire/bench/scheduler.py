@@ -11,7 +11,8 @@ from quire.params import SamplingParams
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
-from quire.scheduling.step import StepPlan, StepResult
+from quire.step.plan import StepPlan
+from quire.step.result import StepResult
 
 _TOKEN = 7
 """What the fake runner samples; it ends nothing."""

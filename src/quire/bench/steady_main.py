@@ -14,11 +14,12 @@ from quire.config.plan import EnginePlan
 from quire.engine.core.core import EngineCore
 from quire.engine.process.core_main import core_program
 from quire.params import RequestParams
-from quire.runner.grammar_mask import GrammarMask
-from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
-from quire.scheduling.step import StepPlan, StepResult
+from quire.step.columns import RunnerOutput
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import StepPlan
+from quire.step.result import StepResult
 
 _NUM_IDS = 4096
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from quire.executor.worker_config import WorkerFacts
 from quire.params import RequestParams
-from quire.runner.grammar_mask import GrammarMask
-from quire.runner.runner_output import RunnerOutput
-from quire.scheduling.step import StepPlan
+from quire.step.columns import RunnerOutput
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import StepPlan
 
 
 class LaunchedStep(Protocol):

@@ -21,10 +21,10 @@ from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_threads import WorkerThreads
 from quire.kernels.cpu.runtime import find_native
 from quire.params import RequestParams
-from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner import NoTokens, Step
-from quire.runner.runner_output import RunnerOutput
-from quire.scheduling.step import StepPlan
+from quire.step.columns import RunnerOutput
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import StepPlan
 
 _MAX_REASON = 200
 

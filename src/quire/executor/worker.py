@@ -17,7 +17,7 @@ from quire.params import RequestParams
 from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
-from quire.scheduling.step import StepPlan
+from quire.step.plan import StepPlan
 
 
 class SaveWeights(Protocol):

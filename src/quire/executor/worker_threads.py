@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from quire.distributed.inproc_group import ExchangeAborted, InprocExchange
 from quire.errors import EngineDeadError
-from quire.runner.faults import RowFailures
+from quire.step.faults import RowFailures
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from quire.grammar.thinking import ThinkingBudget
 from quire.grammar.vocabulary import Vocabulary, VocabularySource
 from quire.params import SamplingParams
 from quire.params.thinking import Thinking
-from quire.runner.grammar_mask import GrammarMask
 from quire.scheduling.request import Request
-from quire.scheduling.step import StepPlan
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import StepPlan
 
 _MOST_CACHED_BYTES = 512 << 20
 _BYTES_PER_CHAR = 100

@@ -12,10 +12,10 @@ from quire.errors import EngineError
 from quire.grammar.bits import mask_words
 from quire.grammar.constraint import Constraint, GrammarFailure
 from quire.grammar.library import Matcher
-from quire.runner.faults import RowFailures
-from quire.runner.grammar_mask import GrammarMask
 from quire.scheduling.request import Request
-from quire.scheduling.step import StepPlan
+from quire.step.faults import RowFailures
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import StepPlan
 
 
 class DraftedStep(Protocol):

@@ -32,7 +32,7 @@ from quire.ops.chunked_rows import cut_at_chunks
 from quire.ops.kv import BlockMemory
 from quire.runner.devices.device import Array, Device
 from quire.runner.token_types import TokenTypes
-from quire.scheduling.step import StepPlan
+from quire.step.plan import StepPlan
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ from torch import Tensor
 from quire.models.decoder import HiddenStates
 from quire.params import RequestParams
 from quire.runner.batch import StepInputs
-from quire.runner.grammar_mask import GrammarMask
-from quire.runner.runner_output import RunnerOutput
-from quire.scheduling.step import NewRow
+from quire.step.columns import RunnerOutput
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import NewRow
 
 
 class HeadStep(Protocol):

@@ -15,10 +15,10 @@ from quire.config.hidden_states import HiddenStatesPlan
 from quire.errors import InvalidParameter
 from quire.models.decoder import HiddenStates
 from quire.runner.batch import StepInputs
-from quire.runner.grammar_mask import GrammarMask
 from quire.runner.rows import Rows
-from quire.runner.runner_output import RunnerOutput
-from quire.scheduling.step import NewRow
+from quire.step.columns import RunnerOutput
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import NewRow
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from quire.models.layer_memory import KeyValues, Latents, LayerMemory, NumberByt
 from quire.ops import Ops
 from quire.ops.kv import BlockMemory, BlockShape, KVShape, LatentShape, StateShape
 from quire.runner.devices.device import Array
-from quire.scheduling.step import NULL_BLOCK
+from quire.step.plan import NULL_BLOCK
 
 
 class KVCache:

@@ -5,6 +5,7 @@ output.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch import Tensor
 from quire.params import SamplingParams
 from quire.runner.batch import StepInputs
 from quire.runner.rows import Rows
-from quire.runner.runner_output import PromptTensors
 from quire.runner.sampling import SampledLogprobs, Sampler
-from quire.scheduling.step import NewRow
+from quire.step.columns import PromptLogprobs
+from quire.step.plan import NewRow
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,25 @@ class _Pending:
     num_top: int
     pieces: dict[int, SampledLogprobs] = field(default_factory=dict)
     """By first position, so that a step that runs again replaces its earlier result."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTensors:
+    """`PromptLogprobs` that the device may still be computing."""
+
+    handle: int
+    token_ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that `to_host` needs on the host."""
+        return [self.token_ids, self.values, self.ranks]
+
+    def to_host(self, values: Sequence[Tensor]) -> PromptLogprobs:
+        """The columns, given the values of `tensors` on the host."""
+        return PromptLogprobs(self.handle, *(value.numpy() for value in values))
 
 
 class PromptLogprobsPart:

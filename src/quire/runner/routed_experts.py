@@ -18,11 +18,11 @@ from quire.ops import GroupBatch
 from quire.params import SamplingParams
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Device
-from quire.runner.grammar_mask import GrammarMask
 from quire.runner.kv_cache import KVCache
 from quire.runner.rows import Rows
-from quire.runner.runner_output import RoutedColumns, RunnerOutput
-from quire.scheduling.step import NewRow
+from quire.step.columns import RoutedExperts, RunnerOutput
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import NewRow
 
 
 class ExpertRecorder:
@@ -134,4 +134,6 @@ class RoutedStep:
         for handle, span, length, end in zip(
             self._handles, self._spans, lengths, ends, strict=True
         ):
-            output.routed.append(RoutedColumns(handle, span.first, parts[end - length : end]))
+            output.routed_experts.append(
+                RoutedExperts(handle, span.first, parts[end - length : end])
+            )

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from quire.ops.formats.lora import NO_ADAPTER
 from quire.runner.devices.device import Device
-from quire.runner.faults import RowFailures
-from quire.scheduling.step import NewBlocks, NewRow, StepPlan
+from quire.step.faults import RowFailures
+from quire.step.plan import NewBlocks, NewRow, StepPlan
 
 logger = logging.getLogger(__name__)
 

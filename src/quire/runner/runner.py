@@ -21,13 +21,14 @@ from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.devices.device import Device, Fetched
 from quire.runner.forward.forward import Forward
-from quire.runner.grammar_mask import GrammarMask
 from quire.runner.head import HeadStep, RowHead, Watcher
 from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
 from quire.runner.rows import Rows
-from quire.runner.runner_output import RunnerOutput
-from quire.scheduling.step import NewRow, StepPlan, StepResult
+from quire.step.columns import RunnerOutput
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import NewRow, StepPlan
+from quire.step.result import StepResult
 
 
 class Step:

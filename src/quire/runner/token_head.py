@@ -16,13 +16,15 @@ from quire.runner.drafting.drafter import VerifiedStep
 from quire.runner.drafting.drafting import Drafting
 from quire.runner.drafting.verification import kept_places, num_accepted
 from quire.runner.forward.forward import Forward
-from quire.runner.grammar_mask import GrammarMask
 from quire.runner.model import RunnableModel
-from quire.runner.prompt_logprobs import PromptLogprobsPart
+from quire.runner.prompt_logprobs import PromptLogprobsPart, PromptTensors
 from quire.runner.rows import Rows
-from quire.runner.runner_output import PromptTensors, RunnerOutput
 from quire.runner.sampling import Drafts, Member, SampledTokens, Sampler, SamplerOutput
-from quire.scheduling.step import NewRow, StepResult
+from quire.runner.sampling.sent_mask import sent_mask
+from quire.step.columns import RunnerOutput
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import NewRow
+from quire.step.result import StepResult
 
 
 class TokenHead:
@@ -234,7 +236,7 @@ class TokenStep:
         logits = head.logits(hidden, inputs)
         sent = None
         if mask is not None:
-            sent = mask.sent(self._device.stage)
+            sent = sent_mask(mask, self._device.stage)
             self._device.flush()
         drafts = None
         if inputs.drafts is not None:

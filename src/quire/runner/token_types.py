@@ -6,7 +6,7 @@ import numpy as np
 
 from quire.params import PoolingParams
 from quire.runner.devices.device import Array
-from quire.scheduling.step import NewRow
+from quire.step.plan import NewRow
 
 
 class TokenTypes:

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from quire.params import PoolingParams, RequestParams, SamplingParams
-from quire.runner.faults import ProcessorFailure
 from quire.runner.forward.decode_graphs import decode_sizes
-from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner import ModelRunner
-from quire.scheduling.step import Chunk, NewRow, StepPlan
+from quire.step.faults import ProcessorFailure
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import Chunk, NewRow, StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.scheduling.settings import KVGroupSpec
-from quire.scheduling.step import NULL_BLOCK
+from quire.step.plan import NULL_BLOCK
 
 Find = Callable[[int], int | None]
 """Index -> the cached block with the content of the group's block at this index, if any."""

@@ -13,7 +13,7 @@ from quire.scheduling.block_pool import BlockPool, next_key, root_key
 from quire.scheduling.request import Request
 from quire.scheduling.settings import SchedulerConfig
 from quire.scheduling.state_blocks import StateBlocks
-from quire.scheduling.step import NULL_BLOCK, NewBlocks
+from quire.step.plan import NULL_BLOCK, NewBlocks
 
 
 class BlockTables:

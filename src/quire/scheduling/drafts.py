@@ -9,7 +9,7 @@ from operator import sub
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.lifecycle import Counters
 from quire.scheduling.scheduler_output import InFlightStep
-from quire.scheduling.step import StepResult
+from quire.step.result import StepResult
 
 
 def verified_drafts(

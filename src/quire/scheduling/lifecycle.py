@@ -17,7 +17,7 @@ from quire.scheduling.request import Request, State, Stop
 from quire.scheduling.resources import BlockBudget, Resource, Resources, RunningRows, TokenBudget
 from quire.scheduling.scheduler_output import FinishedRequest, InFlightStep
 from quire.scheduling.settings import SchedulerConfig
-from quire.scheduling.step import PromptAllowance
+from quire.step.plan import PromptAllowance
 
 Rank = tuple[float, ...]
 Policy = Callable[[Request], Rank]

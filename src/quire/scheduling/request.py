@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from quire.params import RequestParams, SamplingParams
-from quire.scheduling.step import NewRow
+from quire.step.plan import NewRow
 
 
 class State(enum.IntEnum):

@@ -14,8 +14,8 @@ from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.request import Request
 from quire.scheduling.settings import SchedulerConfig
-from quire.scheduling.step import NewRow, PromptAllowance
 from quire.scheduling.stop import StopWatch
+from quire.step.plan import NewRow, PromptAllowance
 
 
 class Resource(Protocol):

@@ -32,8 +32,9 @@ from quire.scheduling.scheduler_output import (
     finished_request,
 )
 from quire.scheduling.settings import Pause, SchedulerConfig
-from quire.scheduling.step import PromptAllowance, StepPlan, StepResult
 from quire.scheduling.stop import ends_with_prompt, find_stop, stop_ids
+from quire.step.plan import PromptAllowance, StepPlan
+from quire.step.result import StepResult
 
 
 class Scheduler:

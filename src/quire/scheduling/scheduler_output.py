@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from quire.scheduling.decode_lane import Cohort
 from quire.scheduling.request import Reason, Request, Stop
-from quire.scheduling.step import Chunk, NewBlocks, StepResult
+from quire.step.plan import Chunk, NewBlocks
+from quire.step.result import StepResult
 
 
 @dataclass(slots=True, eq=False)

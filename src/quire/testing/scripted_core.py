@@ -18,14 +18,9 @@ from quire.engine.client.client import CoreStatus
 from quire.engine.control_verbs import perform
 from quire.engine.wire.control_calls import PauseMode, Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
-from quire.engine.wire.output_parts import (
-    Finished,
-    FinishReason,
-    LogprobColumns,
-    PromptLogprobs,
-    Started,
-)
+from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.params import SamplingParams
+from quire.step.columns import LogprobColumns, PromptLogprobs
 
 T = TypeVar("T")
 

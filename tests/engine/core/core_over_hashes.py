@@ -3,9 +3,9 @@
 from quire.engine.core.core import EngineCore
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.params import SamplingParams
-from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
+from quire.step.columns import RunnerOutput
 from tests.support import invariants
 from tests.support.hash_model import HashRunner, oracle
 

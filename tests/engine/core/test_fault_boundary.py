@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from quire.engine.core import fault_isolation
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError
-from quire.runner.faults import RowFailures, processor_text
-from quire.runner.runner_output import RoutedColumns, RunnerOutput
 from quire.scheduling import scheduler, stop
-from quire.scheduling.step import StepPlan, StepResult
+from quire.step.columns import RoutedExperts, RunnerOutput
+from quire.step.faults import RowFailures, processor_text
+from quire.step.plan import StepPlan
+from quire.step.result import StepResult
 from tests.engine.core.core_over_hashes import drain, expected, make_core, request
 from tests.support import invariants
 
@@ -243,9 +244,11 @@ def test_a_step_that_ran_in_parts_reports_the_experts_of_all():
     plan = StepPlan(4, [], [], [], [0, 1], [])
     step = fault_isolation.GuardedStep(plan)
     for row in (0, 1):
-        output = RunnerOutput(StepResult(4, [50 + row]), routed=[RoutedColumns(row, 3, None)])
+        output = RunnerOutput(
+            StepResult(4, [50 + row]), routed_experts=[RoutedExperts(row, 3, None)]
+        )
         part = fault_isolation.without(plan, {1 - row})
         step.parts.append((part, SimpleNamespace(result=lambda output=output: output)))
     found = step.result()
     assert found.result.token_ids == [50, 51]
-    assert [columns.handle for columns in found.routed] == [0, 1]
+    assert [columns.handle for columns in found.routed_experts] == [0, 1]

@@ -13,7 +13,8 @@ from quire.params import SamplingParams
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
-from quire.scheduling.step import PromptAllowance, StepPlan, StepResult
+from quire.step.plan import PromptAllowance, StepPlan
+from quire.step.result import StepResult
 from tests.engine.core.core_over_hashes import FakeExecutor, FakeStep
 from tests.support import invariants
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.wire.messages import EngineCoreOutputs
-from quire.engine.wire.output_parts import Finished, FinishReason, PooledOutput
+from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.outputs import FlatLogprobs
 from quire.params import RequestOutputKind, SamplingParams
+from quire.step.columns import PooledOutput
 from quire.testing.scripted_core import logprob_row, rank, value
 from quire.text.detokenizer import IncrementalDetokenizer
 from tests.engine.frontend.scripted_engines import embedded_tokenizer, make_engine, run, whole

@@ -6,14 +6,8 @@ from hypothesis import strategies as st
 
 from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, SchedulerStats
-from quire.engine.wire.output_parts import (
-    Finished,
-    FinishReason,
-    LogprobColumns,
-    PooledOutput,
-    PromptLogprobs,
-    Started,
-)
+from quire.engine.wire.output_parts import Finished, FinishReason, Started
+from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs
 
 NUM_CLIENTS = 3
 

@@ -29,15 +29,9 @@ from quire.engine.wire.messages import (
     UtilityRequest,
     Welcome,
 )
-from quire.engine.wire.output_parts import (
-    Finished,
-    FinishReason,
-    LogprobColumns,
-    PooledOutput,
-    PromptLogprobs,
-    Started,
-)
+from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.params import PoolingParams, SamplingParams
+from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs
 
 MESSAGES = [
     *(EngineCoreRequest, EngineCoreOutputs, UtilityRequest, UtilityOutput),

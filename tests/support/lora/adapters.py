@@ -19,7 +19,7 @@ from quire.models.loading.transforms import from_leaves
 from quire.models.parameters import parameters
 from quire.models.rules import tensor_map
 from quire.params import SamplingParams
-from quire.scheduling.step import Chunk, NewRow, StepPlan
+from quire.step.plan import Chunk, NewRow, StepPlan
 
 
 def config_of(folder):

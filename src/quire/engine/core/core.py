@@ -13,7 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.control import CoreControl
@@ -22,27 +22,23 @@ from quire.engine.core.step_pace import StepPace
 from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.direct_requests import DirectRequests
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
-from quire.engine.wire.output_parts import (
-    Finished,
-    FinishReason,
-    LogprobColumns,
-    PooledOutput,
-    PromptLogprobs,
-    RoutedExperts,
-    Started,
-)
+from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.errors import EngineDeadError, InvalidParameter, RequestError
 from quire.executor.abstract import Executor, LaunchedStep
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.constraint import Constraint
 from quire.params import RequestParams, SamplingParams
 from quire.params.thinking import Thinking
-from quire.runner.grammar_mask import GrammarMask
-from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.request import Reason, Request
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import FinishedRequest, SchedulerOutput, handles_of
-from quire.scheduling.step import StepPlan
+from quire.step.columns import (
+    LogprobColumns,
+    PooledOutput,
+    RunnerOutput,
+)
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import StepPlan
 
 if TYPE_CHECKING:
     from quire.distributed.expert_exchange import ExpertExchange
@@ -316,14 +312,8 @@ class EngineCore(CoreControl):
                 for start in scheduler_output.started
             ],
             logprobs=_columns(runner_output, scheduler_output.kept) if runner_output else None,
-            prompt_logprobs=[
-                PromptLogprobs(p.handle, p.token_ids, p.values, p.ranks)
-                for p in (runner_output.prompt_logprobs if runner_output else ())
-            ],
-            routed_experts=[
-                RoutedExperts(r.handle, r.first, r.values)
-                for r in (runner_output.routed if runner_output else ())
-            ],
+            prompt_logprobs=runner_output.prompt_logprobs if runner_output else [],
+            routed_experts=runner_output.routed_experts if runner_output else [],
             pooled=_pooled(runner_output, scheduler_output.finished) if runner_output else [],
             verified=scheduler_output.verified,
             stats=self._stats() if self._log_stats else None,
@@ -402,21 +392,12 @@ def _pooled(
     meanwhile gets its result from a later step.
     """
     ended = {ending.handle for ending in endings if ending.reason is not Reason.ERROR}
-    found = (one for one in runner_output.pooled if one.handle in ended)
-    return [PooledOutput(one.handle, one.values) for one in found]
+    return [one for one in runner_output.pooled if one.handle in ended]
 
 
 def _columns(runner_output: RunnerOutput, kept: list[int] | None) -> LogprobColumns | None:
     """The sampled rows' columns, cut down to those whose tokens count."""
-    found: Any = runner_output.logprobs
-    if found is not None and kept is not None:
-        found = found.at({row: place for place, row in enumerate(kept)})
-    if found is None:
-        return None
-    return LogprobColumns(
-        index=found.index,
-        token_ids=found.token_ids.numpy(),
-        values=found.values.numpy(),
-        ranks=found.ranks.numpy(),
-        counts=found.counts,
-    )
+    found = runner_output.logprobs
+    if found is None or kept is None:
+        return found
+    return found.at({row: place for place, row in enumerate(kept)})

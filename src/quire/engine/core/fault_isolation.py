@@ -16,11 +16,11 @@ import msgspec
 
 from quire.errors import EngineDeadError
 from quire.executor.abstract import Executor, LaunchedStep
-from quire.runner.faults import ProcessorFailure, RowFailures
-from quire.runner.grammar_mask import GrammarMask
-from quire.runner.runner_output import RunnerOutput
-from quire.runner.sampling import join_columns
-from quire.scheduling.step import StepPlan, StepResult
+from quire.step.columns import RunnerOutput, join_columns
+from quire.step.faults import ProcessorFailure, RowFailures
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import StepPlan
+from quire.step.result import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def _merged(
         result.nans.update(output.result.nans)
         merged.prompt_logprobs += output.prompt_logprobs
         merged.pooled += output.pooled
-        merged.routed += output.routed
+        merged.routed_experts += output.routed_experts
         if output.logprobs is not None:
             rows = _by_row(part, output.result)
             places = [starts[row] + i for row, token_ids, _ in rows for i in range(len(token_ids))]

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection
 
 from quire.scheduling.scheduler_output import ScheduledChunk
-from quire.scheduling.step import PromptAllowance
+from quire.step.plan import PromptAllowance
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ class CustomParams:
     def __init__(self, processors: Sequence[str | type]) -> None:
         """Raises InvalidParameter for one that cannot be imported, or is none."""
         # imports torch, which a front end needs for nothing else
-        from quire.runner.faults import contained
         from quire.runner.sampling import find_logits_processors
+        from quire.step.faults import contained
 
         self._contained = contained
         self._processors = find_logits_processors(processors)

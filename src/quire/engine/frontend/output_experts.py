@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.engine.wire.output_parts import RoutedExperts
+from quire.step.columns import RoutedExperts
 
 
 class OutputExperts:

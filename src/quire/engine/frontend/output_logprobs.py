@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.engine.wire.output_parts import LogprobColumns, PromptLogprobs
 from quire.outputs import FlatLogprobs, Logprob
 from quire.params import SamplingParams
+from quire.step.columns import LogprobColumns, PromptLogprobs
 from quire.text.tokenizer import Tokenizer
 
 MAX_CONTEXT = 4

@@ -50,7 +50,7 @@ from quire.engine.wire.messages import (
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.observability.watchdog import Watchdog
 from quire.release import __version__
-from quire.runner.faults import contained
+from quire.step.faults import contained
 
 logger = logging.getLogger(__name__)
 

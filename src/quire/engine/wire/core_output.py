@@ -18,13 +18,10 @@ from quire.engine.wire.output_parts import (
     EngineCoreEventType,
     Finished,
     FinishReason,
-    LogprobColumns,
-    PooledOutput,
-    PromptLogprobs,
-    RoutedExperts,
     Started,
 )
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
+from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs, RoutedExperts
 
 
 @dataclass(slots=True)

@@ -20,17 +20,11 @@ import msgspec
 from quire.engine.wire.core_output import EngineCoreOutput, columns_of, outputs_of
 from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.output_list import OutputList
-from quire.engine.wire.output_parts import (
-    Finished,
-    LogprobColumns,
-    PooledOutput,
-    PromptLogprobs,
-    RoutedExperts,
-    Started,
-)
+from quire.engine.wire.output_parts import Finished, Started
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.thinking import Thinking
+from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs, RoutedExperts
 
 PROTOCOL_VERSION = 5
 """Front end and core must have the same; HELLO and READY carry it."""

@@ -1,15 +1,13 @@
-"""The parts of what a core sends: how requests begin and end, and their columns beside the ids."""
+"""The parts of what a core sends: how requests begin and end."""
 
 from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import msgspec
-import numpy as np
 
 
 class FinishReason(enum.IntEnum):
@@ -50,59 +48,6 @@ class EngineCoreEvent:
     def new_event(cls, event_type: EngineCoreEventType, timestamp: float | None = None) -> Self:
         """An event that happens now, or at `timestamp`."""
         return cls(event_type, time.monotonic() if timestamp is None else timestamp)
-
-
-class LogprobColumns(msgspec.Struct, array_like=True, gc=False):
-    """Log-probabilities of M tokens in W columns (padding: id -1).
-
-    `index[m]` says whose: the position in the flat `token_ids` of the outputs that carry this
-    frame. Column 0 is the token itself, with its `ranks[m]`; `counts[m]` columns are valid.
-    """
-
-    index: list[int]
-    token_ids: np.ndarray[Any, np.dtype[np.int32]]
-    values: np.ndarray[Any, np.dtype[np.float32]]
-    ranks: np.ndarray[Any, np.dtype[np.int32]]
-    counts: list[int]
-
-    def at(self, places: Mapping[int, int]) -> LogprobColumns | None:
-        """Those of the tokens in `places`, renumbered as given there; None if there are none."""
-        kept = [m for m, place in enumerate(self.index) if place in places]
-        if not kept:
-            return None
-        return LogprobColumns(
-            index=[places[self.index[m]] for m in kept],
-            token_ids=self.token_ids[kept],
-            values=self.values[kept],
-            ranks=self.ranks[kept],
-            counts=[self.counts[m] for m in kept],
-        )
-
-
-class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
-    """The prompt's log-probabilities of one request: row i describes prompt token i + 1."""
-
-    handle: int
-    token_ids: np.ndarray[Any, np.dtype[np.int32]]
-    values: np.ndarray[Any, np.dtype[np.float32]]
-    ranks: np.ndarray[Any, np.dtype[np.int32]]
-
-
-class RoutedExperts(msgspec.Struct, array_like=True, gc=False):
-    """The experts that tokens of one request were sent to, from position `first` on: values [n, L,
-    k] for n tokens and L layers, 0 in layers without experts.
-    """
-
-    handle: int
-    first: int
-    values: np.ndarray[Any, np.dtype[np.int16]]
-
-
-class PooledOutput(msgspec.Struct, array_like=True, gc=False):
-    """The result of one pooling request: a vector [D], or a vector for each token [n, D]."""
-
-    handle: int
-    values: np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.config.speculation import SpeculationPlan
 from quire.errors import InvalidParameter
-from quire.runner.faults import contained
+from quire.step.faults import contained
 
 
 class CustomGuesser:

@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.runner.devices.device import Array
 from quire.runner.rows import Rows
-from quire.scheduling.step import NewRow
+from quire.step.plan import NewRow
 
 
 class DraftRows:

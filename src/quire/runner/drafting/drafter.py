@@ -10,7 +10,7 @@ from quire.models.decoder import HiddenStates
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Array
 from quire.runner.rows import Rows
-from quire.scheduling.step import NewRow
+from quire.step.plan import NewRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from quire.runner.drafting.drafter import VerifiedStep
 from quire.runner.rows import Rows
-from quire.scheduling.step import NewRow
+from quire.step.plan import NewRow
 
 
 class Guesser(Protocol):

@@ -11,7 +11,7 @@ from quire.runner.drafting.drafter import VerifiedStep
 from quire.runner.drafting.networks import valid_counts
 from quire.runner.rows import Rows
 from quire.runner.sampling import Sampler
-from quire.scheduling.step import NewRow
+from quire.step.plan import NewRow
 
 
 class HeadsDrafter:

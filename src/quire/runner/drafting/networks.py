@@ -27,7 +27,7 @@ from quire.runner.drafting.drafter import VerifiedStep
 from quire.runner.forward.forward import Forward
 from quire.runner.rows import Rows
 from quire.runner.sampling import Sampler
-from quire.scheduling.step import Chunk, NewRow, StepPlan
+from quire.step.plan import Chunk, NewRow, StepPlan
 
 _MOST_BEHIND = 64
 """Generated tokens of a row that no guesses are wanted of, which a network that reads ids alone

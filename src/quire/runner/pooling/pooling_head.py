@@ -19,13 +19,13 @@ from quire.params import PoolingParams, RequestParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Device
-from quire.runner.grammar_mask import GrammarMask
 from quire.runner.pooling.finish import finished
 from quire.runner.pooling.sequence_pooling import PoolingChunk, pooled
 from quire.runner.pooling.term_scores import term_scores
 from quire.runner.rows import Rows
-from quire.runner.runner_output import PooledRow, RunnerOutput
-from quire.scheduling.step import NewRow
+from quire.step.columns import PooledOutput, RunnerOutput
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import NewRow
 
 _NOT_FINITE = (
     "the model's result is not finite (NaN or infinity): its weights hold such values, or they are "
@@ -247,6 +247,6 @@ class PoolingStep:
             prompt = part.prompt
             found = finished(matrix[place].float().numpy(), self._head.spec, prompt.params)
             if np.isfinite(found).all():
-                output.pooled.append(PooledRow(prompt.handle, found))
+                output.pooled.append(PooledOutput(prompt.handle, found))
             else:
                 output.result.errors[part.row] = _NOT_FINITE

@@ -1,7 +1,7 @@
 """From logits to token ids: the sampler, its parts, and custom logits processors."""
 
 from quire.runner.sampling.batch_update import Member
-from quire.runner.sampling.columns import SampledLogprobs, SampledTokens, join_columns
+from quire.runner.sampling.columns import SampledLogprobs, SampledTokens
 from quire.runner.sampling.loading import find_logits_processors, make_logits_processors
 from quire.runner.sampling.logits_processor import (
     AdapterLogitsProcessor,
@@ -30,7 +30,6 @@ __all__ = [
     "SamplerOutput",
     "TokenHistory",
     "find_logits_processors",
-    "join_columns",
     "make_logits_processors",
     "process_dict_updates",
 ]

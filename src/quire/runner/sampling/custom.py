@@ -8,9 +8,9 @@ from itertools import accumulate
 from torch import Tensor
 
 from quire.params import SamplingParams
-from quire.runner.faults import ProcessorFailure, contained
 from quire.runner.sampling.batch_update import Layout, Member
 from quire.runner.sampling.logits_processor import AdapterLogitsProcessor, LogitsProcessor
+from quire.step.faults import ProcessorFailure, contained
 
 
 class CustomProcessors:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.params import SamplingParams
-from quire.runner.faults import contained, processor_text
+from quire.step.faults import contained, processor_text
 
 RequestLogitsProcessor = (
     Callable[[list[int], Tensor], Tensor] | Callable[[list[int], list[int], Tensor], Tensor]

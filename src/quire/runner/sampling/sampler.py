@@ -23,7 +23,6 @@ from quire.params import SamplingParams
 from quire.params.sampling_fields import SamplingFields
 from quire.params.structured import NO_TOKEN_LEFT
 from quire.runner.devices.device import Device, Send, Stage
-from quire.runner.grammar_mask import SentMask
 from quire.runner.sampling.allowed_ids import AllowedIds
 from quire.runner.sampling.bad_words import BadWords
 from quire.runner.sampling.batch_update import Member
@@ -41,6 +40,7 @@ from quire.runner.sampling.logprobs import (
 from quire.runner.sampling.min_tokens import MinTokens
 from quire.runner.sampling.part import Edit, EditedRow, LogitsPart, TokenHistory
 from quire.runner.sampling.penalties import TokenPenalties
+from quire.runner.sampling.sent_mask import SentMask
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +122,7 @@ class SamplerOutput:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that `to_host` reads."""
-        columns = self.logprobs
-        described = [] if columns is None else [columns.token_ids, columns.values, columns.ranks]
+        described = [] if self.logprobs is None else self.logprobs.tensors
         return [self.token_ids, self.peaks, *described]
 
     def to_host(self, values: Sequence[Tensor]) -> SampledTokens:
@@ -132,11 +131,9 @@ class SamplerOutput:
         errors = _errors_of(peaks)
         nans = {i: self.nans.get(i, 1) for i in errors if math.isnan(peaks[i])}  # 1 at least
         errors |= self.errors
-        columns = self.logprobs
-        if columns is not None:
-            ids, chances, ranks = described
-            columns = SampledLogprobs(columns.index, ids, chances, ranks, columns.counts)
-            columns = columns.without(errors)
+        columns = None
+        if self.logprobs is not None:
+            columns = self.logprobs.to_host(described).without(errors)
         return SampledTokens(token_ids, columns, errors, nans)
 
 

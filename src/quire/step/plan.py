@@ -1,4 +1,4 @@
-"""The messages between the scheduler and the runner: plans down, results up.
+"""The plan of a step: what a scheduler has an executor's workers compute.
 
 Plans refer to *rows* (a running request's stable index in the runner's state) and contain only
 changes. In a steady decode of R rows, a plan is nothing but the same `decode_rows` list object in
@@ -140,20 +140,3 @@ class StepPlan(msgspec.Struct, gc=False):
         """The number of drafts that each of `sampled_rows` verifies."""
         decode = self.decode_drafts or [0] * len(self.decode_rows)
         return [*decode, *(chunk.num_drafts for chunk in self.chunks if chunk.samples)]
-
-
-class StepResult(msgspec.Struct, gc=False):
-    """What the runner sampled: `counts[i]` ids, at least one, for the i-th sampled row of the
-    plan (None: one each), and `num_drafts[i]` drafts that are ready for its next step (None: none).
-
-    A row that verified d drafts has 1 .. d+1 ids: the accepted drafts and the token after them. A
-    row in `errors` has failed, the others are valid; its ids, if any, are meaningless. `nans` by
-    row: how many of its logits are NaN, of failed rows that have some.
-    """
-
-    step_id: int
-    token_ids: list[int]
-    errors: dict[int, str] = {}
-    counts: list[int] | None = None
-    num_drafts: list[int] | None = None
-    nans: dict[int, int] = {}

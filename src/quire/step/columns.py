@@ -1,0 +1,105 @@
+"""The output of a step on the host: the scheduler's result, and the columns that requests asked
+for, which are sent to front ends as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quire.step.result import StepResult
+
+PAD_ID = -1
+
+
+class LogprobColumns(msgspec.Struct, array_like=True, gc=False):
+    """Log-probabilities (or logits, by the engine's `logprobs_mode`) of M tokens in W columns.
+
+    `index[m]` is the token that entry m describes: its position in the flat `token_ids` of the
+    result or of the outputs that carry these columns. Column 0 is the token itself with its
+    `ranks[m]`; then the likeliest, largest first, or the requested ids in their order. `counts[m]`
+    columns are valid; the others hold the id -1 and the value -inf.
+    """
+
+    index: list[int]
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    values: np.ndarray[Any, np.dtype[np.float32]]
+    ranks: np.ndarray[Any, np.dtype[np.int32]]
+    counts: list[int]
+
+    def without(self, failed: Collection[int]) -> LogprobColumns | None:
+        """Those of all tokens but the failed ones; None if there are none left."""
+        if not any(place in failed for place in self.index):
+            return self
+        return self.at({place: place for place in self.index if place not in failed})
+
+    def at(self, places: Mapping[int, int]) -> LogprobColumns | None:
+        """Those of the tokens in `places`, renumbered as given there; None if there are none."""
+        kept = [m for m, place in enumerate(self.index) if place in places]
+        if not kept:
+            return None
+        return LogprobColumns(
+            index=[places[self.index[m]] for m in kept],
+            token_ids=self.token_ids[kept],
+            values=self.values[kept],
+            ranks=self.ranks[kept],
+            counts=[self.counts[m] for m in kept],
+        )
+
+
+class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
+    """The prompt's log-probabilities of one request: row i describes prompt token i + 1."""
+
+    handle: int
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    values: np.ndarray[Any, np.dtype[np.float32]]
+    ranks: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class RoutedExperts(msgspec.Struct, array_like=True, gc=False):
+    """The experts that tokens of one request were sent to, from position `first` on: values [n, L,
+    k] for n tokens and L layers, 0 in layers without experts.
+    """
+
+    handle: int
+    first: int
+    values: np.ndarray[Any, np.dtype[np.int16]]
+
+
+class PooledOutput(msgspec.Struct, array_like=True, gc=False):
+    """The result of one pooling request: a vector [D], or a vector for each token [n, D]."""
+
+    handle: int
+    values: np.ndarray[Any, np.dtype[np.float32]]
+
+
+class RunnerOutput(msgspec.Struct, gc=False):
+    """The output of a step: `result` for the rows that generate, `pooled` for those whose complete
+    prompt was pooled. Errors of both are in `result`. `logprobs.index` indexes the ids of the
+    result. `routed_experts` has the experts of tokens, where they are reported.
+    """
+
+    result: StepResult
+    pooled: list[PooledOutput] = []
+    logprobs: LogprobColumns | None = None
+    prompt_logprobs: list[PromptLogprobs] = []
+    routed_experts: list[RoutedExperts] = []
+
+
+def join_columns(parts: Sequence[LogprobColumns]) -> LogprobColumns:
+    """Concatenate the entries of all parts (not empty)."""
+    width = max(part.token_ids.shape[1] for part in parts)
+    return LogprobColumns(
+        index=[place for part in parts for place in part.index],
+        token_ids=np.concatenate([_widened(part.token_ids, width, PAD_ID) for part in parts]),
+        values=np.concatenate([_widened(part.values, width, -np.inf) for part in parts]),
+        ranks=np.concatenate([part.ranks for part in parts]),
+        counts=[count for part in parts for count in part.counts],
+    )
+
+
+def _widened(columns: np.ndarray[Any, Any], width: int, padding: float) -> np.ndarray[Any, Any]:
+    return np.pad(columns, ((0, 0), (0, width - columns.shape[1])), constant_values=padding)
