@@ -147,6 +147,8 @@ LIGHT = (
     "quire.outputs",
     "quire.config.args.engine_args",
     "quire.config.resolve.resolve",
+    "quire.step.plan",
+    "quire.step.result",
     "quire.scheduling.scheduler",
 )
 WITHOUT_TORCH = (

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from quire.engine.wire.codec import MessageDecoder, MessageEncoder
 from quire.params import PoolingParams, RepetitionDetectionParams, SamplingParams
 from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_groups import block_group
@@ -453,7 +454,11 @@ class Trace:
         self.slots_in_flight.append({self.scheduler.running[row].adapter_slot for row in rows})
 
     def _execute(self, plan: StepPlan) -> StepResult:
+        if self.seed % 2:  # as to a worker in another process
+            plan = MessageDecoder(StepPlan).decode(MessageEncoder().encode(plan))
         result = self.runner.execute(plan)
+        if self.seed % 2:
+            result = MessageDecoder(StepResult).decode(MessageEncoder().encode(result))
         self.num_accepted += len(result.token_ids) - len(plan.sampled_rows)
         if self.random.random() < self.chaos / 2:
             row = self.random.choice([*plan.decode_rows, *(c.row for c in plan.chunks)])

@@ -21,4 +21,5 @@ class SentMask:
 
 def sent_mask(mask: GrammarMask, stage: Stage) -> SentMask:
     """Copy the mask to the device with `stage`."""
-    return SentMask(stage(np.array(mask.places, dtype=np.int64)), stage(mask.bits))
+    bits = np.require(mask.bits, requirements="W")  # a mask that was received is read-only
+    return SentMask(stage(np.array(mask.places, dtype=np.int64)), stage(bits))
