@@ -127,7 +127,7 @@ def test_scheduling_and_the_runner_know_each_other_by_the_messages_of_a_step():
     assert not any(part(name, 1) == "scheduling" for name in seen["runner"])
     assert not any(part(name, 1) == "runner" for name in seen["scheduling"])
     assert "quire.step.columns" not in seen["scheduling"], "the scheduler needs no numpy"
-    assert {part(name, 1) for name in seen["step"]} <= {"step", "params"}
+    assert {part(name, 1) for name in seen["step"]} <= {"step", "params", "errors"}
 
 
 def test_the_core_sees_nothing_of_the_runner():
