@@ -43,7 +43,7 @@ class InvalidParameter(RequestError):
 
     def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:
         self._rest = f"is not allowed: {allowed}. {hint}".rstrip()
-        super().__init__(self._text(name, _shown(value)), parameter=name, value=value)
+        super().__init__(self._text(name, shown(value)), parameter=name, value=value)
 
     def described(self, show: Callable[[object], str]) -> str:
         if self._rest is None:
@@ -56,7 +56,7 @@ class InvalidParameter(RequestError):
         return f"{name}={shown} {self._rest}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as the text of an error shows it, whatever it is."""
     try:
         return repr(_beginning(value))
@@ -72,6 +72,8 @@ def _beginning(value: object, budget: list[int] | None = None) -> object:
         return value[:_MAX_SHOWN]
     if type(value) is list:
         return [_beginning(item, left) for item in value[: max(0, left[0])]]
+    if type(value) is tuple:
+        return tuple(_beginning(item, left) for item in value[: max(0, left[0])])
     if type(value) is dict:
         items = islice(value.items(), max(0, left[0]))
         return {key: _beginning(item, left) for key, item in items}

@@ -7,7 +7,7 @@ from tests.house.package import MODULES, NAMES
 
 LEVELS = {
     "errors": 0, "release": 0, "params": 0, "prompts": 0, "outputs": 0, "pooling_outputs": 0,
-    "embedded": 0, "unbuilt_names": 0, "lora": 0,
+    "embedded": 0, "encodable": 0, "unbuilt_names": 0, "lora": 0,
     "environment": 0, "hardware": 0,
     "step": 1, "scheduling": 1, "text": 1, "ops": 1, "observability": 1,
     "kernels": 2, "models": 2, "quantization": 2, "distributed": 2,
@@ -127,7 +127,7 @@ def test_scheduling_and_the_runner_know_each_other_by_the_messages_of_a_step():
     assert not any(part(name, 1) == "scheduling" for name in seen["runner"])
     assert not any(part(name, 1) == "runner" for name in seen["scheduling"])
     assert "quire.step.columns" not in seen["scheduling"], "the scheduler needs no numpy"
-    assert {part(name, 1) for name in seen["step"]} <= {"step", "params", "errors"}
+    assert {part(name, 1) for name in seen["step"]} <= {"step", "params", "errors", "encodable"}
 
 
 def test_the_core_sees_nothing_of_the_runner():

@@ -104,6 +104,23 @@ def test_homes_are_expanded_in_one_place():
     assert found == {"environment.py"}
 
 
+OWN_ENCODERS = {
+    "encodable.py": "the place",
+    "engine/wire/codec.py": "its encoder has a hook, and is called through encodable.py",
+    "engine/process/start_message.py": "likewise",
+    "server/admin.py": "likewise",
+    "engine/data_parallel/handshake.py": "a digest, which is not sent",
+    "grammar/source.py": "likewise",
+    "text/json_files.py": "a check",
+}
+
+
+def test_what_leaves_a_process_is_encoded_in_one_place():
+    encoders = r"msgspec\.(json|msgpack)\.(encode\(|Encoder\b)"
+    found = {place.partition(":")[0] for place in found_in(encoders)}
+    assert found == OWN_ENCODERS.keys()
+
+
 def test_no_swallowed_exceptions_and_no_loose_ends():
     assert not found_in(r"except( Exception)?:\s*\n\s*pass\b")
     assert not found_in(r"TODO(?!\(#\d+\))"), "a TODO names its issue"

@@ -121,10 +121,10 @@ def hole_in(message):
     try:
         if isinstance(message, Utility):
             argument_types(getattr(EngineCore, message.method)).check(None, *message.args)
-            MessageEncoder().encode([*message.args])
+            MessageEncoder().encode([*message.args], is_strict=True)
             return None
         kind = EngineCoreRequest if isinstance(message, EngineCoreRequest) else list[int]
-        frames = [bytes(frame) for frame in MessageEncoder().encode(message)]
+        frames = [bytes(frame) for frame in MessageEncoder().encode(message, is_strict=True)]
         arrived = MessageDecoder(kind).decode(frames)
     except (TypeError, ValueError) as error:
         return str(error)

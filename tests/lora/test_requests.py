@@ -67,6 +67,9 @@ def test_an_unknown_user_s_home_stays_as_it_is(monkeypatch):
         (("a", True, "/a"), InvalidType),
         (("a", "1", "/a"), InvalidType),
         (("a", 1, None), InvalidType),
+        (("a", 2**63, "/a"), InvalidParameter),
+        (("a\udc80", 1, "/a"), InvalidParameter),
+        (("a", 1, "/a\udc80"), InvalidParameter),
     ],
 )
 def test_what_is_none_is_refused(given, error):

@@ -7,15 +7,18 @@ import shutil
 import threading
 import time
 
+import msgspec
 import psutil
 import pytest
 from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from quire import embedded
+from quire.encodable import to_msgpack
 from quire.errors import PromptTooLong, RequestError
-from quire.server import long_texts
+from quire.server import long_texts, text_process
 from quire.server.long_texts import LongTexts
+from quire.server.text_process import EncodeTask, TextAnswer
 from quire.text.tokenizer import Tokenizer
 from tests.server.serve_process import serving
 from tests.text.tokenizer_folders import CORPUS, write_folder
@@ -201,6 +204,21 @@ def test_t33_a_text_that_takes_too_much_memory_is_refused_and_the_next_one_is_no
     first, then = asyncio.run(ended(texts, text(2 * MB), text(2**17)))
     assert "Tokenizing this text takes more than 64 MiB" in first
     assert then == tokenizer.encode(text(2**17), add_special_tokens=False)
+
+
+class Broken:
+    """A tokenizer with a fault of its own."""
+
+    def encode(self, *args, **options):
+        raise LookupError("a\udc80")
+
+
+def test_t39_a_fault_of_a_tokenizer_is_the_text_s_error_and_can_be_sent():
+    task = to_msgpack(EncodeTask("a", False, None, 9))
+    for data, why in ((task, "LookupError: a\\udc80"), (b"\xc1", "DecodeError")):
+        answer = text_process.answer_to(Broken(), data)
+        assert answer.error.startswith("The text cannot be worked on: ") and why in answer.error
+        assert msgspec.msgpack.decode(to_msgpack(answer), type=TextAnswer) == answer
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "unigram"])

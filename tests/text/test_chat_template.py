@@ -12,6 +12,7 @@ import jinja2.sandbox
 import pytest
 
 from quire.errors import InvalidParameter, InvalidType, LoadError, RequestError, UnknownParameter
+from quire.text.chat import normalize_messages
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate
 from quire.text.template_builtins import to_json
 from quire.text.tokenizer import Tokenizer
@@ -507,6 +508,47 @@ def test_messages_of_other_kinds(tmp_path: Path) -> None:
     for wrong in ([], "text", {"role": "user"}, ["text"], [{"role": object()}], None):
         with pytest.raises(RequestError):
             template.render(wrong, {})  # type: ignore[arg-type]
+
+
+def test_a_lone_surrogate_is_written_as_its_escape() -> None:
+    assert render("{{ 'a\\ud800b' }}{{ 'é' }}") == "a\\ud800bé"
+    source = "{{ messages[0].tool_calls[0].function.arguments.a }}"
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": "x\\ud83d"}'}}
+    chat = normalize_messages([{"role": "assistant", "tool_calls": [call]}], "string", source)
+    assert ChatTemplate(source).render(chat, {}) == "x\\ud83d"
+
+
+def nested(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+def in_itself() -> Any:
+    found: dict[str, Any] = {}
+    found["a"] = found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("a\ud800", "it must be valid Unicode"),
+        ({"\udc80": 1}, "it must be valid Unicode"),
+        (nested(201), "is nested more than 200 levels deep"),
+        (nested(5000), "is nested more than 200 levels deep"),
+        (in_itself(), "is nested more than 200 levels deep, or holds itself"),
+    ],
+    ids=["a lone surrogate", "key", "levels", "many levels", "in itself"],
+)
+def test_what_no_template_can_be_given_is_refused_by_name(value: Any, why: str) -> None:
+    template = ChatTemplate("{{ messages | length }}{{ x }}")
+    with pytest.raises(RequestError, match=r"messages\[0\].*" + why):
+        template.render([{"role": "user", "content": value}], {})
+    with pytest.raises(RequestError, match="x.*" + why):
+        template.render([{"role": "user", "content": "a"}], {"x": value})
+    assert template.render([{"role": "user", "content": nested(100)}], {"x": 1}) == "11"
 
 
 def test_parameters_of_the_hugging_face_method_that_do_not_exist_here(tmp_path: Path) -> None:

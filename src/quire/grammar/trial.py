@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from quire.config.structured_outputs_config import StructuredOutputsConfig
+from quire.encodable import to_msgpack
 from quire.errors import EngineError, InvalidParameter, LoadError
 from quire.grammar.source import GrammarSource, source_of, with_defaults
 from quire.grammar.vocabulary import VocabularySource
@@ -161,7 +162,7 @@ class _TrialProcess:
 
     def ask(self, message: msgspec.Struct, timeout_s: float) -> TrialAnswer:
         """Send a message and wait for its answer. Raises TimeoutError, EOFError or OSError."""
-        self._pipe.send_bytes(msgspec.msgpack.encode(message))
+        self._pipe.send_bytes(to_msgpack(message))
         if not self._pipe.poll(timeout_s):
             raise TimeoutError
         return msgspec.msgpack.decode(self._pipe.recv_bytes(), type=TrialAnswer)

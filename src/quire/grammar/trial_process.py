@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import numpy as np
 
+from quire.encodable import text_of, to_msgpack
 from quire.errors import EngineError
 from quire.grammar.bits import mask_words
 from quire.grammar.libraries import GrammarLibraries
@@ -75,11 +76,11 @@ def main(fd: int) -> None:
         try:
             trial = GrammarTrial(start)
         except (EngineError, ImportError) as error:
-            pipe.send_bytes(msgspec.msgpack.encode(TrialAnswer(str(error))))
+            pipe.send_bytes(to_msgpack(TrialAnswer(text_of(error))))
             return
-        pipe.send_bytes(msgspec.msgpack.encode(TrialAnswer()))
+        pipe.send_bytes(to_msgpack(TrialAnswer()))
         while True:
             source = msgspec.msgpack.decode(pipe.recv_bytes(), type=GrammarSource)
-            pipe.send_bytes(msgspec.msgpack.encode(trial.run(source)))
+            pipe.send_bytes(to_msgpack(trial.run(source)))
     except EOFError:
         return

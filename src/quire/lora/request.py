@@ -11,6 +11,7 @@ import msgspec
 
 from quire.environment import expanded
 from quire.errors import InvalidParameter, InvalidType
+from quire.params import checks
 
 ADAPTER_FAILED = "the LoRA adapter"
 """The beginning of every error of a request that its adapter caused."""
@@ -37,15 +38,14 @@ class LoRARequest(msgspec.Struct, omit_defaults=True):
     is_3d_lora_weight: bool = False
 
     def __post_init__(self) -> None:
-        _check("lora_name", self.lora_name, str, "a string")
-        _check("lora_int_id", self.lora_int_id, int, "an integer of 1 or more")
+        checks.text("lora_name", self.lora_name)
+        allowed = "it is an int of 1 or more, and of 63 bits at most"
+        self.lora_int_id = checks.integer("lora_int_id", self.lora_int_id, 1, 2**63 - 1, allowed)
         if isinstance(self.lora_path, os.PathLike):
             self.lora_path = os.fspath(self.lora_path)
-        _check("lora_path", self.lora_path, str, "a folder")
+        checks.text("lora_path", self.lora_path)
         if not self.lora_name:
             raise InvalidParameter("lora_name", self.lora_name, "a name has a character")
-        if self.lora_int_id < 1:
-            raise InvalidParameter("lora_int_id", self.lora_int_id, "ids begin with 1")
         if not self.lora_path or "\0" in self.lora_path:
             raise InvalidParameter("lora_path", self.lora_path, "it names the adapter's folder")
 
@@ -85,8 +85,3 @@ def check_lora_request(given: object) -> LoRARequest:
     if not isinstance(given, LoRARequest):
         raise InvalidType("lora_request", given, "it is a LoRARequest")
     return given
-
-
-def _check(name: str, value: object, kind: type, allowed: str) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InvalidType(name, value, f"it is {allowed}")

@@ -10,15 +10,17 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.encodable import NotEncodable, encoded
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.wire.control_calls import PauseMode
 from quire.errors import EngineError, InvalidParameter, ProfilerAlreadyActive
 from quire.server.context import RouteEntry, Server
-from quire.server.http.failures import Refusal
+from quire.server.http.failures import JSON, Refusal
 from quire.server.http.json_body import T, json_response
 
 
@@ -123,10 +125,20 @@ async def collective_rpc(server: Server, request: Request) -> Response:
         )
     except TimeoutError:
         raise Refusal(504, "The workers did not answer in time.") from None
-    except (TypeError, OverflowError):
-        allowed = "they must be values that a worker can be sent"
-        raise InvalidParameter("args", [body.args, body.kwargs], allowed) from None
-    return json_response({"results": results})
+    try:
+        return Response(encoded(_results_encoder.encode, {"results": results}), media_type=JSON)
+    except NotEncodable as error:
+        raise EngineError(f"The results cannot be written as JSON: {error}.") from error
+
+
+def _listed(value: object) -> object:
+    """An array as nested lists."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise NotEncodable(f"it has a {type(value).__name__}")
+
+
+_results_encoder = msgspec.json.Encoder(enc_hook=_listed)
 
 
 async def abort_requests(server: Server, request: Request) -> Response:

@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from quire.encodable import NotEncodable, to_msgpack
 from quire.engine.frontend.pooling_input import Truncation
 from quire.engine.process.child_process import ChildProcess
 from quire.engine.process.start_message import LENGTH
@@ -232,9 +233,9 @@ class _Lane:
         child = self._child or await self._started()
         start = self._start
         try:
-            data = msgspec.msgpack.encode(task)
-        except OverflowError:
-            text = "A long conversation cannot hold integers of more than 64 bits."
+            data = to_msgpack(task)
+        except NotEncodable as error:
+            text = f"A long conversation cannot be rendered: {error}."
             raise RequestError(text, parameter="messages") from None
         try:
             async with asyncio.timeout(start.time_s * _WAITING_FACTOR):

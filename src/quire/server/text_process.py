@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from quire.encodable import json_or_repr, text_of, to_msgpack
 from quire.engine.frontend.pooling_input import PoolingFacts, Truncation
 from quire.engine.frontend.score_prompts import CrossPrompts
 from quire.engine.process.child_main import ChildProgram
@@ -102,6 +103,7 @@ class RenderTask(msgspec.Struct, tag="render"):
 
 
 TextTask = EncodeTask | PairTask | RenderTask
+_decoder = msgspec.msgpack.Decoder(TextTask)
 
 
 class TextAnswer(msgspec.Struct, omit_defaults=True):
@@ -117,9 +119,10 @@ class TextAnswer(msgspec.Struct, omit_defaults=True):
     parameter: str | None = None
 
 
-def answer_to(tokenizer: Tokenizer, task: TextTask) -> TextAnswer:
-    """Do one task."""
+def answer_to(tokenizer: Tokenizer, data: bytes | bytearray) -> TextAnswer:
+    """Do one task, which is sent as MessagePack."""
     try:
+        task = _decoder.decode(data)
         if isinstance(task, RenderTask):
             return TextAnswer(text=render_chat(tokenizer, task.messages, **task.options))
         if isinstance(task, PairTask):
@@ -127,9 +130,12 @@ def answer_to(tokenizer: Tokenizer, task: TextTask) -> TextAnswer:
             return TextAnswer(_packed(ids), second_text_at)
         return _encoded(tokenizer, task)
     except RequestError as error:
-        return TextAnswer(error=error.described(_as_json), parameter=error.parameter)
+        return TextAnswer(error=error.described(json_or_repr), parameter=error.parameter)
     except MemoryError:
         return TextAnswer(error="This text takes too much memory; send a shorter one.")
+    except Exception as error:  # what ends this process would be told as lack of memory
+        text = f"{type(error).__name__}: {text_of(error)}"
+        return TextAnswer(error=f"The text cannot be worked on: {text}")
 
 
 def _encoded(tokenizer: Tokenizer, task: EncodeTask) -> TextAnswer:
@@ -149,13 +155,6 @@ def _packed(ids: list[int]) -> bytes:
     return array.array("I", ids).tobytes()
 
 
-def _as_json(value: object) -> str:
-    try:
-        return msgspec.json.encode(value).decode()
-    except (TypeError, UnicodeEncodeError):
-        return repr(value)
-
-
 def _run(start: TextStart, pipe: socket.socket) -> int:
     """Do tasks until the pipe is closed; the exit code. The kernel ends the process where a task
     takes too much time.
@@ -164,7 +163,6 @@ def _run(start: TextStart, pipe: socket.socket) -> int:
     tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder), mode=start.tokenizer_mode)
     tokenizer.encode("a")
     limit_memory(start.memory_bytes)
-    decoder = msgspec.msgpack.Decoder(TextTask)
     send_frame(pipe, READY)
     while True:
         try:
@@ -172,8 +170,8 @@ def _run(start: TextStart, pipe: socket.socket) -> int:
         except EOFError:
             return 0
         with cpu_time(start.time_s):
-            answer = answer_to(tokenizer, decoder.decode(data))
-        send_frame(pipe, msgspec.msgpack.encode(answer))
+            answer = answer_to(tokenizer, data)
+        send_frame(pipe, to_msgpack(answer))
         is_long = len(data) > _TRIMMED_BYTES
         del data, answer
         if is_long:

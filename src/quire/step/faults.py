@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from quire.encodable import text_of
 from quire.errors import EngineDeadError
 
 _MAX_SHOWN = 200
@@ -43,7 +44,7 @@ def contained(error: BaseException) -> Exception:
         raise error
     if isinstance(error, Exception) and not isinstance(error, EngineDeadError):
         return error
-    return CustomCodeFailure(f"{type(error).__name__}: {error}")
+    return CustomCodeFailure(f"{type(error).__name__}: {text_of(error)}")
 
 
 def processor_text(error: BaseException) -> str:

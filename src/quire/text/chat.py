@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from quire.encodable import with_plain_texts
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.text.chat_template import ChatTemplate, plain_data
 from quire.text.chat_tools import (
@@ -296,7 +297,8 @@ def _parsed_arguments(arguments: Any) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             return {}
-    return arguments if isinstance(arguments, dict) else {}
+    # JSON may escape lone surrogates, as a model wrote it
+    return with_plain_texts(arguments) if isinstance(arguments, dict) else {}
 
 
 def _with_one_system_message(messages: list[Message]) -> list[Message]:

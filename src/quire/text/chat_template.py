@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -20,7 +21,9 @@ from jinja2 import meta
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from quire.encodable import plain_text
 from quire.errors import InvalidParameter, RequestError
+from quire.params import checks
 from quire.text.content_format import detect_content_format
 from quire.text.template_bounds import (
     DROPPED_FILTERS,
@@ -50,6 +53,8 @@ MAX_POWER_BITS = 4096
 _CONTINUE_MARK = "continue-this-text-here-5c0f9 "
 _FILTERS = bounded_filters()
 _MAX_DATE_PART = 256
+_MOST_LEVELS = 200
+"""Of nesting in what a template gets."""
 """What one character of a date's format becomes, at most."""
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
@@ -158,7 +163,7 @@ class ChatTemplate:
                     parameter="messages",
                 )
             pieces.append(piece)
-        return "".join(pieces)
+        return plain_text("".join(pieces))  # a string of its own may be a lone surrogate
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -282,27 +287,36 @@ def _prepared_message(message: Any, name: str) -> dict[str, Any]:
     return plain
 
 
-def plain_data(value: Any, name: str) -> Any:
+def plain_data(value: Any, name: str, levels: int = _MOST_LEVELS) -> Any:
     """A copy of `value` made of None, bool, int, float, str, list, tuple and dict alone.
 
     A template must not reach the methods of richer objects. Dataclasses and pydantic models are
-    read by field. Raises RequestError for anything else.
+    read by field. Raises RequestError for anything else, for texts that are not valid Unicode, and
+    for what is nested in more than `levels` or holds itself.
     """
-    if value is None or type(value) in (str, int, float, bool):
+    if isinstance(value, str):
+        return checks.text(name, str(value))
+    if value is None or type(value) in (int, float, bool):
         return value
-    for kind in (str, int, float):
+    for kind in (int, float):
         if isinstance(value, kind):
             return kind(value)
+    if not levels:
+        raise RequestError(
+            f"{name} is nested more than {_MOST_LEVELS} levels deep, or holds itself.",
+            parameter="messages",
+        )
+    inner = partial(plain_data, name=name, levels=levels - 1)
     if isinstance(value, Mapping):
-        return {plain_data(key, name): plain_data(item, name) for key, item in value.items()}
+        return {inner(key): inner(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        copied = [plain_data(item, name) for item in value]
+        copied = [inner(item) for item in value]
         return copied if isinstance(value, list) else tuple(copied)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
-        return {field.name: plain_data(getattr(value, field.name), name) for field in fields}
+        return {field.name: inner(getattr(value, field.name)) for field in fields}
     if callable(dump := getattr(value, "model_dump", None)):
-        return plain_data(dump(), name)
+        return inner(dump())
     raise RequestError(
         f"{name} holds a {type(value).__name__}; chat templates are given JSON-like values only.",
         parameter="messages",

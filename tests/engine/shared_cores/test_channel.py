@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from quire.encodable import NotEncodable
 from quire.engine.client.client import CoreStatus
 from quire.engine.frontend.admission import Admission, QueueLimits
 from quire.engine.shared_cores.broker import CoreBroker
@@ -24,6 +25,7 @@ from quire.engine.shared_cores.broker_messages import (
 from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
 from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats, merge_stats
+from quire.engine.wire import channel
 from quire.engine.wire.channel import Channel
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
@@ -98,6 +100,44 @@ def test_any_cut_of_the_bytes_gives_the_same_messages():
 def head(kind, num_frames):
     """The head of a message without a subject."""
     return kind + b"\xff" * 8 + num_frames.to_bytes(4, "little")
+
+
+def test_a_message_with_any_number_of_arrays_arrives():
+    async def run():
+        arrays = [np.full(300, number % 256, np.uint8) for number in range(2000)]
+        ours, theirs = socket.socketpair()
+        got, is_lost = [], asyncio.Event()
+        near = await Channel({}, lambda: None).open(ours)
+        far = await Channel({KIND: (list, got.append)}, is_lost.set).open(theirs)
+        near.send(KIND, arrays)
+        near.close()
+        await asyncio.wait_for(is_lost.wait(), 20)
+        await far.wait_closed()
+        [arrived] = got
+        assert len(arrived) == 2000 and all(map(np.array_equal, arrived, arrays))
+
+    asyncio.run(run())
+
+
+def test_what_the_other_end_would_not_take_is_refused_and_the_channel_stays(monkeypatch):
+    monkeypatch.setattr(channel, "MOST_BYTES", 5000)
+
+    async def run():
+        ours, theirs = socket.socketpair()
+        got = []
+        near = await Channel({}, lambda: None).open(ours)
+        far = await Channel({KIND: (list, got.append)}, lambda: None).open(theirs)
+        for value, is_strict in (([b"x" * 5000], False), ([2**70], False), (["\ud800"], True)):
+            with pytest.raises(NotEncodable):
+                near.send(KIND, value, is_strict=is_strict)
+        near.send(KIND, ["\ud800"])
+        while not got:
+            await asyncio.sleep(0)
+        assert got == [["\\ud800"]] and near.is_open
+        near.abort()
+        await far.wait_closed()
+
+    asyncio.run(run())
 
 
 class Canary:
@@ -249,6 +289,40 @@ def test_what_cannot_be_sent_to_the_broker_is_refused_by_name():
         await client.wait_closed()
 
     asyncio.run(run())
+
+
+def test_every_call_of_a_server_is_answered_whatever_it_gives():
+    class Caller(Client):
+        async def call(self, utility):
+            result = utility.args[0]
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+    results = [2**70, object(), LookupError("\ud800"), {"a": 1}]
+
+    async def run():
+        broker, answers = CoreBroker(Caller(), stats=None), []
+        ours, theirs = socket.socketpair()
+        server = await broker.join(broker.new_index(), theirs, lambda: None)
+        kinds = {
+            OUTPUTS: (EngineCoreOutputs, lambda outputs: answers.append(outputs.utility_output)),
+            STATUS: (CoreStates, lambda states: None),
+        }
+        far = await Channel(kinds, lambda: None).open(ours)
+        for number, result in enumerate(results):
+            await broker.answer(server, UtilityRequest(number, "is_sleeping", [result]))
+        while len(answers) < len(results):
+            await asyncio.sleep(0)
+        far.abort()
+        await server.channel.wait_closed()
+        return [(answer.call_id, answer.failure_message, answer.result) for answer in answers]
+
+    found = asyncio.run(run())
+    assert [call_id for call_id, _, _ in found] == [0, 1, 2, 3]
+    assert found[0][1].endswith("it has an int of more than 64 bits.")
+    assert "it has a builtins.object: give" in found[1][1]
+    assert found[2][1] == "\\ud800" and found[3][1:] == (None, {"a": 1})
 
 
 def test_columns_of_several_front_ends_are_parted():

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.encodable import NotEncodable
+from quire.engine.wire import messages
 from quire.engine.wire.codec import (
     INLINE_BYTES,
+    MOST_FRAMES,
     NO_SUBJECT,
     BadMessage,
     MessageDecoder,
     MessageEncoder,
-    UnencodableValue,
     core_header,
     read_core_header,
 )
@@ -150,7 +152,7 @@ def test_what_cannot_travel_is_refused_by_name():
         np.array(["a"]),
         test_what_cannot_travel_is_refused_by_name,
     ):
-        with pytest.raises(TypeError, match="cannot be sent to another process"):
+        with pytest.raises(NotEncodable, match="it has (a|an array of|the function) "):
             MessageEncoder().encode(UtilityOutput(1, None, value))  # fmt: skip
 
 
@@ -161,15 +163,17 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (2**70, "an int of more than 64 bits"), (-(2**64), "an int of more than 64 bits"),
-        ("\ud800", "a text with a lone surrogate"), ({"\udfff": 1}, "a text with a lone surrogate"),
-        (CYCLE, "a value that contains itself"), ({"a": [CYCLE]}, "a value that contains itself"),
+        (2**70, "has an int of more than 64 bits"), (-(2**64), "has an int of more than 64 bits"),
+        ("\ud800", "has a text with a lone surrogate"),
+        ({"\udfff": 1}, "has a text with a lone surrogate"),
+        (CYCLE, "is nested too deeply, or holds itself"),
+        ({"a": [CYCLE]}, "is nested too deeply, or holds itself"),
     ],
     ids=["int", "negative", "text", "key", "cycle", "deep cycle"],
 )  # fmt: skip
 def test_values_that_have_no_form_are_refused_as_others_are(value, text):
-    with pytest.raises(UnencodableValue, match=f"^{text}.* cannot be sent to another process"):
-        MessageEncoder().encode(UtilityOutput(1, None, [value]))
+    with pytest.raises(NotEncodable, match=f"^it {text}$"):
+        MessageEncoder().encode(UtilityOutput(1, None, [value]), is_strict=True)
 
 
 def test_a_header_names_what_its_message_is_about():
@@ -189,6 +193,59 @@ def test_whatever_the_checks_of_a_message_raise_it_is_no_message(monkeypatch):
     monkeypatch.setattr(SamplingParams, "validate", check)
     with pytest.raises(BadMessage, match="AttributeError"):
         MessageDecoder(EngineCoreRequest).decode(frames)
+
+
+def test_a_text_with_a_lone_surrogate_leaves_as_its_escape_or_is_refused():
+    outputs = EngineCoreOutputs(
+        finished=[Finished(7, FinishReason.ERROR, None, "tensor \udc80")],
+        logprobs=columns(200, 3),
+        utility_output=UtilityOutput(3, "\ud800"),
+    )
+    arrived = over_the_wire(outputs)
+    assert arrived.finished[0].message == "tensor \\udc80"
+    assert arrived.utility_output.failure_message == "\\ud800"
+    assert same(arrived.logprobs, outputs.logprobs)
+    request = EngineCoreRequest(3, [1], SamplingParams(extra_args={"a": "\ud800"}), 0, 1.0)
+    with pytest.raises(NotEncodable, match="lone surrogate"):
+        MessageEncoder().encode(request, is_strict=True)
+
+
+def test_a_message_has_a_bounded_number_of_frames():
+    arrays = [np.full(INLINE_BYTES, number % 256, np.uint8) for number in range(3000)]
+    frames = MessageEncoder().encode(UtilityOutput(1, None, arrays))
+    assert len(frames) == MOST_FRAMES
+    assert same(over_the_wire(UtilityOutput(1, None, arrays)).result, arrays)
+
+
+def deep(levels):
+    found = 1
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "result",
+    [2**70, deep(900), {"a": object()}, np.array([object()]), {1: {2**64}}],
+    ids=["large int", "deep", "object", "array of objects", "in a set"],
+)
+def test_an_answer_is_made_of_any_result(result):
+    arrived = over_the_wire(UtilityOutput.of_result(9, result))
+    assert arrived.call_id == 9 and arrived.result is None and arrived.failure_type == "EngineError"
+    assert arrived.failure_message.startswith("The result cannot be sent to another process: ")
+
+
+def test_the_answer_with_a_plain_result_is_the_result():
+    result = {"a": [1, None, "é"], "b": np.arange(500)}
+    assert same(UtilityOutput.of_result(9, result), UtilityOutput(9, None, result))
+
+
+def test_a_result_that_is_too_large_is_refused(monkeypatch):
+    monkeypatch.setattr(messages, "MOST_RESULT_BYTES", 1000)
+    assert UtilityOutput.of_result(9, b"x" * 900).failure_message is None
+    for result in (b"x" * 1000, [np.zeros(100)] * 2):
+        text = "The result cannot be sent to another process: it has more than 1000 bytes."
+        assert UtilityOutput.of_result(9, result).failure_message == text
 
 
 def array_frame(dtype, shape, place):

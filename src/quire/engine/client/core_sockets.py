@@ -183,8 +183,8 @@ class CoreSockets:
     # sending
 
     def encode(self, message: object) -> list[Frame]:
-        """The payload of a message. Raises UnencodableValue, a TypeError."""
-        return self._encoder.encode(message)
+        """The payload of a message. Raises NotEncodable for one that cannot be sent."""
+        return self._encoder.encode(message, is_strict=True)
 
     def send(
         self,
@@ -206,12 +206,13 @@ class CoreSockets:
             self.take_ready()  # sending can consume the signal that a READY has come
 
     def begin_call(self, utility: Utility[Any], engine_indices: Iterable[int]) -> Future[Any]:
-        """Call these cores; the future gets their combined answer. Raises UnencodableValue."""
+        """Call these cores; the future gets their combined answer. Raises NotEncodable for an
+        argument that cannot be sent.
+        """
         targets = list(engine_indices)
         call_id, future = self._calls.begin(utility, targets)
         try:
-            request = UtilityRequest(call_id, utility.method, list(utility.args))
-            payload = self.encode(request)
+            payload = self.encode(UtilityRequest.of(call_id, utility))
             for engine_index in targets:
                 self.send(engine_index, EngineCoreRequestType.UTILITY, payload, call_id)
         except BaseException:

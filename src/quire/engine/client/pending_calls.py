@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire import errors
+from quire.encodable import NotEncodable
 from quire.engine.control_verbs import combined
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreRequest, UtilityOutput
@@ -90,14 +91,13 @@ def not_answered(utility: Utility[Any]) -> TimeoutError:
     return TimeoutError(f"{utility.method} was not answered within {utility.timeout_s:g} s.")
 
 
-def not_encodable(utility: Utility[Any], error: TypeError) -> InvalidParameter:
+def not_encodable(utility: Utility[Any], error: NotEncodable) -> InvalidParameter:
     """The error of a call with an argument that cannot be sent to another process."""
-    hint = "Functions reach only a core in the caller's own process."
-    return InvalidParameter(utility.method, utility.args, str(error), hint)
+    return InvalidParameter(utility.method, utility.args, _cannot_be_sent(error))
 
 
 def request_not_encodable(
-    encode: Callable[[object], object], request: EngineCoreRequest, error: TypeError
+    encode: Callable[[object], object], request: EngineCoreRequest, error: NotEncodable
 ) -> InvalidParameter:
     """The error of a request with a value that cannot be sent to another process, by the name of
     its field.
@@ -106,10 +106,14 @@ def request_not_encodable(
         if value is not request.params:
             try:
                 encode(value)
-            except TypeError as why:
+            except NotEncodable as why:
                 shown = "lora_request" if name == "adapter" else name
-                return InvalidParameter(shown, value, str(why))
-    return InvalidParameter("prompt", request.request_id, str(error))
+                return InvalidParameter(shown, value, _cannot_be_sent(why))
+    return InvalidParameter("prompt", request.request_id, _cannot_be_sent(error))
+
+
+def _cannot_be_sent(error: NotEncodable) -> str:
+    return f"it cannot be sent to another process: {error}"
 
 
 def _items(struct: msgspec.Struct) -> list[tuple[str, Any]]:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quire.encodable import NotEncodable
 from quire.engine.client.client import CoreStatus
 from quire.engine.client.core_health import CHECK_S, LONGEST_TURN_S, SILENT_S, hang_of, status_of
 from quire.engine.client.core_sockets import CoreConnection, CoreSockets
@@ -31,7 +32,7 @@ from quire.engine.process.child_process import GRACE_S, ChildProcess
 from quire.engine.process.core_pool import CorePool
 from quire.engine.process.socket_folder import remove_socket_folder
 from quire.engine.process.step_board import board_path, read_step_board
-from quire.engine.wire.codec import Frame, UnencodableValue
+from quire.engine.wire.codec import Frame
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
@@ -122,7 +123,7 @@ class RemoteCores:
         """A request as it is sent. Raises InvalidParameter for a value that cannot be."""
         try:
             return self.sockets.encode(request)
-        except UnencodableValue as error:
+        except NotEncodable as error:
             raise request_not_encodable(self.sockets.encode, request, error) from error
 
     def send_request(self, request: EngineCoreRequest, payload: list[Frame]) -> None:
@@ -228,7 +229,7 @@ class RemoteCores:
         """
         try:
             return self.sockets.begin_call(utility, self._serving())
-        except UnencodableValue as error:
+        except NotEncodable as error:
             raise not_encodable(utility, error) from error
 
     @property

@@ -13,6 +13,7 @@ import time
 import msgspec
 import zmq
 
+from quire.encodable import to_msgpack
 from quire.engine.process.child_main import ChildProgram
 from quire.engine.process.liveness import ORPHANED
 from quire.engine.process.start_message import ChildStart
@@ -140,7 +141,7 @@ class DPCoordinatorProc:
         self._has_news = True
 
     def _start_wave(self) -> None:
-        payload = msgspec.msgpack.encode(StartWave(self._waves.wave))
+        payload = to_msgpack(StartWave(self._waves.wave))
         for identity in self._waves.due():
             kind = EngineCoreRequestType.START_DP_WAVE.value
             self._to_cores.send_multipart([identity, kind, payload])
@@ -150,7 +151,7 @@ class DPCoordinatorProc:
         if now - self._published_at < (PUBLISH_S if self._has_news else REPEAT_S):
             return
         counts = Counts(self._stats, self._waves.wave, self._waves.is_running)
-        self._to_front_ends.send(msgspec.msgpack.encode(counts))
+        self._to_front_ends.send(to_msgpack(counts))
         self._published_at, self._has_news = now, False
 
     def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:

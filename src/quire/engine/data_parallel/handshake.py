@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from quire.config.plan import EnginePlan
+from quire.encodable import to_msgpack
 from quire.engine.data_parallel.cluster_keys import ClusterKeys, close_to_strangers, introduce
 from quire.engine.wire.codec import has_input
 from quire.engine.wire.messages import PROTOCOL_VERSION, EngineZmqAddresses, Hello, Welcome
@@ -83,7 +84,7 @@ class HandshakeServer:
             welcome = self._answer(hello, join)
             if welcome.refusal is not None:
                 logger.error("Rejected cores %s: %s", hello.engine_indices, welcome.refusal)
-            self.socket.send_multipart([identity, msgspec.msgpack.encode(welcome)])
+            self.socket.send_multipart([identity, to_msgpack(welcome)])
 
     def close(self) -> None:
         """Close the socket; launchers that have joined notice that."""
@@ -146,7 +147,7 @@ def _welcome(
     hello = Hello(PROTOCOL_VERSION, ranks, False, True, plan_digest(plan))
     end = time.monotonic() + min(timeout_s, MISSED_AFTER_S)
     while True:
-        socket.send(msgspec.msgpack.encode(hello))
+        socket.send(to_msgpack(hello))
         if not socket.poll(int(timeout_s * 1000)):
             raise TimeoutError(
                 f"No front end answered at {endpoint} within {timeout_s:g} s. Is it there, and "

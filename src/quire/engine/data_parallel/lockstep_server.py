@@ -16,6 +16,7 @@ import time
 import msgspec
 import zmq
 
+from quire.encodable import to_msgpack
 from quire.engine.core.core import EngineCore
 from quire.engine.process.core_server import EngineCoreProc
 from quire.engine.process.liveness import PEERS_LOST
@@ -159,4 +160,4 @@ class DPEngineCoreProc(EngineCoreProc):
         message = self._message
         outputs.engine_index, outputs.incarnation = message.engine_index, message.incarnation
         with contextlib.suppress(zmq.Again):  # what matters is repeated
-            self._to_coordinator.send(msgspec.msgpack.encode(outputs), zmq.NOBLOCK)
+            self._to_coordinator.send(to_msgpack(outputs), zmq.NOBLOCK)

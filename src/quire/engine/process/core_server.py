@@ -11,14 +11,13 @@ import logging
 import os
 import socket
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import msgspec
 import zmq
 
+from quire.encodable import NotEncodable, text_of, to_msgpack
 from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
 from quire.engine.counterparts import HasCounterparts
@@ -29,6 +28,7 @@ from quire.engine.unbuilt import UnbuiltProcMethods
 from quire.engine.wire.codec import (
     BadMessage,
     CoreHeader,
+    Frame,
     FrameOrder,
     MessageDecoder,
     MessageEncoder,
@@ -46,6 +46,7 @@ from quire.engine.wire.messages import (
     Heartbeat,
     UtilityOutput,
     UtilityRequest,
+    handles_in,
 )
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.observability.watchdog import Watchdog
@@ -137,7 +138,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             self.core.take_in(request)
         except Exception as error:
             logger.error("Failed to add a request.", exc_info=error)
-            text = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {text_of(error)}"
             self._end(request.handle, FinishReason.ERROR, text)
         self._report_queue()
 
@@ -246,18 +247,31 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
     # what goes out
 
     def _send(self, outputs: EngineCoreOutputs) -> None:
-        """Send a numbered message. Raises TypeError for one that cannot be encoded."""
-        message = self._message
-        outputs.engine_index, outputs.incarnation = message.engine_index, message.incarnation
-        outputs.protocol_version = PROTOCOL_VERSION
-        outputs.timestamp = outputs.timestamp or time.monotonic()
-        outputs.sequence = self._num_sent + 1
-        frames = self._encoder.encode(outputs)
+        """Send a numbered message. One that cannot be encoded ends its requests, and nothing else:
+        what goes wrong here would go wrong again after every restart of the core.
+        """
+        try:
+            frames = self._encoded(outputs)
+        except NotEncodable as error:
+            logger.error("Failed to send outputs.", exc_info=error)
+            handles = handles_in(outputs)
+            self.core.abort_requests(handles)
+            text = f"the output cannot be sent to another process: {error}"
+            ends = [Finished(handle, FinishReason.ERROR, None, text) for handle in handles]
+            frames = self._encoded(EngineCoreOutputs(finished=ends))
         self._num_sent += 1
         if len(frames) == 1:
             self._output.send(frames[0])
         else:
             self._output.send_multipart(frames, copy=False)
+
+    def _encoded(self, outputs: EngineCoreOutputs) -> list[Frame]:
+        message = self._message
+        outputs.engine_index, outputs.incarnation = message.engine_index, message.incarnation
+        outputs.protocol_version = PROTOCOL_VERSION
+        outputs.timestamp = outputs.timestamp or time.monotonic()
+        outputs.sequence = self._num_sent + 1
+        return self._encoder.encode(outputs)
 
     def _end(self, handle: int, reason: FinishReason, text: str | None = None) -> None:
         self._send(EngineCoreOutputs(finished=[Finished(handle, reason, None, text)]))
@@ -286,10 +300,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             self._answer_failure(request, error)
 
     def _answer(self, request: UtilityRequest, result: object) -> None:
-        try:
-            self._send_answer(UtilityOutput(request.call_id, None, result))
-        except TypeError as error:  # a result that cannot be encoded
-            self._answer_failure(request, error)
+        self._send_answer(UtilityOutput.of_result(request.call_id, result))
 
     def _answer_failure(self, request: UtilityRequest, error: BaseException) -> None:
         self._send_answer(UtilityOutput.of_failure(request.call_id, error))
@@ -313,11 +324,11 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             version=__version__,
             is_headless=message.is_headless,
         )
-        self._input.send(msgspec.msgpack.encode(ready))
+        self._input.send(to_msgpack(ready))
 
     def _say_dead(self, error: Exception) -> None:
-        text = "".join(traceback.format_exception_only(error)).strip().encode()
-        self._output.send_multipart([ENGINE_CORE_DEAD, self._identity, text])
+        text = f"{type(error).__name__}: {text_of(error)}"
+        self._output.send_multipart([ENGINE_CORE_DEAD, self._identity, text.encode()])
 
     def _beat(self) -> None:
         """Runs in the thread of `Vitals`, on a socket of its own."""
@@ -333,7 +344,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             ),
             protocol_version=PROTOCOL_VERSION,
         )
-        self._heartbeat_output.send(msgspec.msgpack.encode(outputs))
+        self._heartbeat_output.send(to_msgpack(outputs))
 
     # sockets and signals
 

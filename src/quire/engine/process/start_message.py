@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire.config.plan import EnginePlan
+from quire.encodable import NotEncodable, encoded, text_of, to_msgpack
 from quire.engine.wire.messages import PROTOCOL_VERSION, EngineZmqAddresses
-from quire.errors import EngineError, InvalidParameter
+from quire.errors import EngineError, InvalidParameter, LoadError
 
 LENGTH = struct.Struct("<Q")
 """In front of every frame."""
@@ -52,8 +53,14 @@ M = TypeVar("M", bound=ChildStart)
 
 
 def send_start(pipe: socket.socket, message: ChildStart) -> None:
-    """Write the message. Raises OSError when the process has exited."""
-    send_frame(pipe, msgspec.msgpack.encode(message, enc_hook=_named))
+    """Write the message. Raises OSError when the process has exited, LoadError for settings that
+    cannot be sent.
+    """
+    try:
+        data = encoded(_start_encoder.encode, message, is_strict=True)
+    except NotEncodable as error:
+        raise LoadError(f"The settings cannot be sent to another process: {error}.") from error
+    send_frame(pipe, data)
 
 
 def receive_start(pipe: socket.socket, kind: type[M]) -> M:
@@ -69,7 +76,7 @@ def receive_start(pipe: socket.socket, kind: type[M]) -> M:
 def send_last_words(pipe: socket.socket, error: Exception) -> None:
     """Send the front end the error that keeps this process from serving."""
     with contextlib.suppress(OSError):
-        pipe.sendall(msgspec.msgpack.encode((type(error).__name__, str(error))))
+        pipe.sendall(to_msgpack((type(error).__name__, text_of(error))))
 
 
 def last_words(pipe: socket.socket) -> tuple[str, str] | None:
@@ -113,3 +120,6 @@ def _named(value: object) -> Any:
     allowed = "another process must be able to import it by name"
     hint = "Put the class into a module of its own, or keep the core in this process."
     raise InvalidParameter("engine argument", value, allowed, hint)
+
+
+_start_encoder = msgspec.msgpack.Encoder(enc_hook=_named)

@@ -243,7 +243,7 @@ class CoreBroker:
     async def answer(self, server: ApiServerConnection, call: UtilityRequest) -> None:
         """Answer a call of a server."""
         try:
-            output = UtilityOutput(call.call_id, None, await self._perform(server, call))
+            output = UtilityOutput.of_result(call.call_id, await self._perform(server, call))
         except Exception as error:
             output = UtilityOutput.of_failure(call.call_id, error)
         server.channel.send(wire.OUTPUTS, EngineCoreOutputs(utility_output=output))

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from quire.encodable import NotEncodable
 from quire.engine.client.client import CoreStatus
 from quire.engine.client.pending_calls import (
     PendingCalls,
@@ -25,7 +26,6 @@ from quire.engine.client.pending_calls import (
 from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_messages import CoreStates, MetricsNow, ServerReport
 from quire.engine.wire.channel import Channel
-from quire.engine.wire.codec import UnencodableValue
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
@@ -105,8 +105,8 @@ class CoreBrokerClient:
             known = ", ".join(map(str, self.engine_indices))
             raise InvalidParameter("data_parallel_rank", pinned, f"the cores are {known}")
         try:
-            self._channel.send(wire.ADD, request, request.handle)
-        except UnencodableValue as error:
+            self._channel.send(wire.ADD, request, request.handle, is_strict=True)
+        except NotEncodable as error:
             raise request_not_encodable(self._channel.encode, request, error) from error
 
     def abort_requests(self, handles: Sequence[int | str]) -> None:
@@ -147,10 +147,10 @@ class CoreBrokerClient:
     async def call(self, utility: Utility[T]) -> T:
         self._require_open()
         call_id, future = self._calls.begin(utility, [0])
-        call = UtilityRequest(call_id, utility.method, list(utility.args), utility.timeout_s)
         try:
-            self._channel.send(wire.UTILITY, call, call_id)
-        except UnencodableValue as error:
+            call = UtilityRequest.of(call_id, utility)
+            self._channel.send(wire.UTILITY, call, call_id, is_strict=True)
+        except NotEncodable as error:
             future.cancel()
             raise not_encodable(utility, error) from error
         return await answer_to(utility, future)
@@ -207,7 +207,8 @@ class CoreBrokerClient:
 
     async def _answer(self, call: UtilityRequest) -> None:
         try:
-            answer = UtilityOutput(call.call_id, None, await self.answerers[call.method](call.args))
+            result = await self.answerers[call.method](call.args)
+            answer = UtilityOutput.of_result(call.call_id, result)
         except Exception as error:
             logger.error("%s failed.", call.method, exc_info=error)
             answer = UtilityOutput.of_failure(call.call_id, error)

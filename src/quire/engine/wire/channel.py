@@ -14,12 +14,15 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
+from quire.encodable import NotEncodable
 from quire.engine.wire.codec import (
+    MOST_FRAMES,
     NO_SUBJECT,
     BadMessage,
     Frame,
     MessageDecoder,
     MessageEncoder,
+    num_bytes,
 )
 
 logger = logging.getLogger(__name__)
@@ -28,8 +31,8 @@ _HEAD = struct.Struct("<cqI")
 """A message begins with its kind, its subject (as in `CoreHeader`) and the number of its frames,
 then come their lengths.
 """
-_MOST_FRAMES = 1024
-_MOST_BYTES = 2**31
+MOST_BYTES = 2**31
+"""Of a message."""
 
 Serve = Callable[[Any], None]
 Refuse = Callable[[int, BadMessage], None]
@@ -77,12 +80,18 @@ class Channel(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def encode(self, message: object) -> list[Frame]:
-        """The payload of a message. Raises UnencodableValue, a TypeError."""
-        return self._encoder.encode(message)
+        """What a program asks for, as frames. Raises NotEncodable."""
+        return self._encoder.encode(message, is_strict=True)
 
-    def send(self, kind: bytes, message: object, subject: int = NO_SUBJECT) -> None:
-        """Send a message; a closed channel drops it. Raises UnencodableValue, a TypeError."""
-        frames = self._encoder.encode(message)
+    def send(
+        self, kind: bytes, message: object, subject: int = NO_SUBJECT, *, is_strict: bool = False
+    ) -> None:
+        """Send a message; a closed channel drops it. `is_strict`: see `MessageEncoder.encode`.
+        Raises NotEncodable for a message that the other end could not take.
+        """
+        frames = self._encoder.encode(message, is_strict=is_strict)
+        if sum(map(num_bytes, frames)) > MOST_BYTES:
+            raise NotEncodable(f"it has more than {MOST_BYTES} bytes")
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join([_head(kind, subject, frames), *map(_bytes, frames)]))
 
@@ -142,14 +151,14 @@ class Channel(asyncio.Protocol):
         if len(buffer) < _HEAD.size:
             return None
         kind, subject, count = _HEAD.unpack_from(buffer)
-        if not 1 <= count <= _MOST_FRAMES:
+        if not 1 <= count <= MOST_FRAMES:
             raise BadMessage("invalid number of frames")
         start = _HEAD.size + 4 * count
         if len(buffer) < start:
             return None
         lengths = struct.unpack_from(f"<{count}I", buffer, _HEAD.size)
         end = start + sum(lengths)
-        if end > _MOST_BYTES:
+        if end > MOST_BYTES:
             raise BadMessage("message too large")
         if len(buffer) < end:
             return None
@@ -162,7 +171,7 @@ class Channel(asyncio.Protocol):
 
 
 def _head(kind: bytes, subject: int, frames: list[Frame]) -> bytes:
-    lengths = [memoryview(_bytes(frame)).nbytes for frame in frames]
+    lengths = list(map(num_bytes, frames))
     return _HEAD.pack(kind, subject, len(frames)) + struct.pack(f"<{len(lengths)}I", *lengths)
 
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from quire.encodable import NotEncodable, encoded
 from quire.engine.wire.functions import FUNCTION, pack_function, unpack_function
 
 Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 INLINE_BYTES = 256
 """Smaller arrays are part of the first frame: a frame of its own costs more than the copy."""
+MOST_FRAMES = 1024
+"""Of a message; further arrays are part of the first frame."""
 
 _ARRAY = 3
 """The MessagePack extension code of an array."""
@@ -44,10 +47,6 @@ NO_SUBJECT = -1
 
 class BadMessage(ValueError):
     """Frames that are not a message of the expected type."""
-
-
-class UnencodableValue(TypeError):
-    """A message has a value that no other process can be sent."""
 
 
 class _ArrayHeader(msgspec.Struct, array_like=True, gc=False):
@@ -123,16 +122,16 @@ class MessageEncoder:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._hook)
         self._aside: list[Frame] = []
 
-    def encode(self, message: Any) -> list[Frame]:
-        """The frames of a message. Raises UnencodableValue, a TypeError."""
-        self._aside = []
-        try:
-            first = self._encoder.encode(message)
-        except UnencodableValue:
-            raise
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise UnencodableValue(f"{_why(error)} cannot be sent to another process") from error
+    def encode(self, message: Any, *, is_strict: bool = False) -> list[Frame]:
+        """The frames of a message, with plain texts (encodable.py). `is_strict`: other texts
+        are refused. Raises NotEncodable for a message that cannot be encoded.
+        """
+        first = encoded(self._first_frame, message, is_strict=is_strict)
         return [first, *self._aside] if self._aside else [first]
+
+    def _first_frame(self, message: Any) -> bytes:
+        self._aside = []
+        return self._encoder.encode(message)
 
     def _hook(self, value: object) -> object:
         if isinstance(value, np.ndarray):
@@ -140,21 +139,16 @@ class MessageEncoder:
         if isinstance(value, np.generic):
             return value.item()
         if callable(value) and not isinstance(value, type):
-            try:
-                return msgspec.msgpack.Ext(FUNCTION, pack_function(value))
-            except TypeError as error:
-                raise UnencodableValue(str(error)) from None
-        raise UnencodableValue(
-            f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to another "
-            "process: give plain values and numpy arrays"
-        )
+            return msgspec.msgpack.Ext(FUNCTION, pack_function(value))
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise NotEncodable(f"it has a {kind}: give plain values and numpy arrays")
 
     def _header(self, array: np.ndarray[Any, Any]) -> bytes:
         if array.dtype.str not in _DTYPES:
-            raise UnencodableValue(f"an array of {array.dtype} cannot be sent to another process")
+            raise NotEncodable(f"it has an array of {array.dtype}")
         data = np.ascontiguousarray(array)
         place: int | bytes
-        if data.nbytes < INLINE_BYTES:
+        if data.nbytes < INLINE_BYTES or len(self._aside) >= MOST_FRAMES - 1:
             place = data.tobytes()
         else:
             self._aside.append(data.reshape(-1).view(np.uint8).data)
@@ -216,15 +210,9 @@ class MessageDecoder(Generic[T]):
         return _buffer(self._frames[place])
 
 
-def _why(error: Exception) -> str:
-    """What of a message the encoder has refused."""
-    if isinstance(error, RecursionError):
-        return "a value that contains itself, or is nested too deeply,"
-    if isinstance(error, UnicodeError):
-        return "a text with a lone surrogate"
-    if isinstance(error, OverflowError):
-        return "an int of more than 64 bits"
-    return str(error)
+def num_bytes(frame: Frame) -> int:
+    """The size of a frame."""
+    return memoryview(_buffer(frame)).nbytes
 
 
 def has_input(source: zmq.Socket[bytes]) -> bool:

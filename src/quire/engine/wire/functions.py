@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from quire.encodable import NotEncodable, text_of
 from quire.environment import may_send_functions
 
 _PICKLER = "cloudpickle"
@@ -19,15 +20,21 @@ FUNCTION = 4
 
 
 def pack_function(function: Callable[..., Any]) -> bytes:
-    """A function as bytes. Raises TypeError where functions may not travel."""
+    """A function as bytes. Raises NotEncodable where functions may not travel, and for one that
+    cannot be pickled.
+    """
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if not may_send_functions():
-        raise TypeError(
-            f"the function {name} cannot be sent to another process: name a method of the worker, "
-            "or of a worker_extension_cls, or set QUIRE_ALLOW_INSECURE_SERIALIZATION=1 here and "
-            "where the cores are started"
+        raise NotEncodable(
+            f"it has the function {name}: name a method of the worker, or of a "
+            "worker_extension_cls, or set QUIRE_ALLOW_INSECURE_SERIALIZATION=1 here and where the "
+            "cores are started"
         )
-    dumped: bytes = _pickler().dumps(function)
+    dumps = _pickler().dumps
+    try:
+        dumped: bytes = dumps(function)
+    except Exception as error:  # of what the function holds
+        raise NotEncodable(f"it has the function {name}: {text_of(error)}") from error
     return dumped
 
 
@@ -48,7 +55,8 @@ def _pickler() -> Any:
     try:
         return importlib.import_module(_PICKLER)
     except ModuleNotFoundError:
-        raise TypeError("functions need the package cloudpickle: pip install cloudpickle") from None
+        text = "it has a function, which needs the package cloudpickle: pip install cloudpickle"
+        raise NotEncodable(text) from None
 
 
 def _failing(text: str) -> Callable[..., NoReturn]:

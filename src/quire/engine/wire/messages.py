@@ -12,15 +12,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, ClassVar, NoReturn, Self
 
 import msgspec
 
+from quire.encodable import NotEncodable, check_levels, text_of
+from quire.engine.wire.codec import MessageEncoder, num_bytes
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import EngineCoreOutput, columns_of, outputs_of
 from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.output_list import OutputList
 from quire.engine.wire.output_parts import Finished, Started
+from quire.errors import EngineError
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.thinking import Thinking
@@ -31,6 +35,9 @@ PROTOCOL_VERSION = 5
 
 CLIENT_SHIFT = 40
 """`handle >> CLIENT_SHIFT` is the index of the front end that gave the handle."""
+
+MOST_RESULT_BYTES = 2**30
+"""Of the result of a call."""
 
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
 """First frame of the last message of a core that ends by an error; the second is the error."""
@@ -230,9 +237,24 @@ class UtilityOutput(msgspec.Struct, array_like=True, gc=False):
     failure_type: str = ""
 
     @classmethod
+    def of_result(cls, call_id: int, result: object) -> Self:
+        """The answer to a call that gave `result`: a failure if that cannot be sent, so that the
+        caller gets an answer in any case.
+        """
+        try:
+            check_levels(result)
+            frames = MessageEncoder().encode(result)
+            if sum(map(num_bytes, frames)) > MOST_RESULT_BYTES:
+                raise NotEncodable(f"it has more than {MOST_RESULT_BYTES} bytes")
+        except NotEncodable as error:
+            text = f"The result cannot be sent to another process: {error}."
+            return cls.of_failure(call_id, EngineError(text))
+        return cls(call_id, None, result)
+
+    @classmethod
     def of_failure(cls, call_id: int, error: BaseException) -> Self:
         """The answer to a call that raised `error`."""
-        return cls(call_id, str(error) or type(error).__name__, None, type(error).__name__)
+        return cls(call_id, text_of(error), None, type(error).__name__)
 
 
 class Heartbeat(msgspec.Struct, array_like=True, gc=False):
@@ -311,6 +333,15 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
         return outputs_of(self)
 
 
+def handles_in(outputs: EngineCoreOutputs) -> list[int]:
+    """The requests that a message says something of."""
+    parts: Iterable[Any] = chain(
+        *(outputs.finished, outputs.started, outputs.prompt_logprobs),
+        *(outputs.pooled, outputs.routed_experts),
+    )
+    return list(dict.fromkeys([*outputs.handles, *(part.handle for part in parts)]))
+
+
 class UtilityRequest(msgspec.Struct, array_like=True, gc=False):
     """A call of a method (engine/control_verbs.py); the answer is a `UtilityOutput` with the same
     id. `timeout_s` is how long the caller waits (None: as long as it takes).
@@ -320,6 +351,13 @@ class UtilityRequest(msgspec.Struct, array_like=True, gc=False):
     method: str
     args: list[Any]
     timeout_s: float | None = None
+
+    @classmethod
+    def of(cls, call_id: int, utility: Utility[Any]) -> Self:
+        """The message of a call. Raises NotEncodable for arguments that no receiver could take."""
+        args = list(utility.args)
+        check_levels(args)
+        return cls(call_id, utility.method, args, utility.timeout_s)
 
 
 class Hello(msgspec.Struct, array_like=True, gc=False):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from quire.encodable import to_json
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.http.fields import text_in
 
@@ -78,7 +77,7 @@ def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
 
 
 def _call(block: dict[str, Any], name: str) -> dict[str, Any]:
-    arguments = msgspec.json.encode(block.get("input") or {}).decode()
+    arguments = to_json(block.get("input") or {}).decode()
     function = {"name": text_in(block, "name", name), "arguments": arguments}
     return {"id": text_in(block, "id", name), "type": "function", "function": function}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
+from quire.encodable import to_json
 from quire.errors import PromptTooLong
 from quire.server.http.failures import JSON, Refusal, as_refusal
 
@@ -47,4 +47,4 @@ def _encoded(refusal: Refusal) -> bytes:
     error: dict[str, Any] = {"type": kind, "message": refusal.info.message}
     if refusal.info.param == "thread":  # so that clients send whole conversations from now on
         error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return msgspec.json.encode({"type": "error", "error": error})
+    return to_json({"type": "error", "error": error})

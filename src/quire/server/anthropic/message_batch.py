@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 from starlette.types import ASGIApp
 
+from quire.encodable import to_json
 from quire.server.batch.direct_call import DirectReply, post
 from quire.server.http.in_flight import ID_SLOT, InFlightRequests
 from quire.server.http.security import KEY_SLOT
@@ -143,6 +144,6 @@ class MessageBatch:
         counts.processing -= 1
         setattr(counts, kind, getattr(counts, kind) + 1)
         line = {"custom_id": request.custom_id, "result": {"type": kind, **result}}
-        result_line = msgspec.json.encode(line)
+        result_line = to_json(line)
         self.results[request.custom_id] = result_line
         self.num_bytes += len(result_line) - len(request.params)

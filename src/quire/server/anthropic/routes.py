@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.encodable import to_json
 from quire.server.anthropic.failures import error_json
 from quire.server.anthropic.replies import Count, MessageReply, MessageUsage
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
@@ -59,11 +59,10 @@ async def _to_end(streams: Sequence[Outputs], writer: MessageWriter) -> None:
 
 async def _events(streams: Sequence[Outputs], writer: MessageWriter) -> AsyncGenerator[bytes]:
     [stream] = streams
-    encoder = msgspec.json.Encoder()
     try:
         async for output in stream:
             raise_error(output)
             for data in writer.take(output):
-                yield event(encoder.encode(data), data["type"])
+                yield event(to_json(data), data["type"])
     except Exception as error:
         yield event(error_json(error), "error")

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from quire.encodable import to_json
 from quire.errors import InvalidParameter
 from quire.server.batch.lines import Line
 
@@ -79,7 +80,7 @@ class Results:
 
     def add(self, line: Line, result: BatchResult) -> None:
         """Write the line's result; it outlives this process."""
-        data = msgspec.json.encode(result) + b"\n"
+        data = to_json(result) + b"\n"
         self._stream.write(data)
         self._stream.flush()
         self._note(line.number, line.id, len(data), result.error is not None)

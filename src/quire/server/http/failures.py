@@ -14,6 +14,7 @@ from http import HTTPStatus
 import msgspec
 from starlette.responses import Response
 
+from quire.encodable import json_or_repr, to_json
 from quire.errors import (
     CapacityError,
     ContextLengthExceeded,
@@ -91,7 +92,7 @@ def as_refusal(error: BaseException) -> Refusal:
         return error
     if isinstance(error, RequestError):
         code = CONTEXT_LENGTH if isinstance(error, ContextLengthExceeded) else None
-        text = error.described(_as_json)
+        text = error.described(json_or_repr)
         return Refusal(error.http_status, text, param=error.parameter, code=code)
     if isinstance(error, CapacityError):
         return Refusal(error.http_status, str(error), headers=_retry(error.retry_after_s))
@@ -113,15 +114,7 @@ def error_response(error: BaseException) -> Response:
 
 def error_json(error: BaseException) -> bytes:
     """`error` as the JSON of an error object."""
-    return msgspec.json.encode(ErrorBody(as_refusal(error).info))
-
-
-def _as_json(value: object) -> str:
-    """A value as its sender wrote it."""
-    try:
-        return msgspec.json.encode(value).decode()
-    except (TypeError, UnicodeEncodeError):
-        return repr(value)
+    return to_json(ErrorBody(as_refusal(error).info))
 
 
 def _retry(after_s: float | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from quire.encodable import to_json
 from quire.server.http.failures import JSON, Refusal
 from quire.server.http.fields import IGNORED_SLOT, FieldRules, joined
 from quire.server.http.json_weight import LIGHT_BYTES, MOST_CONTAINERS, check_weight
@@ -29,7 +30,7 @@ _SMALL_BYTES = 1 << 16
 
 def json_response(content: object) -> Response:
     """A reply (200) with `content` as JSON."""
-    return Response(msgspec.json.encode(content), media_type=JSON)
+    return Response(to_json(content), media_type=JSON)
 
 
 class BodyBudget:

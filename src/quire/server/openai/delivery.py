@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.encodable import to_json
 from quire.engine.stats.request_drafts import RequestSpecDecodeMetrics
 from quire.outputs import CompletionOutput, PromptLogprobs, RequestOutput, SampleLogprobs
 from quire.server.context import Prompt, RequestName, Server
@@ -88,10 +89,9 @@ def num_logprobs(positions: PromptLogprobs | SampleLogprobs | None) -> int:
 
 async def _events(streams: Sequence[Outputs], reply: ReplyWriter) -> AsyncGenerator[bytes]:
     """The stream's events; an error after its start is an event too."""
-    encoder = msgspec.json.Encoder()
 
     def encoded(prompt: int, output: RequestOutput) -> bytes:
-        return b"".join(event(encoder.encode(chunk)) for chunk in reply.chunks(prompt, output))
+        return b"".join(event(to_json(chunk)) for chunk in reply.chunks(prompt, output))
 
     try:
         async with aclosing(merged(streams)) as outputs:
@@ -101,7 +101,7 @@ async def _events(streams: Sequence[Outputs], reply: ReplyWriter) -> AsyncGenera
                 if pieces := await off_loop(size, encoded, prompt, output):
                     yield pieces
         if (last := reply.last()) is not None:
-            yield event(encoder.encode(last))
+            yield event(to_json(last))
     except Exception as error:
         yield event(error_json(error))
     yield DONE

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from quire.encodable import to_json
 from quire.errors import InvalidParameter
 from quire.params.structured import StructuredOutputsParams
 
@@ -130,4 +131,4 @@ def _text(value: object) -> str:
     """A schema as text: a dict of a megabyte would be copied and written several times, each of
     which holds up the event loop.
     """
-    return msgspec.json.encode(value).decode()
+    return to_json(value).decode()

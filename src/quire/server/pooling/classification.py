@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.encodable import to_json
 from quire.server.context import RequestName, Server
 from quire.server.pooling.inputs import InputReader, prompts_of
 from quire.server.pooling.replies import ItemWriter, json_frame, reply_of, sent
@@ -39,7 +40,7 @@ async def classify(server: Server, request: Request) -> Response:
     def item(index: int, result: Pooled) -> bytes:
         numbers = result.numbers
         found = LabelItem(index, labels[int(numbers.argmax())], numbers.tolist(), numbers.size)
-        return msgspec.json.encode(found)
+        return to_json(found)
 
     sizes = [result.numbers.size + _OF_ITEM for result in results]
     return await sent(

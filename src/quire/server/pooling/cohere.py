@@ -12,6 +12,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.encodable import to_json
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.params import PoolingParams
 from quire.server.context import RequestName, Server
@@ -133,13 +134,13 @@ async def _reply(
 
     def item(index: int, which: tuple[EmbeddingType, int]) -> bytes:
         kind, place = which
-        value = msgspec.json.encode(_value(kind, results[place].numbers))
+        value = to_json(_value(kind, results[place].numbers))
         head = b'"%s":[' % kind.encode() if place == 0 else b","
         tail = b"" if place < last else (b"]" if index == len(items) - 1 else b"],")
         return head + value + tail
 
     sizes = [results[place].numbers.size + _OF_ITEM for _, place in items]
-    before, _, after = msgspec.json.encode(reply).partition(b'"embeddings":{}')
+    before, _, after = to_json(reply).partition(b'"embeddings":{}')
     frame = before + b'"embeddings":{', b"", b"}" + after
     return await sent(server, ItemWriter(items, sizes, item), frame)
 

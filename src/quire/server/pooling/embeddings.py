@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.encodable import to_json
 from quire.errors import InvalidParameter
 from quire.params import PoolingParams
 from quire.server.context import RequestName, Server
@@ -124,7 +125,7 @@ async def _reply(
 
     def item(index: int, result: Pooled) -> bytes:
         value = as_value(result.numbers)
-        return msgspec.json.encode({"index": index, "object": kind, field: value})
+        return to_json({"index": index, "object": kind, field: value})
 
     return await sent(
         server,

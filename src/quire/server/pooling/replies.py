@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.responses import Response
 
+from quire.encodable import to_json
 from quire.server.context import RequestName, Server
 from quire.server.http.event_stream import PieceStream
 from quire.server.http.failures import JSON
@@ -89,7 +90,7 @@ async def sent(
 
 def json_frame(reply: msgspec.Struct, name: str = "data") -> tuple[bytes, bytes, bytes]:
     """A reply whose list `name` is empty, as the frame of the items of that list."""
-    written = msgspec.json.encode(reply)
+    written = to_json(reply)
     head, _, tail = written.partition(f'"{name}":[]'.encode())
     return head + f'"{name}":['.encode(), b",", b"]" + tail
 

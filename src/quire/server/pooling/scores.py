@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.encodable import to_json
 from quire.server.context import RequestName, Server
 from quire.server.openai.replies import Usage
 from quire.server.pooling.inputs import InputReader, check_no_template, cross_prompts, texts_apart
@@ -95,7 +96,7 @@ async def score(server: Server, request: Request) -> Response:
     )
 
     def item(index: int, pair: Scored) -> bytes:
-        return msgspec.json.encode(ScoreItem(index, "score", pair.score))
+        return to_json(ScoreItem(index, "score", pair.score))
 
     writer = ItemWriter(pairs, [_OF_ITEM] * len(pairs), item)
     return await sent(server, writer, json_frame(reply))
@@ -113,7 +114,7 @@ async def rerank(server: Server, request: Request) -> Response:
 
     def item(_: int, index: int) -> bytes:
         document = RerankedDocument(documents[index]) if shows else None
-        return msgspec.json.encode(RerankItem(index, pairs[index].score, document))
+        return to_json(RerankItem(index, pairs[index].score, document))
 
     usage = RerankUsage(num_tokens, num_tokens)
     sizes = [_OF_ITEM + len(documents[index]) // _CHARS_OF_NUMBER for index in order]

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.encodable import to_json
 from quire.errors import CapacityError, InvalidParameter
 from quire.server.context import RequestName, Server
 from quire.server.engine_outputs import (
@@ -192,7 +193,6 @@ class _Run:
         self.error: Exception | None = None
         self._server = server
         self._writer = writer
-        self._encoder = msgspec.json.Encoder()
 
     async def to_end(self) -> None:
         """Make the response without sending its events."""
@@ -232,7 +232,7 @@ class _Run:
             logger.warning("Response %s is not in its conversation, which is full.", self.stored.id)
 
     def _encode(self, data: EventData) -> bytes:
-        encoded = event(self._encoder.encode(data), data["type"])
+        encoded = event(to_json(data), data["type"])
         if self.stored.response.store:
             self.stored.record(encoded)
         return encoded

@@ -6,8 +6,7 @@ import secrets
 import time
 from typing import Any
 
-import msgspec
-
+from quire.encodable import to_json
 from quire.server.http.failures import Refusal
 
 _MAX_ITEMS = 4096
@@ -68,4 +67,4 @@ class Conversation:
 
 
 def _size(item: dict[str, Any]) -> int:
-    return len(msgspec.json.encode(item))
+    return len(to_json(item))

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator
 from functools import cached_property
 from typing import Any
 
-import msgspec
-
+from quire.encodable import to_json
 from quire.server.responses.replies import ResponseObject
 
 _MAX_EVENT_BYTES = 4 * 2**20
@@ -52,7 +51,7 @@ class StoredResponse:
 
     @cached_property
     def _given_bytes(self) -> int:
-        return len(msgspec.json.encode([self.response, self.messages, self.input_items]))
+        return len(to_json([self.response, self.messages, self.input_items]))
 
     def record(self, event: bytes) -> None:
         """Keep an event; past the bound all are dropped."""

@@ -1,0 +1,138 @@
+"""What leaves a process: texts and values on their way to another one or to a client.
+
+A text may hold a lone surrogate (a name in a spoiled file, an argument of bytes that are
+not UTF-8, what a template wrote), for which UTF-8 has no form: it leaves as its escape, `\\udc80`.
+A value without a form (an int of more than 64 bits, one that holds itself, an object) is refused
+with one sentence. Every message and every reply is encoded with the functions of this module, so
+that neither raises anything else where it is sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+
+from quire.errors import EngineError, shown
+
+MOST_LEVELS = 64
+"""Of nesting in values of any type. A receiver can decode fewer levels than a sender can encode, by
+as many as its own calls are deeper.
+"""
+
+_MOST_CHARS = 1 << 14
+_FLAT = frozenset({type(None), bool, int, float, str, bytes})
+
+_to_json = msgspec.json.Encoder().encode
+_to_msgpack = msgspec.msgpack.Encoder().encode
+
+
+class NotEncodable(TypeError):
+    """A value that cannot be sent; the text is a clause that says why, such as "it has an int of
+    more than 64 bits".
+    """
+
+
+def plain_text(text: str) -> str:
+    """`text` with lone surrogates as escapes; the same object if it has none."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, cut at a length that a message may have; its class if it says nothing."""
+    try:
+        text = str(error)
+    except Exception:  # the class is somebody else's
+        text = ""
+    return plain_text(text[:_MOST_CHARS]) or type(error).__name__
+
+
+def to_json(value: object) -> bytes:
+    """`value` as JSON. Raises NotEncodable."""
+    return encoded(_to_json, value)
+
+
+def json_or_repr(value: object) -> str:
+    """A value as its sender wrote it, for a text about it."""
+    try:
+        return to_json(value).decode()
+    except NotEncodable:
+        return plain_text(shown(value))
+
+
+def to_msgpack(value: object) -> bytes:
+    """`value` as MessagePack. Raises NotEncodable."""
+    return encoded(_to_msgpack, value)
+
+
+def encoded(encode: Callable[[Any], bytes], value: object, *, is_strict: bool = False) -> bytes:
+    """What `encode` makes of a value, or of a copy with plain texts. `is_strict`: other texts are
+    refused as well, as in what a program asks for. Raises NotEncodable, and what a hook of `encode`
+    raises of our own errors.
+    """
+    try:
+        return encode(value)
+    except UnicodeEncodeError as error:
+        if is_strict:
+            text = "it has a text with a lone surrogate"
+            raise NotEncodable(text) from error
+    except EngineError:  # of a hook
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _refusal(error) from error
+    try:
+        return encode(with_plain_texts(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _refusal(error) from error
+
+
+def with_plain_texts(value: Any) -> Any:
+    """A copy of a value of any type with `plain_text` for each text in it."""
+    if isinstance(value, str):
+        return plain_text(value)
+    if isinstance(value, dict):
+        return {with_plain_texts(key): with_plain_texts(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [with_plain_texts(item) for item in value]  # all are encoded as one
+    if isinstance(value, msgspec.Struct):
+        fields = value.__struct_fields__
+        plain = {name: with_plain_texts(getattr(value, name)) for name in fields}
+        return msgspec.structs.replace(value, **plain)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: with_plain_texts(getattr(value, name)) for name in names}
+    return value
+
+
+def check_levels(value: object, most: int = MOST_LEVELS) -> None:
+    """Raise NotEncodable for a value that is nested more deeply, as one is that holds itself."""
+    items = _items(value)
+    if items and not most:
+        raise NotEncodable(f"it is nested more than {MOST_LEVELS} levels deep, or holds itself")
+    for item in items:
+        if type(item) not in _FLAT:
+            check_levels(item, most - 1)
+
+
+def _items(value: object) -> Collection[object]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    if isinstance(value, msgspec.Struct):
+        return [getattr(value, name) for name in value.__struct_fields__]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return ()
+
+
+def _refusal(error: Exception) -> NotEncodable:
+    if isinstance(error, NotEncodable):
+        return error
+    if isinstance(error, OverflowError):
+        return NotEncodable("it has an int of more than 64 bits")
+    if isinstance(error, RecursionError):
+        return NotEncodable("it is nested too deeply, or holds itself")
+    return NotEncodable(str(error))
