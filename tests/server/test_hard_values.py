@@ -12,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from quire.cli.main import main
 from tests.executor.worker_values import deep
+from tests.pooling import models
 from tests.server.conftest import KEYS
 from tests.server.serve_process import SMALL, command_of, serving
 
@@ -170,6 +172,90 @@ def test_a_template_that_writes_half_of_a_pair_is_rendered(served, template, siz
     assert reply.status_code == (400 if size else 200), reply.text
     if size:
         assert "the prompt is too long" in reply.text
+
+
+LITERAL = "{{ 'a\\ud800b' }}{% for m in messages %}{{ m.content }}{% endfor %}"
+"""A template that writes a lone surrogate before each conversation."""
+PLAIN = "a\\ud800bhi"
+"""What it makes of TALK."""
+TALK = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def templated(tmp_path_factory):
+    """A server of a model that generates and pools, with such a template for all routes."""
+    folder = tmp_path_factory.mktemp("both")
+    models.make(folder, "Qwen3", "ForCausalLM")
+    template = folder / "literal.jinja"
+    template.write_text(LITERAL)
+    flags = ("--runner", "generate", "--convert", "embed", "--trust-request-chat-template")
+    with serving(str(folder), "--chat-template", str(template), *flags) as running:
+        yield running
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("path", "fields", "usage"),
+    [
+        ("/v1/chat/completions", {"messages": TALK, "max_tokens": 2}, '"prompt_tokens":%d'),
+        ("/v1/messages", {"messages": TALK, "max_tokens": 2}, '"input_tokens":%d'),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 16}, '"input_tokens":%d'),
+    ],
+)
+def test_routes_that_generate_take_what_a_template_writes(
+    templated, path, fields, usage, is_stream
+):
+    count = templated.post("/tokenize", {"prompt": PLAIN}).json()["count"]
+    body = {**fields, "stream": is_stream, "model": ""}
+    if is_stream and path == "/v1/chat/completions":
+        body["stream_options"] = {"include_usage": True}
+    reply = templated.post(path, body)
+    assert reply.status_code == 200 and "error" not in reply.text.replace('"error":null', "")
+    assert usage % count in reply.text
+
+
+def test_routes_that_do_not_generate_take_what_a_template_writes(templated):
+    count = templated.post("/tokenize", {"prompt": PLAIN}).json()["count"]
+    assert templated.post("/tokenize", {"messages": TALK}).json()["count"] == count
+    counted = templated.post("/v1/messages/count_tokens", {"messages": TALK, "model": ""}).json()
+    assert counted["input_tokens"] == count
+    rendered = templated.post("/v1/chat/completions/render", {"messages": TALK, "model": ""}).json()
+    assert rendered["prompt"] == PLAIN
+    for path in ("/v1/embeddings", "/pooling"):
+        reply = templated.post(path, {"messages": TALK})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["usage"]["prompt_tokens"] == count
+        same = templated.post(path, {"input": PLAIN})
+        assert reply.json()["data"] == same.json()["data"]
+
+
+def test_pairs_take_what_a_template_writes(tmp_path):
+    models.make(tmp_path, "Qwen2", "ForSequenceClassification", id2label={0: "fits"})
+    flags = ("--served-model-name", "tiny", "--trust-request-chat-template")
+    with serving(str(tmp_path), *flags) as running:
+        plain = "a\\\\ud800b{% for m in messages %}{{ m.content }}{% endfor %}"
+        for path, fields in (("/score", {"queries": "q"}), ("/rerank", {"query": "q"})):
+            replies = [
+                running.post(path, {**fields, "documents": ["d"], "chat_template": template})
+                for template in (LITERAL, plain.replace("\\\\", "\\"))
+            ]
+            assert [reply.status_code for reply in replies] == [200, 200], replies[0].text
+            first, second = (reply.json() for reply in replies)
+            assert first["usage"] == second["usage"]
+
+
+def test_batches_take_what_a_template_writes(tmp_path):
+    template, source = tmp_path / "literal.jinja", tmp_path / "in.jsonl"
+    template.write_text(LITERAL)
+    body = {"messages": TALK, "max_tokens": 2}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    source.write_text(json.dumps(line))
+    target = tmp_path / "out.jsonl"
+    flags = ("--chat-template", str(template), "--disable-tqdm")
+    assert main(["run-batch", "-i", str(source), "-o", str(target), *SMALL, *flags]) == 0
+    [result] = map(json.loads, target.read_text().splitlines())
+    assert result["error"] is None
+    assert result["response"]["body"]["usage"]["prompt_tokens"] == len(PLAIN)
 
 
 def test_a_spoiled_adapter_stops_the_start(tmp_path):
