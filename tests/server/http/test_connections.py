@@ -206,11 +206,12 @@ def test_t34_requests_that_run_are_never_cut_for_new_ones():
         assert [answer(sock)[2] for sock in (*held, late)] == [*"yyyyz"]
 
 
-def test_t34_a_core_is_restarted_though_slow_clients_took_all_descriptors():
-    with serving(limit="256") as server, contextlib.ExitStack() as stack:
+@pytest.mark.parametrize(("limit", "says"), [("256", HALF), ("64", b"")], ids=["half", "silent"])
+def test_t34_a_core_is_restarted_though_slow_clients_took_all_descriptors(limit, says):
+    with serving(limit=limit) as server, contextlib.ExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
         for _ in range(300):
-            stack.enter_context(connected(port)).sendall(HALF)
+            stack.enter_context(connected(port)).sendall(says)
         [core] = psutil.Process(server.process.pid).children()
         core.kill()
         body = {"model": "", "prompt": "def", "max_tokens": 8}

@@ -127,6 +127,7 @@ class _Bounded(HttpToolsProtocol):
             return
         self._head_bytes = 0
         self._disarm()
+        self._all.note_head(self)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

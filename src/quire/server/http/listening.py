@@ -188,7 +188,8 @@ def make_listener(app: ASGIApp, how: Listening, most: int | None = None) -> List
     connections may be open at once (None: as many as there are descriptors for).
     """
     tls = how.tls
-    connections = Connections(most_connections() if most is None else most)
+    limit = most_connections() if most is None else most
+    connections = Connections(limit, has_tls=tls.certfile is not None)
     config = uvicorn.Config(
         app,
         http=bounded_protocol(how.max_header_bytes, how.header_timeout_s, connections),
