@@ -106,11 +106,19 @@ def test_penalties_and_processors_survive_preemption(llm):
 def test_a_custom_processor_that_raises_costs_only_its_request():
     from quire import AdapterLogitsProcessor
 
+    class Mute(ValueError):
+        def __str__(self):
+            raise RuntimeError("it says nothing")
+
     class Picky(AdapterLogitsProcessor):
         @classmethod
         def validate_params(cls, sampling_params):
             if isinstance((sampling_params.extra_args or {}).get("fails_at"), str):
-                raise ValueError("fails_at is a number")
+                raise (
+                    Mute
+                    if sampling_params.extra_args["fails_at"] == "mute"
+                    else ValueError("fails_at is a number")
+                )
 
         def is_argmax_invariant(self):
             return False
@@ -134,6 +142,10 @@ def test_a_custom_processor_that_raises_costs_only_its_request():
         refused = SamplingParams(extra_args={"fails_at": "never"})
         with pytest.raises(RequestError, match="^fails_at is a number$"):
             engine.generate(PROMPTS, refused, use_tqdm=False)
+        with pytest.raises(RequestError, match="^Mute$"):
+            engine.generate(
+                PROMPTS, SamplingParams(extra_args={"fails_at": "mute"}), use_tqdm=False
+            )
         assert ids(engine.generate(PROMPTS[:1], params[0], use_tqdm=False)) == good[:1]
     reasons = [output.outputs[0].finish_reason for output in outputs]
     assert reasons == ["length", "error", "length"]

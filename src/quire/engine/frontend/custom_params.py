@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quire.encodable import text_of
 from quire.errors import RequestError
 from quire.params import SamplingParams
 
@@ -28,6 +29,6 @@ class CustomParams:
             except RequestError:
                 raise
             except ValueError as error:
-                raise RequestError(str(error), parameter="extra_args") from error
+                raise RequestError(text_of(error), parameter="extra_args") from error
             except BaseException as error:
                 raise self._contained(error) from error
