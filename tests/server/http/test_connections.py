@@ -29,6 +29,7 @@ class Echo:
     def __init__(self):
         self.release = threading.Event()
         self.begun, self.left = threading.Event(), threading.Event()
+        self.num_answered = 0
 
     async def __call__(self, scope, receive, send):
         body, more = b"", True
@@ -45,6 +46,7 @@ class Echo:
             return
         while scope["path"] == "/held" and not self.release.is_set():
             await asyncio.sleep(0.01)
+        self.num_answered += 1
         text = json.dumps([scope["method"], scope["path"], body.decode()]).encode()
         headers = [(b"content-length", str(len(text)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -125,14 +127,25 @@ def test_t38_curl_with_http2(server):
 NEXT = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
+CHUNKED_1_0 = b"POST /echo HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+AFTER_A_BODY = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\na"
+FRAMED = b"Content-Length: 1\r\n\r\na"
+
 MALFORMED = {
+    "no host": b"POST /echo HTTP/1.1\r\n" + FRAMED,
+    "no host in the header, but in the path": b"POST http://x/echo HTTP/1.1\r\n" + FRAMED,
+    "two hosts": b"POST /echo HTTP/1.1\r\nHost: x\r\nhost: x\r\n" + FRAMED,
+    "two hosts of HTTP/1.0": b"POST /echo HTTP/1.0\r\nHost: x\r\nHost: y\r\n" + FRAMED,
+    "no host before a good request": b"GET / HTTP/1.1\r\n\r\n" + NEXT + b"\r\n",
+    "no host, and an offer to upgrade": b"GET / HTTP/1.1\r\n" + OFFER.encode() + b"\r\n",
+    "chunks of HTTP/1.0": CHUNKED_1_0 + b"1\r\na\r\n0\r\n\r\n",
     "unknown method": b"FOO / HTTP/1.1\r\nHost: x\r\n\r\n",
     "two lengths": NEXT + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
     "length and chunks": NEXT + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
     "no path": b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n",
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00" * 9,
     "no chunk": CHUNKED + b"zz\r\n",
-    "after a body": b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\naFOO",
+    "after a body": AFTER_A_BODY + b"FOO",
 }
 TOO_LONG = {
     "short lines": NEXT + b"a: b\r\n" * 20_000 + b"\r\n",
@@ -150,15 +163,23 @@ NAMES = [each[1] for each in REFUSED]
 
 @pytest.mark.parametrize(("status", "data"), [each[::2] for each in REFUSED], ids=NAMES)
 def test_what_is_not_http_gets_an_error_of_the_api_and_no_line_in_the_log(status, data, caplog):
-    with listening() as (_, port), connected(port) as sock:
+    with listening() as (app, port), connected(port) as sock:
         sock.sendall(data)
         with http.client.HTTPResponse(sock) as reply:
             reply.begin()
             error = json.loads(reply.read())["error"]
+        assert sock.recv(1) == b"", "nothing else is served"
+    assert app.num_answered == data.startswith(AFTER_A_BODY)
     assert (reply.status, error["code"]) == (status, status)
     assert reply.headers["content-type"] == "application/json"
     assert error["message"].endswith(".")
     assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+def test_http_1_0_needs_no_host():
+    with listening() as (_, port), connected(port) as sock:
+        sock.sendall(b"POST /echo HTTP/1.0\r\n" + FRAMED)
+        assert answer(sock) == ["POST", "/echo", "a"]
 
 
 def test_every_byte_of_a_head_counts_and_none_of_a_body():

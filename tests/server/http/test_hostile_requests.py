@@ -268,3 +268,25 @@ def test_a_wrong_type_within_a_message_is_its_senders_error(client, path, body, 
     error = reply.json()["error"]
     assert reply.status_code == 400, reply.text
     assert error["message"].startswith(f"{param}=") and error.get("param", param) == param
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/v1/messages", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize(
+    "encodings", [["gzip"], ["identity, br"], ["identity", "deflate"], ["GZIP"], ["x" * 10_000]]
+)
+def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(client, path, encodings):
+    """It would pass for JSON that is not valid, or for another body than the client sent."""
+    headers = [("content-type", "application/json")]
+    headers += [("content-encoding", each) for each in encodings]
+    reply = client.post(path, content=b"\x1f\x8b\x08", headers=headers)
+    assert reply.status_code == 415, reply.text
+    error = reply.json()["error"]
+    assert error["message"].startswith(f"Content-Encoding: {', '.join(encodings)[:80]}"[:60])
+    assert len(error["message"]) < 300 and reply.headers["accept-encoding"] == "identity"
+
+
+def test_a_body_as_it_is_may_say_so(client):
+    for encoding in ("identity", "", "Identity,identity"):
+        headers = {"content-encoding": encoding}
+        reply = client.post("/v1/completions", json=ROUTES["/v1/completions"], headers=headers)
+        assert reply.status_code == 200, reply.text

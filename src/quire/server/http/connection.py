@@ -6,6 +6,7 @@ as HTTP/1.1.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import httptools
@@ -123,19 +124,23 @@ class _Bounded(HttpToolsProtocol):
         self.parser.feed_data(b"\r\n".join([*lines, b"", rest]))
 
     def on_headers_complete(self) -> None:
-        if self.offers_upgrade:
+        if self.offers_upgrade or self._is_refused:
             return
         self._head_bytes = 0
         self._disarm()
+        if wrong := _what_is_wrong(self.parser.get_http_version(), self.headers):
+            self.refuse(400, wrong)
+            return
         self._all.note_head(self)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._head_bytes = 0
-        super().on_body(body)
+        if not self._is_refused:
+            self._head_bytes = 0
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self.offers_upgrade:
+        if self.offers_upgrade or self._is_refused:
             return
         self._head_bytes = 0
         self._all.note_busy(self)
@@ -176,3 +181,15 @@ class _Bounded(HttpToolsProtocol):
     def _give_up(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+
+
+def _what_is_wrong(version: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """Why a head is refused that may mean different things to a proxy and to us (RFC 9112, 3.2 and
+    6.1).
+    """
+    names = [name for name, _ in headers]
+    if (num_hosts := names.count(b"host")) > 1 or (version == "1.1" and not num_hosts):
+        return f"A request of HTTP/{version} has one Host header; this one has {num_hosts}."
+    if version == "1.0" and b"transfer-encoding" in names:
+        return "A request of HTTP/1.0 has no Transfer-Encoding; send a Content-Length."
+    return None

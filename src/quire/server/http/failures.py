@@ -77,6 +77,7 @@ _KINDS = {
     408: "RequestTimeoutError",
     409: "ConflictError",
     413: "PayloadTooLargeError",
+    415: "UnsupportedMediaTypeError",
     422: "UnprocessableEntityError",
     429: "RateLimitError",
     500: "InternalServerError",

@@ -65,13 +65,14 @@ async def read_json(
     request's state.
 
     Raises Refusal: 400 for what is not JSON of this type or takes too much work to decode, 408 for
-    a body that does not arrive within `timeout_s`, 413 for one above `max_bytes`, 503 when
-    `budget` has no room for it, 415 never: another content type is 400, as clients of this API
-    expect.
+    a body that does not arrive within `timeout_s`, 413 for one above `max_bytes`, 415 for one that
+    is compressed (another content type is 400, as clients of this API expect), 503 when `budget`
+    has no room for it.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         raise Refusal(400, "Unsupported Media Type: send Content-Type: application/json.")
+    _check_encoding(", ".join(request.headers.getlist("content-encoding")))
     data = await _read(request, max_bytes, timeout_s, budget)
     if len(data) > _SMALL_BYTES:
         body, ignored = await asyncio.to_thread(_weighed, data, type, rules)
@@ -80,6 +81,14 @@ async def read_json(
     if ignored:
         request.scope["state"][IGNORED_SLOT] = ignored
     return body
+
+
+def _check_encoding(encodings: str) -> None:
+    """Raise Refusal (415) for a body that would have to be decoded first."""
+    named = {name.strip().lower() for name in encodings.split(",")} - {"", "identity"}
+    if named:
+        text = f"Content-Encoding: {encodings[:_MAX_SHOWN]} is not supported: send it as it is."
+        raise Refusal(415, text, headers={"Accept-Encoding": "identity", "Connection": "close"})
 
 
 def _weighed(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str]]:
