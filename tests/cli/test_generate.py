@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -87,6 +88,19 @@ def test_a_model_of_nan_ends_with_the_reason(capsys, tmp_path):
         if more == ["--json"]:
             (completion,) = json.loads(said.out)["outputs"]
             assert completion["error"].startswith("the model's logits are not finite")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+@pytest.mark.parametrize("more", [[], ["--json"], ["--explain"]], ids=["text", "json", "plan"])
+def test_an_output_that_is_full_is_named(more):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "quire", "generate", PROMPT, "--max-tokens", "2", *more],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "No space left on device: 'standard output'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space")

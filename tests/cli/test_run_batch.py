@@ -1,6 +1,7 @@
 """`quire run-batch` as a process: killed, interrupted, resumed."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -108,6 +109,19 @@ def test_metrics_are_served_meanwhile(source, tmp_path):
         assert "quire:num_requests_running" in httpx.get(url).text
         base = url.removesuffix("/metrics")
         assert httpx.post(f"{base}/v1/completions", json={"prompt": "a"}).status_code == 404
+
+
+def test_a_full_disk_is_named_by_the_file(source, tmp_path):
+    """A limit of a file's size is as good: the system says so when it is written."""
+    target = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "quire", "run-batch", "-i", str(source), "-o", str(target)]
+    done = subprocess.run(
+        [*command, *SMALL, "--disable-tqdm"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert f"File too large: '{target}'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_whole_file_needs_no_engine(source, expected, capsys, monkeypatch):

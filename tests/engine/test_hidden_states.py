@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from quire import LLM, EngineArgs, SamplingParams
 from quire.engine.control_verbs import perform
 from quire.errors import EngineDeadError, InvalidParameter, NotBuiltYet
+from quire.models.loading import sharded_state
 from quire.testing import make_checkpoint
 from tests.server.serve_process import serving
 
@@ -136,6 +137,21 @@ def test_a_file_that_cannot_be_written_fails_its_request(model, tmp_path):
         assert "hidden states could not be written" in output.outputs[0].error
         assert output.kv_transfer_params is None
         folder.mkdir()
+        assert len(written(llm)) == len(PROMPTS)
+
+
+def test_a_full_disk_fails_the_request_and_names_the_file(model, tmp_path, monkeypatch):
+    def save(tensors, file, metadata):
+        raise sharded_state.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with open_llm(model, **config(tmp_path)) as llm:
+        with monkeypatch.context() as full:
+            full.setattr(sharded_state, "save_file", save)
+            params = SamplingParams(temperature=0.0, max_tokens=2)
+            [output] = llm.generate([{"prompt_token_ids": [5, 6]}], params, use_tqdm=False)
+        assert output.outputs[0].finish_reason == "error"
+        assert f"{tmp_path}/" in output.outputs[0].error
+        assert "No space left on device" in output.outputs[0].error
         assert len(written(llm)) == len(PROMPTS)
 
 

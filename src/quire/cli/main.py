@@ -12,10 +12,12 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any, TextIO
 
 from quire.cli.start_signals import StoppedWhileStarting, start_signals
 from quire.config.args.command_help import meant
 from quire.config.args.command_line import QuireParser
+from quire.file_errors import naming
 
 COMMANDS = {
     "generate": "continue a prompt",
@@ -28,6 +30,7 @@ COMMANDS = {
     "bench": "measure: throughput, latency, serve, startup, ...",
 }
 
+_OUTPUT = "standard output"
 _INSTEAD = {"collect-env": ": quire doctor prints what this machine offers"}
 """Commands of vLLM's that have another name here."""
 
@@ -52,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output has gone, as in `quire show | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
 
 
@@ -72,11 +75,14 @@ def run_command(name: str, words: Sequence[str]) -> int:
         for unknown in environment.unknown:
             _say(f"warning: {unknown} is no variable of Quire's; see docs/engine_args.md")
         code: int = module.run(args)
+        sys.stdout.flush()
     except BrokenPipeError:
         raise
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.filename == _OUTPUT:
+            _drop_output()
         _say(f"error: {describe_error(error)}")
         return 2 if isinstance(error, RequestError) else 1
     return code
@@ -92,6 +98,11 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, EngineError):
         return text
     return f"{type(error).__name__}: {text} (QUIRE_DEBUG=1 shows where)"
+
+
+def _drop_output() -> None:
+    """Have what was not written go nowhere, so that the interpreter does not try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _no_command(words: list[str]) -> int:
@@ -127,10 +138,32 @@ def _open_standard_streams() -> bool:
         except OSError:
             os.open(os.devnull, flags)  # the lowest number that is free
     is_heard = sys.stdout is not None
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
+        sys.stdout = _named_output(sys.stdout)
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     return is_heard
+
+
+class _NamedOutput(io.FileIO):
+    """Standard output, whose errors say that they are its own."""
+
+    def write(self, data: Any) -> int:
+        with naming(_OUTPUT):
+            return super().write(data)
+
+
+def _named_output(stream: io.TextIOWrapper) -> TextIO:
+    """`stream`, which is standard output, with errors that name it, as of a full disk."""
+    raw = _NamedOutput(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[type-var]
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def _tolerate_unprintable_text() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,10 @@ import torch
 
 from quire.config.profiler_config import ProfilerConfig
 from quire.errors import ProfilerAlreadyActive
+from quire.file_errors import naming
 from quire.params import checks
+
+logger = logging.getLogger(__name__)
 
 
 class Profiler:
@@ -23,6 +27,8 @@ class Profiler:
         self._trace: torch.profiler.profile | None = None
         self._num_steps = 0
         self._delay, self._most = config.delay_iterations, config.max_iterations
+        self._failure: OSError | None = None
+        """Why the trace that ended with a step was not written."""
 
     def start(
         self,
@@ -48,8 +54,13 @@ class Profiler:
             self._begin()
 
     def stop(self) -> Path | None:
-        """End the trace and write it; returns its file, or None if no step was traced."""
+        """End the trace and write it; returns its file, or None if no step was traced. Raises
+        OSError if it could not be written.
+        """
         file, self._file = self._file, None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         self._end(file)
         return file if file is not None and file.exists() else None
 
@@ -65,7 +76,11 @@ class Profiler:
             yield
         self._num_steps += 1
         if self._num_steps == self._delay + self._most:
-            self._end(self._file)
+            try:
+                self._end(self._file)
+            except OSError as error:  # which is not the fault of the step's requests
+                logger.error("The trace was not written: %s", error)
+                self._failure = error
 
     def _begin(self) -> None:
         config = self._config
@@ -82,7 +97,13 @@ class Profiler:
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.stop()
-            trace.export_chrome_trace(str(file))
+            assert file is not None, "a trace that was begun has a file"
+            try:
+                with naming(file):
+                    trace.export_chrome_trace(str(file))
+            except OSError:
+                file.unlink(missing_ok=True)
+                raise
 
 
 def _steps(name: str, given: int | None, configured: int) -> int:

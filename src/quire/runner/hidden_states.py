@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.config.hidden_states import HiddenStatesPlan
 from quire.errors import InvalidParameter
 from quire.models.decoder import HiddenStates
+from quire.models.loading.sharded_state import write_tensors
 from quire.runner.batch import StepInputs
 from quire.runner.rows import Rows
 from quire.step.columns import RunnerOutput
@@ -76,7 +76,7 @@ class HiddenStatesRecorder:
         ids = torch.tensor(prompt.token_ids, dtype=torch.int64)
         part = f"{path}.{os.getpid()}.part"
         try:
-            save_file({"hidden_states": prompt.states, "token_ids": ids}, part)
+            write_tensors({"hidden_states": prompt.states, "token_ids": ids}, part)
             os.replace(part, path)
         finally:
             if os.path.exists(part):

@@ -1,5 +1,8 @@
 """The journal alone: what is sent when, who is suspected, who is blamed."""
 
+import errno
+import os
+
 import pytest
 
 from quire.engine.client.control_state import ControlState
@@ -249,6 +252,17 @@ def test_a_board_outlives_its_writer(tmp_path):
     assert read_step_board(path) is None, "more than it can hold"
     board.close()
     path.write_bytes(b"")
+    assert read_step_board(path) is None
+
+
+def test_a_board_without_room_names_its_file(tmp_path, monkeypatch):
+    def allocate(fd, start, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate, raising=False)
+    path = board_path(tmp_path, 1, 3)
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+        StepBoard(path, 4)
     assert read_step_board(path) is None
 
 

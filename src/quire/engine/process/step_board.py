@@ -13,6 +13,8 @@ from array import array
 from collections.abc import Collection
 from pathlib import Path
 
+from quire.file_errors import naming
+
 _UNSURE = 2**64 - 1
 _ITEM = 8
 
@@ -30,10 +32,11 @@ class StepBoard:
         size = (capacity + 2) * _ITEM
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            if hasattr(os, "posix_fallocate"):  # without room writing would end in SIGBUS
-                os.posix_fallocate(fd, 0, size)
-            os.ftruncate(fd, size)
-            self._memory = mmap.mmap(fd, size)
+            with naming(path):
+                if hasattr(os, "posix_fallocate"):  # without room writing would end in SIGBUS
+                    os.posix_fallocate(fd, 0, size)
+                os.ftruncate(fd, size)
+                self._memory = mmap.mmap(fd, size)
         finally:
             os.close(fd)
         self._words = memoryview(self._memory).cast("Q")

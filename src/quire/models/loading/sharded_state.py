@@ -9,9 +9,10 @@ every version; they fit one number of workers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -110,5 +111,15 @@ def _parts(
 def _write(file: Path, tensors: dict[str, Tensor]) -> Path:
     """Write a file under its name only once it is complete."""
     unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    save_file(tensors, unfinished, metadata={"format": "pt"})
+    write_tensors(tensors, unfinished, {"format": "pt"})
     return unfinished.replace(file)
+
+
+def write_tensors(
+    tensors: dict[str, Tensor], file: str | Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file. Raises OSError that names it where that fails (a full disk)."""
+    try:
+        save_file(tensors, file, metadata=None if metadata is None else dict(metadata))
+    except SafetensorError as error:
+        raise OSError(f"{file} cannot be written: {error}") from error

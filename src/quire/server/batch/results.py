@@ -14,6 +14,7 @@ import msgspec
 
 from quire.encodable import to_json
 from quire.errors import InvalidParameter
+from quire.file_errors import naming
 from quire.server.batch.lines import Line
 
 _ID = re.compile(r"batch_req_(\d{1,18})_[0-9a-f]{16}")
@@ -81,8 +82,9 @@ class Results:
     def add(self, line: Line, result: BatchResult) -> None:
         """Write the line's result; it outlives this process."""
         data = to_json(result) + b"\n"
-        self._stream.write(data)
-        self._stream.flush()
+        with naming(self._file):
+            self._stream.write(data)
+            self._stream.flush()
         self._note(line.number, line.id, len(data), result.error is not None)
 
     def put_in_order(self) -> None:
@@ -91,7 +93,7 @@ class Results:
         if places == sorted(places):
             return
         new = self._file.with_name(f".{self._file.name}.ordered")
-        with new.open("wb") as target, self._file.open("rb") as source:
+        with naming(new), new.open("wb") as target, self._file.open("rb") as source:
             for offset, size in places:
                 source.seek(offset)
                 target.write(source.read(size))
@@ -146,7 +148,7 @@ def open_results(file: Path, *, overwrite: bool) -> Iterator[Results]:
         stream = file.open("ab")
     except OSError as error:
         raise InvalidParameter("--output-file", str(file), error.strerror or str(error)) from None
-    with stream:
+    try:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -156,3 +158,6 @@ def open_results(file: Path, *, overwrite: bool) -> Iterator[Results]:
         results = Results(file, stream)
         results.read()
         yield results
+    finally:
+        with naming(file):  # what a full disk did not take is tried again
+            stream.close()
