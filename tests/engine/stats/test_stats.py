@@ -28,7 +28,7 @@ from quire.engine.stats.loggers import (
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from quire.engine.wire.output_parts import Finished, FinishReason, Started
-from quire.errors import InvalidType
+from quire.errors import EngineDeadError, InvalidType
 from quire.observability.metrics import Counter
 from quire.observability.prometheus import exposition, registry_of
 from quire.params import RequestOutputKind, SamplingParams
@@ -337,6 +337,48 @@ def test_installed_stat_loggers_turn_statistics_on(monkeypatch):
 
 def step(num_prompt=0, num_cached=0, num_generated=0):
     return IterationStats(0.0, num_generated, num_prompt, num_cached)
+
+
+@pytest.mark.parametrize("error", [ValueError("full"), SystemExit(3), EngineDeadError("no")])
+def test_a_stat_logger_that_raises_costs_nothing_else(caplog, error):
+    class Faulty(Recorder):
+        def record(self, *args, **kwargs):
+            super().record(*args, **kwargs)
+            raise error
+
+        def log(self):
+            raise error
+
+        record_sleep_state = log
+
+        def __init__(self, plan, index=0):
+            if index:
+                raise error
+            super().__init__(plan, index)
+
+    Recorder.made.clear()
+
+    @looped
+    async def serves():
+        engine = make_async(log_stats=True)
+        options = StatsOptions((Faulty, Recorder), has_log_line=False)
+        engine.front_end.stats = stats = EngineStats("m", 4096, options=options)
+        for name in "rs":
+            assert (await collect(engine, name, max_tokens=5))[-1].finished
+        await engine.do_log_stats()
+        await engine.sleep(1)
+        await engine.wake_up()
+        stats.record(SchedulerStats(), step(1), 7)  # a core that came later
+        assert (await collect(engine, "t", max_tokens=5))[-1].finished
+
+    serves()
+    faulty, good, late = Recorder.made
+    assert late.engine_index == 7 and [core for *_, core in late.heard] == [7]
+    steps = [each for each in good.heard if len(each) == 3]
+    assert [each for each in faulty.heard if len(each) == 3] == steps and len(steps) >= 15
+    assert [each for each in good.heard if len(each) == 2] == [(1, 1), (0, 0)]
+    said = [message.partition(" ")[0] for message in caplog.messages if "failed" in message]
+    assert said == ["record", "log", "record_sleep_state"]
 
 
 def test_the_line_tells_of_its_interval_and_is_quiet_when_idle(caplog):

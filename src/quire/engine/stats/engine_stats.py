@@ -25,7 +25,6 @@ from quire.engine.stats.draft_totals import DraftTotals
 from quire.engine.stats.loggers import (
     AggregatedLoggingStatLogger,
     LoggingStatLogger,
-    StatLoggerBase,
     StatLoggers,
     StatsOptions,
 )
@@ -114,8 +113,6 @@ class EngineStats(Stats):
             is_aggregated = options.is_log_aggregated
             wanted.append(AggregatedLoggingStatLogger if is_aggregated else LoggingStatLogger)
         self._loggers = [StatLoggers(factory, plan, list(engine_indexes)) for factory in wanted]
-        for stat_logger in self._all():
-            stat_logger.log_engine_initialized()
 
     @classmethod
     def of_plan(
@@ -140,25 +137,22 @@ class EngineStats(Stats):
             totals = self._cores[engine_index] = CoreTotals(self._max_model_len)
         totals.record(scheduler, step)
         for loggers in self._loggers:
-            loggers.of(engine_index).record(scheduler, step, None, engine_idx=engine_index)
+            loggers.record(scheduler, step, engine_index)
 
     def note_rejected(self, num_by_limit: Mapping[str, int]) -> None:
         self._num_rejected = dict(num_by_limit)
 
     def note_sleep(self, level: int | None) -> None:
         self._sleep_level = level
-        for stat_logger in self._all():
-            stat_logger.record_sleep_state(int(level is not None), level or 0)
+        for loggers in self._loggers:
+            loggers.record_sleep_state(int(level is not None), level or 0)
 
     async def refresh(self) -> None:
         """They are always up to date."""
 
     def log(self) -> None:
-        for stat_logger in self._all():
-            stat_logger.log()
-
-    def _all(self) -> list[StatLoggerBase]:
-        return [one for loggers in self._loggers for one in loggers.all]
+        for loggers in self._loggers:
+            loggers.log()
 
     def _metrics(self) -> list[Metric]:
         found = [*self._of_the_engine()]

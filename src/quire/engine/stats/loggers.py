@@ -175,7 +175,9 @@ class AggregatedLoggingStatLogger(LoggingStatLogger, AggregateStatLoggerBase):
 
 
 class StatLoggers:
-    """The loggers of one factory: a single one, or one for each core as it appears."""
+    """The loggers of one factory: a single one, or one for each core as it appears. What their
+    methods raise once the engine runs is in the log, the first time, and costs nothing else.
+    """
 
     def __init__(
         self, factory: StatLoggerFactory, plan: EnginePlan | None, engine_indexes: list[int]
@@ -189,14 +191,44 @@ class StatLoggers:
         self._make = cast(Callable[[EnginePlan | None, int], StatLoggerBase], factory)
         one_each = engine_indexes if self._one is None else []
         self._by_core = {index: self._make(plan, index) for index in one_each}
+        self._failed: set[str] = set()
+        for stat_logger in self._all():
+            stat_logger.log_engine_initialized()
 
-    @property
-    def all(self) -> list[StatLoggerBase]:
-        """Every one of them."""
+    def record(
+        self, scheduler: SchedulerStats | None, step: IterationStats, engine_index: int
+    ) -> None:
+        """Have the logger of a core record a step."""
+        try:
+            self._of(engine_index).record(scheduler, step, None, engine_idx=engine_index)
+        except (Exception, SystemExit) as error:
+            self._note("record", error)
+
+    def record_sleep_state(self, is_asleep: int, level: int) -> None:
+        """Have all of them record it."""
+        self._call("record_sleep_state", is_asleep, level)
+
+    def log(self) -> None:
+        """Have all of them log."""
+        self._call("log")
+
+    def _call(self, method: str, *args: int) -> None:
+        for stat_logger in self._all():
+            try:
+                getattr(stat_logger, method)(*args)
+            except (Exception, SystemExit) as error:
+                self._note(method, error)
+
+    def _note(self, method: str, error: BaseException) -> None:
+        if method not in self._failed:
+            self._failed.add(method)
+            text = "%s of a stat logger failed; statistics go on, and this is logged once."
+            logger.error(text, method, exc_info=error)
+
+    def _all(self) -> list[StatLoggerBase]:
         return list(self._by_core.values()) if self._one is None else [self._one]
 
-    def of(self, engine_index: int) -> StatLoggerBase:
-        """Return the logger of a core."""
+    def _of(self, engine_index: int) -> StatLoggerBase:
         if self._one is not None:
             return self._one
         found = self._by_core.get(engine_index)
