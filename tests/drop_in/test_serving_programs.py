@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import weakref
 
+import psutil
 import pytest
 
 from quire import AsyncEngineArgs, AsyncLLM, LLMEngine, SamplingParams
@@ -37,6 +39,19 @@ async def value_of(engine, name, wanted, **labels):
     raise AssertionError(f"{name} is {found}")
 
 
+@contextlib.contextmanager
+def stopped(pid):
+    """A process that answers nothing for a block."""
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        while process.status() != psutil.STATUS_STOPPED:
+            os.sched_yield()
+        yield
+    finally:
+        process.resume()
+
+
 @looped
 async def test_a_life():
     """One engine for what needs real cores: requests are slow to start."""
@@ -46,7 +61,7 @@ async def test_a_life():
     prepared = engine.input_processor.process_inputs("own", "def f(", LONG)
     outputs = [output async for output in engine.generate(prepared, LONG, "given")]
     assert (outputs[-1].request_id, outputs[-1].prompt) == ("own", "def f(")
-    with pytest.raises(TimeoutError):
+    with stopped(engine.front_end.client.core_status(0).pid), pytest.raises(TimeoutError):
         await engine.collective_rpc("kv_cache_bytes", timeout=1e-9)
     assert len(await engine.collective_rpc("kv_cache_bytes", timeout=60)) == 1
 

@@ -30,7 +30,7 @@ from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.thinking import Thinking
 from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs, RoutedExperts
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Front end and core must have the same; HELLO and READY carry it."""
 
 CLIENT_SHIFT = 40
@@ -95,7 +95,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     `seed` is concrete, so that the sampled tokens are a function of this message alone.
     `output_token_ids` are tokens that were emitted before the core was restarted: the core
     continues after them. `data_parallel_rank` pins it to one core. `resumable` says that more input
-    may follow under the same handle. `timeout_s` counts from its arrival at the core.
+    may follow under the same handle.
 
     `request_id` is the engine's own name of the request and `external_req_id` the caller's; the
     core goes by the handle. `prompt_text` and `trace_headers` are of one that a program gives to an
@@ -116,7 +116,6 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     prompt_logprobs_done: bool = False
     data_parallel_rank: int | None = None
     resumable: bool = False
-    timeout_s: float | None = None
     continues: bool = False
     """More input for a request that was sent as resumable; passed over when that has ended."""
     thinking: Thinking | None = None
