@@ -16,6 +16,7 @@ from quire.encodable import (
     to_json,
     to_msgpack,
 )
+from quire.engine.wire.messages import UtilityOutput
 from quire.errors import EngineError, InvalidParameter
 
 HALF, PLAIN = "a\udc80b", "a\\udc80b"
@@ -108,6 +109,36 @@ def test_levels_are_bounded():
     for value in (nested(MOST_LEVELS + 1), cyclic(), {"a": [Data("b", nested(MOST_LEVELS))]}):
         with pytest.raises(NotEncodable, match="it is nested more than 64 levels deep"):
             check_levels(value)
+
+
+class Raising:
+    """A dataclass, as far as the encoders can see, whose fields cannot be read."""
+
+    __dataclass_fields__ = Data.__dataclass_fields__
+
+    @property
+    def name(self):
+        raise LookupError("no name")
+
+    inner = name
+
+
+class RaisingDict(dict):
+    def keys(self):
+        raise LookupError("no keys")
+
+    items = values = keys
+
+
+@pytest.mark.parametrize("value", [Raising(), [Raising(), HALF], RaisingDict({HALF: HALF})])
+def test_what_raises_when_it_is_read_is_refused_or_sent(value):
+    for read in (to_json, to_msgpack, check_levels):
+        try:
+            read(value)
+        except NotEncodable as error:
+            assert str(error).startswith("to read it raises LookupError: no ")
+    answer = UtilityOutput.of_result(5, value)
+    assert answer.failure_message.startswith("The result cannot be sent to another process: to ")
 
 
 class Mute(Exception):

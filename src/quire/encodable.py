@@ -1,7 +1,7 @@
-"""What leaves a process: texts and values on their way to another one or to a client.
+"""Encodes what leaves a process: texts and values on their way to another one or to a client.
 
-A text may hold a lone surrogate (a name in a spoiled file, an argument of bytes that are
-not UTF-8, what a template wrote), for which UTF-8 has no form: it leaves as its escape, `\\udc80`.
+A text may hold a lone surrogate (a name in a spoiled file, an argument of bytes that are not UTF-8,
+what a template wrote), for which UTF-8 has no form: it leaves as its escape, `\\udc80`.
 A value without a form (an int of more than 64 bits, one that holds itself, an object) is refused
 with one sentence. Every message and every reply is encoded with the functions of this module, so
 that neither raises anything else where it is sent.
@@ -18,8 +18,8 @@ import msgspec
 from quire.errors import EngineError, shown
 
 MOST_LEVELS = 64
-"""Of nesting in values of any type. A receiver can decode fewer levels than a sender can encode, by
-as many as its own calls are deeper.
+"""Levels of nesting that values of any type may have. A receiver can decode fewer levels than a
+sender can encode, by as many as its own calls are deeper.
 """
 
 _MOST_CHARS = 1 << 14
@@ -41,7 +41,7 @@ def plain_text(text: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, cut at a length that a message may have; its class if it says nothing."""
+    """The text of an error, cut at a length that a message may have; its class if it has none."""
     try:
         text = str(error)
     except Exception:  # the class is somebody else's
@@ -68,9 +68,9 @@ def to_msgpack(value: object) -> bytes:
 
 
 def encoded(encode: Callable[[Any], bytes], value: object, *, is_strict: bool = False) -> bytes:
-    """What `encode` makes of a value, or of a copy with plain texts. `is_strict`: other texts are
-    refused as well, as in what a program asks for. Raises NotEncodable, and what a hook of `encode`
-    raises of our own errors.
+    """Encode a value, or a copy with plain texts. `is_strict`: other texts are refused as well, as
+    in what a program asks for. Raises NotEncodable, and what a hook of `encode` raises of our own
+    errors.
     """
     try:
         return encode(value)
@@ -80,11 +80,11 @@ def encoded(encode: Callable[[Any], bytes], value: object, *, is_strict: bool = 
             raise NotEncodable(text) from error
     except EngineError:  # of a hook
         raise
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except Exception as error:  # fields of somebody else's class may raise anything
         raise _refusal(error) from error
     try:
         return encode(with_plain_texts(value))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except Exception as error:
         raise _refusal(error) from error
 
 
@@ -106,14 +106,21 @@ def with_plain_texts(value: Any) -> Any:
     return value
 
 
-def check_levels(value: object, most: int = MOST_LEVELS) -> None:
-    """Raise NotEncodable for a value that is nested more deeply, as one is that holds itself."""
+def check_levels(value: object) -> None:
+    """Raise NotEncodable for a value with more than `MOST_LEVELS`, as one has that holds itself."""
+    try:
+        _check_levels(value, MOST_LEVELS)
+    except Exception as error:
+        raise _refusal(error) from error
+
+
+def _check_levels(value: object, most: int) -> None:
     items = _items(value)
     if items and not most:
         raise NotEncodable(f"it is nested more than {MOST_LEVELS} levels deep, or holds itself")
     for item in items:
         if type(item) not in _FLAT:
-            check_levels(item, most - 1)
+            _check_levels(item, most - 1)
 
 
 def _items(value: object) -> Collection[object]:
@@ -135,4 +142,6 @@ def _refusal(error: Exception) -> NotEncodable:
         return NotEncodable("it has an int of more than 64 bits")
     if isinstance(error, RecursionError):
         return NotEncodable("it is nested too deeply, or holds itself")
-    return NotEncodable(str(error))
+    if isinstance(error, TypeError | ValueError):
+        return NotEncodable(text_of(error))
+    return NotEncodable(f"to read it raises {type(error).__name__}: {text_of(error)}")

@@ -160,7 +160,7 @@ TEMPLATE = (
     [TEMPLATE, "{{ 'a\\ud800b' }}{{ messages[0].content }}"],
     ids=["arguments", "literal"],
 )
-def test_a_template_that_writes_half_of_a_pair_is_rendered(served, template, size):
+def test_a_template_that_writes_a_lone_surrogate_is_rendered(served, template, size):
     """Arguments of calls are as a model has written them."""
     body = {
         "messages": called('{"a": "a\\ud800b"}', "x" * size),

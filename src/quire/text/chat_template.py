@@ -53,9 +53,9 @@ MAX_POWER_BITS = 4096
 _CONTINUE_MARK = "continue-this-text-here-5c0f9 "
 _FILTERS = bounded_filters()
 _MAX_DATE_PART = 256
-_MOST_LEVELS = 200
-"""Of nesting in what a template gets."""
 """What one character of a date's format becomes, at most."""
+_MOST_LEVELS = 200
+"""Levels of nesting in what a template gets."""
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 

@@ -32,7 +32,7 @@ _HEAD = struct.Struct("<cqI")
 then come their lengths.
 """
 MOST_BYTES = 2**31
-"""Of a message."""
+"""Bytes that a message may have."""
 
 Serve = Callable[[Any], None]
 Refuse = Callable[[int, BadMessage], None]
@@ -80,7 +80,7 @@ class Channel(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def encode(self, message: object) -> list[Frame]:
-        """What a program asks for, as frames. Raises NotEncodable."""
+        """Encode what a program asks for. Raises NotEncodable."""
         return self._encoder.encode(message, is_strict=True)
 
     def send(

@@ -26,7 +26,7 @@ T = TypeVar("T")
 INLINE_BYTES = 256
 """Smaller arrays are part of the first frame: a frame of its own costs more than the copy."""
 MOST_FRAMES = 1024
-"""Of a message; further arrays are part of the first frame."""
+"""Frames that a message may have; further arrays are part of the first one."""
 
 _ARRAY = 3
 """The MessagePack extension code of an array."""

@@ -37,7 +37,7 @@ CLIENT_SHIFT = 40
 """`handle >> CLIENT_SHIFT` is the index of the front end that gave the handle."""
 
 MOST_RESULT_BYTES = 2**30
-"""Of the result of a call."""
+"""Bytes that the result of a call may have."""
 
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
 """First frame of the last message of a core that ends by an error; the second is the error."""
