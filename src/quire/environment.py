@@ -33,8 +33,8 @@ VARIABLES = (
     Variable(
         "QUIRE_CACHE_DIR",
         "a folder",
-        "For random checkpoints of `quire bench`, and weights that do not fit in memory; default "
-        "~/.cache/quire.",
+        "For packed weights (`packed_weights_gib`), random checkpoints of `quire bench`, and "
+        "weights that do not fit in memory; default ~/.cache/quire.",
     ),
     Variable(
         "QUIRE_CPU_ISA",

@@ -56,6 +56,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     hf_config: dict[str, Any]
     load_format: str
     weights_folder: str | None
+    packed_weights_bytes: int
     offload: Offload | None
     dtype: str
     quantization: str | None

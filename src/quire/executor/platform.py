@@ -11,6 +11,8 @@ from quire.errors import InvalidParameter
 from quire.executor.worker_config import WorkerConfig
 from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.runtime import open_runtime
+from quire.kernels.cpu.weight_codec import CpuWeightCodec
+from quire.models.loading.packed_weights import WeightCodec
 from quire.ops import Ops, select
 from quire.runner.batch import BatchBuilder
 from quire.runner.devices.arena import Driver
@@ -35,7 +37,8 @@ class Platform:
 
     `sizes`: numbers of rows that steps of decodes are padded to. `free_bytes` returns the device's
     free memory; None if it has no memory of its own. `is_host`: weights are in host memory.
-    `driver` of a device with a queue of its own; None: there is none.
+    `driver` of a device with a queue of its own; None: there is none. `codec`: of packed weights,
+    where these can be kept in files; None: they cannot.
     """
 
     device: Device
@@ -45,6 +48,7 @@ class Platform:
     free_bytes: Callable[[], int] | None = None
     is_host: bool = True
     driver: Driver | None = None
+    codec: WeightCodec | None = None
 
 
 def open_platform(config: WorkerConfig) -> Platform:
@@ -63,8 +67,11 @@ def _open_cpu(config: WorkerConfig) -> Platform:
         weights_folder=config.weights_folder,
     )
     ops = _select(config, runtime)
-    if runtime is None or not config.use_graphs:
+    if runtime is None:
         return Platform(CpuDevice(), ops, lambda model, _: EagerForward(model))
+    codec = CpuWeightCodec(runtime, config.dtype)
+    if not config.use_graphs:
+        return Platform(CpuDevice(), ops, lambda model, _: EagerForward(model), codec=codec)
     return Platform(
         CpuDevice(),
         recordable(ops, runtime),
@@ -74,6 +81,7 @@ def _open_cpu(config: WorkerConfig) -> Platform:
             batches.capacity_batch,
             num_rows=config.max_sampled if config.generates else 0,
         ),
+        codec=codec,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
+from quire.environment import read_environment
 from quire.executor.platform import Platform
 from quire.executor.worker import SaveWeights
 from quire.executor.worker_config import WorkerConfig
@@ -17,6 +18,7 @@ from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
 from quire.models.loading.options import ModelOptions
+from quire.models.loading.packed_weights import PackedWeights, files_key
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import load_model, save_sharded_state
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
@@ -31,8 +33,11 @@ def make_loader(
     group: WorkerGroup | None,
     room: AdapterRoom | None,
     network: DraftNetwork | None,
+    stored: PackedWeights | None,
 ) -> Callable[[], RunnableModel]:
-    """Return the function that loads the weights, at the start and after sleep."""
+    """Return the function that loads the weights, at the start and after sleep; `stored` has those
+    that were packed before.
+    """
     if config.model_impl == "transformers":
         assert exchange is None and group is None, "one core, one worker"
         return partial(
@@ -67,8 +72,37 @@ def make_loader(
             keeps_experts=config.keeps_experts,
             make_placement=_placement_maker(config, platform),
             adapter_room=room,
+            stored=stored,
         ),
     )
+
+
+def stored_weights(
+    config: WorkerConfig,
+    platform: Platform,
+    exchange: ExpertExchange | None,
+    group: WorkerGroup | None,
+) -> PackedWeights | None:
+    """The packed weights of earlier starts; None where none are kept: for weights without files,
+    those that are parts of a model, and those that are in mapped files of their own.
+    """
+    if not config.packed_weights_bytes or platform.codec is None:
+        return None
+    if config.load_format == "dummy" or config.weights_folder is not None:
+        return None
+    if config.model_impl == "transformers" or exchange is not None or group is not None:
+        return None
+    key = {
+        "files": files_key(Path(config.model_folder)),
+        "config": config.hf_config,
+        "load_format": config.load_format,
+        "dtype": str(config.dtype),
+        "quantization": config.quantization,
+        "generates": config.generates,
+        "pooler": repr(config.pooler),
+    }
+    folder = read_environment().cache_dir / "packed"
+    return PackedWeights(folder, key, platform.codec, config.packed_weights_bytes)
 
 
 def make_saver(

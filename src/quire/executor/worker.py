@@ -13,6 +13,7 @@ from quire.executor.adapter_support import AdapterSupport
 from quire.executor.profiler import Profiler
 from quire.executor.worker_config import WorkerFacts
 from quire.models.adapters.weights import AdapterWeights
+from quire.models.loading.packed_weights import PackedWeights
 from quire.params import RequestParams
 from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
@@ -41,6 +42,7 @@ class Worker:
     _save: SaveWeights | None
     _profiler: Profiler | None
     _adapters: AdapterSupport | None
+    _stored: PackedWeights | None
 
     def __init__(
         self,
@@ -52,9 +54,11 @@ class Worker:
         save: SaveWeights | None,
         profiler: Profiler | None = None,
         adapters: AdapterSupport | None = None,
+        stored: PackedWeights | None = None,
     ) -> None:
         """`save` writes the worker's weights; None: the model is one of transformers. `profiler`
-        None: profiling is not possible. `adapters` None: the engine has none.
+        None: profiling is not possible. `adapters` None: the engine has none. `stored`: packed
+        weights that are kept for later starts; None: none are.
         """
         self.model_runner = runner
         self.facts = facts
@@ -63,6 +67,7 @@ class Worker:
         self._save = save
         self._profiler = profiler
         self._adapters = adapters
+        self._stored = stored
         self.launch = runner.launch if profiler is None else self._launch_profiled
         self.needs_host_ids = runner.needs_host_ids
 
@@ -80,6 +85,8 @@ class Worker:
         """Release the worker."""
         if self._profiler is not None:
             self._profiler.stop()
+        if self._stored is not None:
+            self._stored.close()
 
     def get_model(self) -> RunnableModel:
         """The model that this worker runs."""

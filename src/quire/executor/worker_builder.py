@@ -13,7 +13,7 @@ from quire.executor.drafting import build_drafting, read_draft_network
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
-from quire.executor.weights import make_loader, make_saver
+from quire.executor.weights import make_loader, make_saver, stored_weights
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_extension import worker_class
@@ -71,7 +71,8 @@ def build_worker(
     support = adapter_support(config)
     network = read_draft_network(config)
     room = None if support is None else support.room
-    load = make_loader(config, platform, exchange, group, room, network)
+    stored = stored_weights(config, platform, exchange, group)
+    load = make_loader(config, platform, exchange, group, room, network, stored)
     model = load()
     specs = [model.spec] if network is None else [model.spec, network.spec]
     kv_cache = _kv_cache(config, specs, platform)
@@ -117,6 +118,7 @@ def build_worker(
         profiler=None if config.profiler is None else Profiler(config.profiler),
         save=make_saver(config, platform, group),
         adapters=support,
+        stored=stored,
     )
 
 

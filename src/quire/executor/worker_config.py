@@ -39,6 +39,7 @@ class WorkerConfig:
     model_impl: ModelImpl
     load_format: LoadFormat
     weights_folder: Path | None
+    packed_weights_bytes: int
     dtype: torch.dtype
     quantization: str | None
     seed: int

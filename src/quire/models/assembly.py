@@ -122,7 +122,10 @@ class Assembly:
         """`choices`: where routers append the experts that they choose; None: nowhere. `adapters`
         gets the banks of adapters; None: there are none.
         """
-        self._make = Maker(weights, ops, max_model_len, options.recipe, options.group, adapters)
+        self._make = Maker(
+            *(weights, ops, max_model_len, options.recipe, options.group, adapters),
+            stored=options.stored,
+        )
         self._spec, self._ops = spec, self._make.ops
         self._mixtures = MixtureMaker(self._make, options.spread, choices)
         self._place = options.first_layer
@@ -338,14 +341,25 @@ class Assembly:
         assert self._head_rows is not None, "the embedding and the head come first"
         return self._head_rows
 
+    def _packed_table(self) -> LinearWeight:
+        packed: LinearWeight = self._ops.pack_linear(
+            self._make.weights.tensor("embed.weight"), None, None
+        )
+        return packed
+
     def _table(self) -> Tensor | LinearWeight:
         """The embedding table: the head's weight if the spec ties them, unless it is rounded."""
-        table = self._make.weights.tensor("embed.weight")
-        pooler = self._spec.pooler
-        if pooler is not None and pooler.reads_tokens:
+        make, pooler = self._make, self._spec.pooler
+        needs_rows = pooler is not None and pooler.reads_tokens
+        is_tied, stored_as = self._spec.tie and self._spec.generates, make.format_of("head")
+        if is_tied and stored_as is None and not needs_rows:
+            self._tied_head = make.packed("embed", ["embed"], self._packed_table)
+            make.keep("embed", self._tied_head)
+            return self._tied_head
+        table = make.weights.tensor("embed.weight")
+        if needs_rows:
             self._head_rows = table
-        if self._spec.tie and self._spec.generates:
-            stored_as = self._make.format_of("head")
+        if is_tied:
             self._tied_head = self._ops.pack_linear(table, None, stored_as)
             if stored_as is None:
                 self._make.keep("embed", self._tied_head)

@@ -22,10 +22,9 @@ from quire.models.adapters.banks import AdapterBanks
 from quire.models.assembly import Assembly
 from quire.models.drafting.inputs import DraftStage
 from quire.models.layers import Embedding
-from quire.models.loading.fixed_weights import FixedWeights
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weight_builder import WeightBuilder
-from quire.models.loading.weight_placement import RunnableLayer
+from quire.models.loading.weight_placement import FixedWeights, RunnableLayer
 from quire.models.maker import tensors_of, tensors_within
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops

@@ -16,6 +16,7 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.models.adapters.adapted_ops import AdaptedExperts, AdaptedLinear, adapted
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.layers import Projection, SharedProjection
+from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.positions import Rope
 from quire.models.rotary_tables import rotary_table
@@ -52,15 +53,17 @@ class Maker:
         recipe: Recipe,
         group: WorkerGroup | None,
         adapters: AdapterBanks | None,
+        stored: PackedWeights | None = None,
     ) -> None:
         """`adapters` gets a bank for each product that adapters may change; None: there are no
-        adapters.
+        adapters. `stored` has weights that were packed before; None: there are none.
         """
         assert adapters is None or group is None, "adapters of several workers are not cut"
         self.parts: list[tuple[str, Part]] = []
         self.weights = weights
         self.ops = ops if adapters is None else adapted(ops, adapters)
         self._adapters = adapters
+        self._stored = stored
         self.max_model_len = max_model_len
         self.group = group
         self._recipe = recipe
@@ -134,18 +137,36 @@ class Maker:
         `pack_linear`.
         """
         sizes = self.weights.rows(*leaves)
-        weight, bias = self.weights.linear(*leaves)
-        if change is not None:
-            weight = change(self._widened(weight))
-            bias = None if bias is None else change(bias)
-        packed: LinearWeight = self.ops.pack_linear(
-            weight, bias, self.format_for(role, weight), gated=gated
-        )
+
+        def pack() -> LinearWeight:
+            weight, bias = self.weights.linear(*leaves)
+            if change is not None:
+                weight = change(self._widened(weight))
+                bias = None if bias is None else change(bias)
+            stored_as = self.format_for(role, weight)
+            packed: LinearWeight = self.ops.pack_linear(weight, bias, stored_as, gated=gated)
+            return packed
+
+        packed = self.packed(name, leaves, pack)
         self.keep(name, packed)
         if self._adapters is None or not is_adaptable:
             return packed
         bank = self._adapters.add(leaves, sizes, packed.in_features, change_rows=change)
         return packed if bank is None else AdaptedLinear(packed, bank)
+
+    def packed(
+        self, name: str, leaves: Sequence[str], pack: Callable[[], LinearWeight]
+    ) -> LinearWeight:
+        """The packed weight of these leaves, of an earlier start where one has kept it."""
+        if self._stored is None:
+            return pack()
+        found: LinearWeight | None = self._stored.find(name)
+        if found is None:
+            found = pack()
+            self._stored.note(name, found)
+        else:
+            self.weights.skip(leaves)
+        return found
 
     def linear_and_rows(self, leaf: str, role: Role) -> tuple[Tensor, LinearWeight]:
         """A projection of one leaf, and its weight [out, in] as a tensor of the model's dtype."""
@@ -197,21 +218,30 @@ class Maker:
         """A projection whose inputs workers may share, cut between `units` (heads, or the width),
         of which this worker has so many; its weight after `change`.
         """
-        weight, bias = self.weights.linear(name)
-        weight = weight if change is None else change(self._widened(weight))
-        outputs, inputs = weight.shape
-        stored_as, group = self.format_for("projection", weight), self.group
-        scaled, needs_peaks = 0, stored_as is not None and stored_as.rounds_rows
-        if isinstance(weight, CodedWeight):
-            scaled, needs_peaks = weight.unit, weight.needs_peaks
-        segments, peaks = self.segments(units, weight.shape[1], stored_as, scaled), None
-        if group is not None and stored_as is not None:
-            peaks = group.all_gather(self.ops.row_peaks(weight)).amax(0)
-        packed = self.ops.pack_linear(weight, bias, stored_as, segments, peaks)
+        group, needs_peaks, segments = self.group, False, 1
+
+        def pack() -> LinearWeight:
+            nonlocal needs_peaks, segments
+            weight, bias = self.weights.linear(name)
+            weight = weight if change is None else change(self._widened(weight))
+            stored_as = self.format_for("projection", weight)
+            scaled, needs_peaks = 0, stored_as is not None and stored_as.rounds_rows
+            if isinstance(weight, CodedWeight):
+                scaled, needs_peaks = weight.unit, weight.needs_peaks
+            segments = self.segments(units, weight.shape[1], stored_as, scaled)
+            peaks = None
+            if group is not None and stored_as is not None:
+                peaks = group.all_gather(self.ops.row_peaks(weight)).amax(0)
+            packed: LinearWeight = self.ops.pack_linear(weight, bias, stored_as, segments, peaks)
+            return packed
+
+        packed = self.packed(name, [name], pack)
         self.keep(name, packed)
         if self._adapters is not None:
             bank = self._adapters.add(
-                *([name], [outputs], inputs), segments=segments, change_columns=change
+                *([name], [packed.out_features], packed.in_features),
+                segments=packed.segments,
+                change_columns=change,
             )
             return partial(
                 self.ops.linear, w=packed if bank is None else AdaptedLinear(packed, bank)

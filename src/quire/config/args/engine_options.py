@@ -126,6 +126,14 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "shapes, which are slower; on a CPU the native kernels do that anyway.",
     )
     enforce_eager: bool = _MODEL.flag(False, "Run every step without a recorded program.")
+    packed_weights_gib: float = _LOAD.number(
+        32.0,
+        "Most GiB of packed weights in QUIRE_CACHE_DIR that a start maps instead of packing again, "
+        "of all models together; the model that was used longest ago makes room. CPU only. 0: none "
+        "are kept.",
+        unit="GiB",
+        minimum=0,
+    )
     load_format: str = _LOAD.text(
         "auto",
         "Where weights come from. auto, hf: safetensors files, else Mistral's own (mistral), else "

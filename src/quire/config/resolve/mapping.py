@@ -46,6 +46,18 @@ def decide_weights_folder(d: Decisions, workspace: int) -> None:
         )
 
 
+def decide_packed_weights(d: Decisions) -> None:
+    """How large the files of packed weights may become."""
+    given = d.args.packed_weights_gib
+    if d.machine.device != "cpu":
+        d.decide("packed_weights_bytes", 0, "weights are packed by the GPU itself")
+    elif d.value("weights_folder") is not None:
+        d.decide("packed_weights_bytes", 0, "weights are in mapped files of their own")
+    else:
+        why = f"packed_weights_gib={given:g}: a start maps what an earlier one has packed"
+        d.decide("packed_weights_bytes", int(given * 2**30), why if given else "they are not kept")
+
+
 def free_bytes(d: Decisions) -> int:
     """The memory that is free now, for each core that runs here."""
     return d.machine.free_memory_bytes // _num_cores(d)

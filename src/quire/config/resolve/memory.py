@@ -6,7 +6,7 @@ from quire.config.kv_pool_size import gib
 from quire.config.resolve.adapters import adapter_bytes
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import number_bytes, weight_bytes
-from quire.config.resolve.mapping import decide_weights_folder, free_bytes
+from quire.config.resolve.mapping import decide_packed_weights, decide_weights_folder, free_bytes
 from quire.config.resolve.schedule import length_limit
 from quire.errors import InvalidParameter, LoadError
 from quire.models.kv_pool import SNAPSHOT_SHARE, KVPool, plan_kv_pool, state_bytes
@@ -40,6 +40,7 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     bound = length_limit(d) if length is None else length
     _decide_share(d, keeps_tokens=pool.block_bytes > 0)
     decide_weights_folder(d, _workspace_bytes(d, bound))
+    decide_packed_weights(d)
     num_blocks, reason = _num_blocks(d, pool, bound)
     _check_given(d, num_blocks * pool.block_bytes, reason)
     fits = pool.longest(num_blocks, bound, is_chunked=d.value("enable_chunked_prefill"))

@@ -122,6 +122,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         model_impl=cast(ModelImpl, plan.model_impl),
         load_format=cast(LoadFormat, plan.load_format),
         weights_folder=None if plan.weights_folder is None else Path(plan.weights_folder),
+        packed_weights_bytes=plan.packed_weights_bytes,
         dtype=getattr(torch, plan.dtype),
         quantization=plan.quantization,
         seed=plan.seed,

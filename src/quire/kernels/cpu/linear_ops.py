@@ -37,11 +37,23 @@ AnyAddend = Addend | CpuLora
 
 
 @dataclass(frozen=True, slots=True)
+class CodeFacts:
+    """What a weight in codes has besides its panels: the scales' type, whether there are zero
+    points, how rows are rounded (type, group, scale), and the table that codes are indices of.
+    """
+
+    scale_type: str
+    has_zeros: bool
+    rounding: tuple[str, int, float]
+    table: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class CpuLinear:
     """A weight in panels of outputs (csrc/kernels/linear_pack.cpp and quantized.cpp say how they
     look); `dtype` is that of the activations. form: "plain", or how it is rounded; rounds_rows: see
     `WeightFormat`. order: that of a weight in codes. gated: see `pack_linear`; scales are in the
-    order of the panels.
+    order of the panels. group, codes: what else the native weight was made from.
     """
 
     native: Any
@@ -56,6 +68,8 @@ class CpuLinear:
     rounds_rows: bool
     order: Tensor | None = None
     gated: bool = False
+    group: int = 0
+    codes: CodeFacts | None = None
 
     def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] of all segments times the scales that are left, plus bias -> fp32."""
@@ -184,8 +198,43 @@ class LinearOps:
     ) -> CpuLinear:
         """The weight that these panels, which may be filled later, and scales are of."""
         out_features, in_features = weight.shape
-        dtype = weight.dtype if isinstance(weight, Tensor) else self._dtype
-        wide_bias = self._wide_bias(bias, len(panels))
+        coded = weight if isinstance(weight, CodedWeight) else None
+        return self.weight_of(
+            panels,
+            scales,
+            self._wide_bias(bias, len(panels)),
+            None if coded is None else coded.order,
+            dtype=weight.dtype if isinstance(weight, Tensor) else self._dtype,
+            in_features=in_features,
+            out_features=out_features,
+            segments=segments,
+            form=form,
+            rounds_rows=rounds_rows,
+            gated=gated,
+            group=group,
+            codes=None if coded is None else _code_facts(coded),
+        )
+
+    def weight_of(
+        self,
+        panels: Tensor,
+        scales: Tensor | None,
+        bias: Tensor | None,
+        order: Tensor | None,
+        *,
+        dtype: torch.dtype,
+        in_features: int,
+        out_features: int,
+        segments: int,
+        form: str,
+        rounds_rows: bool,
+        gated: bool,
+        group: int,
+        codes: CodeFacts | None,
+    ) -> CpuLinear:
+        """The weight of these panels, which may be filled later; the arguments are the fields of
+        `CpuLinear`.
+        """
         native = self._make(
             self._types[dtype],
             self._forms[form],
@@ -194,40 +243,26 @@ class LinearOps:
             group,
             panels.data_ptr(),
             _address(scales),
-            _address(wide_bias),
+            _address(bias),
             form != "plain" and not rounds_rows,
             segments,
             gated,
         )
+        if codes is not None:
+            to, rows, scale = codes.rounding
+            table = None if codes.table is None else torch.tensor(codes.table)  # copied
+            native = native.with_codes(
+                self._types[getattr(torch, codes.scale_type)],
+                codes.has_zeros,
+                _address(order),
+                self._row_types[to],
+                rows,
+                scale,
+                _address(table),
+            )
         return CpuLinear(
-            self._with_codes(native, weight) if isinstance(weight, CodedWeight) else native,
-            dtype,
-            in_features,
-            out_features,
-            panels,
-            scales,
-            wide_bias,
-            segments,
-            form,
-            rounds_rows,
-            weight.order if isinstance(weight, CodedWeight) else None,
-            gated,
-        )
-
-    def _with_codes(self, native: Any, weight: CodedWeight) -> Any:
-        """The native weight with what one of codes has besides: the scales' type, whether there are
-        zero points, an order, how rows are rounded, and a table, which is copied.
-        """
-        rows = self._row_types["kept"], 0, 0.0
-        if (how := weight.rounding) is not None:
-            rows = self._row_types[how.to], how.group, how.scale or 0.0
-        table = None if weight.table is None else torch.tensor(weight.table)
-        return native.with_codes(
-            self._types[weight.scales.dtype],
-            weight.zeros is not None,
-            _address(weight.order),
-            *rows,
-            _address(table),
+            *(native, dtype, in_features, out_features, panels, scales, bias, segments),
+            *(form, rounds_rows, order, gated, group, codes),
         )
 
     def _wide_bias(self, bias: Tensor | None, num_panels: int) -> Tensor | None:
@@ -439,6 +474,16 @@ class LinearOps:
             *lora,
         )
         return y
+
+
+def _code_facts(weight: CodedWeight) -> CodeFacts:
+    how = weight.rounding
+    return CodeFacts(
+        str(weight.scales.dtype).removeprefix("torch."),
+        weight.zeros is not None,
+        ("kept", 0, 0.0) if how is None else (how.to, how.group, how.scale or 0.0),
+        None if weight.table is None else tuple(map(float, weight.table)),
+    )
 
 
 def _address(tensor: Tensor | None) -> int:

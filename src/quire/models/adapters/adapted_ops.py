@@ -32,6 +32,10 @@ class AdaptedLinear:
     def out_features(self) -> int:
         return self.bank.shape.out_features
 
+    @property
+    def segments(self) -> int:
+        return self.bank.shape.segments
+
 
 @dataclass(frozen=True, slots=True)
 class AdaptedExperts:

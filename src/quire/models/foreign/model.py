@@ -18,7 +18,7 @@ from quire.models.foreign.attention import STEP, PagedStep, PlacedLayer
 from quire.models.foreign.packing import PackedEmbedding, PackedExperts, PackedLinear
 from quire.models.foreign.parts import split
 from quire.models.foreign.spec import ForeignDecoder
-from quire.models.loading.fixed_weights import FixedWeights
+from quire.models.loading.weight_placement import FixedWeights
 from quire.models.maker import tensors_within
 from quire.ops import Batch, Ops
 

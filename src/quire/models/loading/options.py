@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.adapters.banks import AdapterRoom
+from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.quantization import UNQUANTIZED, Recipe
 
@@ -23,7 +24,8 @@ class ModelOptions:
     returns: the residual stream that enters layer i (0: the embeddings; L: the output of the last
     layer before the final norm). With `keeps_experts` every pass returns the chosen experts.
     `make_placement` makes what keeps the weights of layers; None: they are where they are made.
-    `adapter_room`: the adapters that the model has room for; None: it has none.
+    `adapter_room`: the adapters that the model has room for; None: it has none. `stored`: packed
+    weights of earlier starts, and for later ones; None: there are none.
     """
 
     recipe: Recipe = UNQUANTIZED
@@ -34,3 +36,4 @@ class ModelOptions:
     keeps_experts: bool = False
     make_placement: Callable[[], WeightPlacement] | None = None
     adapter_room: AdapterRoom | None = None
+    stored: PackedWeights | None = None

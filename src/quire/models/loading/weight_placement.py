@@ -5,10 +5,11 @@ device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from torch import Tensor
 
+from quire.errors import NotBuiltYet
 from quire.models.maker import Part
 from quire.ops import Batch
 
@@ -48,3 +49,14 @@ class WhereMade:
 
     def finish(self, layers: Sequence[RunnableLayer]) -> Sequence[RunnableLayer]:
         return layers
+
+
+class FixedWeights:
+    """A model whose weights are those that it was loaded with."""
+
+    def load_weights(self, weights: object) -> NoReturn:
+        """Raise NotBuiltYet."""
+        hint = (
+            "Write a checkpoint and call collective_rpc('reload_weights'), or start a new engine."
+        )
+        raise NotBuiltYet("method", "load_weights", hint)

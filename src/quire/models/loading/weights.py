@@ -81,6 +81,9 @@ def load_model(
     group = options.group
     own = _own_part(decoder, options.recipe, storage, group)
 
+    if options.stored is not None:
+        options.stored.open()
+
     def build(read: Read, leaves: OpenLeaves) -> DecoderModel:
         weights = WeightBuilder(
             own,
@@ -95,6 +98,8 @@ def load_model(
             own, weights, ops, max_model_len=length, options=options, target=target
         )
         weights.finish()
+        if options.stored is not None:
+            options.stored.finish()
         return model
 
     with open_leaves(

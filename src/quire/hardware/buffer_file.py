@@ -1,0 +1,147 @@
+"""Files of named buffers that are mapped as they lie there: read at once, on huge pages where the
+file system keeps them so, and shared by all processes that map them.
+
+A file is: MAGIC, the boot of the system that wrote or last checked it, the length of its header;
+the header as JSON, which says where each buffer is and has its checksum; the buffers, each at a
+multiple of a page. Nothing waits for the disk: what one boot has written is in the page cache, and
+the first to open the file after another boot computes all checksums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MAGIC = b"QuirePW1"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_BYTES = 36
+_PAGE = 4096
+_PIECE = 8 << 20
+"""Bytes written at once: whole huge pages, at multiples of their size."""
+
+
+class BadFile(Exception):
+    """A file that was not written by `write_buffers`, or not to its end."""
+
+
+def write_buffers(
+    path: Path, buffers: Mapping[str, memoryview], about: Any, go_on: Callable[[], bool]
+) -> bool:
+    """Write a file under its name once it is complete; False if another has written it meanwhile,
+    or if `go_on`, which is asked before each piece, says so. `about` is JSON. Raises OSError.
+    """
+    places, at = {}, 0
+    for name, data in buffers.items():
+        places[name] = [at, data.nbytes, zlib.crc32(data)]
+        at += -(-data.nbytes // _PAGE) * _PAGE
+    header = json.dumps({"about": about, "places": places, "size": at}).encode()
+    head = MAGIC + _boot() + len(header).to_bytes(8, "little") + header
+    pieces: list[Any] = [head, bytes(-len(head) % _PAGE)]
+    for data in buffers.values():
+        pieces += [data, bytes(-data.nbytes % _PAGE)]
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        file = os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600)  # gone if this process ends
+        try:
+            return _write(file, pieces, go_on) and _name(file, path.name, folder)
+        finally:
+            os.close(file)
+    finally:
+        os.close(folder)
+
+
+def map_buffers(path: Path) -> tuple[mmap.mmap, dict[str, tuple[int, int]], Any]:
+    """Map a file: its pages, which are not to be written, the offset and size in bytes of each
+    buffer, and what the file says `about` them. Raises OSError, BadFile.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(len(MAGIC) + _BOOT_BYTES + 8)
+        length = int.from_bytes(start[-8:], "little")
+        if start[: len(MAGIC)] != MAGIC or length > size:
+            raise BadFile("it does not begin as such a file")
+        try:
+            header = json.loads(file.read(length))
+            first = -(-(len(start) + length) // _PAGE) * _PAGE
+            if first + header["size"] != size:
+                raise BadFile("its size is another one")
+            places = {
+                name: (first + at, nbytes, checksum)
+                for name, (at, nbytes, checksum) in header["places"].items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadFile("its header cannot be read") from error
+        # private, so that nothing changes the file; never written, so that all pages are shared
+        pages = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    _fault_in(pages)
+    if start[len(MAGIC) : -8] != _boot():
+        _check(pages, places)
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            file.seek(len(MAGIC))
+            file.write(_boot())
+    return pages, {name: place[:2] for name, place in places.items()}, header["about"]
+
+
+def _check(pages: mmap.mmap, places: Mapping[str, tuple[int, int, int]]) -> None:
+    for name, (at, nbytes, checksum) in places.items():
+        with memoryview(pages) as view, view[at : at + nbytes] as data:
+            if zlib.crc32(data) != checksum:
+                raise BadFile(f"{name} is not what was written")
+
+
+def _boot() -> bytes:
+    """The number of the system's boot."""
+    with contextlib.suppress(OSError):
+        return _BOOT.read_bytes()[:_BOOT_BYTES]
+    return bytes(_BOOT_BYTES)
+
+
+def _fault_in(pages: mmap.mmap) -> None:
+    """Map what the page cache has, and read what it lacks."""
+    for advice in ("MADV_HUGEPAGE", "MADV_WILLNEED"):
+        with contextlib.suppress(OSError, AttributeError):
+            pages.madvise(getattr(mmap, advice))
+    populate_read = getattr(mmap, "MADV_POPULATE_READ", 22)
+    with contextlib.suppress(OSError):  # Linux 5.14
+        for at in range(0, len(pages), 32 * _PIECE):
+            pages.madvise(populate_read, at, min(32 * _PIECE, len(pages) - at))
+
+
+def _name(file: int, name: str, folder: int) -> bool:
+    try:
+        os.link(f"/proc/self/fd/{file}", name, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _write(file: int, pieces: Sequence[Any], go_on: Callable[[], bool]) -> bool:
+    """Write the pieces one after the other, in aligned steps of `_PIECE` bytes."""
+    step = memoryview(bytearray(_PIECE))
+    filled = at = 0
+    for piece in pieces:
+        left = memoryview(piece)
+        while left:
+            count = min(len(left), _PIECE - filled)
+            step[filled : filled + count] = left[:count]
+            left, filled = left[count:], filled + count
+            if filled == _PIECE:
+                if not go_on():
+                    return False
+                at += _write_all(file, step, at)
+                filled = 0
+    _write_all(file, step[:filled], at)
+    return True
+
+
+def _write_all(file: int, data: memoryview, at: int) -> int:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(file, data[written:], at + written)
+    return written

@@ -1,0 +1,49 @@
+"""Packed weights of the provider "cpu" as tensors and facts, for files, and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.cpu.linear_ops import CodeFacts, CpuLinear, LinearOps
+from quire.kernels.cpu.runtime import CpuRuntime
+
+_FACTS = (*("in_features", "out_features", "segments", "form", "rounds_rows", "gated", "group"),)
+_TENSORS = ("panels", "scales", "bias", "order")
+"""In the order of `LinearOps.weight_of`; every weight has panels."""
+
+
+class CpuWeightCodec:
+    """Takes weights apart that this runtime's kernels have packed, and puts them together."""
+
+    def __init__(self, runtime: CpuRuntime, dtype: torch.dtype) -> None:
+        self._ops = LinearOps(runtime, dtype)
+        self.layout = f"cpu {runtime.isa}"
+        """The layout of panels; equal ones are read by the same kernels."""
+
+    def take_apart(self, weight: Any) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """The facts about a weight, as JSON, and its tensors; None for one of another kind."""
+        if not isinstance(weight, CpuLinear):
+            return None
+        facts = {name: getattr(weight, name) for name in _FACTS}
+        facts["dtype"] = str(weight.dtype).removeprefix("torch.")
+        facts["codes"] = None if weight.codes is None else asdict(weight.codes)
+        tensors = {name: getattr(weight, name) for name in _TENSORS}
+        return facts, {name: each for name, each in tensors.items() if each is not None}
+
+    def put_together(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> CpuLinear:
+        """The weight of these facts and tensors, which it keeps."""
+        codes = facts["codes"]
+        if codes is not None:
+            table = None if codes["table"] is None else tuple(codes["table"])
+            codes = CodeFacts(**codes | {"rounding": tuple(codes["rounding"]), "table": table})
+        return self._ops.weight_of(
+            tensors["panels"],
+            *(tensors.get(name) for name in _TENSORS[1:]),
+            dtype=getattr(torch, facts["dtype"]),
+            codes=codes,
+            **{name: facts[name] for name in _FACTS},
+        )

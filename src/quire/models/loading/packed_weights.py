@@ -1,0 +1,179 @@
+"""Packed weights of earlier starts. Packing copies and rearranges each weight into fresh memory,
+which takes most of a start; a start that finds the result in a file maps it, and shares its memory
+with other processes that do.
+
+A file belongs to everything that it was made from: the model's files by size and time of change,
+its config, the recipe, the layout of the kernels, and Quire's own code. Files that were used
+longest ago make room for new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.hardware.buffer_file import BadFile, map_buffers, write_buffers
+
+logger = logging.getLogger(__name__)
+
+LEAST_BYTES = 64 << 20
+"""Smaller models are packed in no time."""
+_SPARE_BYTES = 1 << 30
+"""Of the disk, that no file takes."""
+_ENDING = ".packed"
+_CODE = ("models", "ops", "kernels", "quantization")
+"""Folders of the package that decide what a packed weight is."""
+_NICENESS = 10
+
+
+class WeightCodec(Protocol):
+    """Takes a provider's packed weights apart and puts them together: see `CpuWeightCodec`."""
+
+    layout: str
+
+    def take_apart(self, weight: Any) -> tuple[dict[str, Any], dict[str, Tensor]] | None: ...
+    def put_together(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Any: ...
+
+
+class PackedWeights:
+    """The packed weights of one model, in one file of a folder. Loading asks `find` for each, and
+    `note`s what it has packed itself; `finish` then has a thread write the file.
+    """
+
+    def __init__(
+        self, folder: Path, key: Mapping[str, Any], codec: WeightCodec, most_bytes: int
+    ) -> None:
+        """key: what the weights are made from, as JSON. most_bytes: of all files in the folder."""
+        whole = {"key": key, "layout": codec.layout, "code": _code_version()}
+        name = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        self._path = folder / (name + _ENDING)
+        self._codec = codec
+        self._most_bytes = most_bytes
+        self._found: dict[str, Any] = {}
+        self._noted: dict[str, Any] = {}
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def open(self) -> None:
+        """Map the file, if there is one; a damaged one is removed."""
+        self._found, self._noted = {}, {}
+        try:
+            pages, places, about = map_buffers(self._path)
+        except FileNotFoundError:
+            return
+        except (OSError, BadFile) as error:
+            logger.warning("Packed weights in %s are not used: %s.", self._path, error)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            return
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+        for name, (facts, tensors) in about.items():
+            views = {}
+            for part, (dtype, shape) in tensors.items():
+                at, nbytes = places[f"{name}/{part}"]
+                kind = getattr(torch, dtype)
+                count = nbytes // kind.itemsize
+                views[part] = torch.frombuffer(pages, dtype=kind, count=count, offset=at)
+                views[part] = views[part].view(shape)
+            self._found[name] = self._codec.put_together(facts, views)
+        logger.info("Packed weights of an earlier start are mapped from %s.", self._path)
+
+    def find(self, name: str) -> Any:
+        """The weight of this name; None: it has to be packed."""
+        return self._found.pop(name, None)
+
+    def note(self, name: str, weight: Any) -> None:
+        """Note a weight that was packed."""
+        self._noted[name] = weight
+
+    def finish(self) -> None:
+        """Write what was noted, in a thread that leaves the processors to all others."""
+        noted, self._noted, self._found = self._noted, {}, {}
+        about: dict[str, Any] = {}
+        buffers: dict[str, memoryview] = {}
+        for name, weight in noted.items():
+            if (apart := self._codec.take_apart(weight)) is None:
+                return  # of a kind that no file has
+            facts, tensors = apart
+            shapes = {}
+            for part, tensor in tensors.items():
+                shapes[part] = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+                data = tensor.contiguous().flatten().view(torch.uint8)
+                buffers[f"{name}/{part}"] = data.numpy().data
+            about[name] = facts, shapes
+        size = sum(data.nbytes for data in buffers.values())
+        if LEAST_BYTES <= size <= self._most_bytes:
+            self._thread = threading.Thread(
+                target=self._write, args=(buffers, about, size), name="packed-weights", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Wait until the file is written: once for a model."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, buffers: dict[str, memoryview], about: Any, size: int) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        folder = self._path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if self._path.exists() or shutil.disk_usage(folder).free < size + _SPARE_BYTES:
+                return
+            self._make_room(size)
+            if write_buffers(self._path, buffers, about, lambda: not self._is_closed):
+                logger.info("Packed weights are kept in %s for the next start.", self._path)
+        except OSError as error:
+            logger.info("Packed weights are not kept for the next start: %s.", error)
+
+    def _make_room(self, size: int) -> None:
+        """Remove the files whose last use is longest ago."""
+        files = []
+        for path in self._path.parent.glob("*" + _ENDING):
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                files.append((about.st_mtime, about.st_size, path))
+        left = self._most_bytes - size - sum(each[1] for each in files)
+        for _, freed, path in sorted(files):
+            if left >= 0:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+                left += freed
+
+
+def files_key(folder: Path) -> list[list[Any]]:
+    """What tells a model folder from one with other contents: its files' names, sizes, and times of
+    change; that of the inode cannot be set back.
+    """
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            about = path.stat()
+            found.append([path.name, about.st_size, about.st_mtime_ns, about.st_ctime_ns])
+    return [[str(folder.resolve())], *found]
+
+
+def _code_version() -> str:
+    """Changes with the code that packs, so that a weight of other code is never used."""
+    package = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    files = [path for part in _CODE for path in (package / part).rglob("*.py")]
+    for path in sorted([*files, *package.glob("_native*")]):
+        about = path.stat()
+        digest.update(f"{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

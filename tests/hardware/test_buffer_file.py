@@ -1,0 +1,110 @@
+"""Files of buffers: what is written is mapped, what is damaged is found, nothing is left half."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.hardware import buffer_file
+from quire.hardware.buffer_file import BadFile, map_buffers, write_buffers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files without names")
+BUFFERS = {"large": os.urandom(9 << 20), "empty": b"", "odd": b"abc", "page": bytes(4096)}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "file"
+    views = {name: memoryview(data) for name, data in BUFFERS.items()}
+    assert write_buffers(path, views, {"a": [1, "b"]}, lambda: True)
+    return path
+
+
+def contents(path):
+    pages, places, about = map_buffers(path)
+    assert about == {"a": [1, "b"]}
+    return {name: pages[at : at + nbytes] for name, (at, nbytes) in places.items()}
+
+
+def test_what_is_written_is_mapped(file):
+    assert contents(file) == BUFFERS
+    _, places, _ = map_buffers(file)
+    assert all(at % 4096 == 0 for at, _ in places.values())
+
+
+def test_what_is_mapped_stays_when_the_file_goes(file):
+    pages, places, _ = map_buffers(file)
+    file.unlink()
+    at, nbytes = places["large"]
+    assert pages[at : at + nbytes] == BUFFERS["large"]
+
+
+def test_writing_to_the_pages_does_not_change_the_file(file):
+    pages, places, _ = map_buffers(file)
+    pages[places["odd"][0]] = 0
+    assert contents(file) == BUFFERS
+
+
+def test_who_stops_leaves_nothing(tmp_path):
+    views = {"large": memoryview(BUFFERS["large"])}
+    assert not write_buffers(tmp_path / "file", views, None, lambda: False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_to_write_a_file_keeps_it(file):
+    assert not write_buffers(file, {"other": memoryview(b"x")}, None, lambda: True)
+    assert contents(file) == BUFFERS
+
+
+@pytest.mark.parametrize("at", [0, 60, 200, 2 << 20, -1])
+def test_after_another_boot_any_damage_is_found(file, monkeypatch, tmp_path, at):
+    (tmp_path / "boot").write_text("00000000-0000-0000-0000-000000000000")
+    monkeypatch.setattr(buffer_file, "_BOOT", tmp_path / "boot")
+    assert contents(file) == BUFFERS, "checked, and of this boot now"
+    monkeypatch.setattr(buffer_file, "_BOOT", Path("/proc/sys/kernel/random/boot_id"))
+    data = bytearray(file.read_bytes())
+    data[at - 4093 if at < 0 else at] ^= 255  # the end is a page of zeros that has a checksum
+    file.write_bytes(data)
+    with pytest.raises(BadFile):
+        map_buffers(file)
+
+
+@pytest.mark.parametrize("size", [0, 5, 44, 100, 5000, 1 << 20])
+def test_a_file_that_is_cut_is_found(file, size):
+    os.truncate(file, size)
+    with pytest.raises(BadFile):
+        map_buffers(file)
+
+
+@pytest.mark.parametrize("header", ["[" * 10_000, "{}", "[]", '{"places": 1, "size": 0}', "\\"])
+def test_a_header_that_is_none_is_found(tmp_path, header):
+    text = header.encode()
+    boot = buffer_file._boot()
+    (tmp_path / "file").write_bytes(
+        buffer_file.MAGIC + boot + len(text).to_bytes(8, "little") + text.ljust(4096)
+    )
+    with pytest.raises(BadFile):
+        map_buffers(tmp_path / "file")
+
+
+@pytest.mark.skipif(os.cpu_count() is None, reason="looks into /proc")
+def test_large_buffers_are_on_huge_pages_where_the_file_system_has_them(tmp_path):
+    """Writing in whole huge pages is what lets ext4, xfs and others keep them as such."""
+    path = tmp_path / "file"
+    data = memoryview(bytes(32 << 20))
+    steps = []
+    real = os.pwrite
+
+    def pwrite(file, part, at):
+        steps.append((len(part), at))
+        return real(file, part, at)
+
+    buffer_file.os.pwrite, written = pwrite, None
+    try:
+        written = write_buffers(path, {"a": data, "b": data}, None, lambda: True)
+    finally:
+        buffer_file.os.pwrite = real
+    assert written
+    assert all(at % (2 << 20) == 0 for _, at in steps)
+    assert all(length % (2 << 20) == 0 for length, _ in steps[:-1])
