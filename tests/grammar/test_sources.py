@@ -1,6 +1,5 @@
 """What a form is taken for: fields, engine options, and the value that is compiled."""
 
-import json
 import re
 
 import pytest
@@ -32,7 +31,7 @@ def deep(depth):
         ({"json": deep(70)}, "it may be nested at most 64 levels deep"),
         ({"json": {"const": {1, 2}}}, "it must be plain JSON data"),
         ({"regex": "a" * (2**20 + 1)}, "it may have at most 1048576 characters"),
-        ({"regex": "a", "whitespace_pattern": " "}, "it goes with json or json_object"),
+        ({"regex": "a", "whitespace_pattern": " "}, "it goes with json, json_object, structural_tag"),
         ({"json": {}, "whitespace_pattern": ""}, "Set disable_any_whitespace instead"),
         ({"regex": "a", "starts_after": []}, "1 to 64 characters or token ids"),
         ({"regex": "a", "starts_after": "x" * 65}, "1 to 64 characters or token ids"),
@@ -71,7 +70,9 @@ def test_engine_options_reach_every_form():
     form = with_defaults(Form(json={"items": {"type": "object"}}), config)
     source = source_of(form)
     assert source.whitespace == ""
-    assert json.loads(source.text) == {"items": {"type": "object", "additionalProperties": False}}
+    assert source.openness == "shut"
+    own = with_defaults(Form(json={}, allow_additional_properties=False), config)
+    assert source_of(own).openness == "closed"
     own = with_defaults(Form(json={}, whitespace_pattern=" "), config)
     assert source_of(own).whitespace == " "
     reasoning = StructuredOutputsConfig(enable_in_reasoning=True)

@@ -8,7 +8,7 @@ import pytest
 
 from quire import LLM, SamplingParams, embedded
 from quire.errors import InvalidParameter
-from quire.grammar.guidance import Guidance
+from quire.grammar.libraries import GrammarLibraries
 from quire.grammar.library import GrammarError
 from quire.grammar.source import source_of
 from quire.grammar.vocabulary import Vocabulary, VocabularySource
@@ -122,7 +122,7 @@ def vocabulary():
 
 @pytest.fixture(scope="module")
 def guidance(vocabulary):
-    return Guidance(vocabulary)
+    return GrammarLibraries(vocabulary, "guidance")
 
 
 def is_whole(guidance, vocabulary, given, text):
@@ -150,13 +150,13 @@ def test_what_a_tag_takes(guidance, vocabulary, name):
 REFUSED = {
     "no format": ({}, "structural_tag needs format"),
     "unknown format": ({"format": {"type": "qwen_xml_parameter"}},
-                       "'qwen_xml_parameter' is no format"),
+                       "'qwen_xml_parameter' is not a format"),
     "unknown field": ({"format": {**ANY, "lazy": 1}}, "any_text has no field lazy"),
     "empty": ({"structures": [], "triggers": ["<"]}, "at least one of its structures"),
     "no trigger": ({**OLD, "triggers": ["<tool"]}, "begins with no trigger"),
     "triggers in each other": ({**OLD, "triggers": ["<", "<call="]}, "no trigger may begin"),
     "any text before a rule": ({"format": sequence(ANY, JSON_POINT)}, "followed by a text"),
-    "a bad schema": ({"format": {"type": "json_schema", "json_schema": {"not": {}}}}, "not"),
+    "a bad schema": ({"format": {"type": "json_schema", "json_schema": False}}, "no value follows"),
     "a style": ({"format": {**JSON_POINT, "style": "qwen_xml"}}, "no style 'qwen_xml'"),
     "no end": ({"format": {"type": "tag", "begin": "a", "content": ANY}}, "needs an end"),
 }  # fmt: skip

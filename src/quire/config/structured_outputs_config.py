@@ -25,7 +25,8 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
     """The library that makes masks, the defaults of requests, and the limits on compiling.
 
     "guidance" makes all masks with llguidance; "xgrammar" those of the forms that xgrammar enforces
-    whole with it, and the others with llguidance. The two `disable` fields hold for every request.
+    whole with it, and the others with llguidance. The two `disable` fields hold for every request,
+    and `allow_additional_properties` for each that does not say what it wants.
     With `enable_in_reasoning` a form begins with the output, `starts_after` or not. A grammar may
     take `compile_time_s` seconds of computing and `compile_memory_mib` MiB in the process that
     tries it; the last `max_cached_grammars` are kept.
@@ -34,6 +35,7 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
     backend: str = "guidance"
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+    allow_additional_properties: bool = False
     enable_in_reasoning: bool = False
     compile_time_s: float = 5.0
     compile_memory_mib: int = 1024

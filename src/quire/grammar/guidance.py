@@ -15,14 +15,24 @@ import numpy as np
 
 from quire.grammar.bits import mask_words
 from quire.grammar.library import GrammarError, in_short
+from quire.grammar.lowering import lark_of
 from quire.grammar.regular import narrowed, one_of
-from quire.grammar.source import GrammarSource
-from quire.grammar.structural_tag import TagError, tag_grammar
+from quire.grammar.source import LoweredSource
 from quire.grammar.vocabulary import Vocabulary
 
 _INTERNAL = re.compile("<(?:state|backtrace|non-verbose)")
 """What begins the parts of an error that are of no use to users."""
 _TOO_LARGE = re.compile("[Tt]oo (many|large)|max is|fuel exhausted|assertion failed: grammar.sym")
+_OUR_WORDS = {
+    "NoExtensionBias": "no text goes on from here",
+    "Unsatisfiable schema": "no text follows a part of it that has to be there",
+    "are not disjoint": "patterns of patternProperties overlap, so that a name may have several",
+    "min/maxProperties only": (
+        "minProperties and maxProperties are supported where every declared property is required, "
+        "or where at least one or at most one of those declared may be there"
+    ),
+}
+"""Errors of the library that a user cannot read, in words."""
 _MAX_LEXER_STATES = 50_000
 """The most states that a request's matcher may keep, of about 2 KB each."""
 
@@ -49,15 +59,15 @@ class Guidance:
         )
 
     @staticmethod
-    def takes(source: GrammarSource) -> bool:
+    def takes(source: LoweredSource) -> bool:
         """Return True: it enforces every form."""
         return True
 
-    def compile(self, source: GrammarSource) -> GuidanceForm:
+    def compile(self, source: LoweredSource) -> GuidanceForm:
         """See `GrammarLibrary`. The first mask is computed here, so that copies need not."""
         try:
             matcher = self._library.LLMatcher(
-                self._tokenizer, self._lowered(source), log_level=0, limits=self._limits
+                self._tokenizer, self._grammar(source), log_level=0, limits=self._limits
             )
         except BaseException as error:
             raise _as_grammar_error(error) from None
@@ -67,7 +77,7 @@ class Guidance:
         self.fill([(tried := GuidanceMatcher(self, matcher), 0)], first)
         if tried.failure is not None or not first.any():
             raise GrammarError(tried.failure or "no text matches it")
-        return GuidanceForm(self, matcher)
+        return GuidanceForm(self, matcher, source.unenforced)
 
     def fill(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:
         """See `GrammarLibrary.fill`. The interpreter's lock is not held."""
@@ -90,44 +100,28 @@ class Guidance:
             len(masks),
         )
 
-    def _lowered(self, source: GrammarSource) -> str:
+    def _grammar(self, source: LoweredSource) -> str:
         """The source in the library's own notation."""
         matcher, text = self._library.LLMatcher, source.text
-        if source.kind == "json":
-            return str(matcher.grammar_from_json_schema(text, overrides=_json_options(source)))
-        if source.kind == "choice":
-            return str(matcher.grammar_from_regex(one_of(json.loads(text))))
-        if source.kind == "regex":
-            return str(matcher.grammar_from_regex(narrowed(text)))
-        if source.kind == "grammar":
-            return str(matcher.grammar_from_lark(self._lark(text)))
-        if source.kind == "structural_tag":
-            return self._tags(source)
+        match source.kind:
+            case "schema":
+                return str(matcher.grammar_from_json_schema(text, overrides=source.json_options))
+            case "lark":
+                return str(matcher.grammar_from_lark(text))
+            case "grammar":
+                return str(matcher.grammar_from_lark(lark_of(text)))
+            case "choice":
+                return str(matcher.grammar_from_regex(one_of(json.loads(text))))
+            case "regex":
+                return str(matcher.grammar_from_regex(narrowed(text)))
         raise GrammarError(f"{source.kind} is not known")
-
-    def _tags(self, source: GrammarSource) -> str:
-        special = [text for text in self._vocabulary.special_texts if text]
-        try:
-            return tag_grammar(source.text, special, _json_options(source), self._lark)
-        except TagError as error:
-            raise GrammarError(str(error)) from None
-
-    def _lark(self, text: str) -> str:
-        """A grammar in Lark's notation, or in GBNF, which has `::=`."""
-        if "::=" not in text:
-            return text
-        from llguidance.gbnf_to_lark import any_to_lark
-
-        try:
-            return str(any_to_lark(text))
-        except Exception as error:
-            raise GrammarError(f"it is no GBNF: {_first_words(str(error))}") from None
 
 
 class GuidanceForm:
     """A compiled grammar."""
 
-    def __init__(self, library: Guidance, prototype: Any) -> None:
+    def __init__(self, library: Guidance, prototype: Any, unenforced: tuple[str, ...]) -> None:
+        self.unenforced = unenforced
         self._library = library
         self._prototype = prototype
 
@@ -155,7 +149,7 @@ class GuidanceMatcher:
     def try_token(self, token_id: int) -> bool:
         """See `Matcher.try_token`."""
         try:
-            return bool(self.native.try_consume_tokens([token_id]) == 1)
+            return self.advance_by([token_id])
         except BaseException as error:
             raise _as_grammar_error(error) from None
 
@@ -170,7 +164,7 @@ class GuidanceMatcher:
 
     def advance_by(self, token_ids: Sequence[int]) -> bool:
         """Whether the library accepted all these tokens."""
-        return all(map(self.native.consume_token, token_ids))
+        return bool(self.native.try_consume_tokens(list(token_ids)) == len(token_ids))
 
     @property
     def failure(self) -> str | None:
@@ -183,12 +177,6 @@ class GuidanceMatcher:
         return bool(self.native.is_stopped())
 
 
-def _json_options(source: GrammarSource) -> dict[str, Any]:
-    if not source.whitespace:
-        return {"whitespace_flexible": False, "lenient": False}
-    return {"whitespace_pattern": source.whitespace, "lenient": False}
-
-
 def _as_grammar_error(error: BaseException) -> BaseException:
     """Convert a panic of the library, which is not an Exception, to a GrammarError."""
     if type(error).__module__ == "pyo3_runtime":
@@ -199,6 +187,9 @@ def _as_grammar_error(error: BaseException) -> BaseException:
 def _first_words(error: str) -> str:
     """The first lines of the library's text, without its internal state."""
     text = in_short(_INTERNAL.split(error)[0])
+    for theirs, ours in _OUR_WORDS.items():
+        if theirs in text:
+            return ours
     if _TOO_LARGE.search(text):
         return f"it is too large for the library that makes masks ({text})"
     return text

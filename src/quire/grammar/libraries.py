@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.grammar.guidance import Guidance
 from quire.grammar.library import Form, GrammarLibrary
+from quire.grammar.lowering import lowered
 from quire.grammar.source import GrammarSource
 from quire.grammar.vocabulary import Vocabulary
 from quire.grammar.xgrammar import XGrammar
@@ -32,9 +33,13 @@ class GrammarLibraries:
             self._library(kind)
 
     def compile(self, source: GrammarSource) -> Form:
-        """See `GrammarLibrary.compile`."""
-        kind = next(kind for kind in self._kinds if kind.takes(source))
-        return self._library(kind).compile(source)
+        """Compile a source. Raises GrammarError if it is invalid, cannot be enforced, is too large,
+        or matches nothing.
+        """
+        special = [text for text in self._vocabulary.special_texts if text]
+        form = lowered(source, special)
+        kind = next(kind for kind in self._kinds if kind.takes(form))
+        return self._library(kind).compile(form)
 
     def _library(self, kind: type[GrammarLibrary]) -> GrammarLibrary:
         if kind not in self._made:

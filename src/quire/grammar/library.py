@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from quire.errors import EngineError
-from quire.grammar.source import GrammarSource
+from quire.grammar.source import LoweredSource
 
 
 class GrammarError(EngineError):
@@ -52,22 +52,27 @@ class Matcher(Protocol):
 
 
 class Form(Protocol):
-    """A compiled grammar. Matchers may be taken from it by one thread at a time."""
+    """A compiled grammar. Matchers may be taken from it by one thread at a time.
+
+    `unenforced`: pointers to the keywords of its schemas that are annotations.
+    """
+
+    unenforced: tuple[str, ...]
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of a text."""
 
 
 class GrammarLibrary(Protocol):
-    """Compiles sources for one vocabulary. Time is not limited here: a form was validated before
-    (trial.py).
+    """Compiles lowered sources for one vocabulary. Time is not limited here: a form was validated
+    before (trial.py).
     """
 
     @staticmethod
-    def takes(source: GrammarSource) -> bool:
+    def takes(source: LoweredSource) -> bool:
         """Whether it enforces all of the form."""
 
-    def compile(self, source: GrammarSource) -> Form:
+    def compile(self, source: LoweredSource) -> Form:
         """Compile a source. Raises GrammarError if it is invalid, too large, or matches nothing."""
 
     def fill(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:

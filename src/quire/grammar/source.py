@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.config.structured_outputs_config import StructuredOutputsConfig
+from quire.grammar.json_schema.openness import Openness
 from quire.params import StructuredOutputsParams
 
 WHITESPACE = r"[ \n]"
@@ -18,16 +19,35 @@ budget with blanks.
 
 
 class GrammarSource(msgspec.Struct, frozen=True):
-    """A requested form. `whitespace` "" allows none between tokens of JSON."""
+    """A requested form. `whitespace` "" allows none between tokens of JSON; `openness`: see
+    `Openness`.
+    """
 
     kind: str
     text: str
     whitespace: str = WHITESPACE
+    openness: str = Openness.CLOSED.value
 
     @property
     def digest(self) -> bytes:
         """Equal for equal sources."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).digest()
+
+
+class LoweredSource(msgspec.Struct, frozen=True):
+    """A form as libraries compile it. `kind` is that of the requested form, or
+
+    schema: a JSON schema of keywords that libraries enforce whole; `json_options` are those of
+    llguidance for it; lark: a grammar in Lark's notation.
+
+    `unenforced`: pointers to the keywords of the form's schemas that are annotations.
+    """
+
+    kind: str
+    text: str
+    whitespace: str = WHITESPACE
+    json_options: dict[str, Any] = {}
+    unenforced: tuple[str, ...] = ()
 
 
 def source_of(params: StructuredOutputsParams) -> GrammarSource:
@@ -40,12 +60,23 @@ def source_of(params: StructuredOutputsParams) -> GrammarSource:
     if kind == "json_object":
         return GrammarSource("json", '{"type":"object"}', whitespace)
     if kind == "json":
-        return GrammarSource(kind, _schema_text(params), whitespace)
+        schema = params.json
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        return GrammarSource(kind, text, whitespace, _openness(params))
     if kind == "choice":
         return GrammarSource(kind, json.dumps(params.choice))
     if kind == "structural_tag":
-        return GrammarSource(kind, _tag_text(params), whitespace)
+        assert params.structural_tag is not None
+        return GrammarSource(kind, params.structural_tag, whitespace, _openness(params))
     return GrammarSource(kind, getattr(params, kind), whitespace)
+
+
+def _openness(params: StructuredOutputsParams) -> str:
+    if params.disable_additional_properties:
+        openness = Openness.SHUT
+    else:
+        openness = Openness.OPEN if params.allow_additional_properties else Openness.CLOSED
+    return str(openness.value)
 
 
 def with_defaults(
@@ -55,35 +86,12 @@ def with_defaults(
     is_json = params.kind in ("json", "json_object")
     if config.disable_any_whitespace and is_json and params.whitespace_pattern is None:
         params = msgspec.structs.replace(params, disable_any_whitespace=True)
-    if config.disable_additional_properties:
-        params = msgspec.structs.replace(params, disable_additional_properties=True)
+    if params.allow_additional_properties is None and not params.disable_additional_properties:
+        params = msgspec.structs.replace(
+            params,
+            disable_additional_properties=config.disable_additional_properties,
+            allow_additional_properties=config.allow_additional_properties or None,
+        )
     if config.enable_in_reasoning and params.starts_after is not None:
         params = msgspec.structs.replace(params, starts_after=None)
     return params
-
-
-def _schema_text(params: StructuredOutputsParams) -> str:
-    schema = params.json
-    if params.disable_additional_properties:
-        parsed = json.loads(schema) if isinstance(schema, str) else schema
-        return json.dumps(_closed(parsed))
-    return schema if isinstance(schema, str) else json.dumps(schema)
-
-
-def _tag_text(params: StructuredOutputsParams) -> str:
-    text = params.structural_tag
-    assert text is not None
-    return json.dumps(_closed(json.loads(text))) if params.disable_additional_properties else text
-
-
-def _closed(schema: Any) -> Any:
-    """Close every object of the schema that does not specify whether it is open."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: _closed(value) for name, value in schema.items()}
-    is_object = schema.get("type") == "object" or isinstance(schema.get("properties"), dict)
-    if is_object and not {"additionalProperties", "patternProperties"} & closed.keys():
-        closed["additionalProperties"] = False
-    return closed

@@ -53,21 +53,26 @@ _Tag = Mapping[str, Any]
 def tag_grammar(
     text: str,
     special_texts: Collection[str],
-    json_options: Mapping[str, Any],
+    json_expression: Callable[[Any], str],
     lark: Callable[[str], str],
 ) -> str:
     """The grammar of a structural tag (JSON text).
 
-    `special_texts` are written with control tokens of the vocabulary, `json_options` are the
-    library's for schemas, and `lark` turns a grammar of a part into its notation. Raises TagError.
+    `special_texts` are written with control tokens of the vocabulary, `json_expression` is that of
+    a schema, and `lark` turns a grammar of a part into its notation. Raises TagError.
     """
-    given = json.loads(text)
-    if "structures" in given or "triggers" in given:
-        given = {"format": _of_structures(given)}
-    _only(given, "structural_tag", "format", "type")
-    writer = _Writer(special_texts, json_options, lark)
-    start = writer.joined(writer.items(_need(given, "format", dict, "structural_tag")), True)
+    writer = _Writer(special_texts, json_expression, lark)
+    start = writer.joined(writer.items(tag_format(json.loads(text))), True)
     return "\n".join(["%llguidance {}", f"start: {start or _NOTHING}", *writer.rules])
+
+
+def tag_format(given: _Tag) -> dict[str, Any]:
+    """The format of a structural tag in either shape. Raises TagError."""
+    if "structures" in given or "triggers" in given:
+        return _of_structures(given)
+    _only(given, "structural_tag", "format", "type")
+    found: dict[str, Any] = _need(given, "format", dict, "structural_tag")
+    return found
 
 
 class _Writer:
@@ -76,12 +81,12 @@ class _Writer:
     def __init__(
         self,
         special_texts: Collection[str],
-        json_options: Mapping[str, Any],
+        json_expression: Callable[[Any], str],
         lark: Callable[[str], str],
     ) -> None:
         self.rules: list[str] = []
         self._special = sorted(special_texts, key=len, reverse=True)
-        self._json_options = dict(json_options)
+        self._json_expression = json_expression
         self._lark = lark
         self._formats: dict[str, Callable[[_Tag], list[_Item]]] = {
             "const_string": self._const,
@@ -101,7 +106,9 @@ class _Writer:
         if not isinstance(given, dict) or given.get("type") not in self._formats:
             kind = given.get("type") if isinstance(given, dict) else given
             known = ", ".join(self._formats)
-            raise TagError(f"{str(kind)[:60]!r} is no format of a structural tag; there is {known}")
+            raise TagError(
+                f"{str(kind)[:60]!r} is not a format of a structural tag; there is {known}"
+            )
         return self._formats[given["type"]](given)
 
     def joined(self, items: Sequence[_Item], is_last: bool) -> str:
@@ -135,12 +142,9 @@ class _Writer:
         if given.get("style", "json") != "json":
             style = str(given["style"])[:60]
             raise TagError(f"json_schema has no style {style!r} here; there is json")
-        schema = given.get("json_schema")
-        if schema is True:
-            schema = {}
-        if not isinstance(schema, dict):
+        if not isinstance(schema := given.get("json_schema"), dict | bool):
             raise TagError("json_schema needs a schema")
-        return [_Rule(f"%json {json.dumps({**schema, 'x-guidance': self._json_options})}")]
+        return [_Rule(self._json_expression(schema))]
 
     def _regex(self, given: _Tag) -> list[_Item]:
         _only(given, "regex", "type", "pattern")

@@ -6,6 +6,7 @@ own request. Results are cached.
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import threading
@@ -20,10 +21,13 @@ import msgspec
 from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.encodable import to_msgpack
 from quire.errors import EngineError, InvalidParameter, LoadError
+from quire.grammar.library import in_short
 from quire.grammar.source import GrammarSource, source_of, with_defaults
 from quire.grammar.vocabulary import VocabularySource
 from quire.hardware.task_limits import OVER_TIME
 from quire.params import StructuredOutputsParams
+
+logger = logging.getLogger(__name__)
 
 _ROOT = str(Path(__file__).parents[2])
 _BOOT = (
@@ -48,9 +52,10 @@ class TrialStart(msgspec.Struct, frozen=True):
 
 
 class TrialAnswer(msgspec.Struct, frozen=True):
-    """The answer to a message: `error` is None if all went well."""
+    """The answer to a message: `error` is None if all went well. `unenforced`: see `Form`."""
 
     error: str | None = None
+    unenforced: tuple[str, ...] = ()
 
 
 class GrammarTrials:
@@ -62,7 +67,8 @@ class GrammarTrials:
         )
         self._config = config
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar trials")
-        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, TrialAnswer] = OrderedDict()
+        self._logged: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
         self._process: _TrialProcess | None = None
         self._unusable: str | None = None
@@ -91,10 +97,25 @@ class GrammarTrials:
                 self._verdicts[key] = self._try(source)
                 if len(self._verdicts) > _MAX_VERDICTS:
                     self._verdicts.popitem(last=False)
-            error = self._verdicts[key]
-        if error is not None:
+            verdict = self._verdicts[key]
+        if verdict.error is not None:
             name = f"structured_outputs.{params.kind}"
-            raise InvalidParameter(name, getattr(params, params.kind), error)
+            raise InvalidParameter(name, getattr(params, params.kind), verdict.error)
+        if verdict.unenforced and key not in self._logged:
+            self._note(key, verdict.unenforced)
+
+    def unenforced(self, params: StructuredOutputsParams) -> tuple[str, ...]:
+        """Return pointers to the keywords of a checked form that are annotations."""
+        verdict = self._verdicts.get(source_of(self.completed(params)).digest)
+        return () if verdict is None else verdict.unenforced
+
+    def _note(self, key: bytes, unenforced: tuple[str, ...]) -> None:
+        self._logged[key] = None
+        if len(self._logged) > _MAX_VERDICTS:
+            self._logged.popitem(last=False)
+        logger.warning(
+            "A JSON schema has keywords that are not enforced: %s", in_short(", ".join(unenforced))
+        )
 
     def close(self) -> None:
         """End process and thread."""
@@ -104,18 +125,18 @@ class GrammarTrials:
                 self._process.end()
                 self._process = None
 
-    def _try(self, source: GrammarSource) -> str | None:
+    def _try(self, source: GrammarSource) -> TrialAnswer:
         if self._process is None and self._unusable is None:
             try:
                 self._process = _TrialProcess(self._start)
             except LoadError as error:
                 self._unusable = str(error)
         if self._process is None:
-            return self._unusable
+            return TrialAnswer(self._unusable)
         limit_s = self._start.time_s
         process = self._process
         try:
-            return process.ask(source, limit_s * _WAITING_FACTOR).error
+            return process.ask(source, limit_s * _WAITING_FACTOR)
         except TimeoutError:
             was_too_slow = True
         except (EOFError, OSError):
@@ -123,9 +144,11 @@ class GrammarTrials:
         self._process = None
         process.end()
         if was_too_slow:
-            return f"compiling it takes more than {limit_s:g} s"
+            return TrialAnswer(f"compiling it takes more than {limit_s:g} s")
         memory_mib = self._start.memory_bytes >> 20
-        return f"compiling it takes more than {memory_mib} MiB, or makes the compiler fail"
+        return TrialAnswer(
+            f"compiling it takes more than {memory_mib} MiB, or makes the compiler fail"
+        )
 
 
 class _TrialProcess:

@@ -41,10 +41,11 @@ class GrammarTrial:
         """
         try:
             with cpu_time(self._time_s):
-                self._follow(self._libraries.compile(source).matcher())
-        except (EngineError, ValueError) as error:
+                form = self._libraries.compile(source)
+                self._follow(form.matcher())
+        except (EngineError, ValueError, RecursionError) as error:
             return TrialAnswer(str(error))
-        return TrialAnswer()
+        return TrialAnswer(unenforced=form.unenforced)
 
     def _follow(self, matcher: Matcher) -> None:
         """Take the first steps of a text. Much of a grammar is built only then: raises GrammarError

@@ -16,7 +16,7 @@ import numpy as np
 from quire.grammar import xgrammar_subset
 from quire.grammar.bits import forbid, mask_words
 from quire.grammar.library import GrammarError, in_short
-from quire.grammar.source import GrammarSource
+from quire.grammar.source import LoweredSource
 from quire.grammar.vocabulary import Vocabulary
 
 
@@ -38,14 +38,14 @@ class XGrammar:
             forbid(self._no_eos[0], index)
 
     @staticmethod
-    def takes(source: GrammarSource) -> bool:
+    def takes(source: LoweredSource) -> bool:
         """Whether it enforces all of the form."""
         return xgrammar_subset.takes(source)
 
-    def compile(self, source: GrammarSource) -> XGrammarForm:
+    def compile(self, source: LoweredSource) -> XGrammarForm:
         """See `GrammarLibrary.compile`."""
         try:
-            form = XGrammarForm(self, self._compiled(source))
+            form = XGrammarForm(self, self._compiled(source), source.unenforced)
         except Exception as error:  # RuntimeError, or a class of the library's own
             raise _as_grammar_error(error) from None
         first = self.mask(tried := form.matcher())
@@ -75,9 +75,9 @@ class XGrammar:
         """The library's own matcher at the beginning of a text."""
         return self._library.GrammarMatcher(compiled)
 
-    def _compiled(self, source: GrammarSource) -> Any:
+    def _compiled(self, source: LoweredSource) -> Any:
         compiler, text = self._compiler, source.text
-        if source.kind == "json":
+        if source.kind == "schema":
             blanks: dict[str, Any] = {"any_whitespace": True, "max_whitespace_cnt": 1}
             if not source.whitespace:
                 blanks = {"any_whitespace": False, "separators": (",", ":")}
@@ -95,7 +95,8 @@ class XGrammar:
 class XGrammarForm:
     """A compiled grammar."""
 
-    def __init__(self, library: XGrammar, compiled: Any) -> None:
+    def __init__(self, library: XGrammar, compiled: Any, unenforced: tuple[str, ...]) -> None:
+        self.unenforced = unenforced
         self._library = library
         self._compiled = compiled
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.grammar.source import WHITESPACE, GrammarSource
+from quire.grammar.source import WHITESPACE, LoweredSource
 
 _Schema = Mapping[str, Any]
 _Rule = Callable[[Any, _Schema], bool]
@@ -22,9 +22,9 @@ _LETTERS = "dwsntrfv"
 """Escaped letters that it reads as Python does; it reads the negated classes differently."""
 
 
-def takes(source: GrammarSource) -> bool:
+def takes(source: LoweredSource) -> bool:
     """Whether it enforces all of a form."""
-    if source.kind == "json":
+    if source.kind == "schema":
         return source.whitespace in (WHITESPACE, "") and _takes_schema(json.loads(source.text))
     if source.kind == "regex":
         return regex(source.text) is not None
@@ -76,8 +76,14 @@ def _is_shared(value: object, _: _Schema) -> bool:
 
 def _is_bound(value: Any, said: _Schema) -> bool:
     kinds = (int, float) if said["type"] == "number" else int
-    is_number = isinstance(value, kinds) and not isinstance(value, bool)
-    return is_number and abs(value) <= _MOST
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        return False
+    return abs(value) <= _MOST if isinstance(value, int) else _is_short(value)
+
+
+def _is_short(value: float) -> bool:
+    """Whether it survives being written with six decimals, as the library does."""
+    return abs(value) < _MOST_SHORT and float(f"{value:.6f}") == value
 
 
 def _is_pattern(value: object, said: _Schema) -> bool:
@@ -160,6 +166,8 @@ _OF_TYPE: dict[str, dict[str, _Rule]] = {
         "additionalProperties": _is_closed,
     },
 }
-_FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "uuid", "uri")
+_FORMATS = ("duration", "email", "uuid", "uri")
 _MOST = 2**53
-"""Of the bounds of an integer."""
+"""The largest bound of an integer."""
+_MOST_SHORT = 1e8
+"""The largest bound of a number with decimals."""

@@ -11,6 +11,7 @@ from quire.errors import InvalidParameter, InvalidType
 from quire.params import checks
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_WITH_JSON = ("json", "json_object", "structural_tag")
 _FLAGS = ("disable_any_whitespace", "disable_additional_properties")
 GRAMMAR_FAILED = "the request's grammar failed"
 """How the error of an output begins whose grammar proved too large while it ran."""
@@ -34,7 +35,9 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
 
     Between two tokens of JSON there may be one blank or line break; `whitespace_pattern` is a
     regular expression that replaces this, `disable_any_whitespace` allows none.
-    `disable_additional_properties` closes objects that do not specify whether they are open. With
+    An object that declares properties has no others, unless its schema says that it is open;
+    `allow_additional_properties` (None: the engine's setting) leaves such objects open, as in the
+    standard, and `disable_additional_properties` closes those without declared properties too. With
     `starts_after` the form begins after the first occurrence of this text, or of these token ids,
     in the output (the end of a reasoning), and everything before it is unconstrained, except that
     the text must not end.
@@ -52,6 +55,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
     starts_after: str | list[int] | None = None
+    allow_additional_properties: bool | None = None
 
     def __post_init__(self) -> None:
         given = [kind for kind in _KINDS if getattr(self, kind) is not None]
@@ -88,13 +92,20 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
     def _check_options(self, kind: str) -> None:
         for name in _FLAGS:
             checks.flag(f"structured_outputs.{name}", getattr(self, name))
+        if self.allow_additional_properties is not None:
+            name = "structured_outputs.allow_additional_properties"
+            if checks.flag(name, self.allow_additional_properties) and (
+                self.disable_additional_properties
+            ):
+                allowed = "it goes without disable_additional_properties"
+                raise InvalidParameter(name, True, allowed)
         if self.whitespace_pattern is not None:
             name = "structured_outputs.whitespace_pattern"
             if not checks.text(name, self.whitespace_pattern):
                 hint = "Set disable_any_whitespace instead."
                 raise InvalidParameter(name, "", "it must not be empty", hint)
-            if self.disable_any_whitespace or kind not in ("json", "json_object"):
-                allowed = "it goes with json or json_object and without disable_any_whitespace"
+            if self.disable_any_whitespace or kind not in _WITH_JSON:
+                allowed = f"it goes with {', '.join(_WITH_JSON)} and without disable_any_whitespace"
                 raise InvalidParameter(name, self.whitespace_pattern, allowed)
         if self.starts_after is not None:
             self.starts_after = _mark(self.starts_after)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quire import embedded
-from quire.grammar.guidance import Guidance
+from quire.grammar.libraries import GrammarLibraries
 from quire.grammar.library import GrammarError
 from quire.grammar.source import source_of
 from quire.grammar.vocabulary import Vocabulary, VocabularySource
@@ -32,7 +32,7 @@ def vocabulary():
 
 @pytest.fixture(scope="module")
 def guidance(vocabulary):
-    return Guidance(vocabulary)
+    return GrammarLibraries(vocabulary, "guidance")
 
 
 def takes(guidance, tag, ids):

@@ -1,0 +1,1 @@
+"""JSON schemas, unfolded to a form that libraries enforce whole, or refused by their place."""

@@ -1,0 +1,16 @@
+"""The choice of which objects are closed."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Openness(Enum):
+    """Which objects may have properties that are not declared, where the schema does not say."""
+
+    CLOSED = "closed"
+    """Those that declare none at all."""
+    OPEN = "open"
+    """All of them, as in the standard."""
+    SHUT = "shut"
+    """None."""
