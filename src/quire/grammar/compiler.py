@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 import psutil
 
@@ -14,16 +16,20 @@ from quire.grammar.constraint import Constraint
 from quire.grammar.libraries import GrammarLibraries
 from quire.grammar.library import Form
 from quire.grammar.masks import DraftedStep, StepMasks
+from quire.grammar.prelude import IdPrelude, Marks, MarkTokens, Prelude, TextPrelude
 from quire.grammar.source import GrammarSource, source_of
 from quire.grammar.thinking import ThinkingBudget
 from quire.grammar.vocabulary import Vocabulary, VocabularySource
-from quire.params import SamplingParams
+from quire.params import SamplingParams, StructuredOutputsParams
 from quire.params.thinking import Thinking
 from quire.scheduling.request import Request
 from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import StepPlan
 
+T = TypeVar("T")
+
 _MOST_CACHED_BYTES = 512 << 20
+_MOST_MARKS = 16
 _BYTES_PER_CHAR = 100
 """What a compiled grammar takes in memory for each character of its source, as a rule."""
 
@@ -48,6 +54,7 @@ class GrammarCompiler:
         self._num_threads = num_threads
         self._forms: OrderedDict[bytes, Future[Form]] = OrderedDict()
         self._bytes: dict[bytes, int] = {}
+        self._marks: OrderedDict[Marks, Future[MarkTokens]] = OrderedDict()
         self._process = psutil.Process()
         self._thread: ThreadPoolExecutor | None = None
         self._libraries: GrammarLibraries | None = None
@@ -65,13 +72,32 @@ class GrammarCompiler:
             return None if budget is None else Constraint(None, budget=budget)
         if self._source is None:
             raise RequestError("structured_outputs needs an engine with a tokenizer")
+        compiled = self._compiled(source_of(form))
+        prelude, needs = self._prelude(form)
         return Constraint(
-            self._compiled(source_of(form)),
+            compiled,
             vocabulary=self._known_vocabulary,
-            starts_after=form.starts_after,
+            prelude=prelude,
+            needs=needs,
             may_end=not params.ignore_eos,
             budget=budget,
         )
+
+    def _prelude(
+        self, form: StructuredOutputsParams
+    ) -> tuple[Callable[[], Prelude] | None, list[Future[Any]]]:
+        """What makes the prelude of a form (None: it has none), and what that waits for."""
+        if form.starts_after is None:
+            return None, []
+        if form.starts_after_ids:
+            return partial(IdPrelude, form.starts_after_ids), []
+        marks = Marks(form.opening_texts, form.ending_texts)
+        if marks not in self._marks:
+            self._marks[marks] = self._start(lambda: MarkTokens(self._read()[0].tokens, marks))
+            if len(self._marks) > _MOST_MARKS:
+                self._marks.popitem(last=False)
+        tokens = self._marks[marks]
+        return lambda: TextPrelude(tokens.result(timeout=0)), [tokens]
 
     def masks_of(
         self, constrained: Mapping[int, Request]
@@ -90,6 +116,15 @@ class GrammarCompiler:
         assert self._vocabulary is not None, "some form has been compiled"
         return self._vocabulary
 
+    def _read(self) -> tuple[Vocabulary, GrammarLibraries]:
+        """The vocabulary and the libraries for it, made with the first form."""
+        if self._vocabulary is None or self._libraries is None:
+            assert self._source is not None
+            self._vocabulary = Vocabulary.read(self._source)
+            backend = self._config.backend
+            self._libraries = GrammarLibraries(self._vocabulary, backend, self._num_threads)
+        return self._vocabulary, self._libraries
+
     def _compiled(self, source: GrammarSource) -> Future[Form]:
         key = source.digest
         if key in self._forms:
@@ -106,20 +141,15 @@ class GrammarCompiler:
         key, _ = self._forms.popitem(last=False)
         self._bytes.pop(key, None)
 
-    def _start(self, work: Callable[[], Form]) -> Future[Form]:
+    def _start(self, work: Callable[[], T]) -> Future[T]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         return self._thread.submit(work)
 
     def _compile(self, source: GrammarSource, key: bytes) -> Form:
-        if self._libraries is None:
-            assert self._source is not None
-            self._vocabulary = Vocabulary.read(self._source)
-            self._libraries = GrammarLibraries(
-                self._vocabulary, self._config.backend, self._num_threads
-            )
+        _, libraries = self._read()
         before = self._process.memory_info().rss
-        form = self._libraries.compile(source)
+        form = libraries.compile(source)
         grown = self._process.memory_info().rss - before
         if key in self._forms:
             self._bytes[key] = max(grown, _BYTES_PER_CHAR * len(source.text))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from quire.errors import EngineError, RequestError
 from quire.grammar.bits import forbid
 from quire.grammar.library import Form, GrammarError, Matcher
+from quire.grammar.prelude import Prelude, PreludeState, Stage
 from quire.grammar.thinking import ThinkingBudget
 from quire.grammar.vocabulary import Vocabulary
 from quire.params.structured import GRAMMAR_FAILED
@@ -21,12 +23,13 @@ class GrammarFailure(RequestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Where a constraint is, its matcher aside."""
+class Checkpoint:
+    """Where a constraint is, for the way back after drafts."""
 
-    has_begun: bool
-    tail: list[int]
+    matcher: Matcher | None
+    can_be_form: bool
     num_taken: int
+    prelude: PreludeState | None
     budget: tuple[int | None, list[int]] | None
 
 
@@ -34,10 +37,10 @@ class Constraint:
     """A function of the request's output tokens alone, which is all that a preempted, resumed or
     restarted request needs: tokens that are new here are replayed.
 
-    `vocabulary` is known once the grammar is compiled. `starts_after` is the text, or the ids,
-    after whose first occurrence the structured output begins (None: at once). `may_end` False: the
-    ids that end a text are never drawn, the request ends with its grammar. `budget` bounds a
-    reasoning before the form, or without one (`compiled` None).
+    `vocabulary` is known once the grammar is compiled. `prelude` makes what follows the output up
+    to its form (None: it begins at once), when all of `needs` are done. `may_end` False: the ids
+    that end a text are never drawn, the request ends with its grammar. `budget` bounds a reasoning
+    before the form, or all of them without one (`compiled` None).
     """
 
     def __init__(
@@ -45,36 +48,34 @@ class Constraint:
         compiled: Future[Form] | None,
         *,
         vocabulary: Callable[[], Vocabulary] | None = None,
-        starts_after: str | Sequence[int] | None = None,
+        prelude: Callable[[], Prelude] | None = None,
+        needs: Sequence[Future[Any]] = (),
         may_end: bool = True,
         budget: ThinkingBudget | None = None,
     ) -> None:
         self._compiled = compiled
+        self._needs = [*([] if compiled is None else [compiled]), *needs]
         self._matcher: Matcher | None = None
         self._vocabulary = vocabulary
-        self._is_text = isinstance(starts_after, str)
-        self._mark = _marked(starts_after)
-        self._tail: list[int] = []
+        self._make_prelude = prelude
+        self._prelude: Prelude | None = None
         self._may_end = may_end
-        self._has_begun = compiled is not None and not self._mark
+        self._can_be_form = compiled is not None
+        """Whether the output so far is a beginning of the form, as far as is known."""
         self._budget = budget
         self._num_taken = 0
         self._num_ahead: int | None = 0
-        """Drafts that the matcher has taken; None if it failed at one."""
+        """Drafts that the matcher of the checkpoint has taken; None if it failed at one."""
+        self._at_checkpoint: Matcher | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether the grammar is compiled, or known to be wrong."""
-        return self._compiled is None or self._compiled.done()
+        return all(each.done() for each in self._needs)
 
     def wait(self, timeout_s: float) -> None:
         """Until it is ready, but not longer."""
-        if self._compiled is None:
-            return
-        try:
-            self._compiled.exception(timeout_s)
-        except TimeoutError:
-            return
+        wait(self._needs, timeout_s)
 
     def has_ended(self, output_token_ids: Sequence[int]) -> bool:
         """Whether the text is complete and nothing may follow. Raises GrammarFailure."""
@@ -82,113 +83,148 @@ class Constraint:
         return matcher is not None and matcher.has_ended
 
     def advance(self, output_token_ids: Sequence[int]) -> Matcher | None:
-        """Advance to the end of these tokens and return the matcher; None before the form begins.
+        """Advance to the end of these tokens and return the matcher; None where the form cannot
+        begin yet.
 
         Raises GrammarFailure, from then on each time.
         """
-        if self._budget is not None:
-            self._budget.take_in(output_token_ids)
         if self._compiled is None:
+            if self._budget is not None:
+                self._budget.take_in(output_token_ids)
             return None
         try:
             if self._matcher is None:
-                self._matcher = self._compiled.result(timeout=0).matcher()
-            self._take_in(self._matcher, output_token_ids)
+                self._begin()
+            self._take_in(output_token_ids)
         except EngineError as error:
             raise GrammarFailure(
                 f"{GRAMMAR_FAILED}: {error}", parameter="structured_outputs"
             ) from None
-        return self._matcher if self._has_begun else None
+        return self.matcher
 
     @property
     def matcher(self) -> Matcher | None:
-        """The matcher where it is now; None before the form begins."""
-        return self._matcher if self._has_begun else None
+        """The matcher where it is now; None where the form cannot begin yet."""
+        return self._matcher if self._can_be_form else None
 
     @property
     def has_failed(self) -> bool:
         """Whether the matcher can no longer be used."""
         return self._matcher is not None and self._matcher.failure is not None
 
-    def mark(self) -> Mark:
+    def checkpoint(self) -> Checkpoint:
         """Return where it is, for `return_to` after drafts."""
         budget = None if self._budget is None else self._budget.mark()
-        self._num_ahead = 0
-        return Mark(self._has_begun, list(self._tail), self._num_taken, budget)
+        prelude = None if self._prelude is None else self._prelude.state()
+        self._num_ahead, self._at_checkpoint = 0, self._matcher
+        return Checkpoint(self._matcher, self._can_be_form, self._num_taken, prelude, budget)
 
     def take_draft(self, token_id: int) -> bool:
         """Advance by a draft. Returns False if nothing can come after it: it is not allowed, or
         ends the text, or the matcher has failed.
         """
-        if self._budget is not None:
+        if self._compiled is None and self._budget is not None:
             self._budget.take(token_id)
-        if self._compiled is None or self._matcher is None:
-            return True
-        if not self._has_begun:
-            self._num_taken = 0
-            self._look_for_beginning([token_id])
+        if self._matcher is None:
             return True
         try:
-            is_allowed = self._matcher.try_token(token_id)
+            is_allowed = self._take(token_id)
         except EngineError:
             self._num_ahead = None
             return False
-        if is_allowed and self._num_ahead is not None:
-            self._num_ahead += 1
-        return is_allowed and not self._matcher.has_ended
+        return is_allowed and not (self._can_be_form and self._matcher.has_ended)
 
-    def return_to(self, mark: Mark) -> None:
+    def return_to(self, checkpoint: Checkpoint) -> None:
         """Go back to a place before drafts. A matcher that cannot is made anew from the output."""
-        self._has_begun, self._tail, self._num_taken = mark.has_begun, mark.tail, mark.num_taken
-        if self._budget is not None and mark.budget is not None:
-            self._budget.return_to(mark.budget)
-        if self._matcher is None or self._num_ahead == 0:
+        if self._budget is not None and checkpoint.budget is not None:
+            self._budget.return_to(checkpoint.budget)
+        if self._prelude is not None and checkpoint.prelude is not None:
+            self._prelude.return_to(checkpoint.prelude)
+        self._can_be_form, self._num_taken = checkpoint.can_be_form, checkpoint.num_taken
+        self._matcher, num_ahead = checkpoint.matcher, self._num_ahead
+        if self._matcher is None or num_ahead == 0:
             return
         try:
-            if self._num_ahead is None or self.has_failed:
+            if num_ahead is None or self.has_failed:
                 raise GrammarError("a draft made it fail")
-            self._matcher.roll_back(self._num_ahead)
+            self._matcher.roll_back(num_ahead)
         except EngineError:
-            self._matcher, self._num_taken, self._tail = None, 0, []
-            self._has_begun = not self._mark
+            self._matcher = None
 
     def restrict(self, mask: np.ndarray) -> None:
-        """Correct a filled mask [ceil(V/32)] int32 by the request's own rule of where its text may
-        end.
+        """Correct a mask [ceil(V/32)] int32, filled where there is a matcher, by what may come
+        before the form and by the request's own rule of where its text may end.
         """
-        if not self._has_begun:
+        stage = Stage.OVER if self._prelude is None else self._prelude.stage
+        if self._compiled is None:
             mask[:] = -1
-        if self._compiled is not None and not (self._has_begun and self._may_end):
-            for index in self._known_vocabulary.eos_ids:
-                forbid(mask, index)
-        if self._budget is not None and not self._has_begun:
+        else:
+            if not self._can_be_form:
+                mask[:] = 0
+            if self._prelude is not None and stage is not Stage.OVER:
+                self._prelude.restrict(mask)
+            if not (self._can_be_form and self._may_end):
+                for index in self._known_vocabulary.eos_ids:
+                    forbid(mask, index)
+        if self._budget is not None and (self._compiled is None or stage is Stage.INSIDE):
             self._budget.restrict(mask)
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._prelude is None or self._prelude.stage is Stage.OVER
 
     @property
     def _known_vocabulary(self) -> Vocabulary:
         assert self._vocabulary is not None, "a grammar needs a vocabulary"
         return self._vocabulary()
 
-    def _take_in(self, matcher: Matcher, token_ids: Sequence[int]) -> None:
-        if not self._has_begun:
-            self._look_for_beginning(token_ids)
-        if self._has_begun and self._num_taken < len(token_ids):
+    def _begin(self) -> None:
+        """Be at the beginning of the output."""
+        self._matcher = self._new_matcher()
+        self._num_taken = 0
+        if self._budget is not None:
+            self._budget.restart()
+        self._prelude = None if self._make_prelude is None else self._make_prelude()
+        self._can_be_form = self._prelude is None or self._prelude.stage is Stage.OPENING
+
+    def _new_matcher(self) -> Matcher:
+        assert self._compiled is not None
+        return self._compiled.result(timeout=0).matcher()
+
+    def _take_in(self, token_ids: Sequence[int]) -> None:
+        assert self._matcher is not None
+        while self._num_taken < len(token_ids) and not self._has_begun:
+            self._num_taken += 1
+            if not self._take(token_ids[self._num_taken - 1]):
+                raise GrammarError("the output left the grammar")
+        if self._num_taken < len(token_ids):
             new = token_ids[self._num_taken :]
             self._num_taken = len(token_ids)
-            matcher.consume(new)
+            self._matcher.consume(new)
 
-    def _look_for_beginning(self, token_ids: Sequence[int]) -> None:
-        mark, tail = self._mark, self._tail
-        for place in range(self._num_taken, len(token_ids)):
-            index = token_ids[place]
-            tail += self._known_vocabulary.tokens[index] if self._is_text else (index,)
-            self._num_taken = place + 1
-            ends = range(len(mark), len(tail) + 1)
-            if any(tail[end - len(mark) : end] == mark for end in ends):
-                self._has_begun = True
-                return
-            del tail[: max(0, len(tail) - len(mark) + 1)]
+    def _take(self, token_id: int) -> bool:
+        """Advance by one token; returns whether it is allowed."""
+        assert self._matcher is not None
+        if self._prelude is None or self._has_begun:
+            return self._try(token_id)
+        was_opening = self._prelude.stage is Stage.OPENING
+        self._prelude.take(token_id)
+        stage: Stage = self._prelude.stage
+        if self._budget is not None:
+            self._budget.take(token_id)
+            if was_opening and stage is Stage.INSIDE:
+                self._budget.open()
+        if was_opening and stage is not Stage.INSIDE:
+            self._can_be_form = self._can_be_form and self._try(token_id)
+            return self._can_be_form or stage is Stage.OPENING
+        if was_opening:  # what may have been the form was an opening
+            self._matcher = self._new_matcher()
+        self._can_be_form = stage is Stage.OVER
+        return True
 
-
-def _marked(mark: str | Sequence[int] | None) -> list[int]:
-    return list(mark.encode() if isinstance(mark, str) else mark or ())
+    def _try(self, token_id: int) -> bool:
+        assert self._matcher is not None
+        is_allowed = self._matcher.try_token(token_id)
+        if is_allowed and self._num_ahead is not None and self._matcher is self._at_checkpoint:
+            self._num_ahead += 1
+        return is_allowed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,10 +13,13 @@ from quire.errors import EngineError
 from quire.grammar.bits import mask_words
 from quire.grammar.constraint import Constraint, GrammarFailure
 from quire.grammar.library import Matcher
+from quire.params.structured import GRAMMAR_FAILED
 from quire.scheduling.request import Request
 from quire.step.faults import RowFailures
 from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import StepPlan
+
+logger = logging.getLogger(__name__)
 
 
 class DraftedStep(Protocol):
@@ -89,8 +93,10 @@ class StepMasks:
         if matchers and not errors:
             _fill(matchers, masks)
             failures = ((row_at[index], matcher.failure) for matcher, index in matchers)
-            errors = {row: text for row, text in failures if text}
+            errors = {row: f"{GRAMMAR_FAILED}: {text}" for row, text in failures if text}
         if errors:
+            for text in errors.values():
+                logger.warning("A request ends: %s", text)
             raise RowFailures(errors)
         for each in rows:
             each.constraint.restrict(masks[each.first])
@@ -101,7 +107,7 @@ def _fill_ahead(masks: np.ndarray, rows: Sequence[_Row]) -> list[int]:
     where they were. Returns the masks that nothing can come of: after a draft that its grammar does
     not allow, or that ends the text.
     """
-    marks = [each.constraint.mark() for each in rows]
+    checkpoints = [each.constraint.checkpoint() for each in rows]
     unknown: list[int] = []
     going = list(rows)
     try:
@@ -122,8 +128,8 @@ def _fill_ahead(masks: np.ndarray, rows: Sequence[_Row]) -> list[int]:
             unknown += [i for each in failed for i in _masks_after(each, ahead)]
             going = [each for each in going if each not in failed]
     finally:
-        for each, mark in zip(rows, marks, strict=True):
-            each.constraint.return_to(mark)
+        for each, checkpoint in zip(rows, checkpoints, strict=True):
+            each.constraint.return_to(checkpoint)
     if unknown:
         masks[unknown] = -1
     return unknown

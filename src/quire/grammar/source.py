@@ -93,5 +93,5 @@ def with_defaults(
             allow_additional_properties=config.allow_additional_properties or None,
         )
     if config.enable_in_reasoning and params.starts_after is not None:
-        params = msgspec.structs.replace(params, starts_after=None)
+        params = msgspec.structs.replace(params, starts_after=None, opens_with=None)
     return params

@@ -22,10 +22,20 @@ class ThinkingBudget:
 
     def __init__(self, limit: Thinking) -> None:
         self._limit = limit
-        self._count = limit.num_before
-        self._num_taken = 0
-        self._tail: list[int] = []
+        self._count: int | None
+        self._tail: list[int]
+        self.restart()
         self._longest = max(len(limit.start_ids), len(limit.end_ids))
+
+    def restart(self) -> None:
+        """Be at the beginning of the output."""
+        self._count = self._limit.num_before
+        self._num_taken = 0
+        self._tail = []
+
+    def open(self) -> None:
+        """Count from here: a start delimiter has come, in whatever tokens."""
+        self._count = 0
 
     def take_in(self, output_token_ids: Sequence[int]) -> None:
         """Process the output so far, starting after the tokens of the last call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +23,11 @@ _MAX_CHOICES = 65536
 _MAX_DEPTH = {"json": 64, "structural_tag": 80}
 """Bounds on a form as it is written; what it costs to compile is found out by compiling it."""
 _MAX_MARK = 64
+_MAX_MARKS = 8
+_MARKS = (
+    f"it must be None, or 1 to {_MAX_MARK} characters or token ids, "
+    f"or at most {_MAX_MARKS} such texts"
+)
 _MAX_COUNT = 2**31 - 1
 
 
@@ -38,9 +44,11 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
     An object that declares properties has no others, unless its schema says that it is open;
     `allow_additional_properties` (None: the engine's setting) leaves such objects open, as in the
     standard, and `disable_additional_properties` closes those without declared properties too. With
-    `starts_after` the form begins after the first occurrence of this text, or of these token ids,
-    in the output (the end of a reasoning), and everything before it is unconstrained, except that
-    the text must not end.
+    `starts_after` the form begins after the first occurrence of this text, of one of these texts,
+    or of these token ids in the output (the end of a reasoning), and everything before it is
+    unconstrained, except that the text must not end. With `opens_with` the output may begin with
+    this text, or one of these, after blanks, and then goes on to `starts_after`; else it begins
+    with the form.
 
     Raises InvalidParameter when no kind or more than one is given, or one cannot be read.
     """
@@ -54,7 +62,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
-    starts_after: str | list[int] | None = None
+    starts_after: str | list[str | int] | None = None
+    opens_with: str | list[str] | None = None
     allow_additional_properties: bool | None = None
 
     def __post_init__(self) -> None:
@@ -108,19 +117,57 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
                 allowed = f"it goes with {', '.join(_WITH_JSON)} and without disable_any_whitespace"
                 raise InvalidParameter(name, self.whitespace_pattern, allowed)
         if self.starts_after is not None:
-            self.starts_after = _mark(self.starts_after)
+            self.starts_after = _marks("structured_outputs.starts_after", self.starts_after)
+        if self.opens_with is not None:
+            name = "structured_outputs.opens_with"
+            self.opens_with = _texts(name, self.opens_with)
+            if not self.ending_texts:
+                raise InvalidParameter(name, self.opens_with, "it goes with texts in starts_after")
+
+    @property
+    def starts_after_ids(self) -> list[int]:
+        """The token ids that the form begins after, if ids are given."""
+        given = self.starts_after
+        return [one for one in given if isinstance(one, int)] if isinstance(given, list) else []
+
+    @property
+    def ending_texts(self) -> tuple[str, ...]:
+        """The texts that the form begins after."""
+        return _as_texts(self.starts_after)
+
+    @property
+    def opening_texts(self) -> tuple[str, ...]:
+        """The texts that open what comes before the form, if it need not come."""
+        return _as_texts(self.opens_with)
 
 
-def _mark(value: object) -> str | list[int]:
-    name = "structured_outputs.starts_after"
-    allowed = f"it must be None, or 1 to {_MAX_MARK} characters or token ids"
-    if not isinstance(value, str):
-        value = checks.integers(name, value, _MAX_MARK)
-    elif len(checks.text(name, value)) > _MAX_MARK:
-        raise InvalidParameter(name, value, allowed)
-    if not value:
-        raise InvalidParameter(name, value, allowed)
-    return value
+def _as_texts(given: str | Sequence[str | int] | None) -> tuple[str, ...]:
+    texts = [given] if isinstance(given, str) else given or ()
+    return tuple(one for one in texts if isinstance(one, str))
+
+
+def _marks(name: str, value: object) -> str | list[str | int]:
+    if isinstance(value, str) or (isinstance(value, list | tuple) and not _is_of_ids(value)):
+        return _texts(name, value)  # type: ignore[return-value]
+    ids = checks.integers(name, value, _MAX_MARK)
+    if not ids:
+        raise InvalidParameter(name, value, _MARKS)
+    return list(ids)
+
+
+def _is_of_ids(value: Sequence[object]) -> bool:
+    return not any(isinstance(one, str) for one in value)
+
+
+def _texts(name: str, value: object) -> str | list[str]:
+    if isinstance(value, str):
+        if not 0 < len(checks.text(name, value)) <= _MAX_MARK:
+            raise InvalidParameter(name, value, _MARKS)
+        return value
+    texts = checks.texts(name, value, _MAX_MARKS, _MAX_MARK * _MAX_MARKS)
+    if not texts or not all(0 < len(text) <= _MAX_MARK for text in texts):
+        raise InvalidParameter(name, value, _MARKS)
+    return texts
 
 
 def _check_text(name: str, value: object) -> None:

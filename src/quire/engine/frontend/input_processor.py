@@ -33,6 +33,7 @@ from quire.grammar.thinking import num_thinking
 from quire.grammar.trial import GrammarTrials
 from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
+from quire.params.structured import StructuredOutputsParams
 from quire.params.thinking import Thinking
 from quire.prompts import ParsedPrompt, check_token_ids, parse_prompt
 from quire.text.encode_options import encode_options
@@ -337,7 +338,8 @@ class GenerationInputs:
         _check_allowed_ids(own)
         if self._custom is not None:
             self._custom.check(own)
-        self._check_form(own)
+        if own.structured_outputs is not None:
+            own.structured_outputs = self.check_form(own.structured_outputs)
         self._encode_bad_words(own)
         if own.prompt_logprobs is not None:
             own.skip_reading_prefix_cache = True  # a cached block has no logits to report
@@ -353,6 +355,24 @@ class GenerationInputs:
         form = params.structured_outputs
         return None if form is None else self._forms.submit(form)
 
+    def check_form(self, form: StructuredOutputsParams) -> StructuredOutputsParams:
+        """Return a form completed with the engine's settings. Raises InvalidParameter for one that
+        cannot be served.
+        """
+        if self._forms is None:
+            hint = "Give an engine with a tokenizer."
+            allowed = "the engine has no tokenizer"
+            raise InvalidParameter("structured_outputs", form.kind, allowed, hint)
+        name = "structured_outputs.starts_after"
+        checks.in_vocabulary(name, form.starts_after_ids, self._limits.vocab_size)
+        completed = self._forms.completed(form)
+        self._forms.check(completed)
+        return completed
+
+    def unenforced(self, form: StructuredOutputsParams) -> Sequence[str]:
+        """Return pointers to the keywords of a checked form's schemas that are annotations."""
+        return () if self._forms is None else self._forms.unenforced(form)
+
     def close(self) -> None:
         """Release what `process` needs; no request is processed afterwards."""
         if self._forms is not None:
@@ -366,20 +386,6 @@ class GenerationInputs:
         if start > prompt_len:
             allowed = f"it must be at most {prompt_len}, the tokens of the prompt"
             raise InvalidParameter(name, start, allowed)
-
-    def _check_form(self, own: SamplingParams) -> None:
-        form = own.structured_outputs
-        if form is None:
-            return
-        if self._forms is None:
-            hint = "Give an engine with a tokenizer."
-            allowed = "the engine has no tokenizer"
-            raise InvalidParameter("structured_outputs", form.kind, allowed, hint)
-        if isinstance(form.starts_after, list):
-            name = "structured_outputs.starts_after"
-            checks.in_vocabulary(name, form.starts_after, self._limits.vocab_size)
-        own.structured_outputs = self._forms.completed(form)
-        self._forms.check(own.structured_outputs)
 
     def _thinking(self, own: SamplingParams, prompt: list[int]) -> Thinking | None:
         budget, marks = own.thinking_token_budget, self.reasoning_marks
