@@ -31,7 +31,10 @@ def deep(depth):
         ({"json": deep(70)}, "it may be nested at most 64 levels deep"),
         ({"json": {"const": {1, 2}}}, "it must be plain JSON data"),
         ({"regex": "a" * (2**20 + 1)}, "it may have at most 1048576 characters"),
-        ({"regex": "a", "whitespace_pattern": " "}, "it goes with json, json_object, structural_tag"),
+        (
+            {"regex": "a", "whitespace_pattern": " "},
+            "it goes with json, json_object, structural_tag",
+        ),
         ({"json": {}, "whitespace_pattern": ""}, "Set disable_any_whitespace instead"),
         ({"regex": "a", "starts_after": []}, "1 to 64 characters or token ids"),
         ({"regex": "a", "starts_after": "x" * 65}, "1 to 64 characters or token ids"),

@@ -109,6 +109,16 @@ def test_a_begun_prompt_counts_and_others_are_untouched(llm):
     assert texts(llm, "def f():", thinking_token_budget=5) == plain
 
 
+@pytest.mark.parametrize("before", ["def f(): ", "def f():"])
+def test_a_mark_of_the_prompt_counts_in_whatever_tokens(llm, before):
+    """A blank before it is one token with its first letter."""
+    form = Form(choice=["yes", "no"], starts_after=END)
+    [text] = texts(llm, f"{before}{START}", structured_outputs=form, thinking_token_budget=4)
+    assert text.partition(END)[2] in ("yes", "no")
+    [text] = texts(llm, f"{before}{START}\n{END}\n", thinking_token_budget=4)
+    assert text == texts(llm, f"{before}{START}\n{END}\n")[0]
+
+
 def test_a_form_begins_behind_the_mark_that_was_forced(llm):
     form = Form(choice=["yes", "no"], starts_after=END)
     [text] = texts(llm, f"def f():{START}", structured_outputs=form, thinking_token_budget=4)

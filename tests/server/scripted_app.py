@@ -47,6 +47,9 @@ class AnyForm:
     def check(self, form):
         return None
 
+    def unenforced(self, form):
+        return ()
+
     def close(self):
         return None
 

@@ -15,12 +15,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from quire.engine.async_llm import AsyncLLM
+from quire.errors import InvalidParameter
 from quire.observability.tracing import HEADERS
 from quire.params import RequestParams, SamplingParams
+from quire.params.structured import StructuredOutputsParams
 from quire.server.abilities import Abilities, Ability
 from quire.server.adapters import ServedAdapters
 from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.engine_outputs import Outputs, close_all
+from quire.server.form_fields import check_parts, name_whole, note_unenforced
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal, error_response
 from quire.server.http.fields import BODY_SLOT, CUT_SLOT, FieldRules, NamesFields, name_as_sent
@@ -52,6 +55,18 @@ class Prompt:
     text: str | None
     ids: list[int]
     params: SamplingParams
+
+    def form_parts(self) -> Sequence[tuple[str, StructuredOutputsParams]]:
+        """The forms that the form of its output is made of, by their fields in the request; none
+        where one field has it.
+        """
+        return ()
+
+    def field_at(self, pointer: str) -> str:
+        """The field of the request with a place in the schema of its form."""
+        form = self.params.structured_outputs
+        kind = "" if form is None else f".{form.kind}"
+        return f"structured_outputs{kind}{pointer}"
 
 
 class NamesModel(Protocol):
@@ -211,12 +226,35 @@ class Server:
         try:
             for index, prompt in enumerate(prompts):
                 key = f"{name.key}-{index}"
-                stream = await self.add(request, body, key, name.shown, prompt.ids, prompt.params)
-                streams.append(stream)
+                adding = partial(
+                    self.add, request, body, key, name.shown, prompt.ids, prompt.params
+                )
+                form = prompt.params.structured_outputs
+                stream = adding() if form is None else self._add_formed(request, prompt, adding)
+                streams.append(await stream)
         except BaseException:
             await close_all(streams)
             raise
         return streams
+
+    async def _add_formed(
+        self, request: Request, prompt: Prompt, adding: Callable[[], Awaitable[Outputs]]
+    ) -> Outputs:
+        """Add a prompt with a form by `adding`, and let errors and the header of ignored fields
+        name what the form was made from.
+        """
+        inputs, parts = self.engine.front_end.inputs, prompt.form_parts()
+        await check_parts(inputs, parts)
+        try:
+            stream = await adding()
+        except InvalidParameter as error:
+            name_whole(error, parts)
+            raise
+        form = prompt.params.structured_outputs
+        assert form is not None
+        pointers = inputs.generation.unenforced(form)
+        note_unenforced(request, map(prompt.field_at, pointers))
+        return stream
 
     async def add(
         self,

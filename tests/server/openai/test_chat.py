@@ -223,7 +223,7 @@ def test_a_form_begins_behind_the_reasoning():
     plain = with_app(use, "x")["sampling_params"]["structured_outputs"]
     assert plain == {"json_object": True}
     form = with_app(use, "x", reasoning_parser="qwen3")["sampling_params"]["structured_outputs"]
-    assert form["starts_after"] == "</think>"
+    assert (form["opens_with"], form["starts_after"]) == (["<think>"], ["</think>"])
 
 
 def test_cached_tokens_are_told_without_a_flag(server):

@@ -106,7 +106,7 @@ def test_a_forced_input_with_a_grammar_is_the_whole_answer(script, stream, choic
     finish = "tool_calls" if choice == "required" else "stop"
     assert found(reply, stream) == ("patch", '1+2\n{"input": "x"}', "", finish)
     form = script.seen[-1].sampling_params.structured_outputs
-    assert (form.grammar, form.starts_after) == (SUM["definition"], "</think>")
+    assert (form.grammar, form.starts_after) == (SUM["definition"], ["</think>"])
 
 
 @each_way

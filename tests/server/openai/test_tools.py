@@ -272,7 +272,7 @@ def test_required_calls_are_a_form_that_begins_behind_the_reasoning(server):
         }
     form = server.seen[-1].sampling_params.structured_outputs
     assert form.json["type"] == "array"
-    assert form.starts_after == "</think>"
+    assert (form.opens_with, form.starts_after) == (["<think>"], ["</think>"])
 
 
 def test_a_named_call_is_a_form_and_ends_with_stop(server):
@@ -296,7 +296,7 @@ def test_a_response_format_begins_behind_the_reasoning_too(server):
     ask(server, "<think>hm</think>{}", response_format={"type": "json_object"})
     form = server.seen[-1].sampling_params.structured_outputs
     assert form.json_object
-    assert form.starts_after == "</think>"
+    assert (form.opens_with, form.starts_after) == (["<think>"], ["</think>"])
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
@@ -307,7 +307,7 @@ def test_a_forced_call_rules_over_a_response_format(server, choice):
     assert [call[1:] for call in found["calls"]] == [["weather", '{"city": "Bonn"}']]
     form = server.seen[-1].sampling_params.structured_outputs
     assert form.json["type"] == ("object" if choice is NAMED else "array")
-    assert form.starts_after == "</think>"
+    assert (form.opens_with, form.starts_after) == (["<think>"], ["</think>"])
 
 
 BONN = {"name": "weather", "parameters": {"city": "Bonn"}}
@@ -325,7 +325,7 @@ def test_a_response_format_holds_for_content_and_leaves_calls_free(server, strea
         answer, call = json.loads(form.structural_tag)["format"]["elements"]
         assert answer == {"type": "json_schema", "json_schema": {"type": "object"}}
         assert call["elements"][0]["value"] == "<tool_call>"
-        assert form.starts_after == "</think>"
+        assert (form.opens_with, form.starts_after) == (["<think>"], ["</think>"])
 
 
 def test_another_form_of_output_holds_for_calls_too(server):
@@ -351,7 +351,9 @@ def test_the_channels_of_gpt_oss(choice, stream):
         }
         form = server.seen[-1].sampling_params.structured_outputs
         assert (form is None) is (choice == "auto")
-        assert form is None or ("functions.weather" in form.grammar and not form.starts_after)
+        assert form is None or (
+            "functions.weather" in form.structural_tag and not form.starts_after
+        )
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])

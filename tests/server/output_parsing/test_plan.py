@@ -13,6 +13,7 @@ from quire.server.output_parsing import (
     ToolFormat,
     plan_parsers,
 )
+from quire.server.output_parsing.parser_plan import FormStart
 from tests.server.output_parsing.golden_transcripts import TOOLS
 
 
@@ -34,32 +35,53 @@ def test_formats_of_whole_outputs_go_with_each_other_only():
         plan_parsers("openai", "qwen3")
 
 
+OPTIONAL = FormStart(("<think>",), ("</think>",))
+OPEN = FormStart((), ("</think>",))
+
+
 @pytest.mark.parametrize(
-    ("parser", "prompt", "inside", "delimiter"),
+    ("parser", "prompt", "inside", "start"),
     [
-        ("qwen3", "<|im_start|>assistant\n", False, "</think>"),
-        ("qwen3", "<|im_start|>assistant\n<think>\n", True, "</think>"),
+        ("qwen3", "<|im_start|>assistant\n", False, OPTIONAL),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", True, OPEN),
         ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False, None),
-        ("qwen3", "say <think> please<|im_start|>assistant\n", False, "</think>"),
-        ("deepseek_r1", "<｜Assistant｜>", True, "</think>"),
+        ("qwen3", "say <think> please<|im_start|>assistant\n", False, OPTIONAL),
+        ("qwen3", "say </think> please<|im_start|>assistant\n", False, OPTIONAL),
+        ("deepseek_r1", "<｜Assistant｜>", True, OPTIONAL),
+        ("deepseek_r1", "<｜Assistant｜><think>\n", True, OPEN),
         ("deepseek_r1", "<｜Assistant｜></think>", False, None),
-        ("openai_gptoss", "<|start|>assistant", False, "<|channel|>final<|message|>"),
         (
-            "openai_gptoss",
-            "<|start|>assistant<|channel|>analysis<|message|>",
-            True,
-            "<|channel|>final<|message|>",
+            "granite",
+            "assistant:",
+            False,
+            FormStart(
+                ("Here is my thought process:", "Here's my thought process:"),
+                ("Here is my response:", "Here's my response:"),
+            ),
         ),
+        ("openai_gptoss", "<|start|>assistant", False, None),
+        ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>", True, None),
         ("openai_gptoss", "<|start|>assistant<|channel|>final<|message|>", False, None),
     ],
 )
-def test_the_prompt_says_where_an_output_begins(parser, prompt, inside, delimiter):
+def test_the_prompt_says_where_an_output_begins(parser, prompt, inside, start):
     plan = plan_parsers(None, parser)
     place = plan.place(prompt)
-    assert (place in ("again", "reasoning")) is inside
-    assert plan.answer_delimiter(place) == delimiter
+    assert (place in ("again", "assumed", "reasoning")) is inside
+    assert plan.form_start(place) == start
     if inside:
         assert plan.read("hm", place).reasoning == "hm"
+
+
+def test_with_a_form_a_reasoning_is_not_assumed():
+    """An answer without one is read as an answer, and with one it is read as before."""
+    plan = plan_parsers(None, "deepseek_r1")
+    place = plan.place_of_form(plan.place("<｜Assistant｜>"))
+    assert plan.read("{}", place).content == "{}"
+    said = plan.read("<think>hm</think>{}", place)
+    assert (said.reasoning, said.content) == ("hm", "{}")
+    opened = plan.place("<｜Assistant｜><think>")
+    assert plan.place_of_form(opened) == opened
 
 
 @pytest.mark.parametrize(
@@ -120,4 +142,4 @@ def test_the_worked_example_of_the_table_s_page():
 
 def test_without_reasoning_the_answer_starts_at_once():
     plan = plan_parsers("hermes")
-    assert plan.answer_delimiter(plan.place("<|im_start|>assistant\n<think>\n")) is None
+    assert plan.form_start(plan.place("<|im_start|>assistant\n<think>\n")) is None

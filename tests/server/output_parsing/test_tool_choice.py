@@ -13,6 +13,9 @@ from tokenizers import Tokenizer
 
 from quire import embedded
 from quire.errors import InvalidParameter, NotBuiltYet
+from quire.grammar.lowering import lowered
+from quire.grammar.source import source_of
+from quire.params import StructuredOutputsParams
 from quire.server.output_parsing import ToolUse, decide_tool_use, plan_parsers
 from tests.server.output_parsing.golden_transcripts import TOOLS
 
@@ -137,6 +140,7 @@ def tokenizer():
         (THOUGHT + TO_WEATHER + '{"city": "Bonn", "days": 2}', True),
         (TO_WEATHER + "{}", True),
         (TO_WEATHER + '{"days": "two"}', False),
+        (TO_WEATHER + '{"days": 2, "more": 1}', False),
         (THOUGHT + THOUGHT + "<|channel|>commentary to=functions.now <|constrain|>json", True),
         (TO_WEATHER.replace("weather", "clock"), False),
         ("<|channel|>final<|message|>", False),
@@ -148,7 +152,9 @@ def test_a_forced_call_of_gpt_oss_is_written_in_its_own_form(tokenizer, output, 
     library = llguidance.LLTokenizer(
         tokenizer.to_str(), eos_token=tokenizer.token_to_id("<|call|>")
     )
-    matcher = llguidance.LLMatcher(library, llguidance.LLMatcher.grammar_from_lark(use.grammar))
+    matcher = llguidance.LLMatcher(
+        library, llguidance.LLMatcher.grammar_from_lark(lark_of_calls(tokenizer, use))
+    )
     assert not matcher.is_error(), matcher.get_error()
     ids = tokenizer.encode(output, add_special_tokens=False).ids
     assert (matcher.validate_tokens(ids) == len(ids)) is is_allowed
@@ -160,10 +166,17 @@ def test_a_forced_call_of_gpt_oss_is_written_in_its_own_form(tokenizer, output, 
         )
 
 
+def lark_of_calls(tokenizer, use):
+    tag = GPT_OSS.whole_output("start", use.calls)
+    source = source_of(StructuredOutputsParams(structural_tag=tag))
+    special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    return lowered(source, special).text
+
+
 def test_a_named_call_of_gpt_oss_is_of_that_tool():
     use = decide_tool_use(TOOLS, NAMED, GPT_OSS)
     assert use.is_named
-    assert "functions.weather " in use.grammar and "functions.now " not in use.grammar
+    assert "functions.weather " in str(use.calls) and "functions.now " not in str(use.calls)
 
 
 @pytest.mark.parametrize(

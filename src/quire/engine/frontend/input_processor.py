@@ -399,9 +399,7 @@ class GenerationInputs:
             self._tokenizer.encode(mark, add_special_tokens=False)
             for mark in (marks.start, marks.end)
         )
-        num_before = num_thinking(prompt, start, end)
-        if num_before is None and marks.is_assumed and not _has(prompt, start):
-            num_before = 0
+        num_before = _num_before(prompt, marks, start, end, self._tokenizer)
         return Thinking(budget, start, end, num_before)
 
     def _encode_bad_words(self, own: SamplingParams) -> None:
@@ -471,8 +469,18 @@ def _priority(given: object) -> int:
     return checks.integer("priority", given, -(2**31), 2**31 - 1, allowed)
 
 
-def _has(ids: list[int], mark: list[int]) -> bool:
-    return any(ids[place : place + len(mark)] == mark for place in range(len(ids)))
+def _num_before(
+    prompt: list[int], marks: ReasoningMarks, start: list[int], end: list[int], tokenizer: Tokenizer
+) -> int | None:
+    """Return the tokens of the reasoning that a prompt ends in; None: it does not."""
+    if len(start) == len(end) == 1:
+        num_before, has_start = num_thinking(prompt, start, end), start[0] in prompt
+    else:  # tokens of a mark may be joined to what stands next to it
+        _, mark, inside = tokenizer.decode(prompt).rpartition(marks.start)
+        has_start = bool(mark)
+        is_open = has_start and marks.end not in inside
+        num_before = len(tokenizer.encode(inside, add_special_tokens=False)) if is_open else None
+    return 0 if num_before is None and marks.is_assumed and not has_start else num_before
 
 
 def _check_allowed_ids(own: SamplingParams) -> None:

@@ -164,6 +164,8 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
 
     def field_of(self, parameter: str) -> str:
         """The field that a parameter of the engine, or a field of chat, was made from."""
+        if parameter.startswith("tools["):
+            return parameter.replace(".function.parameters", ".input_schema")
         return _FIELDS.get(parameter.partition(".")[0], parameter)
 
     def generation(self, *, has_reasoning: bool) -> ChatRequest:
@@ -202,6 +204,8 @@ def _tool(tool: Tool) -> dict[str, Any]:
         function["description"] = tool.description
     if tool.input_schema is not None:
         function["parameters"] = tool.input_schema
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     return {"type": "function", "function": function}
 
 

@@ -61,8 +61,7 @@ async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
     params = _params(server, body, len(ids))
     if not is_parsed:
         return ChatPrompt(text, ids, params)
-    place = place_of(server, body, text)
-    adapt_params(server, params, tools, place)
+    place = adapt_params(server, params, tools, place_of(server, body, text))
     return ChatPrompt(text, ids, params, tools, place)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from quire.errors import InvalidParameter
@@ -19,7 +18,14 @@ from quire.server.context import Prompt, Server
 from quire.server.openai.legacy_functions import is_legacy, tools_and_choice
 from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.requests import ChatRequest
-from quire.server.output_parsing import NO_TOOLS, ToolUse, answer_or_calls, decide_tool_use
+from quire.server.output_parsing import (
+    NO_TOOLS,
+    ToolUse,
+    answer_or_calls,
+    decide_tool_use,
+    format_of,
+    parameters_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,22 @@ class ChatPrompt(Prompt):
 
     tools: ToolUse = NO_TOOLS
     place: str | None = None
+
+    def form_parts(self) -> Sequence[tuple[str, StructuredOutputsParams]]:
+        """See `Prompt`: the schemas of the tools that are forced."""
+        use = self.tools
+        if use.input_grammar is not None:
+            return [
+                (use.field_of(*use.chosen[0]), StructuredOutputsParams(grammar=use.input_grammar))
+            ]
+        return [
+            (use.field_of(place, tool), StructuredOutputsParams(json=dict(parameters_of(tool))))
+            for place, tool in use.chosen
+        ]
+
+    def field_at(self, pointer: str) -> str:
+        """See `Prompt`."""
+        return self.tools.field_at(pointer) or Prompt.field_at(self, pointer)
 
 
 def tool_use(server: Server, body: ChatRequest) -> ToolUse:
@@ -51,60 +73,86 @@ def place_of(server: Server, body: ChatRequest, prompt: str) -> str:
     return server.chat.parser_plan.place(prompt, last if isinstance(last, str) else "")
 
 
-def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: str) -> None:
+def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: str) -> str:
     """Have the engine produce what the parser reads: the special tokens among its delimiters, and
-    forced calls as structured output.
+    forced calls as structured output. Returns the state of the parser in which outputs begin then.
 
     Raises InvalidParameter where the answer cannot be constrained as asked.
     """
+    plan = server.chat.parser_plan
     special = server.need_tokenizer().all_special_tokens
     reads_calls = tools.tools is not None and not tools.forced
-    if server.chat.parser_plan.needs_special_tokens(special, reads_calls=reads_calls):
+    if plan.needs_special_tokens(special, reads_calls=reads_calls):
         params.skip_special_tokens = False
-    params.structured_outputs = _constraint(server, params.structured_outputs, tools, place)
-
-
-def _constraint(
-    server: Server, asked: StructuredOutputsParams | None, tools: ToolUse, place: str
-) -> StructuredOutputsParams | None:
-    """Return the structured output for forced calls, else the requested one (`asked`), which calls
-    by choice are exempt from. It begins after the reasoning, unless a grammar describes the
-    reasoning too.
-    """
-    plan = server.chat.parser_plan
-    if tools.grammar is not None:
+    if tools.calls is not None:
         if place != plan.place(""):
             allowed = "a message that is continued cannot become a call"
             raise InvalidParameter("continue_final_message", True, allowed)
-        return StructuredOutputsParams(grammar=tools.grammar)
+        tag = plan.whole_output(place, tools.calls)
+        is_open = False if tools.is_strict else None
+        params.structured_outputs = StructuredOutputsParams(
+            structural_tag=tag, allow_additional_properties=is_open
+        )
+        return place
+    form = _form(server, params.structured_outputs, tools)
+    if form is None:
+        return place
+    place = plan.place_of_form(place)
+    params.structured_outputs = _from_place(server, form, tools, place)
+    return place
+
+
+def _form(
+    server: Server, asked: StructuredOutputsParams | None, tools: ToolUse
+) -> StructuredOutputsParams | None:
+    """Return the form of the answer: of forced calls, else the requested one (`asked`), which calls
+    by choice are exempt from.
+    """
     if tools.schema is not None:
-        asked = StructuredOutputsParams(json=dict(tools.schema))
-    elif tools.input_grammar is not None:
-        asked = StructuredOutputsParams(grammar=tools.input_grammar)
-    elif asked is not None and tools.tools is not None:
-        asked = _or_calls(server, asked, tools.tools)
-    delimiter = plan.answer_delimiter(place)
-    if asked is None or delimiter is None or asked.starts_after is not None:
-        return asked
-    return replace(asked, starts_after=delimiter)
+        is_open = False if tools.is_strict else None
+        return StructuredOutputsParams(json=dict(tools.schema), allow_additional_properties=is_open)
+    if tools.input_grammar is not None:
+        return StructuredOutputsParams(grammar=tools.input_grammar)
+    if asked is not None and tools.tools is not None:
+        return _or_calls(server, asked, tools.tools)
+    return asked
+
+
+def _from_place(
+    server: Server, form: StructuredOutputsParams, tools: ToolUse, place: str
+) -> StructuredOutputsParams:
+    """Return the form with what may come before it in an output that begins at `place`."""
+    plan = server.chat.parser_plan
+    if plan.describes_whole_outputs and place in ("start", "reasoning"):
+        lasts = [plan.answer_format(format_of(form))]
+        if tools.tools is not None:
+            lasts.append(plan.begun_call(server.need_tokenizer().control_tokens))
+        return _as_tag(form, plan.whole_output(place, lasts))
+    start = plan.form_start(place)
+    if start is None:
+        return form
+    opens = list(start.opens) or None
+    return replace(form, starts_after=list(start.ends), opens_with=opens)
 
 
 def _or_calls(
     server: Server, asked: StructuredOutputsParams, tools: Sequence[Mapping[str, Any]]
 ) -> StructuredOutputsParams:
     """Return the structured output of an answer in the requested JSON, or of calls. Other requested
-    outputs, and formats whose grammar begins after the calls anyway, stay as they are.
+    outputs, and those of formats that describe whole outputs, stay as they are.
     """
     own = server.chat.parser_plan.tool_format
-    is_plain = asked.whitespace_pattern is None and not asked.disable_additional_properties
-    if asked.kind not in ("json", "json_object") or not is_plain or own is None:
+    if asked.kind not in ("json", "json_object") or own is None or own.has_reasoning:
         return asked
-    if own.has_reasoning:
-        return asked
-    schema = {"type": "object"} if asked.json is None else asked.json
-    schema = msgspec.json.decode(schema) if isinstance(schema, str) else schema
+    schema = format_of(asked)["json_schema"]
     tag = answer_or_calls(schema, own, tools, server.need_tokenizer().control_tokens)
-    return asked if tag is None else replace(asked, json=None, json_object=None, structural_tag=tag)
+    return asked if tag is None else _as_tag(asked, tag)
+
+
+def _as_tag(form: StructuredOutputsParams, tag: str) -> StructuredOutputsParams:
+    """Return a structural tag with the options of another form."""
+    nothing = dict.fromkeys(("json", "json_object", "regex", "choice", "grammar"))
+    return replace(form, **nothing, structural_tag=tag)
 
 
 def open_answers(

@@ -21,7 +21,12 @@ from quire.server.http.fields import PlainObject, objects_in
 from quire.server.openai.hosted_tools import without_hosted
 from quire.server.openai.prompt_forms import prompts_in
 from quire.server.openai.sampling_fields import RequestSamplingFields
-from quire.server.openai.structured import SHAPE_FIELDS, StructuredFields, structured_outputs
+from quire.server.openai.structured import (
+    SHAPE_FIELDS,
+    StructuredFields,
+    form_field,
+    structured_outputs,
+)
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -141,14 +146,14 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
 
     def field_of(self, parameter: str) -> str:
         """The field that a parameter of the engine was made from."""
-        kind = parameter.removeprefix("structured_outputs.")
-        if kind == parameter or self.structured_outputs is not None:
+        first, _, kind = parameter.partition(".")
+        given = [name for name in SHAPE_FIELDS if getattr(self, name) is not None]
+        if first != "structured_outputs" or (len(given) > 1 and not kind):
             return parameter
-        if self.response_format is not None:
-            return "response_format"
-        short = {"regex": "regex", "grammar": "ebnf"}.get(kind)
-        is_short = short is not None and getattr(self, short) is not None
-        return short if short is not None and is_short else f"guided_{kind}"
+        if self.structured_outputs is not None and given[0] != "response_format":
+            return form_field(self.structured_outputs, kind)
+        option = f"guided_{kind}"
+        return option if option in given else next(iter(given), parameter)
 
     def check_amounts(self, limits: Limits, num_prompts: int = 1) -> None:
         """Raise InvalidParameter for more completions, stop strings or ids than a request may have,
@@ -388,7 +393,11 @@ class ChatRequest(GenerationFields):
             raise InvalidParameter("continue_final_message", True, allowed, hint)
 
     def field_of(self, parameter: str) -> str:
-        return "top_logprobs" if parameter == "logprobs" else super().field_of(parameter)
+        if parameter == "logprobs":
+            return "top_logprobs"
+        if self.functions is not None and parameter.startswith("tools["):
+            return parameter.replace("tools[", "functions[").replace(".function.", ".", 1)
+        return super().field_of(parameter)
 
     @property
     def has_tools(self) -> bool:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 from quire.encodable import to_json
 from quire.errors import InvalidParameter
 from quire.params.structured import StructuredOutputsParams
+from quire.server.output_parsing import check_strict
 
 _GUIDED = {
     "guided_json": "json",
@@ -24,11 +26,14 @@ _GUIDED = {
 _SHORT = {"regex": "regex", "ebnf": "grammar"}
 """SGLang's field -> the engine's kind."""
 SHAPE_FIELDS = (
-    *("response_format", "structured_outputs", *_GUIDED, "guided_whitespace_pattern"),
-    *_SHORT,
+    *("response_format", "structured_outputs", *_GUIDED, *_SHORT),
+    "guided_whitespace_pattern",
 )
 """The fields of a request that ask for an output of a certain shape."""
-_OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+_OPTIONS = (
+    *("whitespace_pattern", "disable_any_whitespace"),
+    *("disable_additional_properties", "allow_additional_properties"),
+)
 _KINDS = (*_GUIDED.values(), "structural_tag")
 
 
@@ -44,6 +49,7 @@ class StructuredFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
+    allow_additional_properties: bool | None = None
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -55,16 +61,21 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    """`response_format`; `structural_tag` has further fields, which are the tag itself."""
-
-    type: str
-    json_schema: JsonSchema | None = None
+_FORMAT_FIELDS = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema",),
+}
+"""The fields of a response format in addition to its type, by the type; those of `structural_tag`
+are the tag itself.
+"""
 
 
 def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
     """Return the engine's parameters for the fields of SHAPE_FIELDS that are `given`; None: any
-    text. Raises InvalidParameter if there are two such fields, or one has an unknown value.
+    text. Several may ask for the same form.
+
+    Raises InvalidParameter if they ask for different ones, or one has an unknown value.
     """
     asked = [
         ("response_format", _of_format(given.get("response_format"))),
@@ -72,13 +83,33 @@ def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | No
         ("guided_*", _of_guided(given)),
         *((name, {kind: given[name]}) for name, kind in _SHORT.items() if name in given),
     ]
-    found = [(name, fields) for name, fields in asked if fields]
+    found = [(name, StructuredOutputsParams(**fields)) for name, fields in asked if fields]
     if not found:
         return None
-    if len(found) > 1:
+    forms = [form for _, form in found]
+    if any(_plain(form) != _plain(forms[0]) for form in forms[1:]):
         names = " and ".join(name for name, _ in found)
-        raise InvalidParameter("structured_outputs", names, "one field may ask for a shape")
-    return StructuredOutputsParams(**found[0][1])
+        allowed = "one field may ask for a form, or several for the same"
+        raise InvalidParameter("structured_outputs", names, allowed)
+    return forms[0]
+
+
+def form_field(given: StructuredFields, name: str) -> str:
+    """The field of `structured_outputs` that a parameter of the engine, which may have been made of
+    another kind, was made from.
+    """
+    asked = [kind for kind in _KINDS if getattr(given, kind) is not None]
+    own = name if name in _OPTIONS else next(iter(asked), name)
+    return f"structured_outputs.{own}" if own else "structured_outputs"
+
+
+def _plain(form: StructuredOutputsParams) -> dict[str, Any]:
+    """The fields of a form, with its schema as data."""
+    fields: dict[str, Any] = msgspec.to_builtins(form)
+    for name in ("json", "structural_tag"):
+        if isinstance(fields.get(name), str):
+            fields[name] = json.loads(fields[name])
+    return fields
 
 
 def _of_guided(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,23 +139,43 @@ def _of_fields(given: StructuredFields | None) -> dict[str, Any]:
 def _of_format(given: dict[str, Any] | None) -> dict[str, Any]:
     if given is None:
         return {}
+    kind = given.get("type")
+    if kind == "structural_tag":
+        return {"structural_tag": _text(given)}
+    if kind not in _FORMAT_FIELDS:
+        allowed = f"its type is {', '.join(_FORMAT_FIELDS)} or structural_tag"
+        raise InvalidParameter("response_format", kind, allowed)
+    for name, value in given.items():
+        if name not in ("type", *_FORMAT_FIELDS[kind]) and value is not None:
+            owners = [each for each, names in _FORMAT_FIELDS.items() if name in names]
+            hint = f"It goes with type {owners[0]}." if owners else "Leave it out."
+            allowed = f"a format of type {kind} has no such field"
+            raise InvalidParameter(f"response_format.{name[:80]}", value, allowed, hint)
+    if kind == "json_schema":
+        return _of_schema(given)
+    if kind == "json_object" and given.get("schema") is not None:
+        return {"json": _checked_schema("response_format.schema", given["schema"])}
+    return {"json_object": True} if kind == "json_object" else {}
+
+
+def _of_schema(given: dict[str, Any]) -> dict[str, Any]:
     try:
-        known = msgspec.convert(given, ResponseFormat)
+        described = msgspec.convert(given.get("json_schema"), JsonSchema)
     except msgspec.ValidationError as error:
         raise InvalidParameter("response_format", given, str(error)) from None
-    if known.type == "text":
-        return {}
-    if known.type == "json_object":
-        return {"json_object": True}
-    if known.type == "json_schema":
-        if known.json_schema is None or known.json_schema.schema is None:
-            allowed = "json_schema needs json_schema.schema"
-            raise InvalidParameter("response_format", given, allowed)
-        return {"json": _text(known.json_schema.schema)}
-    if known.type == "structural_tag":
-        return {"structural_tag": _text(given)}
-    allowed = "its type is text, json_object, json_schema or structural_tag"
-    raise InvalidParameter("response_format", known.type, allowed)
+    if described.schema is None:
+        allowed = "json_schema needs json_schema.schema"
+        raise InvalidParameter("response_format", given, allowed)
+    if not described.strict:
+        return {"json": _text(described.schema)}
+    check_strict("response_format.json_schema.schema", described.schema)
+    return {"json": _text(described.schema), "allow_additional_properties": False}
+
+
+def _checked_schema(name: str, schema: object) -> str:
+    if not isinstance(schema, dict):
+        raise InvalidParameter(name, schema, "it must be a JSON schema")
+    return _text(schema)
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,8 @@ new model needs a table and no code.
 Layer 5, pure text: neither torch nor HTTP.
 """
 
-from quire.server.output_parsing.answer_or_calls import answer_or_calls
+from quire.server.output_parsing.answer_or_calls import answer_or_calls, format_of
+from quire.server.output_parsing.call_schemas import check_strict, parameters_of
 from quire.server.output_parsing.custom_inputs import CustomInputs
 from quire.server.output_parsing.events import (
     ArgumentText,
@@ -63,10 +64,13 @@ __all__ = [
     "ParserPlan",
     "OutputParser",
     "answer_or_calls",
+    "check_strict",
     "choose_parsers",
     "decide_tool_use",
     "detect_reasoning_parser",
     "detect_tool_parser",
+    "format_of",
+    "parameters_of",
     "plan_parsers",
     "whole",
 ]

@@ -8,6 +8,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from quire.grammar.structural_tag import tag_format
+from quire.params import StructuredOutputsParams
 from quire.server.output_parsing.call_schemas import call_schema
 from quire.server.output_parsing.state_table import Reads, ToolFormat
 
@@ -29,7 +31,7 @@ def answer_or_calls(
         if token and any(token in text for text in tool_format.delimiters)
     ]
     openings = [text for text in _openings(tool_format) if not _is_beyond_grammars(text, controls)]
-    free = {"type": "grammar", "grammar": _free_text(controls)}
+    free = {"type": "grammar", "grammar": free_text(controls)}
     calls: list[Mapping[str, Any]] = [
         {"type": "sequence", "elements": [{"type": "const_string", "value": text}, free]}
         for text in openings
@@ -43,6 +45,23 @@ def answer_or_calls(
     return json.dumps(
         {"type": "structural_tag", "format": {"type": "or", "elements": [answer, *calls]}}
     )
+
+
+def format_of(form: StructuredOutputsParams) -> dict[str, Any]:
+    """The form as a format of a structural tag."""
+    match form.kind:
+        case "json" | "json_object":
+            schema = {"type": "object"} if form.json is None else form.json
+            schema = json.loads(schema) if isinstance(schema, str) else schema
+            return {"type": "json_schema", "json_schema": schema}
+        case "regex":
+            return {"type": "regex", "pattern": form.regex}
+        case "choice":
+            texts = [{"type": "const_string", "value": text} for text in form.choice or ()]
+            return {"type": "or", "elements": texts}
+        case "grammar":
+            return {"type": "grammar", "grammar": form.grammar}
+    return tag_format(json.loads(form.structural_tag or "{}"))
 
 
 def _openings(tool_format: ToolFormat) -> list[str]:
@@ -64,7 +83,7 @@ def _has_name(token: str) -> bool:
     return token.startswith("<") and token.endswith(">")
 
 
-def _free_text(controls: Sequence[str]) -> str:
+def free_text(controls: Sequence[str]) -> str:
     """The grammar of any text, with those control tokens that a grammar can ask for."""
     named = " | ".join(token for token in controls if _has_name(token))
     rules = [f"start: TEXT (control TEXT)*\ncontrol: {named}"] if named else ["start: TEXT"]

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.server.output_parsing.requested_tools import name_of
+from quire.errors import InvalidParameter
+from quire.grammar.json_schema.places import open_place
+
+
+def check_strict(name: str, schema: Mapping[str, Any]) -> None:
+    """Raise InvalidParameter, of the field `name`, for a schema that leaves objects open although
+    it is to be followed strictly.
+    """
+    if (pointer := open_place(dict(schema))) is not None:
+        allowed = 'with "strict": true no object may have other properties than those declared'
+        hint = "Leave out one of the two."
+        raise InvalidParameter(f"{name}{pointer}/additionalProperties", True, allowed, hint)
+
 
 NO_PARAMETERS = {"type": "object", "properties": {}}
-DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
-"""Keys of a schema whose values are data, not schemas."""
 
 
 def required_schema(tools: Sequence[Mapping[str, Any]], max_calls: int | None) -> dict[str, Any]:
@@ -25,13 +35,13 @@ def required_schema(tools: Sequence[Mapping[str, Any]], max_calls: int | None) -
 def call_schema(tools: Sequence[Mapping[str, Any]], arguments: str) -> dict[str, Any]:
     """The schema of `{"name": ..., arguments: ...}` for one of these tools.
 
-    Each tool's schema keeps its own references: it is moved below "$defs" as a whole.
+    Each tool's schema is a resource of its own, so that references within it stay what they are.
     """
     calls = [
         {
             "type": "object",
             "properties": {
-                "name": {"const": name_of(tool)},
+                "name": {"const": tool["function"]["name"]},
                 arguments: {"$ref": f"#/$defs/{index}"},
             },
             "required": ["name", arguments],
@@ -39,28 +49,13 @@ def call_schema(tools: Sequence[Mapping[str, Any]], arguments: str) -> dict[str,
         }
         for index, tool in enumerate(tools)
     ]
-    moved = {
-        str(index): _moved(parameters_of(tool), f"#/$defs/{index}")
+    resources = {
+        str(index): {"$id": f"urn:tool:{index}", **parameters_of(tool)}
         for index, tool in enumerate(tools)
     }
-    return {"anyOf": calls, "$defs": moved}
+    return {"anyOf": calls, "$defs": resources}
 
 
 def parameters_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema of a tool's arguments, which are an object even where it does not say so."""
     return {"type": "object", **(tool["function"].get("parameters") or NO_PARAMETERS)}
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """A schema whose references into itself work when it stands at `place` of another."""
-    if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {key: _moved_value(key, value, place) for key, value in schema.items()}
-
-
-def _moved_value(key: str, value: Any, place: str) -> Any:
-    if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-        return place + value.removeprefix("#").rstrip("/")
-    return value if key in DATA_KEYS else _moved(value, place)

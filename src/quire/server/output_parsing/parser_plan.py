@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from quire.server.output_parsing.answer_or_calls import free_text
 from quire.server.output_parsing.call_ids import CallId
 from quire.server.output_parsing.events import ParsedOutput, whole
 from quire.server.output_parsing.formats.generic import GENERIC
@@ -19,10 +22,22 @@ from quire.server.output_parsing.state_table import (
 )
 from quire.server.output_parsing.tool_schemas import ToolSchemas
 
+ASSUMED = "assumed"
+"""The place inside a reasoning that nothing in the prompt has opened."""
 ANSWER = "answer"
 """The place after the reasoning: where the answer of the table in use begins."""
 PROMPT_END_CHARS = 256
 """How much of the prompt's end can say where the output begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormStart:
+    """A form begins after one of `ends`, in an output that opens with one of `opens`, and with any
+    other output; without `opens`, after one of `ends` in every output.
+    """
+
+    opens: tuple[str, ...]
+    ends: tuple[str, ...]
 
 
 class ParserPlan:
@@ -73,8 +88,8 @@ class ParserPlan:
 
     @property
     def writes_forced_calls_itself(self) -> bool:
-        """Whether a required or named call is written in the model's own form: then
-        `forced_grammar` says which, and `forced` may not be given to `open`.
+        """Whether a required or named call is written in the model's own form: then `forced_calls`
+        says which, and `forced` may not be given to `open`.
         """
         return self._with_tools.format.has_reasoning
 
@@ -108,17 +123,51 @@ class ParserPlan:
             return "again"
         if prompt_end.endswith(reasoning.ends):
             return ANSWER
-        return "again" if reasoning.is_assumed else "before"
+        return ASSUMED if reasoning.is_assumed else "before"
 
-    def answer_delimiter(self, place: str) -> str | None:
-        """The text after which the answer of an output that begins at `place` starts, and with it
-        a grammar; None: it starts at once.
-
-        Where the model may do without reasoning and nothing in the prompt says so, it is expected.
+    def place_of_form(self, place: str) -> str:
+        """Where an output with a form begins that would begin at `place` without: that it is inside
+        its reasoning is not assumed, since the form lets it open one or answer.
         """
-        if self.reasoning is None or place in (ANSWER, "content"):
+        return "before" if place == ASSUMED else place
+
+    def form_start(self, place: str) -> FormStart | None:
+        """Where the form of an output that begins at `place` does; None: with it.
+
+        The formats of whole outputs, which have a table, describe that themselves.
+        """
+        reasoning = self.reasoning
+        if reasoning is None or reasoning.table is not None or place in (ANSWER, "content"):
             return None
-        return (self.reasoning.answer_starts or self.reasoning.ends)[0]
+        opens = reasoning.starts if place in ("before", ASSUMED) else ()
+        return FormStart(opens, reasoning.ends)
+
+    @property
+    def describes_whole_outputs(self) -> bool:
+        """Whether outputs are messages with headers, so that a form is a part of one."""
+        return self.reasoning is not None and self.reasoning.output_of is not None
+
+    def answer_format(self, form: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The format of the answer of a whole output: its header, and then a form."""
+        assert self.reasoning is not None
+        header = {"type": "const_string", "value": self.reasoning.answer_starts[0]}
+        return {"type": "sequence", "elements": [header, form]}
+
+    def begun_call(self, control_tokens: Collection[str]) -> Mapping[str, Any]:
+        """The format of the rest of a whole output that begins as a call and is free from there."""
+        assert self.reasoning is not None
+        header = {"type": "const_string", "value": self.reasoning.begins_call}
+        named = [text for text in control_tokens if text in "".join(self.delimiters())]
+        free = {"type": "grammar", "grammar": free_text(named)}
+        return {"type": "sequence", "elements": [header, free]}
+
+    def whole_output(self, place: str, lasts: Sequence[Mapping[str, Any]]) -> str:
+        """The structural tag of an output from `place` on that ends with one of the formats
+        `lasts`, where the reasoning format describes whole outputs.
+        """
+        assert self.reasoning is not None and self.reasoning.output_of is not None
+        output = self.reasoning.output_of(place, lasts)
+        return json.dumps({"type": "structural_tag", "format": output})
 
     def open(
         self,
@@ -183,7 +232,7 @@ def _joined_tables(tool_format: ToolFormat | None, reasoning: ReasoningFormat) -
 
 def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[str, ParserState]:
     """The states before the answer. "before": the reasoning may begin. "again": it has begun, and
-    some models write its opening delimiter once more.
+    some models write its opening delimiter once more; "assumed" is the same, without evidence.
     """
     openings = dict.fromkeys(reasoning.starts, "reasoning")
     ends = dict.fromkeys(reasoning.ends, tools.start)
@@ -191,6 +240,6 @@ def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[s
     calls = tools.states["content"].delimiters if ends_at_calls else {}
     return {
         "before": ParserState(Reads.LEAD, openings, then=tools.start),
-        "again": ParserState(Reads.LEAD, openings, then="reasoning"),
+        **dict.fromkeys(("again", ASSUMED), ParserState(Reads.LEAD, openings, then="reasoning")),
         "reasoning": ParserState(Reads.REASONING, {**calls, **ends}),
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidParameter
+from quire.server.output_parsing.call_schemas import check_strict
 from quire.server.output_parsing.custom_inputs import INPUT
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS
 
@@ -75,6 +76,8 @@ def _check_function(place: str, tool: Any) -> None:
     ):
         allowed = 'it must be a JSON schema of type "object"'
         raise InvalidParameter(f"{place}.function.parameters", schema, allowed)
+    if function.get("strict") is True and schema is not None:
+        check_strict(f"{place}.function.parameters", schema)
 
 
 def _check_name(place: str, described: Mapping[str, Any]) -> str:

@@ -120,9 +120,8 @@ class ToolFormat:
     name of one of the request's tools. `ends_reasoning`: calls may end a reasoning whose format
     allows it. `pads_values`: a VALUE stands on lines of
     its own. `has_reasoning`: the table has REASONING states of its own, and goes with the reasoning
-    format of the same table only. `forced_grammar`: for such a table, the grammar in Lark's
-    notation of an output from `start` on that ends with one call of these functions (`{"name",
-    "parameters"}`).
+    format of the same table only. `forced_calls`: for such a table, the formats (as structural tags
+    have them) of a call of each of these functions (`{"name", "parameters"}`).
     Raises ValueError for a table that cannot be read.
     """
 
@@ -137,7 +136,7 @@ class ToolFormat:
     ends_reasoning: bool = True
     pads_values: bool = False
     has_reasoning: bool = False
-    forced_grammar: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
+    forced_calls: Callable[[Sequence[Mapping[str, Any]]], list[Mapping[str, Any]]] | None = None
 
     def __post_init__(self) -> None:
         check_states(self.name, self.states, self.start)
@@ -154,9 +153,10 @@ class ReasoningFormat:
 
     `starts` and `ends` are its delimiters. `is_assumed`: an output begins inside the reasoning
     unless the prompt says otherwise. `ends_at_calls`: a tool call ends the reasoning without its
-    delimiter. `answer_starts`: delimiters after which the answer, and with it a grammar of
-    structured output, begins; the `ends` if empty. `table`: instead of delimiters, a table with
-    REASONING states.
+    delimiter. `table`: instead of delimiters, a table with REASONING states. For such a table,
+    `answer_starts` are the delimiters after which the answer begins, `begins_call` is what a call
+    begins with, and `output_of` makes the format of an output, as structural tags have it, from its
+    place and the formats one of which it ends with.
     """
 
     name: str
@@ -165,6 +165,8 @@ class ReasoningFormat:
     is_assumed: bool = False
     ends_at_calls: bool = True
     answer_starts: tuple[str, ...] = ()
+    begins_call: str = ""
+    output_of: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     table: ToolFormat | None = None
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.requested_tools import Tool, check_tools, name_of, names_of
 
 ALLOWED_TOOLS = "allowed_tools"
+_DEFINITIONS = "#/$defs/"
 CHOICES = (
     "it must be none, auto, required or one function of the tools by its name, or allowed_tools"
 )
@@ -24,9 +25,10 @@ class ToolUse:
     `tools`: what the parser of its outputs is given; None: calls are not read. `in_prompt`: what
     the chat template is given. `forced`, `writes_input` and `max_calls`: see `ParserPlan.open`.
     `is_named`: one tool was chosen by its name. `schema`: the JSON schema that the answer must
-    follow; `input_grammar`: the grammar in Lark's notation that it must follow; `grammar`: the one
-    of the whole output, reasoning included. None of them: it is free. `custom`: the names of the
-    tools whose argument is a text.
+    follow; `input_grammar`: the grammar in Lark's notation that it must follow; `calls`: the
+    formats, as structural tags have them, one of which the output must end with. None of them: it
+    is free. `chosen`: the tools that are forced, by their places in the request. `custom`: the
+    names of the tools whose argument is a text.
     """
 
     tools: tuple[Tool, ...] | None = None
@@ -36,13 +38,37 @@ class ToolUse:
     is_named: bool = False
     schema: Mapping[str, Any] | None = None
     input_grammar: str | None = None
-    grammar: str | None = None
+    calls: Sequence[Mapping[str, Any]] | None = None
+    chosen: tuple[tuple[int, Tool], ...] = ()
     custom: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def is_forced(self) -> bool:
         """Whether the output is made a call."""
-        return self.forced is not False or self.grammar is not None
+        return self.forced is not False or self.calls is not None
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a tool that is forced is to be followed strictly."""
+        return any(tool["function"].get("strict") is True for _, tool in self.chosen)
+
+    def field_of(self, place: int, tool: Tool) -> str:
+        """The field of the request with the schema of a tool, or with what it was made from."""
+        rest = "custom.format" if name_of(tool) in self.custom else "function.parameters"
+        return f"tools[{place}].{rest}"
+
+    def field_at(self, pointer: str) -> str | None:
+        """The field that a place in the schema of forced calls was made from; None: nothing is
+        forced.
+        """
+        if not self.chosen:
+            return None
+        if len(self.chosen) == 1 and not pointer.startswith(_DEFINITIONS):
+            return self.field_of(*self.chosen[0]) + pointer
+        index, _, rest = pointer.removeprefix(_DEFINITIONS).partition("/")
+        if not pointer.startswith(_DEFINITIONS) or not index.isdecimal():
+            return f"tools{pointer}"
+        return f"{self.field_of(*self.chosen[int(index)])}#/{rest}"
 
     @property
     def writes_input(self) -> bool:
@@ -87,33 +113,35 @@ def decide_tool_use(
         _need_format(plan)
         return use
     chosen = functions if choice == "required" else (_chosen(functions, choice),)
-    return _forced(use, chosen, choice, plan, requested.grammars)
+    return _forced(use, requested.functions, chosen, choice, plan, requested.grammars)
 
 
 def _forced(
     use: ToolUse,
+    functions: tuple[Tool, ...],
     chosen: tuple[Tool, ...],
     choice: Any,
     plan: ParserPlan,
     grammars: Mapping[str, str],
 ) -> ToolUse:
-    """The use with a call of one of the tools `chosen`; `grammars`: those of custom tools' inputs
-    that only a grammar of the answer can enforce.
+    """The use with a call of one of the tools `chosen` of all `functions`; `grammars`: those of
+    custom tools' inputs that only a grammar of the answer can enforce.
     """
-    use = replace(use, is_named=choice != "required")
-    own_grammar = None if plan.tool_format is None else plan.tool_format.forced_grammar
-    if plan.writes_forced_calls_itself and own_grammar is None:
+    places = tuple((index, tool) for index, tool in enumerate(functions) if tool in chosen)
+    use = replace(use, is_named=choice != "required", chosen=places)
+    own_calls = None if plan.tool_format is None else plan.tool_format.forced_calls
+    if plan.writes_forced_calls_itself and own_calls is None:
         hint = "Start the server with --tool-call-parser openai."
         raise NotBuiltYet("tool_choice", choice, hint)
     name = name_of(chosen[0])
-    if len(chosen) == 1 and name in grammars and own_grammar is None:
+    if len(chosen) == 1 and name in grammars and own_calls is None:
         return replace(use, forced=name, input_grammar=grammars[name])
     if unenforced := [each for each in names_of(chosen) if each in grammars]:
         hint = f"Choose {unenforced[0]} by its name, or leave its grammar out."
         raise NotBuiltYet("tool_choice", f"{choice} with a grammar in Lark's notation", hint)
-    if own_grammar is not None:
-        functions = [{"name": name_of(tool), "parameters": parameters_of(tool)} for tool in chosen]
-        return replace(use, grammar=own_grammar(functions))
+    if own_calls is not None:
+        named = [{"name": name_of(tool), "parameters": parameters_of(tool)} for tool in chosen]
+        return replace(use, calls=own_calls(named))
     if use.is_named:
         return replace(use, forced=name, schema=parameters_of(chosen[0]))
     return replace(use, forced=True, schema=required_schema(chosen, use.max_calls))

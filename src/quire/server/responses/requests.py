@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -133,6 +134,9 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
 
     def field_of(self, parameter: str) -> str:
         """The field that a parameter of the engine, or a field of chat, was made from."""
+        if found := re.match(r"tools\[([0-9]+)\]", parameter):
+            rest = parameter[found.end() :].replace(".function", "", 1).replace(".custom", "", 1)
+            return _tool_places(self.tools or [])[int(found[1])] + rest
         return _FIELDS.get(parameter.partition(".")[0], parameter)
 
     @property
@@ -178,6 +182,16 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
         return text.format
     schema = {name: value for name, value in text.format.items() if name != "type"}
     return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
+
+
+def _tool_places(given: list[dict[str, Any]]) -> list[str]:
+    """Where each of the tools that `_tools` makes is in the request."""
+    places: list[str] = []
+    for index, tool in enumerate(given):
+        inner = tool.get("tools") if tool.get("type") == "namespace" else None
+        nested = [f"tools[{index}].tools[{i}]" for i, _ in enumerate(inner or ())]
+        places += [f"tools[{index}]"] if inner is None else nested
+    return places
 
 
 def _tools(given: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,6 @@ response format.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,8 +26,7 @@ RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 FUNCTIONS = "functions."
 ANALYSIS = "analysis"
-JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": r"[ \n]"}}
-"""One blank at most between two tokens of JSON: a model must not fill its budget with blanks."""
+_CALL = f"<|channel|>commentary to={FUNCTIONS}"
 ENDS = {"<|end|>": "between", "<|return|>": "between", "<|call|>": "between", "<|start|>": "head"}
 
 
@@ -66,37 +64,59 @@ def _states(with_calls: bool) -> dict[str, ParserState]:
     }  # fmt: skip
 
 
-def one_call(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The grammar, in Lark's notation, of an output that is analysis as the model likes and then
-    one call of these tools with arguments that follow their schemas.
-    """
-    calls = [f"call_{index}: {_one_call(tool)}" for index, tool in enumerate(tools)]
-    names = " | ".join(f"call_{index}" for index in range(len(tools)))
-    return "\n".join(
-        [
-            "start: thought* call",
-            'thought: <|channel|> "analysis" <|message|> TEXT <|end|> <|start|> "assistant"',
-            f'call: <|channel|> "commentary" ({names})',
-            *calls,
-            r"TEXT: /(.|\n)*/",
-        ]
-    )
+_NEXT = {"type": "const_string", "value": "<|start|>assistant"}
+_THOUGHT = {
+    "type": "tag",
+    "begin": "<|channel|>analysis<|message|>",
+    "content": {"type": "any_text"},
+    "end": "<|end|>",
+}
 
 
-def _one_call(tool: Mapping[str, Any]) -> str:
-    recipient = json.dumps(f" to={FUNCTIONS}{tool['name']} ")
-    schema = json.dumps({**JSON_OPTIONS, **tool["parameters"]})
-    return f'{recipient} <|constrain|> "json" <|message|> %json {schema}'
+def output_of(place: str, lasts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The format of an output from `place` on: analysis as the model likes, then one of `lasts`."""
+    last = {"type": "or", "elements": [*lasts]}
+    thoughts = {
+        "type": "tags_with_separator",
+        "tags": [_THOUGHT],
+        "separator": _NEXT["value"],
+        "at_least_one": True,
+    }
+    from_start = {"type": "or", "elements": [last, _sequence(thoughts, _NEXT, last)]}
+    if place != "reasoning":
+        return from_start
+    rest = _sequence({"type": "any_text"}, {"type": "const_string", "value": _THOUGHT["end"]})
+    return _sequence(rest, _NEXT, from_start)
+
+
+def forced_calls(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The formats of a call of each of these tools with arguments that follow its schema."""
+    return [
+        _sequence(
+            {
+                "type": "const_string",
+                "value": f"{_CALL}{tool['name']} <|constrain|>json<|message|>",
+            },
+            {"type": "json_schema", "json_schema": tool["parameters"]},
+        )
+        for tool in tools
+    ]
+
+
+def _sequence(*elements: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "sequence", "elements": [*elements]}
 
 
 HARMONY = ToolFormat(
-    "openai", _states(True), start="start", has_reasoning=True, forced_grammar=one_call
+    "openai", _states(True), start="start", has_reasoning=True, forced_calls=forced_calls
 )
 HARMONY_REASONING = ReasoningFormat(
     "openai_gptoss",
     starts=("<|channel|>analysis<|message|>",),
     ends=("<|end|>",),
     answer_starts=("<|channel|>final<|message|>",),
+    begins_call=_CALL,
+    output_of=output_of,
     table=ToolFormat(
         "openai_gptoss", _states(False), start="start",
         has_reasoning=True,
