@@ -26,7 +26,14 @@ from quire.server.engine_outputs import Outputs, close_all
 from quire.server.form_fields import check_parts, name_whole, note_unenforced
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.fields import BODY_SLOT, CUT_SLOT, FieldRules, NamesFields, name_as_sent
+from quire.server.http.fields import (
+    BODY_SLOT,
+    CUT_SLOT,
+    IGNORED_SLOT,
+    FieldRules,
+    NamesFields,
+    name_as_sent,
+)
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.json_body import BodyBudget, T, read_json
 from quire.server.http.security import owner_of
@@ -394,7 +401,7 @@ class RouteEntry:
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
-            name_as_sent(error, state.get(BODY_SLOT))
+            name_as_sent(error, state.get(BODY_SLOT), state.get(IGNORED_SLOT, ()))
             return self.failure(error)
         finally:
             server.body_budget.release(state)

@@ -188,6 +188,29 @@ def test_an_error_about_a_tool_names_it(server, path, fields, field, stream):
     assert "structured_outputs" not in reply.text
 
 
+HOSTED = {"type": "web_search"}
+
+
+@pytest.mark.parametrize(
+    ("path", "tools", "field"),
+    [
+        ("/v1/chat/completions",
+         [HOSTED, tool("a", CITY), HOSTED, HOSTED, tool("b", OPEN, strict=True)],
+         "tools[4].function.parameters#/additionalProperties"),
+        ("/v1/responses", [{"type": "function", "name": "a", "parameters": CITY}, HOSTED,
+                           {"type": "function", "name": "b", "parameters": OPEN, "strict": True}],
+         "tools[2].parameters#/additionalProperties"),
+        ("/v1/messages", [{"type": "web_search_20250305", "name": "web_search"},
+                          {"name": "b", "input_schema": OPEN, "strict": True}],
+         "tools[1].input_schema#/additionalProperties"),
+    ],
+)  # fmt: skip
+def test_tools_that_are_left_out_count_in_the_index(server, path, tools, field):
+    reply = post(server, path, tools=tools)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith(f"{field}="), reply.text
+
+
 NOTED_FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": NOTED}}
 HEADERS = [
     ("/v1/chat/completions", {"response_format": NOTED_FORMAT}, "response_format"),

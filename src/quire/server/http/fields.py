@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,6 +31,7 @@ IGNORED_SLOT = "quire.ignored_fields"
 CUT_SLOT = "quire.adjusted_fields"
 """Key of the name and value of what was cut to fit, in the same state."""
 
+_INDEXED = re.compile(r"(\w+)\[([0-9]+)\]")
 _MAX_SHOWN = 200
 _MAX_UNKNOWN = 256
 _SIMILARITY = 0.75
@@ -261,10 +263,24 @@ def joined(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
 
 
-def name_as_sent(error: BaseException, body: object) -> None:
-    """Let an error name the field of `body` where it names the engine's parameter, in place."""
+def name_as_sent(error: BaseException, body: object, left_out: Collection[str] = ()) -> None:
+    """Let an error name the field of `body` where it names the engine's parameter, in place. Parts
+    of lists that were `left_out` count in its indexes.
+    """
     if isinstance(error, RequestError) and error.parameter and isinstance(body, NamesFields):
-        error.parameter = body.field_of(error.parameter)
+        name = body.field_of(error.parameter)
+        error.parameter = _with_index_as_sent(name, left_out) if left_out else name
+
+
+def _with_index_as_sent(name: str, left_out: Collection[str]) -> str:
+    found = _INDEXED.match(name)
+    if found is None:
+        return name
+    place, index = found[1], int(found[2])
+    gone = (_INDEXED.fullmatch(each) for each in left_out)
+    for other in sorted(int(each[2]) for each in gone if each is not None and each[1] == place):
+        index += other <= index
+    return f"{place}[{index}]{name[found.end() :]}"
 
 
 def _unknown(param: str, name: str, known: Collection[str]) -> Refusal:
