@@ -7,6 +7,7 @@ import re
 import jsonschema
 import pytest
 
+from tests.server.scripted_app import with_app
 from tests.server.serve_process import serving
 
 TEMPLATE = (
@@ -143,3 +144,50 @@ def test_a_stream_has_its_form(thinking, form):
                 last["arguments"] += call.function.arguments or ""
             choice["finish_reason"] = chunk.choices[0].finish_reason
     check(form, choice)
+
+
+ROUTES = {
+    "/v1/responses": {
+        "input": "x = 1",
+        "max_output_tokens": 150,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+    },
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": "x = 1"}],
+        "max_tokens": 150,
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    },
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_other_routes_have_their_forms(thinking, path):
+    """The prompt has closed a reasoning; without a word of the prompt both would be followed."""
+    closed = {"chat_template_kwargs": {"opening": "<think>\n\n</think>\n\n"}}
+    for temperature in (0.5, 1.0, 1.5):
+        reply = thinking.post(path, {**ROUTES[path], **closed, "temperature": temperature})
+        assert reply.status_code == 200, reply.text
+        [text] = _texts(reply.json())
+        jsonschema.validate(json.loads(text), {**SCHEMA, "additionalProperties": False})
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", *ROUTES])
+@pytest.mark.parametrize("answer", ['<think>hm</think>{"a": 1}', '{"a": 1}'])
+def test_an_optional_reasoning_is_read_on_every_route(path, answer):
+    body = ROUTES.get(
+        path, {"messages": [{"role": "user", "content": "x"}], **FORMS["json_schema"]}
+    )
+
+    async def use(http):
+        return (await http.post(path, json={**body, "model": "scripted"})).json()
+
+    text = json.dumps(with_app(use, answer, reasoning_parser="qwen3"))
+    assert json.dumps('{"a": 1}') in text
+    assert ("hm" in text) is ("hm" in answer)
+
+
+def _texts(reply):
+    """The texts of the answer."""
+    parts = [part for item in reply.get("output", ()) for part in item.get("content") or ()]
+    parts += reply.get("content") or []
+    return [part["text"] for part in parts if part["type"] in ("output_text", "text")]

@@ -219,4 +219,5 @@ def terminal(pattern: str) -> str:
 
 def _literal(value: Any) -> str:
     """The text of a value, which nothing but this is allowed for."""
-    return json.dumps(json.dumps(value, ensure_ascii=False), ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(text, ensure_ascii=False)
