@@ -1,5 +1,6 @@
 """What a form is taken for: fields, engine options, and the value that is compiled."""
 
+import json
 import re
 
 import pytest
@@ -75,7 +76,19 @@ def test_engine_options_reach_every_form():
     assert source.whitespace == ""
     assert source.openness == "shut"
     own = with_defaults(Form(json={}, allow_additional_properties=False), config)
-    assert source_of(own).openness == "closed"
+    assert source_of(own).openness == "shut"
+    own = with_defaults(Form(json={}, allow_additional_properties=True), config)
+    assert source_of(own).openness == "open"
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}}}
+    source = source_of(with_defaults(Form(structural_tag=json.dumps(tag)), config))
+    assert (source.whitespace, source.openness) == ("", "shut")
+    opened = structured_outputs_config({"allow_additional_properties": True})
+    for fields, openness in (
+        ({}, "open"),
+        ({"allow_additional_properties": False}, "closed"),
+        ({"disable_additional_properties": True}, "shut"),
+    ):
+        assert source_of(with_defaults(Form(json={}, **fields), opened)).openness == openness
     own = with_defaults(Form(json={}, whitespace_pattern=" "), config)
     assert source_of(own).whitespace == " "
     reasoning = StructuredOutputsConfig(enable_in_reasoning=True)
@@ -90,6 +103,11 @@ def test_engine_options_reach_every_form():
         ({"reasoning_parser": "qwen3"}, NotBuiltYet, "starts_after"),
         ({"compile_time_s": 0}, InvalidParameter, "limits must be above 0"),
         ({"colour": 1}, InvalidParameter, "its fields are backend"),
+        (
+            {"disable_additional_properties": True, "allow_additional_properties": True},
+            InvalidParameter,
+            "goes without disable_additional_properties",
+        ),
     ],
 )
 def test_engine_options_that_cannot_be(given_config, error, text):

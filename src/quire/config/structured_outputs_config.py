@@ -25,8 +25,8 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
     """The library that makes masks, the defaults of requests, and the limits on compiling.
 
     "guidance" makes all masks with llguidance; "xgrammar" those of the forms that xgrammar enforces
-    whole with it, and the others with llguidance. The two `disable` fields hold for every request,
-    and `allow_additional_properties` for each that does not say what it wants.
+    whole with it, and the others with llguidance. The two `disable` fields and
+    `allow_additional_properties` hold for each request that does not say what it wants.
     With `enable_in_reasoning` a form begins with the output, `starts_after` or not. A grammar may
     take `compile_time_s` seconds of computing and `compile_memory_mib` MiB in the process that
     tries it; the last `max_cached_grammars` are kept.
@@ -61,6 +61,9 @@ def structured_outputs_config(given: dict[str, Any] | None) -> StructuredOutputs
         or min(config.compile_memory_mib, config.max_cached_grammars) < 1
     ):
         raise InvalidParameter("structured_outputs_config", given, "limits must be above 0")
+    if config.allow_additional_properties and config.disable_additional_properties:
+        allowed = "allow_additional_properties goes without disable_additional_properties"
+        raise InvalidParameter("structured_outputs_config", given, allowed)
     return config
 
 

@@ -83,15 +83,15 @@ def with_defaults(
     params: StructuredOutputsParams, config: StructuredOutputsConfig
 ) -> StructuredOutputsParams:
     """Complete a request's form with the engine's settings for all forms."""
-    is_json = params.kind in ("json", "json_object")
+    is_json = params.kind in ("json", "json_object", "structural_tag")
     if config.disable_any_whitespace and is_json and params.whitespace_pattern is None:
         params = msgspec.structs.replace(params, disable_any_whitespace=True)
-    if params.allow_additional_properties is None and not params.disable_additional_properties:
-        params = msgspec.structs.replace(
-            params,
-            disable_additional_properties=config.disable_additional_properties,
-            allow_additional_properties=config.allow_additional_properties or None,
-        )
+    if config.disable_additional_properties and not params.allow_additional_properties:
+        params = msgspec.structs.replace(params, disable_additional_properties=True)
+    elif config.allow_additional_properties and not (
+        params.disable_additional_properties or params.allow_additional_properties is False
+    ):
+        params = msgspec.structs.replace(params, allow_additional_properties=True)
     if config.enable_in_reasoning and params.starts_after is not None:
         params = msgspec.structs.replace(params, starts_after=None, opens_with=None)
     return params
