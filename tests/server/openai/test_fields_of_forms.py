@@ -84,6 +84,27 @@ def test_a_format_with_fields_of_another_type_is_refused(server, given, field):
         assert param == field and field in message
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "field"),
+    [
+        ("text", {"type": "text", "schema": CITY}, ".schema"),
+        ("text", {"type": "json_object", "json_schema": {}}, ".json_schema"),
+        ("text", {"type": "json_object", "schema": 1}, ".schema"),
+        ("text", {"type": "json_schema", "schema": OPEN, "strict": True},
+         ".schema#/additionalProperties"),
+        ("text", {"type": "json_schema", "schema": CITY, "json_schema": {}}, ""),
+        ("output_config", {"type": "json_object"}, ""),
+        ("output_config", {"type": "json_schema", "schema": OPEN, "strict": True},
+         ".schema#/additionalProperties"),
+        ("output_config", {"type": "json_schema", "schema": CITY, "colour": "red"}, ""),
+    ],
+)  # fmt: skip
+def test_formats_of_other_dialects(server, name, given, field):
+    path = "/v1/responses" if name == "text" else "/v1/messages"
+    _, message = refusal_of(post(server, path, **{name: {"format": given}}))
+    assert message.startswith(f"{name}.format{field}="), message
+
+
 def test_fields_without_a_value_are_left_out(server):
     given = {"type": "json_object", "schema": CITY, "json_schema": None}
     assert "name" in content_of(post(server, response_format=given))

@@ -14,6 +14,7 @@ from quire.server.http.fields import PlainObject, objects_in
 from quire.server.openai.hosted_tools import without_hosted
 from quire.server.openai.requests import ChatRequest, Effort
 from quire.server.openai.sampling_fields import Salt
+from quire.server.openai.structured import dialect_field
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -166,7 +167,7 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
         """The field that a parameter of the engine, or a field of chat, was made from."""
         if parameter.startswith("tools["):
             return parameter.replace(".function.parameters", ".input_schema")
-        return _FIELDS.get(parameter.partition(".")[0], parameter)
+        return dialect_field(parameter, _FIELDS)
 
     def generation(self, *, has_reasoning: bool) -> ChatRequest:
         """The chat request that is run. A model without reasoning thinks within any budget."""
@@ -222,4 +223,5 @@ def _format(given: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     if given.get("type") != "json_schema":
         raise InvalidParameter("output_config.format", given.get("type"), "json_schema is expected")
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": given.get("schema")}}
+    schema = {name: value for name, value in given.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}

@@ -103,6 +103,16 @@ def form_field(given: StructuredFields, name: str) -> str:
     return f"structured_outputs.{own}" if own else "structured_outputs"
 
 
+def dialect_field(parameter: str, names: Mapping[str, str]) -> str:
+    """The field of another dialect that a parameter, or a field of chat, was made from: `names` has
+    those that it calls differently. Its format has the fields of `json_schema` itself.
+    """
+    first, _, rest = parameter.partition(".")
+    if first == "response_format" and rest:
+        return f"{names[first]}.{rest.removeprefix('json_schema.')}"
+    return names.get(first, parameter)
+
+
 def _plain(form: StructuredOutputsParams) -> dict[str, Any]:
     """The fields of a form, with its schema as data."""
     fields: dict[str, Any] = msgspec.to_builtins(form)

@@ -14,6 +14,7 @@ from quire.server.http.fields import PlainObject, objects_in
 from quire.server.openai.hosted_tools import without_hosted
 from quire.server.openai.requests import ChatRequest, Effort
 from quire.server.openai.sampling_fields import RequestSamplingFields
+from quire.server.openai.structured import dialect_field
 from quire.server.responses.items import conversation, in_namespace
 
 _SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls",
@@ -137,7 +138,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
         if found := re.match(r"tools\[([0-9]+)\]", parameter):
             rest = parameter[found.end() :].replace(".function", "", 1).replace(".custom", "", 1)
             return _tool_places(self.tools or [])[int(found[1])] + rest
-        return _FIELDS.get(parameter.partition(".")[0], parameter)
+        return dialect_field(parameter, _FIELDS)
 
     @property
     def conversation_id(self) -> str | None:
