@@ -3,10 +3,12 @@
     pip download --no-deps --no-binary :all: jsonschema -d /tmp/suite
     PYTHONPATH=src:. python tools/schema_table.py --suite /tmp/suite/jsonschema-*.tar.gz
 
-The suite is in the source distribution of jsonschema; a folder with its drafts is taken too.
-Without it the table has the generated schemas alone. Objects of the suite are open, as in the
-standard. What is counted is said in tests/grammar/json_schema/verdicts.py; `--show KIND` lists the
-schemas of a kind. Ends with 1 if one is late or wrong.
+The suite is in the source distribution of jsonschema; a folder with its drafts is taken too. Its
+objects are open, as in the standard, and formats are asserted: in place of the file that takes them
+for annotations, the optional ones of the formats that are enforced count. `--random N` adds random
+schemas of the keywords that combine, with random values that jsonschema has judged. What is counted
+is said in tests/grammar/json_schema/verdicts.py; `--show KIND` lists the schemas of a kind. Ends
+with 1 if one is late or wrong.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,10 @@ import jsonschema
 
 from quire.config.structured_outputs_config import structured_outputs_config
 from quire.errors import InvalidParameter
+from quire.grammar.json_schema.keywords import FORMATS
 from quire.grammar.trial import GrammarTrials
 from quire.params import StructuredOutputsParams
+from tests.grammar.json_schema.random_schemas import judged_schema
 from tests.grammar.json_schema.verdicts import KINDS, SOURCE, Judge, Verdict
 
 GENERATED = Path("tests/grammar/json_schema/generated_schemas.json")
@@ -63,11 +68,13 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--suite", type=Path, help="the source distribution, or a folder of drafts")
+    parser.add_argument("--random", type=int, default=0, help="how many random schemas, too")
     parser.add_argument("--backend", default="guidance", choices=("guidance", "xgrammar"))
     parser.add_argument("--show", action="append", default=[], choices=KINDS)
     args = parser.parse_args()
     logging.disable(logging.WARNING)  # of keywords that are not enforced, which are counted here
-    cases = [*generated(), *(suite(args.suite) if args.suite else ())]
+    of_suite = suite(args.suite) if args.suite else ()
+    cases = chain(generated(), of_suite, map(random_case, range(args.random)))
     counts: dict[str, Counter[str]] = {}
     judge = Judge.of(args.backend)
     trials = GrammarTrials(SOURCE, structured_outputs_config({"backend": args.backend}))
@@ -101,7 +108,7 @@ def generated() -> Iterator[Case]:
 
 
 def suite(path: Path) -> Iterator[Case]:
-    """The groups of the suite's drafts, without the optional ones, each a schema."""
+    """The groups of the suite's drafts, each a schema."""
     for draft, (uri, validator) in DRAFTS.items():
         for file, groups in files_of(path, draft):
             for group in groups:
@@ -109,7 +116,14 @@ def suite(path: Path) -> Iterator[Case]:
                 schema = with_draft(group["schema"], uri)
                 valid = [test["data"] for test in group["tests"] if test["valid"]]
                 invalid = [test["data"] for test in group["tests"] if not test["valid"]]
-                yield Case(f"suite, {draft}", name, schema, valid, invalid, True, validator)
+                table = f"suite, {draft}{', formats' if file.startswith('optional') else ''}"
+                yield Case(table, name, schema, valid, invalid, True, validator)
+
+
+def random_case(seed: int) -> Case:
+    """A random schema, judged by jsonschema."""
+    schema, valid, invalid = judged_schema(seed)
+    return Case("random", str(seed), schema, valid, invalid, True, jsonschema.Draft202012Validator)
 
 
 def with_draft(schema: Any, uri: str) -> dict[str, Any]:
@@ -120,18 +134,28 @@ def with_draft(schema: Any, uri: str) -> dict[str, Any]:
 
 
 def files_of(path: Path, draft: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The files of a draft by their names."""
+    """The files of a draft that count, by their names."""
     if path.is_dir():
-        for file in sorted((path / draft).glob("*.json")):
-            yield file.stem, json.loads(file.read_text())
+        for file in sorted((path / draft).rglob("*.json")):
+            if (name := counted_name(file, draft)) is not None:
+                yield name, json.loads(file.read_text())
         return
     with tarfile.open(path) as archive:
         for member in sorted(archive.getnames()):
-            where = Path(member)
-            if where.parent.name == draft and where.suffix == ".json" and "tests" in where.parts:
+            if "/json/tests/" in member and (name := counted_name(Path(member), draft)) is not None:
                 found = archive.extractfile(member)
                 assert found is not None
-                yield where.stem, json.load(found)
+                yield name, json.load(found)
+
+
+def counted_name(file: Path, draft: str) -> str | None:
+    """The name of a file of the suite; None: it does not count in this draft."""
+    if file.suffix != ".json":
+        return None
+    if file.parent.name == draft and file.stem != "format":
+        return file.stem
+    is_format = file.parts[-4:-1] == (draft, "optional", "format") and file.stem in FORMATS
+    return f"optional/{file.stem}" if is_format else None
 
 
 def print_table(counts: dict[str, Counter[str]]) -> None:

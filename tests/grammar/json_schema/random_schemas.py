@@ -4,6 +4,8 @@ they meet.
 
 import random
 
+import jsonschema
+
 NAMES = ("a", "b", "xa", "xb")
 PATTERNS = ("^x", "^a$", "b$", "^[ab]$")
 SCALARS = (None, True, False, 0, 1, 2, 1.5, "", "a", "b", "xa")
@@ -18,6 +20,20 @@ def schema_of(seed):
         schema = _schema(rng, 3)
     definitions = {f"d{i}": _schema(rng, 2) for i in range(MOST_DEFINITIONS)}
     return {**schema, "$defs": definitions}
+
+
+def judged_schema(seed, num_values=24):
+    """A schema, values that follow it, and values that do not, as jsonschema says."""
+    while True:
+        schema, rng = schema_of(seed), random.Random(seed)
+        values = [values_of(rng) for _ in range(num_values)]
+        try:
+            validator = jsonschema.Draft202012Validator(schema)
+            judged = [(value, validator.is_valid(value)) for value in values]
+        except RecursionError:  # its references lead to themselves
+            seed += 2**32
+            continue
+        return schema, [v for v, is_valid in judged if is_valid], [v for v, ok in judged if not ok]
 
 
 def values_of(rng):

@@ -211,6 +211,7 @@ def test_no_text_comes_to_where_nothing_may_follow(judge, name):
         ({"properties": {"a": {"minimum": "1"}}}, "#/properties/a/minimum", "a number"),
         ({"properties": {"a": {"pattern": "(?=b)"}}}, "#/properties/a", "is not supported"),
         ({"$ref": "https://a.example/b.json"}, "#/$ref", "nothing is fetched"),
+        ({"if": {"properties": {"a": True}}, "unevaluatedProperties": False}, "#", "a condition"),
         ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "#", "anyOf allows that"),
     ],
 )  # fmt: skip
@@ -233,6 +234,8 @@ def test_refusals_name_the_place(given, pointer, reason):
          ["#/$defs/x/format"]),
         ({"$defs": {"unused": {"format": "int32"}}, "type": "null"}, []),
         ({"type": "string", "colour": "red"}, ["#/colour"]),
+        ({"$schema": "https://a.example/dialect", "type": "null"}, ["#/$schema"]),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "null"}, []),
         ({"type": "string", "title": "T", "default": 1, "x-a": 1, "examples": [1]}, []),
     ],
 )  # fmt: skip
@@ -252,3 +255,21 @@ def test_structural_tags_enforce_schemas_alike(judge):
     assert judge.allows(form, '<a>{"n":9223372036854775809}</a>')
     assert not judge.allows(form, '<a>{"n":9223372036854775808}</a>')
     assert not judge.allows(form, '<a>{"n":9223372036854775809,"m":1}</a>')
+
+
+def test_what_alternatives_say_together_is_evaluated(judge):
+    """A value may follow several of an `anyOf`, and has the properties of them all."""
+    given = {
+        "type": "object",
+        "anyOf": [
+            {"properties": {"a": {"type": "null"}}, "required": ["a"]},
+            {"properties": {"b": {"type": "null"}}, "required": ["b"]},
+            {"properties": {"c": {"type": "null"}}, "required": ["c"]},
+        ],
+        "unevaluatedProperties": False,
+    }
+    form = judge.libraries.compile(source_of(StructuredOutputsParams(json=given)))
+    for text in ('{"a":null}', '{"b":null,"c":null}', '{"a":null,"b":null,"c":null}'):
+        assert judge.allows(form, text)
+    for text in ("{}", '{"d":null}', '{"a":null,"d":null}', '{"a":1,"b":null}'):
+        assert not judge.allows(form, text)

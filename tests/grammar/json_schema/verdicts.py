@@ -2,9 +2,9 @@
 what random texts of them are.
 """
 
-import itertools
 import json
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import jsonschema
@@ -24,7 +24,6 @@ all of it; annotated: so are the keywords that are named, and the rest is exact 
 refused: at admission; late: a text comes to where nothing may follow; wrong: a text or value does
 not follow the schema.
 """
-MOST_SPELLINGS = 300
 MOST_TOKENS = 120
 SOURCE = VocabularySource(str(embedded.path()), "hf", 3072)
 
@@ -81,20 +80,13 @@ class Judge:
 
     def spelling(self, form, value):
         """A text of the value that the form allows, or None."""
-        for text in itertools.islice(spellings(value), MOST_SPELLINGS):
-            if self.allows(form, text):
-                return text
-        return None
+        trial = _Trial(self, form)
+        return next((text for text in trial.texts("", value) if trial.may_end(text)), None)
 
     def allows(self, form, text):
         """Whether a text follows the form, in tokens of one byte."""
-        matcher = form.matcher()
-        single = {t: i for i, t in enumerate(self.vocabulary.tokens) if len(t) == 1}
-        for byte in text.encode():
-            if not matcher.try_token(single[bytes([byte])]):
-                return False
-        allowed = self.allowed(matcher)
-        return matcher.has_ended or not set(self.vocabulary.eos_ids).isdisjoint(allowed)
+        trial = _Trial(self, form)
+        return trial.may_begin(text) and trial.may_end(text)
 
     def allowed(self, matcher):
         """The tokens that may come next; none after a failure."""
@@ -136,8 +128,10 @@ class Judge:
     def _wrong(self, text, schema, is_noted):
         try:
             value = json.loads(text, object_pairs_hook=_without_repeats)
-        except _Repeated:  # of names that are not declared, which masks cannot prevent
-            return None
+        except _Repeated as repeated:
+            if repeated.names.isdisjoint(declared(schema)):
+                return None  # masks cannot prevent that others come again
+            return Verdict("wrong", f"{text} has a declared property twice")
         except ValueError:
             return Verdict("wrong", f"{text!r} is not JSON")
         try:
@@ -147,31 +141,95 @@ class Judge:
         return None if is_right else Verdict("wrong", f"{text} is not valid")
 
 
+class _Trial:
+    """Tries texts of one form, most of which begin as the last one did."""
+
+    def __init__(self, judge, form):
+        self._judge = judge
+        self._form = form
+        self._single = {t: i for i, t in enumerate(judge.vocabulary.tokens) if len(t) == 1}
+        self._matcher, self._taken = form.matcher(), b""
+
+    def may_begin(self, text):
+        """Whether a text that follows the form begins so."""
+        data = text.encode()
+        if not data.startswith(self._taken):
+            self._matcher, self._taken = self._form.matcher(), b""
+        for byte in data[len(self._taken) :]:
+            if not self._matcher.try_token(self._single[bytes([byte])]):
+                self._matcher, self._taken = self._form.matcher(), b""
+                return False
+            self._taken += bytes([byte])
+        return True
+
+    def may_end(self, text):
+        """Whether the text follows the form, after `may_begin`."""
+        assert self.may_begin(text)
+        allowed = self._judge.allowed(self._matcher)
+        is_end = not set(self._judge.vocabulary.eos_ids).isdisjoint(allowed)
+        return self._matcher.has_ended or is_end
+
+    def texts(self, before, value):
+        """The texts of a value after another one that may come: its properties in every order,
+        integers without a point.
+        """
+        match value:
+            case dict():
+                yield from self._objects(f"{before}{{", value, "")
+            case list():
+                yield from self._lists(f"{before}[", value, "")
+            case _:
+                for text in spellings(value):
+                    if self.may_begin(before + text):
+                        yield before + text
+
+    def _objects(self, before, left, comma):
+        if not left and self.may_begin(f"{before}}}"):
+            yield f"{before}}}"
+        for name in left:
+            head = f"{before}{comma}{json.dumps(name, ensure_ascii=False)}:"
+            if self.may_begin(head):
+                rest = {other: value for other, value in left.items() if other != name}
+                for text in self.texts(head, left[name]):
+                    yield from self._objects(text, rest, ",")
+
+    def _lists(self, before, left, comma):
+        if not left and self.may_begin(f"{before}]"):
+            yield f"{before}]"
+        for text in self.texts(before + comma, left[0]) if left else ():
+            yield from self._lists(text, left[1:], ",")
+
+
 class _Repeated(Exception):
-    pass
+    """An object has properties of these names more than once."""
+
+    def __init__(self, names):
+        super().__init__(names)
+        self.names = names
 
 
 def _without_repeats(pairs):
-    if len(dict(pairs)) < len(pairs):
-        raise _Repeated
+    names = Counter(name for name, _ in pairs)
+    if repeated := {name for name, count in names.items() if count > 1}:
+        raise _Repeated(repeated)
     return dict(pairs)
 
 
+def declared(schema):
+    """The names of all properties that are declared anywhere in a schema."""
+    if isinstance(schema, list):
+        return {name for each in schema for name in declared(each)}
+    if not isinstance(schema, dict):
+        return set()
+    own = schema.get("properties")
+    names = {*own} if isinstance(own, dict) else set()
+    return names.union(*map(declared, schema.values()))
+
+
 def spellings(value):
-    """Texts of a value: its properties in every order, integers without a point."""
-    match value:
-        case dict():
-            for names in itertools.permutations(value):
-                for parts in itertools.product(*([*spellings(value[name])] for name in names)):
-                    pairs = zip(names, parts, strict=True)
-                    inner = ",".join(f"{json.dumps(n, ensure_ascii=False)}:{p}" for n, p in pairs)
-                    yield f"{{{inner}}}"
-        case list():
-            for parts in itertools.product(*([*spellings(item)] for item in value)):
-                yield f"[{','.join(parts)}]"
-        case float() if value.is_integer():
-            yield str(int(value))
-        case float():
-            yield from dict.fromkeys((json.dumps(value), f"{value:f}"))
-        case _:
-            yield json.dumps(value, ensure_ascii=False)
+    """The texts of a value without parts."""
+    if isinstance(value, float) and value.is_integer():
+        return [str(int(value))]
+    if isinstance(value, float):
+        return [*dict.fromkeys((json.dumps(value), f"{value:f}"))]
+    return [json.dumps(value, ensure_ascii=False)]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from quire.grammar.json_schema.keywords import KINDS, Keywords, keywords_of
 from quire.grammar.json_schema.places import Document, Place, joined
+
+_MOST_JOINED = 4
+"""The most alternatives that are joined with each other, in 15 ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,9 @@ class Atoms:
     def keywords(self, place: Place) -> Keywords:
         """Return the keywords of a place whose schema is an object."""
         if place.pointer not in self._keywords:
+            if self._tracks and "if" in place.schema:  # type: ignore[operator]
+                reason = "a condition cannot be enforced in a schema with unevaluated keywords"
+                raise place.unsupported(reason)
             alone = self.document.is_old(place.resource)
             self._keywords[place.pointer] = keywords_of(place, ref_stands_alone=alone)
             for name in self._keywords[place.pointer].unenforced:
@@ -73,14 +80,21 @@ class Atoms:
         return tuple(found.values())
 
     def alternatives(self, atom: Atom) -> list[list[Atom]]:
-        """Return the lists of atoms one of which has to hold, for a choice or a dependent one."""
+        """Return the lists of atoms one of which has to hold, for a choice or a dependent one.
+
+        What several alternatives of an `anyOf` say together counts where a schema asks what was
+        not said, so these are further lists.
+        """
         place = atom.place
         assert isinstance(place.schema, dict)
         if atom.kind == "choice":
-            return [
-                [Atom("schema", self.document.child(place, atom.name, index), via=atom.via)]
+            each = [
+                Atom("schema", self.document.child(place, atom.name, index), via=atom.via)
                 for index in range(len(place.schema[atom.name]))
             ]
+            is_joined = self._tracks and atom.name == "anyOf" and len(each) <= _MOST_JOINED
+            sizes = range(1, len(each) + 1 if is_joined else 2)
+            return [[*chosen] for size in sizes for chosen in combinations(each, size)]
         keyword, trigger = atom.name
         rule = place.schema[keyword][trigger]
         present = Atom("require", place, trigger)

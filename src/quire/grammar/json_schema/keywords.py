@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +30,8 @@ _NOTES = frozenset(
     }
 )
 """Keywords that constrain nothing, so that nothing is to be said about them."""
+_DIALECTS = re.compile(r"https?://(json-schema\.org|spec\.openapis\.org)/")
+"""Where the dialects are defined that are read as the standard; others may mean something else."""
 _CONDITION = "a condition cannot be enforced; list the cases in anyOf"
 _REFERENCE = "only a reference by $ref can be followed"
 _REFUSED = {
@@ -69,6 +72,8 @@ def keywords_of(place: Place, *, ref_stands_alone: bool) -> Keywords:
     own: dict[str, Any] = {}
     combining, unenforced = [], []
     for name, value in schema.items():
+        if name == "$schema" and not _is_known_dialect(value):
+            unenforced.append(name)
         if name in _NOTES or name == "if" or name.startswith("x-"):
             continue
         if name in _NEEDS and _NEEDS[name] not in schema:
@@ -88,6 +93,10 @@ def keywords_of(place: Place, *, ref_stands_alone: bool) -> Keywords:
             unenforced.append(name)
     kinds = _kinds(own["type"]) if "type" in own else None
     return Keywords(own, kinds, tuple(combining), tuple(unenforced))
+
+
+def _is_known_dialect(uri: object) -> bool:
+    return isinstance(uri, str) and _DIALECTS.match(uri) is not None
 
 
 def _kinds(given: str | list[str]) -> frozenset[str]:
