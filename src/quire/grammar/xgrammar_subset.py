@@ -87,8 +87,22 @@ def _is_short(value: float) -> bool:
 
 
 def _is_pattern(value: object, said: _Schema) -> bool:
-    """One whose texts need no escapes in JSON, and the only rule of its string."""
-    return said.keys() == {"type", "pattern"} and isinstance(value, str) and _is_plain(value)
+    """One whose texts need no escapes in JSON, and the only rule of its string. The library takes
+    every pattern for one of whole texts.
+    """
+    is_alone = said.keys() == {"type", "pattern"}
+    return is_alone and isinstance(value, str) and _is_anchored(value) and _is_plain(value)
+
+
+def _is_anchored(pattern: str) -> bool:
+    """Whether it begins and ends with anchors that hold for all of it."""
+    parts = _PART.findall(pattern)
+    depth = 0
+    for part in parts:
+        depth += part.startswith("(") - (part == ")")
+        if part == "|" and depth == 0:
+            return False
+    return len(parts) > 1 and parts[0] == "^" and parts[-1] == "$"
 
 
 def _is_plain(pattern: str) -> bool:
@@ -166,7 +180,7 @@ _OF_TYPE: dict[str, dict[str, _Rule]] = {
         "additionalProperties": _is_closed,
     },
 }
-_FORMATS = ("duration", "email", "uuid", "uri")
+_FORMATS = ("duration", "uuid")
 _MOST = 2**53
 """The largest bound of an integer."""
 _MOST_SHORT = 1e8
