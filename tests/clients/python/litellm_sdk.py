@@ -20,7 +20,6 @@ from tests.clients.scenarios import (  # noqa: E402
     check_person,
 )
 
-# litellm takes `additionalProperties` out of a tool's schema, so the arguments may have more.
 PROVIDERS = ("hosted_vllm", "openai")
 
 litellm.suppress_debug_info = True

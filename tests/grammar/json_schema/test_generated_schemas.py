@@ -59,7 +59,6 @@ ANNOTATED = {
 def test_a_generated_schema(judge, name):
     case = SCHEMAS[name]
     found = judge.verdict(case["schema"], case["valid"], case["invalid"])
-    assert found.written is None
     if name not in ANNOTATED:
         assert found.kind == "exact", found
         return

@@ -2,6 +2,7 @@
 what random texts of them are.
 """
 
+import copy
 import json
 import random
 from collections import Counter
@@ -20,7 +21,7 @@ from quire.params import StructuredOutputsParams
 
 KINDS = ("exact", "narrower", "annotated", "refused", "late", "wrong")
 """exact: what follows the schema can be written, and nothing else; narrower: nothing else, but not
-all of it; annotated: so are the keywords that are named, and the rest is exact or narrower;
+all of it; annotated: so are the keywords that are named, and without them it is exact;
 refused: at admission; late: a text comes to where nothing may follow; wrong: a text or value does
 not follow the schema.
 """
@@ -30,13 +31,10 @@ SOURCE = VocabularySource(str(embedded.path()), "hf", 3072)
 
 @dataclass(frozen=True)
 class Verdict:
-    """`kind`: one of KINDS; `why`: an example, or the error. `written`: the text of a value that
-    does not follow the schema, if one can be written.
-    """
+    """`kind`: one of KINDS; `why`: an example, or the error."""
 
     kind: str
     why: str = ""
-    written: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,21 +60,32 @@ class Judge:
             form = self.libraries.compile(source_of(asked))
         except GrammarError as error:
             return Verdict("refused", str(error))
-        is_noted = bool(form.unenforced)
-        texts = (self.spelling(form, value) for value in invalid)
-        written = next((text for text in texts if text is not None), None)
-        if written is not None and not is_noted:
-            return Verdict("wrong", f"{written} can be written", written)
+        rest = without_notes(schema, form.unenforced)
+        validator = self.validator_of(rest)
+        texts = ((value, self.spelling(form, value)) for value in invalid)
+        written = [(value, text) for value, text in texts if text is not None]
+        for value, text in written:
+            if not form.unenforced or not validator.is_valid(value):
+                return Verdict("wrong", f"{text} can be written")
         for seed in range(num_walks):
-            found = self._walked(form, schema, seed, is_noted)
+            found = self._walked(form, rest, validator, seed)
             if found is not None:
                 return found
         missing = [value for value in valid if self.spelling(form, value) is None]
-        if is_noted:
-            return Verdict("annotated", ", ".join(form.unenforced), written)
+        if form.unenforced:
+            missing = [value for value in missing if validator.is_valid(value)]
+            if not missing:
+                return Verdict("annotated", ", ".join(form.unenforced))
         if missing:
             return Verdict("narrower", f"{json.dumps(missing[0])} cannot be written")
         return Verdict("exact")
+
+    def validator_of(self, schema):
+        """Judges values; of a bound that is a flag, as before draft 6, by that draft."""
+        is_old = any(
+            f'"exclusive{end}": true' in json.dumps(schema) for end in ("Minimum", "Maximum")
+        )
+        return (jsonschema.Draft4Validator if is_old else self.validator)(schema)
 
     def spelling(self, form, value):
         """A text of the value that the form allows, or None."""
@@ -97,7 +106,7 @@ class Judge:
         bits = np.unpackbits(mask[0].view(np.uint8), bitorder="little")
         return [] if matcher.failure else bits.nonzero()[0].tolist()
 
-    def _walked(self, form, schema, seed, is_noted):
+    def _walked(self, form, schema, validator, seed):
         """What is wrong with a random text, or None."""
         rng, matcher, ids = random.Random(seed), form.matcher(), []
         while not matcher.has_ended:
@@ -113,7 +122,7 @@ class Judge:
             matcher.consume([index])
             ids.append(index)
         text = self._text(ids)
-        return self._wrong(text, schema, is_noted)
+        return self._wrong(text, schema, validator)
 
     def _drawn(self, rng, allowed):
         """Of the tokens, those that end something are drawn often."""
@@ -125,7 +134,7 @@ class Judge:
     def _text(self, ids):
         return b"".join(self.vocabulary.tokens[i] for i in ids).decode(errors="replace")
 
-    def _wrong(self, text, schema, is_noted):
+    def _wrong(self, text, schema, validator):
         try:
             value = json.loads(text, object_pairs_hook=_without_repeats)
         except _Repeated as repeated:
@@ -135,7 +144,7 @@ class Judge:
         except ValueError:
             return Verdict("wrong", f"{text!r} is not JSON")
         try:
-            is_right = is_noted or self.validator(schema).is_valid(value)
+            is_right = validator.is_valid(value)
         except Exception:  # it refers to what is not there, for the validator
             return None
         return None if is_right else Verdict("wrong", f"{text} is not valid")
@@ -213,6 +222,27 @@ def _without_repeats(pairs):
     if repeated := {name for name, count in names.items() if count > 1}:
         raise _Repeated(repeated)
     return dict(pairs)
+
+
+def without_notes(schema, pointers):
+    """A schema without the keywords, or alternatives, that these pointers lead to."""
+    rest = copy.deepcopy(schema)
+    for pointer in sorted(pointers, key=_order, reverse=True):
+        inner = rest
+        *steps, last = _steps(pointer)
+        for step in steps:
+            inner = inner[int(step) if isinstance(inner, list) else step]
+        del inner[int(last) if isinstance(inner, list) else last]
+    return rest
+
+
+def _steps(pointer):
+    steps = pointer.split("/")[1:]
+    return [step.replace("~1", "/").replace("~0", "~") for step in steps]
+
+
+def _order(pointer):
+    return [(int(s), "") if s.isdecimal() else (0, s) for s in _steps(pointer)]
 
 
 def declared(schema):

@@ -32,14 +32,15 @@ class PreparedSchema:
         try:
             unfolding = Unfolding(Document(schema), openness, patterns)
             self._root = unfolding.root()
-            left_out = leave_out_failed(self._root)
+            left_out = leave_out_failed(self._root, unfolding.alternatives)
             prune(self._root, patterns)
         except RecursionError:
             raise SchemaError("#", "its schemas lead too deep into each other") from None
-        pointers = [*unfolding.atoms.unenforced, *(error.pointer for error in left_out)]
+        pointers = [*unfolding.atoms.unenforced, *left_out]
         self.unenforced = tuple(dict.fromkeys(pointers))
         if is_empty(self._root):
-            raise left_out[0] if left_out else SchemaError("#", "no value follows it")
+            kept = " without the alternatives that cannot be enforced" if left_out else ""
+            raise SchemaError("#", f"no value follows it{kept}")
         nodes = all_nodes(self._root)
         self._has_plain_names = any(map(_takes_other_names, nodes))
         if self._has_plain_names and any(map(_has_control_characters, nodes)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from quire.grammar.json_schema.nodes import (
     Array,
@@ -44,8 +44,9 @@ def prune(root: SchemaNode, rules: PatternRules) -> None:
                 _cut(option)
 
 
-def leave_out_failed(root: SchemaNode) -> list[UnsupportedSchema]:
-    """Leave out the alternatives that cannot be enforced where there are others; returns why.
+def leave_out_failed(root: SchemaNode, alternatives: Mapping[SchemaNode, str]) -> list[str]:
+    """Leave out the alternatives that cannot be enforced where there are others. Returns pointers
+    to them: of `alternatives`, by their nodes, else to what cannot be enforced in them.
 
     Raises UnsupportedSchema where nothing else is left.
     """
@@ -60,9 +61,11 @@ def leave_out_failed(root: SchemaNode) -> list[UnsupportedSchema]:
                 is_new = True
     if id(root) in failed:
         raise failed[id(root)]
-    left_out: list[UnsupportedSchema] = []
+    left_out: list[str] = []
     for node in all_nodes(root, failed):
-        left_out += [failed[id(option)] for option in node.options if id(option) in failed]
+        for option in node.options:
+            if isinstance(option, SchemaNode) and id(option) in failed:
+                left_out.append(alternatives.get(option, failed[id(option)].pointer))
         node.keep([option for option in node.options if id(option) not in failed])
     return left_out
 

@@ -54,6 +54,8 @@ class Unfolding:
     ) -> None:
         """`is_reference`: values are compared with it, and texts are not made of it."""
         self.atoms = Atoms(document)
+        self.alternatives: dict[SchemaNode, str] = {}
+        """Pointers to the alternatives of `anyOf`, by their nodes."""
         self._openness = openness
         self._nodes: dict[tuple[Atom, ...], SchemaNode] = {}
         self._num_atoms = 0
@@ -112,8 +114,16 @@ class Unfolding:
                 alternatives = self.atoms.alternatives(atom)
                 if atom.name == "oneOf":
                     return self._exclusive(atom, before, alternatives, after)
-                return [self.node([*before, *each, *after]) for each in alternatives]
+                return [self._alternative(before, each, after) for each in alternatives]
         return self._parts(atoms)
+
+    def _alternative(
+        self, before: Sequence[Atom], atoms: Sequence[Atom], after: Sequence[Atom]
+    ) -> SchemaNode:
+        node = self.node([*before, *atoms, *after])
+        if len(atoms) == 1:
+            self.alternatives.setdefault(node, atoms[0].place.pointer)
+        return node
 
     def _exclusive(
         self,
