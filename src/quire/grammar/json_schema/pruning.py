@@ -16,6 +16,9 @@ from quire.grammar.json_schema.nodes import (
 from quire.grammar.json_schema.patterns import PatternRules, found_in
 from quire.grammar.json_schema.places import UnsupportedSchema
 
+Alternatives = Mapping[tuple[SchemaNode, SchemaNode], str]
+"""Pointers to alternatives, by the node that has them and their own."""
+
 
 def prune(root: SchemaNode, rules: PatternRules) -> None:
     """Leave in each node the options that some finite value follows, in place; and in objects the
@@ -44,9 +47,9 @@ def prune(root: SchemaNode, rules: PatternRules) -> None:
                 _cut(option)
 
 
-def leave_out_failed(root: SchemaNode, alternatives: Mapping[SchemaNode, str]) -> list[str]:
+def leave_out_failed(root: SchemaNode, alternatives: Alternatives) -> list[str]:
     """Leave out the alternatives that cannot be enforced where there are others. Returns pointers
-    to them: of `alternatives`, by their nodes, else to what cannot be enforced in them.
+    to them.
 
     Raises UnsupportedSchema where nothing else is left.
     """
@@ -56,29 +59,36 @@ def leave_out_failed(root: SchemaNode, alternatives: Mapping[SchemaNode, str]) -
     while is_new:
         is_new = False
         for node in reversed(nodes):
-            if id(node) not in failed and (failure := _failure(node, failed)) is not None:
-                failed[id(node)] = failure
-                is_new = True
+            if id(node) not in failed:
+                failure = _failure(node, alternatives, failed)
+                if failure is not None:
+                    failed[id(node)] = failure
+                    is_new = True
     if id(root) in failed:
         raise failed[id(root)]
     left_out: list[str] = []
     for node in all_nodes(root, failed):
-        for option in node.options:
-            if isinstance(option, SchemaNode) and id(option) in failed:
-                left_out.append(alternatives.get(option, failed[id(option)].pointer))
+        gone = [o for o in node.options if isinstance(o, SchemaNode) and id(o) in failed]
+        pointers = [alternatives[node, option] for option in gone]
+        # Several alternatives together cannot be enforced where one of them cannot.
+        left_out += [p for p in pointers if not any(each.startswith(f"{p}/") for each in pointers)]
         node.keep([option for option in node.options if id(option) not in failed])
     return left_out
 
 
-def _failure(node: SchemaNode, failed: dict[int, UnsupportedSchema]) -> UnsupportedSchema | None:
+def _failure(
+    node: SchemaNode, alternatives: Alternatives, failed: Mapping[int, UnsupportedSchema]
+) -> UnsupportedSchema | None:
     """Why a node cannot be enforced: one of its parts, or all of its alternatives, cannot."""
-    alternatives = [option for option in node.options if isinstance(option, SchemaNode)]
+    choices = [o for o in node.options if isinstance(o, SchemaNode) and (node, o) in alternatives]
     for option in node.options:
-        for child in () if isinstance(option, SchemaNode) else children_of(option):
+        if option in choices:
+            continue
+        for child in children_of(option):
             if id(child) in failed:
                 return failed[id(child)]
-    if alternatives and all(id(option) in failed for option in alternatives):
-        return failed[id(alternatives[0])]
+    if choices and all(id(option) in failed for option in choices):
+        return failed[id(choices[0])]
     return None
 
 

@@ -33,7 +33,7 @@ from quire.grammar.json_schema.nodes import (
 from quire.grammar.json_schema.numbers import unsupported
 from quire.grammar.json_schema.openness import Openness
 from quire.grammar.json_schema.patterns import NotComparable, PatternRules
-from quire.grammar.json_schema.places import Document, SchemaError, UnsupportedSchema
+from quire.grammar.json_schema.places import Document, SchemaError, UnsupportedSchema, joined
 from quire.grammar.json_schema.scalars import number_part, text_part
 
 _MOST_ATOMS = 100_000
@@ -54,8 +54,10 @@ class Unfolding:
     ) -> None:
         """`is_reference`: values are compared with it, and texts are not made of it."""
         self.atoms = Atoms(document)
-        self.alternatives: dict[SchemaNode, str] = {}
-        """Pointers to the alternatives of `anyOf`, by their nodes."""
+        self.alternatives: dict[tuple[SchemaNode, SchemaNode], str] = {}
+        """Pointers to the alternatives of `anyOf` and `oneOf`, by the node that has them and their
+        own.
+        """
         self._openness = openness
         self._nodes: dict[tuple[Atom, ...], SchemaNode] = {}
         self._num_atoms = 0
@@ -113,17 +115,26 @@ class Unfolding:
                 before, after = atoms[:index], atoms[index + 1 :]
                 alternatives = self.atoms.alternatives(atom)
                 if atom.name == "oneOf":
-                    return self._exclusive(atom, before, alternatives, after)
-                return [self._alternative(before, each, after) for each in alternatives]
+                    found = self._exclusive(atom, before, alternatives, after)
+                else:
+                    found = [self.node([*before, *each, *after]) for each in alternatives]
+                if atom.kind == "choice":
+                    self._note_alternatives(self._nodes[atoms], atom, alternatives, found)
+                return [*found]
         return self._parts(atoms)
 
-    def _alternative(
-        self, before: Sequence[Atom], atoms: Sequence[Atom], after: Sequence[Atom]
-    ) -> SchemaNode:
-        node = self.node([*before, *atoms, *after])
-        if len(atoms) == 1:
-            self.alternatives.setdefault(node, atoms[0].place.pointer)
-        return node
+    def _note_alternatives(
+        self,
+        node: SchemaNode,
+        choice: Atom,
+        alternatives: Sequence[Sequence[Atom]],
+        found: Sequence[SchemaNode],
+    ) -> None:
+        """Note where the alternatives of a node are; of several together, where all are."""
+        for each, alternative in zip(alternatives, found, strict=False):
+            of_all = joined(choice.place.pointer, choice.name)
+            pointer = each[0].place.pointer if len(each) == 1 else of_all
+            self.alternatives.setdefault((node, alternative), pointer)
 
     def _exclusive(
         self,
@@ -131,14 +142,14 @@ class Unfolding:
         before: Sequence[Atom],
         alternatives: Sequence[Sequence[Atom]],
         after: Sequence[Atom],
-    ) -> list[Option]:
+    ) -> list[SchemaNode]:
         """The nodes of a `oneOf`: of values that follow one alternative and no other.
 
         Where two overlap only because neither needs to have the property that tells them apart, it
         is required; where one needs a property that the other may do without, it does without.
         """
         standard = [self.standard_node(each) for each in alternatives]
-        found: list[Option] = []
+        found: list[SchemaNode] = []
         for index, each in enumerate(alternatives):
             node = self.node([*before, *each, *after])
             others = [(at, other) for at, other in enumerate(standard) if at != index]
