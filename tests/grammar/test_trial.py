@@ -8,11 +8,17 @@ import threading
 import pytest
 
 from quire import embedded
+from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
+from quire.config.resolve.resolve import resolve
 from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.errors import InvalidParameter
+from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.trial import GrammarTrials
 from quire.grammar.vocabulary import VocabularySource
 from quire.params import StructuredOutputsParams as Form
+from tests.config.plans import LAPTOP, make_model
+
+SOURCE = VocabularySource(str(embedded.path()), "hf", 3072)
 
 GOOD = Form(regex="[a-z]{2,9}")
 HUGE = Form(choice=[f"option {n:07d}" for n in range(60_000)])
@@ -54,9 +60,7 @@ HOSTILE = {
 
 
 def make_trials(**limits):
-    folder = str(embedded.path())
-    config = StructuredOutputsConfig(**limits)
-    return GrammarTrials(VocabularySource(folder, "hf", 3072), config)
+    return GrammarTrials(SOURCE, StructuredOutputsConfig(**limits))
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +148,45 @@ def test_close_leaves_no_process():
     trials.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_the_process_is_there_before_the_first_form_where_it_is_prepared():
+    trials = GrammarTrials(SOURCE, StructuredOutputsConfig(prepare=True))
+    trials.prepare()
+    trials._thread.submit(lambda: None).result(60)
+    pid = trials._process._process.pid
+    trials.check(GOOD)
+    assert trials._process._process.pid == pid
+    trials.close()
+    plain = make_trials()
+    plain.prepare()
+    plain._thread.submit(lambda: None).result(60)
+    assert plain._process is None
+    plain.close()
+
+
+def test_a_core_has_its_vocabulary_before_the_first_form_where_it_is_prepared():
+    compiler = GrammarCompiler(SOURCE, StructuredOutputsConfig(prepare=True))
+    compiler.prepare()
+    compiler._start(lambda: None).result(60)
+    assert compiler._vocabulary is not None and compiler._libraries._made
+    compiler.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "args", "vocab_size", "expected"),
+    [
+        ({}, AsyncEngineArgs, 151_936, True),
+        ({}, AsyncEngineArgs, 300, False),
+        ({}, EngineArgs, 151_936, False),
+        ({"prepare": False}, AsyncEngineArgs, 151_936, False),
+        ({"prepare": True}, EngineArgs, 300, True),
+    ],
+)
+def test_large_vocabularies_are_prepared_on_engines_that_serve(given, args, vocab_size, expected):
+    wish = args(model="m", structured_outputs_config=given)
+    plan = resolve(wish, make_model(vocab_size=vocab_size, generation_config={}), LAPTOP)
+    assert plan.structured_outputs.prepare is expected
 
 
 def test_a_vocabulary_that_grammars_cannot_use_is_said_to_each_request(tmp_path):

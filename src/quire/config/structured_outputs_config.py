@@ -29,7 +29,9 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
     `allow_additional_properties` hold for each request that does not say what it wants.
     With `enable_in_reasoning` a form begins with the output, `starts_after` or not. A grammar may
     take `compile_time_s` seconds of computing and `compile_memory_mib` MiB in the process that
-    tries it; the last `max_cached_grammars` are kept.
+    tries it; the last `max_cached_grammars` are kept. `prepare`: read the vocabulary at the start
+    of the engine, in a thread, instead of with the first form (None: on engines that serve, where
+    it has 32,768 tokens or more).
     """
 
     backend: str = "guidance"
@@ -40,6 +42,7 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
     compile_time_s: float = 5.0
     compile_memory_mib: int = 1024
     max_cached_grammars: int = 256
+    prepare: bool | None = None
 
 
 def structured_outputs_config(given: dict[str, Any] | None) -> StructuredOutputsConfig:

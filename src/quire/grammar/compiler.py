@@ -106,6 +106,13 @@ class GrammarCompiler:
         size = 0 if self._source is None else self._source.size
         return StepMasks(constrained, size).of
 
+    def prepare(self) -> None:
+        """Make the libraries now, in the thread, if the engine's settings say so: the first form
+        waits for the rest alone. What cannot be made is told to each form.
+        """
+        if self._config.prepare and self._source is not None:
+            self._start(lambda: self._read()[1].prepare())
+
     def close(self) -> None:
         """End the thread after its current grammar."""
         if self._thread is not None:

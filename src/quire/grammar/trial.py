@@ -6,6 +6,7 @@ own request. Results are cached.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
@@ -73,6 +74,25 @@ class GrammarTrials:
         self._process: _TrialProcess | None = None
         self._unusable: str | None = None
 
+    def prepare(self) -> None:
+        """Start the process now, if the engine's settings say so, in a thread. A process that does
+        not start is tried again with the first form.
+        """
+        if self._config.prepare:
+            self._thread.submit(self._prepare)
+
+    def _prepare(self) -> None:
+        with self._lock, contextlib.suppress(EngineError):
+            self._open()
+
+    def _open(self) -> None:
+        """Start the process, unless it runs or its vocabulary cannot be used."""
+        if self._process is None and self._unusable is None:
+            try:
+                self._process = _TrialProcess(self._start)
+            except LoadError as error:
+                self._unusable = str(error)
+
     def completed(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
         """Complete a request's form with the engine's settings for all forms."""
         return with_defaults(params, self._config)
@@ -126,11 +146,7 @@ class GrammarTrials:
                 self._process = None
 
     def _try(self, source: GrammarSource) -> TrialAnswer:
-        if self._process is None and self._unusable is None:
-            try:
-                self._process = _TrialProcess(self._start)
-            except LoadError as error:
-                self._unusable = str(error)
+        self._open()
         if self._process is None:
             return TrialAnswer(self._unusable)
         limit_s = self._start.time_s

@@ -466,7 +466,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         None,
         "How structured outputs are generated: backend ('auto', 'guidance' or 'xgrammar'), "
         "disable_any_whitespace, disable_additional_properties, enable_in_reasoning, "
-        "compile_time_s (5), compile_memory_mib (1024), max_cached_grammars (256).",
+        "compile_time_s (5), compile_memory_mib (1024), max_cached_grammars (256), prepare.",
     )
     aggregate_engine_logging: bool = SAMPLING_AND_OUTPUT.flag(
         False, "Log one line of statistics for all copies in place of one for each."

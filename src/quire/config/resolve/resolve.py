@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from quire.config.args.engine_options import EngineOptions
 from quire.config.args.option import check, options_of
 from quire.config.facts import ModelFacts
@@ -38,6 +40,9 @@ from quire.hardware.facts import MachineFacts
 from quire.hardware.placement import place
 from quire.models.layer_memory import KeyValues, LayerMemory
 from quire.models.loading.folder_files import AUTOMATIC_FORMATS
+
+_LARGE_VOCABULARY = 32_768
+"""Tokens from which on reading the vocabulary for grammars takes a noticeable time."""
 
 
 def resolve(
@@ -203,6 +208,10 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     why = "worker_extension_cls" + (" was given" if extension else ": none")
     d.decide("worker_extension_cls", extension, why)
     forms = structured_outputs_config(args.structured_outputs_config)
+    if forms.prepare is None:
+        is_large = d.model.vocab_size >= _LARGE_VOCABULARY and d.value("generates")
+        prepare = args.serves_several_callers and is_large
+        forms = msgspec.structs.replace(forms, prepare=prepare)
     given_forms = args.structured_outputs_config
     d.decide(
         "structured_outputs",

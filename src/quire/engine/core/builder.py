@@ -97,14 +97,15 @@ def core_parts(
     adapters = None
     if plan.adapters is not None:
         adapters = AdapterStore(scheduler, executor, plan.adapters.max_cpu_loras)
-    vocabulary = vocabulary_source(plan)
+    grammars = GrammarCompiler(vocabulary_source(plan), plan.structured_outputs, plan.num_threads)
+    grammars.prepare()
     return {
         "scheduler": scheduler,
         "executor": executor,
         "depth": plan.max_steps_in_flight,
         "log_stats": plan.log_stats,
         "has_own_memory": facts.has_own_memory,
-        "grammars": GrammarCompiler(vocabulary, plan.structured_outputs, plan.num_threads),
+        "grammars": grammars,
         "lock_step": exchange,
         "adapters": adapters,
         "pace": None if plan.max_stall_s is None else StepPace(plan.max_stall_s),

@@ -429,12 +429,15 @@ def build_front_end(
     tracer = None
     if plan.otlp_traces_endpoint is not None:
         tracer = RequestTracer(exporter_to(plan.otlp_traces_endpoint), plan.served_model_names[0])
+    forms = grammar_trials(plan)
+    if forms is not None:
+        forms.prepare()
     stats = stats or EngineStats.of_plan(plan, client.engine_indices, stats_options)
     inputs = InputProcessor(
         tokenizer,
         limits,
         seed=_seed_of(plan, client_index),
-        forms=grammar_trials(plan),
+        forms=forms,
         custom=CustomParams(plan.logits_processors) if plan.logits_processors else None,
     )
     if plan.reasoning_marks:
