@@ -35,7 +35,7 @@ from quire.server.http.fields import (
     name_as_sent,
 )
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
-from quire.server.http.json_body import BodyBudget, T, read_json
+from quire.server.http.json_body import BodyBudget, T, read_body, read_json
 from quire.server.http.security import owner_of
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import GenerationFields, Limits
@@ -163,6 +163,11 @@ class Server:
         )
         request.scope["state"][BODY_SLOT] = body
         return body
+
+    async def read_bytes(self, request: Request) -> bytes:
+        """The request's body as it came. Raises Refusal."""
+        limits = self.limits
+        return await read_body(request, limits.body_bytes, limits.body_timeout_s, self.body_budget)
 
     async def read_for_model(self, request: Request, type: type[M]) -> M:
         """The body of a request to the model or to an adapter, which is found by its name; None is

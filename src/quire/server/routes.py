@@ -15,6 +15,7 @@ from quire.server.anthropic.replies import Count, MessageReply
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.context import RouteEntry
 from quire.server.http import documents
+from quire.server.invocations import invocations
 from quire.server.openai import adapters, models, rendering
 from quire.server.openai.chat import chat_completions
 from quire.server.openai.completions import completions
@@ -134,6 +135,7 @@ _ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/v1/models/{name:path}", models.model, gives=models.ModelCard),
     *(replace(entry, needs="generate") for entry in (*_GENERATION, *_MESSAGES)),
     *_POOLING,
+    RouteEntry("POST", "/invocations", invocations),
     RouteEntry("POST", "/tokenize", tokens.tokenize, tokens.TokenizeRequest, tokens.TokenizeReply),
     RouteEntry(
         "POST", "/detokenize", tokens.detokenize, tokens.DetokenizeRequest, tokens.DetokenizeReply

@@ -3,6 +3,8 @@
 import anthropic
 import pytest
 
+from quire.server.openai.prompts import output_budget
+
 HELLO = [{"role": "user", "content": "def add(a, b):"}]
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -34,6 +36,15 @@ def test_more_tokens_than_the_context_has_are_cut_and_named(server):
     cut = server.post("/v1/responses", body).headers["x-adjusted-fields"]
     assert cut.startswith("max_output_tokens=")
     assert "x-adjusted-fields" not in chat(server, max_tokens=3).headers
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "allowed"),
+    [(None, None, 10), (4, None, 4), (99, None, 10), (None, 3, 3), (5, 3, 3), (2, 3, 2)],
+)
+def test_the_generation_config_bounds_what_is_asked_for(asked, default, allowed):
+    defaults = {} if default is None else {"max_tokens": default}
+    assert output_budget(asked, "max_tokens", defaults, 6, 16) == allowed
 
 
 def test_a_client_of_messages_may_ask_for_more_than_the_context(server):

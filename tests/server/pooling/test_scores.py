@@ -112,7 +112,7 @@ def test_reranking(reranker):
     jina = {"model": "tiny", "query": QUERY, "documents": [{"text": one} for one in DOCUMENTS]}
     cohere = {"model": "tiny", "query": QUERY, "documents": DOCUMENTS}
     parts = {"query": {"content": [{"type": "text", "text": QUERY}]}, "documents": DOCUMENTS}
-    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/invocations"):
         for body in (jina, cohere, parts):
             reply = reranker.post(path, body).json()
             assert [item["index"] for item in reply["results"]] == order

@@ -73,7 +73,7 @@ async def read_json(
     if kind != JSON:
         raise Refusal(400, "Unsupported Media Type: send Content-Type: application/json.")
     _check_encoding(", ".join(request.headers.getlist("content-encoding")))
-    data = await _read(request, max_bytes, timeout_s, budget)
+    data = await read_body(request, max_bytes, timeout_s, budget)
     if len(data) > _SMALL_BYTES:
         body, ignored = await asyncio.to_thread(_weighed, data, type, rules)
     else:
@@ -118,7 +118,10 @@ def decode(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str]]
         raise Refusal(400, text) from None
 
 
-async def _read(request: Request, max_bytes: int, timeout_s: float, budget: BodyBudget) -> bytes:
+async def read_body(
+    request: Request, max_bytes: int, timeout_s: float, budget: BodyBudget
+) -> bytes:
+    """The request's body. Raises Refusal: see `read_json`."""
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(max_bytes)

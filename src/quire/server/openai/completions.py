@@ -62,7 +62,9 @@ def _params(server: Server, body: CompletionRequest, prompt_len: int) -> Samplin
     given = getattr(body, name)
     asked = DEFAULT_MAX_TOKENS if given is None else given
     asked = 1 if _is_only_echo(body) else asked
-    budget = output_budget(asked, name, {}, prompt_len, server.limits.max_model_len)
+    budget = output_budget(
+        asked, name, server.sampling_defaults, prompt_len, server.limits.max_model_len
+    )
     logprobs = 0 if body.is_ranked and body.logprobs is None else body.logprobs
     params = body.sampling_params(server.sampling_defaults, max_tokens=budget, logprobs=logprobs)
     if body.echo and params.prompt_logprobs is None:

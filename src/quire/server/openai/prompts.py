@@ -116,18 +116,18 @@ async def render(
 def output_budget(
     asked: int | None, name: str, defaults: Mapping[str, Any], prompt_len: int, max_model_len: int
 ) -> int:
-    """Return how many tokens may be generated: the requested number, else the model's default, else
-    as many as fit; never more than fit, since agents ask for fixed numbers.
+    """Return how many tokens may be generated: as many as are asked for, fit, and are the model's
+    default, since agents ask for fixed numbers.
 
     Raises InvalidParameter, ContextLengthExceeded.
     """
     room = max_model_len - prompt_len
     if room <= 0:
         raise PromptTooLong(prompt_len, max_model_len)
-    wanted = asked if asked is not None else defaults.get("max_tokens")
-    if wanted is not None and wanted < 1:
-        raise InvalidParameter(name, wanted, "max_tokens must be at least 1")
-    return room if wanted is None else min(wanted, room)
+    if asked is not None and asked < 1:
+        raise InvalidParameter(name, asked, "max_tokens must be at least 1")
+    bounds = (asked, defaults.get("max_tokens"), room)
+    return min(bound for bound in bounds if bound is not None)
 
 
 def size_of(value: object, *, most: int) -> int:
