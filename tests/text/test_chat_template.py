@@ -14,7 +14,8 @@ import pytest
 from quire.errors import InvalidParameter, InvalidType, LoadError, RequestError, UnknownParameter
 from quire.text.chat import normalize_messages
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate
-from quire.text.template_builtins import to_json
+from quire.text.templates.template_builtins import to_json
+from quire.text.templates.template_forms import ContentFormats
 from quire.text.tokenizer import Tokenizer
 from tests.text.tokenizer_folders import load_both, write_folder, write_json
 
@@ -514,7 +515,8 @@ def test_a_lone_surrogate_is_written_as_its_escape() -> None:
     assert render("{{ 'a\\ud800b' }}{{ 'é' }}") == "a\\ud800bé"
     source = "{{ messages[0].tool_calls[0].function.arguments.a }}"
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a": "x\\ud83d"}'}}
-    chat = normalize_messages([{"role": "assistant", "tool_calls": [call]}], "string", source)
+    formats = ContentFormats("string")
+    chat = normalize_messages([{"role": "assistant", "tool_calls": [call]}], formats, source)
     assert ChatTemplate(source).render(chat, {}) == "x\\ud83d"
 
 

@@ -34,7 +34,7 @@ from quire.server.text_process import (
     raise_failure,
 )
 from quire.text.chat import render_chat
-from quire.text.template_bounds import MAX_CHARACTERS
+from quire.text.templates.template_bounds import MAX_CHARACTERS
 from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from quire.text.chat_tools import (
     with_system_in_user,
     with_system_text,
 )
-from quire.text.content_format import ContentFormat
 from quire.text.legacy_calls import with_tool_calls
+from quire.text.templates.template_forms import ContentFormat, ContentFormats, with_call_forms
 from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ def render_chat(
     own settings rule over them. Raises RequestError (or a subclass that names the parameter).
     """
     template = tokenizer.compiled_chat_template(chat_template, tools)
-    form = resolve_content_format(content_format, template)
-    conversation = normalize_messages(messages, form, template.source)
+    formats = resolve_content_format(content_format, template)
+    conversation = normalize_messages(messages, formats, template.source)
     as_text = not template.knows_tools if tools_as_text is None else tools_as_text
     variables = {
         **tokenizer.special_tokens_map,
@@ -93,12 +93,14 @@ def render_chat(
     variables.setdefault("documents", None)
     render = template.render_open if continue_final_message else template.render
     if not as_text:
-        return render(conversation, variables)
+        if any("tool_calls" in message for message in conversation):
+            conversation = with_call_forms(conversation, template.call_forms)
+        return render(conversation, variables, has_null_contents=True)
     if any("tool_calls" in message or message["role"] == "tool" for message in conversation):
         conversation = with_calls_as_text(conversation)
     if not tools:
         return render(conversation, variables)
-    return _render_described(render, conversation, variables, describe_tools(tools), form)
+    return _render_described(render, conversation, variables, describe_tools(tools), formats)
 
 
 def _render_described(
@@ -106,12 +108,13 @@ def _render_described(
     conversation: Sequence[Message],
     variables: Mapping[str, Any],
     description: str,
-    form: ContentFormat,
+    formats: ContentFormats,
 ) -> str:
     """Render with a description of the tools in the system message, or where the template takes no
     system message, in the user's first one.
     """
-    described = with_system_text(conversation, description, as_parts=form == "openai")
+    as_parts = formats.by_role.get("system", formats.default) == "openai"
+    described = with_system_text(conversation, description, as_parts=as_parts)
     try:
         text = render(described, variables)
     except RequestError:
@@ -119,10 +122,13 @@ def _render_described(
     return text if description in text else render(with_system_in_user(described), variables)
 
 
-def resolve_content_format(content_format: str, template: ChatTemplate) -> ContentFormat:
-    """The format to use: the given one, or for "auto" the template's. Raises InvalidParameter."""
+def resolve_content_format(content_format: str, template: ChatTemplate) -> ContentFormats:
+    """The formats to use: the given one for all roles, or for "auto" the template's.
+
+    Raises InvalidParameter for another name.
+    """
     if content_format == "auto":
-        return template.content_format
+        return template.content_formats
     if content_format not in CONTENT_FORMATS:
         raise InvalidParameter(
             "chat_template_content_format", content_format, f"one of {CONTENT_FORMATS} is expected"
@@ -133,11 +139,11 @@ def resolve_content_format(content_format: str, template: ChatTemplate) -> Conte
             content_format,
             template.content_format,
         )
-    return "openai" if content_format == "openai" else "string"
+    return ContentFormats("openai" if content_format == "openai" else "string")
 
 
 def normalize_messages(
-    messages: Sequence[Any], content_format: ContentFormat, template_source: str
+    messages: Sequence[Any], formats: ContentFormats, template_source: str
 ) -> list[Message]:
     """Messages as a template is given them; new objects, the caller's stay as they were.
 
@@ -150,9 +156,7 @@ def normalize_messages(
     plain = [plain_data(message, f"messages[{i}]") for i, message in enumerate(messages)]
     if any(map(_is_legacy, plain)):
         plain = with_tool_calls(plain)
-    whole = [
-        _normalize(message, content_format, f"messages[{i}]") for i, message in enumerate(plain)
-    ]
+    whole = [_normalize(message, formats, f"messages[{i}]") for i, message in enumerate(plain)]
     has_developer = any(message["role"] == "developer" for message in whole)
     knows_developer = any(f"{quote}developer{quote}" in template_source for quote in "\"'")
     if not has_developer or knows_developer:
@@ -167,14 +171,20 @@ def _is_legacy(message: Any) -> bool:
     )
 
 
-def _normalize(message: Any, content_format: ContentFormat, name: str) -> Message:
+def _normalize(message: Any, formats: ContentFormats, name: str) -> Message:
     if not isinstance(message, dict):
         raise InvalidType(name, message, "an object with role and content is expected")
     role = message.get("role")
     if not isinstance(role, str):
         raise InvalidParameter(f"{name}.role", role, "a string is expected")
-    parts = _parts(message.get("content"), f"{name}.content")
-    normal: Message = {"role": role, "content": _content(parts, role, content_format, name)}
+    content = message.get("content")
+    parts = _parts(content, f"{name}.content")
+    if message.get("tool_calls") and not any(part.get("text", True) for part in parts):
+        content, parts = "", []  # null and no text are the same where calls follow
+    form = formats.by_role.get(role, formats.default)
+    if form == "either":
+        form = "openai" if isinstance(content, list | tuple) else "string"
+    normal: Message = {"role": role, "content": _content(parts, role, form, name)}
     for key in ("name", "task"):
         if isinstance(message.get(key), str):
             normal[key] = message[key]
@@ -288,17 +298,19 @@ def _function_call(call: Message, name: str) -> Message:
     return {**rest, "type": "function", "function": function}
 
 
-def _parsed_arguments(arguments: Any) -> dict[str, Any]:
-    """Templates write arguments with `tojson`, so they get the object; what is not one becomes an
-    empty one.
+def _parsed_arguments(arguments: Any) -> Any:
+    """Templates write arguments with `tojson`, so they get the object, also where a model wrote it
+    as a string of JSON. No arguments are an empty object; what is not an object stays as it is.
     """
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return {}
+    for _ in range(2):
+        if isinstance(arguments, str):
+            try:
+                decoded = json.loads(arguments)
+            except (ValueError, RecursionError):
+                break
+            arguments = decoded if isinstance(decoded, dict | str | None) else arguments
     # JSON may escape lone surrogates, as a model wrote it
-    return with_plain_texts(arguments) if isinstance(arguments, dict) else {}
+    return {} if arguments in (None, "") else with_plain_texts(arguments)
 
 
 def _with_one_system_message(messages: list[Message]) -> list[Message]:

@@ -12,8 +12,8 @@ with a request stay off on a server unless its operator trusts the senders.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import jinja2
@@ -24,8 +24,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from quire.encodable import plain_text
 from quire.errors import InvalidParameter, RequestError
 from quire.params import checks
-from quire.text.content_format import detect_content_format
-from quire.text.template_bounds import (
+from quire.text.templates.content_format import detect_content_format
+from quire.text.templates.template_bounds import (
     DROPPED_FILTERS,
     MAX_CHARACTERS,
     STEPS_OF_A_CALL,
@@ -37,7 +37,7 @@ from quire.text.template_bounds import (
     json_length,
     text_of,
 )
-from quire.text.template_builtins import (
+from quire.text.templates.template_builtins import (
     DictMaker,
     GenerationTag,
     PlainNamespace,
@@ -45,6 +45,12 @@ from quire.text.template_builtins import (
     raise_exception,
     strftime_now,
     to_json,
+)
+from quire.text.templates.template_forms import (
+    CallForms,
+    ContentFormats,
+    detect_call_forms,
+    detect_content_formats,
 )
 
 MAX_POWER_BITS = 4096
@@ -56,6 +62,9 @@ _MAX_DATE_PART = 256
 """What one character of a date's format becomes, at most."""
 _MOST_LEVELS = 200
 """Levels of nesting in what a template gets."""
+# What a template reads besides the messages, when it is only asked for its forms.
+_PROBE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_NOTHING_ELSE = {"tools": None, "documents": None, "add_generation_prompt": False}
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -63,8 +72,8 @@ class ChatTemplate:
     """A compiled template: renders messages to a prompt.
 
     `variables` are the names that it reads from outside; `content_format` is "openai" if it loops
-    over the parts of a message's content, else "string". Raises RequestError when `source` is not
-    valid Jinja.
+    over the parts of a content somewhere, else "string". Raises RequestError when `source`
+    is not valid Jinja.
     """
 
     def __init__(self, source: str) -> None:
@@ -97,17 +106,49 @@ class ChatTemplate:
         """Whether it reads the variable `tools`."""
         return "tools" in self.variables
 
-    def render(self, messages: Sequence[Any], variables: Mapping[str, Any]) -> str:
+    @cached_property
+    def content_formats(self) -> ContentFormats:
+        """The forms in which it takes the contents of each role."""
+        if self.content_format == "string":
+            return ContentFormats("string")
+        return detect_content_formats(self._render_probe)
+
+    @cached_property
+    def call_forms(self) -> CallForms:
+        """The forms in which it takes the calls of a message."""
+        return detect_call_forms(self._render_probe)
+
+    def _render_probe(self, messages: Sequence[Any]) -> str:
+        variables = dict.fromkeys(_PROBE_TOKENS, "") | _NOTHING_ELSE
+        try:
+            return self.render(messages, variables, has_null_contents=True)
+        except RequestError:  # a template for tools alone may need a list of them
+            return self.render(messages, variables | {"tools": []}, has_null_contents=True)
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        variables: Mapping[str, Any],
+        *,
+        has_null_contents: bool = False,
+    ) -> str:
         """The prompt for `messages`; `variables` are all other names, the special tokens' roles
         among them.
 
         Keys of messages whose value is None are left out; the reasoning of a message is offered
-        under each name that templates use. Raises RequestError: with the template's own text when
-        it raised, and for every failure in it.
+        under each name that templates use. `has_null_contents`: a content that is None stays, for
+        templates that ask for it. Raises RequestError: with the template's own text when it raised,
+        and for every failure in it.
         """
-        return self._render(_prepared(messages), variables)
+        return self._render(_prepared(messages, has_null_contents), variables)
 
-    def render_open(self, messages: Sequence[Any], variables: Mapping[str, Any]) -> str:
+    def render_open(
+        self,
+        messages: Sequence[Any],
+        variables: Mapping[str, Any],
+        *,
+        has_null_contents: bool = False,
+    ) -> str:
         """The prompt that ends within the last message, for the model to go on with it.
 
         Raises RequestError as `render` does, and together with `add_generation_prompt`, when the
@@ -117,7 +158,7 @@ class ChatTemplate:
             allowed = "it cannot be combined with add_generation_prompt=True"
             hint = "Set one of the two."
             raise InvalidParameter("continue_final_message", True, allowed, hint)
-        prepared = _prepared(messages)
+        prepared = _prepared(messages, has_null_contents)
         final_text = _mark_end(prepared[-1])
         text = self._render(prepared, variables)
         if _CONTINUE_MARK.strip() not in text or final_text.strip() not in text:
@@ -264,15 +305,18 @@ def _mark_end(message: dict[str, Any]) -> str:
     )
 
 
-def _prepared(messages: Sequence[Any]) -> list[dict[str, Any]]:
+def _prepared(messages: Sequence[Any], has_null_contents: bool = False) -> list[dict[str, Any]]:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise RequestError(
             "messages must be a list with at least one message.", parameter="messages"
         )
-    return [_prepared_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    kept = {"content"} if has_null_contents else set()
+    return [
+        _prepared_message(message, f"messages[{i}]", kept) for i, message in enumerate(messages)
+    ]
 
 
-def _prepared_message(message: Any, name: str) -> dict[str, Any]:
+def _prepared_message(message: Any, name: str, kept: Collection[str]) -> dict[str, Any]:
     plain = plain_data(message, name)
     if not isinstance(plain, dict):
         raise RequestError(
@@ -280,7 +324,7 @@ def _prepared_message(message: Any, name: str) -> dict[str, Any]:
             f"{type(message).__name__}.",
             parameter="messages",
         )
-    plain = {key: value for key, value in plain.items() if value is not None}
+    plain = {key: value for key, value in plain.items() if value is not None or key in kept}
     reasoning = next((plain[key] for key in _REASONING_KEYS if key in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}

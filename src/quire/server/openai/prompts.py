@@ -10,7 +10,7 @@ from quire.errors import InvalidParameter, PromptTooLong
 from quire.server.context import Server
 from quire.server.http.failures import Refusal
 from quire.server.openai.requests import ChatRequest, GenerationFields
-from quire.text.template_bounds import MAX_CHARACTERS
+from quire.text.templates.template_bounds import MAX_CHARACTERS
 
 _OF_ANY = 2
 """What any value counts, as much work as so many characters."""

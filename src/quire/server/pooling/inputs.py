@@ -15,7 +15,7 @@ from quire.server.context import Server
 from quire.server.openai.prompts import check_template, render, size_of
 from quire.server.pooling.requests import InputFields, Item, PairFields, PooledBody
 from quire.server.text_process import PairTask
-from quire.text.template_bounds import MAX_CHARACTERS
+from quire.text.templates.template_bounds import MAX_CHARACTERS
 
 
 class PoolingPrompt(NamedTuple):

@@ -1,5 +1,5 @@
-"""Finds out from a template's syntax tree whether it takes contents as texts ("string") or as lists
-of parts ("openai").
+"""Finds out from a template's syntax tree whether it walks through the parts of contents ("openai")
+or takes contents as texts alone ("string").
 
 The tree is read as a small data flow: which names hold the messages, one message, or a message's
 content. A `for` over a content means that the template walks through parts.
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from jinja2 import nodes
 
-ContentFormat = Literal["string", "openai"]
+from quire.text.templates.template_forms import ContentFormat
 
 # A name as one scope knows it: (macro's name or "" outside of macros, name).
 _Name = tuple[str, str]
@@ -34,8 +33,8 @@ class _Facts:
 
 
 def detect_content_format(tree: nodes.Template) -> ContentFormat:
-    """The format: "openai" if a loop runs over a message's content, or outside macros over a
-    variable called content.
+    """The format of the template as a whole: "openai" if a loop runs over a message's content, or
+    outside macros over a variable called content, else "string".
     """
     facts = _Facts()
     _collect(tree, "", facts)

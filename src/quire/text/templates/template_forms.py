@@ -1,0 +1,153 @@
+"""The forms of contents and calls that a template can write, found by rendering short chats.
+
+What a template's source says is not enough: one that walks through parts somewhere may print those
+of another role as Python's `[{'type': ...}]`, and one that writes arguments by concatenation needs
+them as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quire.errors import RequestError
+
+ContentFormat = Literal["string", "openai", "either"]
+"""Contents are texts, lists of parts, or what the client sent."""
+Message = dict[str, Any]
+Render = Callable[[Sequence[Any]], str]
+"""Messages -> prompt; raises RequestError for those that the template cannot write."""
+
+_PROBE = "quire7probe"
+"""A text that no template changes or contains."""
+_AS_DATA = re.compile(rf"""['"]text['"]\s*:\s*['"]{_PROBE}""")
+"""A part that was printed as Python or JSON instead of its text."""
+_MISWRITTEN_KEY = re.compile(rf"""'{_PROBE}'|\\"{_PROBE}""")
+"""The key of an argument in Python's quotes, or within a string of JSON."""
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class ContentFormats:
+    """The form of a content by the role of its message: `by_role`, or `default` for others."""
+
+    default: ContentFormat
+    by_role: Mapping[str, ContentFormat] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CallForms:
+    """How a template takes the calls of a message.
+
+    `no_content`: the content of a message that has calls and no text. `as_text`: arguments are
+    given as JSON text instead of an object. `takes_text`: arguments that are not an object can be
+    given as the text that they are.
+    """
+
+    no_content: str | None = ""
+    as_text: bool = False
+    takes_text: bool = False
+
+
+def detect_content_formats(render: Render) -> ContentFormats:
+    """What a template that walks through parts somewhere takes for each role. A role that it
+    refuses or leaves out gets text.
+    """
+    by_role: dict[str, ContentFormat] = {}
+    for role in _ROLES:
+        takes_text = _writes(render, role, _PROBE)
+        takes_parts = _writes(render, role, [{"type": "text", "text": _PROBE}])
+        as_text: ContentFormat = "either" if takes_parts else "string"
+        by_role[role] = "openai" if takes_parts and not takes_text else as_text
+    return ContentFormats("string", by_role)
+
+
+def detect_call_forms(render: Render) -> CallForms:
+    """The form in which the template writes calls; the usual one if it writes none."""
+    takes_text = any(_PROBE in _with_call(render, text, _PROBE) for text in ("", None))
+    for arguments in ({_PROBE: 1}, json.dumps({_PROBE: 1})):
+        written = [(_with_call(render, text, arguments), text) for text in ("", None)]
+        fitting = [
+            (len(prompt), text)
+            for prompt, text in written
+            if _PROBE in prompt and not _MISWRITTEN_KEY.search(prompt)
+        ]
+        if fitting:
+            # What is longer has an empty turn or the word "None" in it.
+            _, no_content = min(fitting, key=lambda each: each[0])
+            return CallForms(no_content, isinstance(arguments, str), takes_text)
+    return CallForms(takes_text=takes_text)
+
+
+def with_call_forms(messages: Sequence[Message], forms: CallForms) -> list[Message]:
+    """Normalized messages with their calls as the template takes them."""
+    return [_fitted(message, forms) if message.get("tool_calls") else message
+            for message in messages]  # fmt: skip
+
+
+def _fitted(message: Message, forms: CallForms) -> Message:
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = _fitted_arguments(call["function"]["arguments"], forms)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    content = message["content"] or (forms.no_content if message["content"] == "" else [])
+    return {**message, "content": content, "tool_calls": calls}
+
+
+def _fitted_arguments(arguments: Any, forms: CallForms) -> Any:
+    """What is not an object stays visible: as the text that it is, or as the value of a key."""
+    if not isinstance(arguments, dict):
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        return text if forms.takes_text else {"arguments": arguments}
+    return json.dumps(arguments, ensure_ascii=False) if forms.as_text else arguments
+
+
+def _writes(render: Render, role: str, content: Any) -> bool:
+    """Whether this content of a message of that role is written as text, whichever form the
+    messages around it must have.
+    """
+    for other in ("hi", [{"type": "text", "text": "hi"}]):
+        text = _rendered(render, _conversation(role, content, other))
+        if _PROBE in text and not _AS_DATA.search(text):
+            return True
+    return False
+
+
+def _with_call(render: Render, content: str | None, arguments: Any) -> str:
+    user = {"role": "user", "content": "hi"}
+    asked = {"role": "assistant", "content": content, "tool_calls": [_call(arguments)]}
+    prompt = _rendered(render, [user, asked])
+    return prompt or _rendered(
+        render, [{**user, "content": [{"type": "text", "text": "hi"}]}, asked]
+    )
+
+
+def _rendered(render: Render, messages: Sequence[Any]) -> str:
+    try:
+        return render(messages)
+    except RequestError:
+        return ""
+
+
+def _conversation(role: str, content: Any, other: Any) -> list[Message]:
+    user = {"role": "user", "content": other}
+    probe = {"role": role, "content": content}
+    match role:
+        case "system":
+            return [probe, user]
+        case "assistant":
+            return [user, probe, user]
+        case "tool":
+            asked = {"role": "assistant", "content": "", "tool_calls": [_call({"a": 1})]}
+            return [user, asked, {**probe, "name": "f", "tool_call_id": "call00001"}]
+        case _:
+            return [probe]
+
+
+def _call(arguments: Any) -> Message:
+    # An id of nine letters and digits: some templates take no other.
+    function = {"name": "f", "arguments": arguments}
+    return {"id": "call00001", "type": "function", "function": function}
