@@ -173,6 +173,19 @@ LLAMA = [
         "llama3_json",
         content='{"name": "Bonn", "people": 330000}',
     ),
+    Golden(
+        "llama-after-text",
+        'I look {now}: {"name": "weather", "parameters": {"city": "Bonn"}}',
+        "llama3_json",
+        content="I look {now}: ",
+        calls=(BONN,),
+    ),
+    Golden(
+        "llama-data-after-text",
+        'It is {"name": "Bonn", "size": {"a": 1}}.',
+        "llama3_json",
+        content='It is {"name": "Bonn", "size": {"a": 1}}.',
+    ),
     Golden("llama-prose", 'It is {"name": 1}.', "llama3_json", content='It is {"name": 1}.'),
 ]
 MISTRAL = [
@@ -346,6 +359,28 @@ MARKED_SECTIONS = [
         "functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
         "kimi_k2",
         calls=(BONN, ("now", "{}")),
+    ),
+    Golden(
+        "kimi-k2-noise",
+        "Hm.<|tool_calls_section_begin|> I call:\n<|tool_call_begin|> functions.weather:0 "
+        '<|tool_call_argument_begin|> {"city": "Bonn"} <|tool_call_end|>\n<|tool_call_begin|>'
+        "now:1<|tool_call_argument_begin|>{}<|tool_calls_section_end|>",
+        "kimi_k2",
+        content="Hm.",
+        calls=(BONN, ("now", "{}")),
+    ),
+    Golden(
+        "kimi-k2-slips",
+        '<|tool_call_begin|>functions.weather:0{"city": "Bonn"}<|tool_call_begin|>functions.now:1'
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_call_section_end|>",
+        "kimi_k2",
+        calls=(BONN, ("now", "{}")),
+    ),
+    Golden(
+        "kimi-k2-section-without-calls",
+        "<|tool_calls_section_begin|>no call<|tool_calls_section_end|>",
+        "kimi_k2",
+        content="<|tool_calls_section_begin|>no call<|tool_calls_section_end|>",
     ),
 ]
 HARMONY = [

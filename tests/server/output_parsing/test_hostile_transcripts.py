@@ -88,8 +88,11 @@ def test_no_word_is_lost(soup):
     calls = " ".join(call.name + call.id + call.arguments for call in said.tool_calls)
     everything = f"{said.reasoning} {said.content} {calls}"
     unseen = [word for word in words if word in text and word not in everything]
-    # A key of a call that is neither its name nor its arguments is dropped with its value.
-    assert not [word for word in unseen if not re.search(rf'[{{,]\s*"[^"]*{word}', text)]
+    # A key of a call that is neither its name nor its arguments is dropped with its value, and so
+    # is noise between the marks of a section and of its first call.
+    dropped = r'[{{,]\s*"[^"]*{}|section_begin\|>(?:(?!_begin).)*{}.*call_begin'
+    unseen = [word for word in unseen if not re.search(dropped.format(word, word), text, re.DOTALL)]
+    assert not unseen
 
 
 @pytest.mark.parametrize("parser", sorted(TOOL_PARSERS))
@@ -158,7 +161,7 @@ def test_deeply_nested_arguments_do_not_recurse():
     assert hermes.read(output, tools=TOOLS).tool_calls[0].arguments == arguments
     pythonic = plan_parsers("pythonic")
     output = f"[now(a={'[' * depth}{']' * depth})]"
-    assert pythonic.read(output, tools=TOOLS).content == output[len("[now(") :]
+    assert pythonic.read(output, tools=TOOLS).content == output
     qwen = plan_parsers("qwen3_coder")
     output = f"<function=weather><parameter=spots>{'[' * depth}</parameter></function>"
     value = json.loads(qwen.read(output, tools=TOOLS).tool_calls[0].arguments)["spots"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import warnings
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.server.output_parsing import plan_parsers, whole
+from quire.server.output_parsing import ArgumentText, plan_parsers, whole
 from quire.server.output_parsing.delimiters import Delimiters
 from quire.server.output_parsing.ends import End
 from quire.server.output_parsing.formats.json_value import JsonValue
@@ -55,7 +56,9 @@ def test_a_literal_in_a_call_that_comes_in_single_characters_means_the_same(valu
     "text",
     ["'''a'b\n\"c\"'''", '""" x """', "''", "'\\x41\\101\\u00e9\\U0001F600'", "'\\q\\\n'", "+1",
      "1_000", ".5", "5.", "-0x1F", "0b101", "1e5", "(1,)", "()", "[1,]", "{'a': 1,}", "-0.0",
-     "'\\ud83d'"],
+     "'\\ud83d'", "00", "01.5", "1e05", "'a' 'b'", "['a'\n\"b\"]", "'a''b'", "['a' 'b', 'c']",
+     "r'\\n\\''", "u'ß'", "R\"a\" 'b'", "(1)", "('a' 'b')", "((1), (2,),)", "[(), (((3)))]",
+     "{'a': ('b')}", "'''it's'''", "'a' ''"],
 )  # fmt: skip
 def test_literals_that_json_has_not(text):
     with warnings.catch_warnings(action="ignore"):  # Python warns of "\\q"
@@ -65,11 +68,49 @@ def test_literals_that_json_has_not(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["x", "1 + 2", "{1, 2}", "b'x'", "f(1)", "[1 2]", "{'a'}", "01", "[,]", "{,: 1}", "'a' 'b'",
-     "1__0", "--1", "nan", ""],
+    ["x", "1 + 2", "f(1)", "[1 2]", "[,]", "{,: 1}", "1__0", "--1", "nan", "", "'a' + 'b'", "'a' 1",
+     "'a' * 2", "'%s' % 1", "[1}", "(1]", "1, 2", "{1: 2, 3}", "{1, 2: 3}", "'a", "rb'a", "(,)"],
 )  # fmt: skip
 def test_what_is_no_literal_is_no_value(text):
     assert python_as_json(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("007", 7),
+        ("-010", -10),
+        ("{1, 2}", [1, 2]),
+        ("{'a'}", ["a"]),
+        ("[{1: {2}}]", [{"1": [2]}]),
+        ("b'x\\x41'", "xA"),
+        ("'it's'", "it's"),
+        ("'it's here', ", None),
+        ('"say "hi" now"', 'say "hi" now'),
+        ('"say "hi""', 'say "hi"'),
+        ("['the dogs' bone', 'b']", ["the dogs' bone", "b"]),
+        ("{'a': 'don't', 'b': 1}", {"a": "don't", "b": 1}),
+        ("'rub r'", "rub r"),
+        ("'a' r", None),
+    ],
+)
+def test_what_was_meant_is_read(text, value):
+    if value is None:
+        assert python_as_json(text) is None
+    else:
+        assert translated(text) == value
+        [call] = plan_parsers("pythonic").read(f"[f(a={text}, b=[{text}])]", tools=[]).tool_calls
+        assert json.loads(call.arguments) == {"a": value, "b": [value]}
+
+
+def test_a_call_begins_when_its_first_argument_has_been_read():
+    plan = plan_parsers("pythonic")
+    for output in ("[f(a=g(1), b=2)]", "[f(a=", "[f(a='x' + y)]", "[f(a='x"):
+        said = plan.read(output, tools=[])
+        assert (said.content, said.tool_calls) == (output, ()), output
+    said = plan.read("[f(a=1, b=c)]", tools=[])
+    assert [call.arguments for call in said.tool_calls] == ['{"a": 1']
+    assert said.content == " b=c)]"
 
 
 def test_a_literal_is_bounded():
@@ -148,11 +189,98 @@ def test_any_text_becomes_json(text, types):
     json.loads(typed_json(text, types | {"string"}, is_padded=True))
 
 
-@given(text=TEXT)
-def test_a_text_argument_is_kept_to_the_letter(text):
-    if "</parameter>" in text or "<parameter=" in text or "</function>" in text:
+MARKS = st.sampled_from(
+    ["</parameter>", "<parameter=a>", "</function>", "</tool_call>", "</arg_value>", "\n", " ", "a"]
+)
+WITH_MARKS = st.lists(MARKS | TEXT, max_size=6).map("".join)
+AS_TEXT = {
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=text>\n{}\n</parameter>\n</function>\n"
+    "</tool_call>",
+    "seed_oss": "<seed:tool_call>\n<function=f>\n<parameter=text>{}</parameter>\n</function>\n"
+    "</seed:tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="text">{}</parameter>\n'
+    "</invoke>\n</minimax:tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+}
+TAG_AFTER = re.compile(r"<parameter=|</(parameter|function|arg_value)>\s*(<|$)")
+"""A text in which a value seems to end."""
+
+
+@pytest.mark.parametrize("parser", AS_TEXT)
+@given(text=WITH_MARKS, data=st.data())
+def test_a_text_argument_is_kept_to_the_letter(parser, text, data):
+    if TAG_AFTER.search(text):
         return
-    output = f"<function=f>\n<parameter=text>\n{text}\n</parameter>\n</function>"
+    output = AS_TEXT[parser].replace("{}", text)
     tools = [{"function": {"name": "f", "parameters": {"properties": SCHEMA}}}]
-    [call] = plan_parsers("qwen3_coder").read(output, tools=tools).tool_calls
+    reader = plan_parsers(parser).open(tools=tools)
+    at = data.draw(st.integers(0, len(output)))
+    events = [event for piece in (output[:at], output[at:]) for event in reader.feed(piece)]
+    [call] = whole([*events, *reader.finish()]).tool_calls
     assert json.loads(call.arguments) == {"text": text}
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("<parameter=text>\na </parameter> b\n</parameter>\n</function>",
+         {"text": "a </parameter> b"}),
+        ("<parameter=text>\na\n<parameter=count>\n2\n</parameter>\n</function>",
+         {"text": "a", "count": 2}),
+        ("<parameter=text>\n\n a\n\n\n</parameter>\n</function>", {"text": "\n a\n\n"}),
+        ("<parameter=text>a\n</parameter></function>", {"text": "a\n"}),
+        ("<parameter=text></parameter></function>", {"text": ""}),
+        ("<parameter=text>\n\n</parameter></function>", {"text": ""}),
+        ("<parameter=text>\n print('</function>')\n</parameter>\n</function>\n</tool_call>",
+         {"text": " print('</function>')"}),
+        ("<parameter=text>\na\n</function>\n</tool_call>", {"text": "a"}),
+    ],
+)  # fmt: skip
+def test_where_a_value_ends(written, arguments):
+    tools = [{"function": {"name": "f", "parameters": {"properties": SCHEMA}}}]
+    [call] = plan_parsers("qwen3_coder").read(f"<function=f>\n{written}", tools=tools).tool_calls
+    assert json.loads(call.arguments) == arguments
+
+
+def test_what_may_end_a_value_is_decided_in_bounded_time():
+    reader = plan_parsers("qwen3_coder").open(tools=[])
+    reader.feed("<function=f>\n<parameter=text>\na</parameter>")
+    held = [event for _ in range(300) for event in reader.feed(" ")]
+    assert held == [ArgumentText(0, '"')]
+
+
+@pytest.mark.parametrize("parser", ["hermes", "deepseek_v31"])
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('"{\\"a\\": \\"\\\\n\\\\\\"\\"}"', '{"a": "\\n\\""}'),
+        ('" \\n{\\"a\\": 1}"', '{"a": 1}'),
+        ('"text"', '"text"'),
+        ('""', '""'),
+        ('"\\u007b}"', '"\\u007b}"'),
+        ('{"a": "{}"}', '{"a": "{}"}'),
+        (f'"{" " * 500}x"', f'"{" " * 500}x"'),
+    ],
+)
+def test_arguments_in_a_string_of_json_are_decoded_once(parser, written, arguments):
+    output = {
+        "hermes": f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>',
+        "deepseek_v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{written}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    }[parser]
+    for pieces in ([output], list(output)):
+        reader = plan_parsers(parser).open(tools=[])
+        events = [event for piece in pieces for event in reader.feed(piece)]
+        [call] = whole([*events, *reader.finish()]).tool_calls
+        assert call.arguments == arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("int64", "integer"), ("unsigned int", "integer"), ("float32", "number"), ("Bool", "boolean"),
+     ("varchar(20)", "string"), ("list[str]", "array"), ("dict[str, int]", "object"),
+     ("longtext", "string"), ("none", "null"), ("weekday", None), ("", None)],
+)  # fmt: skip
+def test_types_of_other_systems(name, kind):
+    tool = {"name": "f", "parameters": {"properties": {"a": {"type": name}}}}
+    assert ToolSchemas([tool]).types("f", "a") == ({kind} if kind else set())

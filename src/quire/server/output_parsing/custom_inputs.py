@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable
 
 from quire.server.output_parsing.events import ArgumentText, CallStarted, Event
+from quire.server.output_parsing.json_string import JsonString
 
 INPUT = "input"
 """The name of the argument."""
 
 _OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _BARE_OPENING = f'{{"{INPUT}":"'
-_PLAIN = re.compile(r'[^"\\]*+')
-_ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])')
-_HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
-_OTHER_HALF = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-_HALF_CHARS = len("\\ud83d")
-_MOST_ESCAPE = 2 * _HALF_CHARS
 
 
 class CustomInputs:
@@ -63,22 +57,23 @@ class _InputReader:
 
     def __init__(self) -> None:
         self._held = ""
+        self._string = JsonString()
         self._read = self._before
 
     def read(self, text: str) -> str:
         """The input that the next piece adds; what may be half of an escape is held back."""
-        text, self._held = self._held + text, ""
         return self._read(text)
 
     def finish(self) -> str:
         """What is held when the arguments have ended."""
         held, self._held = self._held, ""
-        return held
+        return held + self._string.finish()
 
     def _before(self, text: str) -> str:
+        text, self._held = self._held + text, ""
         if found := _OPENING.match(text):
-            self._read = self._inside
-            return self._inside(text[found.end() :])
+            self._read = self._string.read
+            return self._read(text[found.end() :])
         compact = "".join(text.split())
         if _BARE_OPENING.startswith(compact) and len(compact) < len(_BARE_OPENING):
             self._held = text
@@ -86,52 +81,6 @@ class _InputReader:
         self._read = _as_it_is
         return text
 
-    def _inside(self, text: str) -> str:
-        pieces, place = [], 0
-        while place < len(text):
-            plain = _PLAIN.match(text, place)
-            assert plain is not None, "it matches nothing too"
-            pieces.append(plain[0])
-            place = plain.end()
-            if text.startswith('"', place):
-                self._read = _left_out
-                break
-            if place < len(text):
-                place, piece = self._escape(text, place)
-                pieces.append(piece)
-        return "".join(pieces)
-
-    def _escape(self, text: str, place: int) -> tuple[int, str]:
-        """The character that an escape means, and where it ends; it is held until it is whole."""
-        rest = text[place : place + _MOST_ESCAPE]
-        is_half = _HALF.match(rest) is not None
-        is_open = not _is_lone(rest) if is_half else _may_become_one(rest)
-        if is_open and len(rest) < _MOST_ESCAPE:
-            self._held = text[place:]
-            return len(text), ""
-        if is_half and _OTHER_HALF.match(rest, _HALF_CHARS):
-            return place + _MOST_ESCAPE, json.loads(f'"{rest}"')
-        found = _ESCAPE.match(rest)
-        if found is None:
-            return place + 1, "\\"
-        char = json.loads(f'"{found[0]}"')
-        return place + found.end(), "\ufffd" if "\ud800" <= char <= "\udfff" else char
-
-
-def _may_become_one(rest: str) -> bool:
-    """Whether text from a backslash on is the beginning of an escape and not a whole one."""
-    return re.fullmatch(r"\\(?:u[0-9a-fA-F]{0,3})?", rest) is not None
-
-
-def _is_lone(rest: str) -> bool:
-    """Whether the half of a character at the start cannot be followed by its other half."""
-    other = rest[_HALF_CHARS:]
-    return re.fullmatch(r"(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]{0,2})?)?)?)?", other) is None
-
 
 def _as_it_is(text: str) -> str:
     return text
-
-
-def _left_out(text: str) -> str:
-    return ""

@@ -12,6 +12,7 @@ from quire.server.output_parsing.formats.json_call import JsonCall
 from quire.server.output_parsing.formats.parameters_as_text import (
     KeyReader,
     Parameters,
+    ValueEnds,
     ValueReader,
 )
 from quire.server.output_parsing.formats.python_call import PythonCall
@@ -127,11 +128,11 @@ class OutputParser:
             if head is None:
                 return self._give_up()
             target = head.then or target
-            if head.name is None:
-                self._out.drop()
-            else:
+            if head.name is not None:
                 self._out.start_call(head.name, head.call_id)
                 self._parameters.start()
+            elif not head.is_held:
+                self._out.drop()
         elif self.state.reads is Reads.LEAD:
             self._out.drop()
         kept = delimiter in self.state.kept
@@ -198,4 +199,5 @@ class OutputParser:
                 return KeyReader(delimiters, self._parameters)
             case Reads.VALUE:
                 is_padded = self._table.format.pads_values
-                return ValueReader(delimiters, self._parameters, is_padded, self._out)
+                ends = ValueEnds(delimiters, state.followers)
+                return ValueReader(ends, self._parameters, is_padded, self._out)

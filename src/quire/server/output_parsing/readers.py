@@ -10,7 +10,7 @@ from typing import Protocol
 
 from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
-from quire.server.output_parsing.formats.json_value import JsonValue
+from quire.server.output_parsing.formats.json_value import JsonValue, ObjectInString
 from quire.server.output_parsing.state_table import ParserState, Reads
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
@@ -134,10 +134,11 @@ class HeadReader:
 class JsonReader:
     """Arguments as one JSON value, as written."""
 
-    __slots__ = ("_has_begun", "_value")
+    __slots__ = ("_decoded", "_has_begun", "_value")
 
     def __init__(self, delimiters: Delimiters) -> None:
         self._value = JsonValue(delimiters)
+        self._decoded = ObjectInString()
         self._has_begun = False
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
@@ -148,9 +149,11 @@ class JsonReader:
                 return len(text), End.MORE
             start, self._has_begun = found.start(), True
         end, outcome = self._value.read(text, start)
-        out.arguments(text[start:end])
+        out.arguments(self._decoded.read(text[start:end]))
+        if outcome is not End.MORE:
+            out.arguments(self._decoded.finish())
         return end, outcome
 
     def finish(self, rest: str, out: Writer) -> None:
         """The beginning of a delimiter that never came belongs to the arguments."""
-        out.arguments(rest)
+        out.arguments(self._decoded.read(rest) + self._decoded.finish())

@@ -73,12 +73,14 @@ ENDING = frozenset({Reads.ENVELOPE, Reads.JSON, Reads.PYTHON})
 @dataclass(frozen=True, slots=True)
 class Head:
     """What a HEAD says. With a `name` a call starts (`call_id` if the model gave one); without
-    one, what was read so far is markup. `then` overrules the delimiter's state.
+    one, what was read so far is markup (`is_held`: if a call follows, else text). `then` overrules
+    the delimiter's state.
     """
 
     name: str | None = None
     call_id: str | None = None
     then: str | None = None
+    is_held: bool = False
 
 
 def name_alone(text: str) -> Head | None:
@@ -95,7 +97,8 @@ class ParserState:
     `then` is left for it by the first text that is not blank. `closes`: entering it completes the
     arguments that KEY and VALUE states wrote. `calls`: entering it starts a call of this name. For
     HEAD: `head` reads it, `bars` are characters that it cannot have, `begins` are the only
-    beginnings it can have.
+    beginnings it can have. For VALUE: `followers` of a delimiter are what must come after it,
+    blanks aside, unless the output ends there; otherwise it is a part of the value.
     """
 
     reads: Reads
@@ -107,6 +110,7 @@ class ParserState:
     head: Callable[[str], Head | None] = name_alone
     bars: str = "\n"
     begins: tuple[str, ...] = ()
+    followers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +122,10 @@ class ToolFormat:
     it may have besides those and the name; None: any. `lone_names`: an envelope without arguments
     is a call of a tool that takes none. `only_known_names`: an envelope is a call only with the
     name of one of the request's tools. `ends_reasoning`: calls may end a reasoning whose format
-    allows it. `pads_values`: a VALUE stands on lines of
-    its own. `has_reasoning`: the table has REASONING states of its own, and goes with the reasoning
-    format of the same table only. `forced_calls`: for such a table, the formats (as structural tags
-    have them) of a call of each of these functions (`{"name", "parameters"}`).
+    allows it. `pads_values`: a VALUE that begins on a line of its own ends on one.
+    `has_reasoning`: the table has REASONING states of its own, and goes with the reasoning format
+    of the same table only. `forced_calls`: for such a table, the formats (as structural tags have
+    them) of a call of each of these functions (`{"name", "parameters"}`).
     Raises ValueError for a table that cannot be read.
     """
 

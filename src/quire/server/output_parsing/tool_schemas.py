@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 MAX_REFERENCES = 16
 """How many schemas one argument's types are gathered from: a schema may refer to itself."""
 TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+OTHER_TYPES = {
+    other: kind
+    for kind, others in {
+        "integer": "int uint long short byte unsigned bigint smallint tinyint",
+        "number": "num float double decimal numeric real",
+        "boolean": "bool",
+        "string": "str text char character varchar longtext date datetime time timestamp uuid url",
+        "array": "list tuple set frozenset sequence iterable arr",
+        "object": "dict map mapping struct record obj json",
+        "null": "none nil nonetype",
+    }.items()
+    for other in others.split()
+}
+"""What schemas of Python, SQL and others call the types of JSON."""
+_TYPE_WORD = re.compile(r"[a-z_]+")
+"""Of `int64`, `varchar(20)` and `list[str]` what says the type."""
 
 
 class ToolSchemas:
@@ -39,7 +56,7 @@ class ToolSchemas:
         for part in _alternatives(schema, root):
             declared = part.get("type")
             names = declared if isinstance(declared, list | tuple) else [declared]
-            found.update(name for name in names if isinstance(name, str))
+            found.update(_json_type(name) for name in names if isinstance(name, str))
             found.update(_types_of_values(part))
         return frozenset(found & TYPES)
 
@@ -65,6 +82,13 @@ def _referred(reference: str, root: Mapping[str, Any]) -> Any:
     for step in reference.removeprefix("#/").split("/"):
         place = place.get(step) if isinstance(place, Mapping) else None
     return place
+
+
+def _json_type(name: str) -> str:
+    """The type of JSON that a type's name in a schema means; the name itself if it means none."""
+    found = _TYPE_WORD.match(name.strip().lower())
+    word = found[0] if found else ""
+    return word if word in TYPES else OTHER_TYPES.get(word, name)
 
 
 def _types_of_values(schema: Mapping[str, Any]) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.server.output_parsing.delimiters import NON_BLANK, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
-from quire.server.output_parsing.formats.json_value import FIRST_CHARS, JsonValue
+from quire.server.output_parsing.formats.json_value import FIRST_CHARS, JsonValue, ObjectInString
 from quire.server.output_parsing.state_table import ToolFormat
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
@@ -30,8 +30,8 @@ class JsonCall:
     name and the first arguments count; other keys are part of the markup.
     """
 
-    __slots__ = ("_early", "_format", "_has_arguments", "_is_first", "_key", "_delimiters", "_name",
-                 "_names", "_next", "_started", "_value")  # fmt: skip
+    __slots__ = ("_decoded", "_early", "_format", "_has_arguments", "_is_first", "_key",
+                 "_delimiters", "_name", "_names", "_next", "_started", "_value")  # fmt: skip
 
     def __init__(
         self, tool_format: ToolFormat, delimiters: Delimiters, names: Collection[str]
@@ -42,6 +42,7 @@ class JsonCall:
         self._key: Any = None
         self._name: str | None = None
         self._early: list[str] = []
+        self._decoded = ObjectInString()
         self._has_arguments = False
         self._is_first = True
         self._started = False
@@ -63,8 +64,8 @@ class JsonCall:
 
     def finish(self, rest: str, out: Writer) -> None:
         """The output ended here; arguments are passed on as far as they came."""
-        if self._started and self._next == self._arguments and rest:
-            out.arguments(rest)
+        if self._started and self._next == self._arguments:
+            out.arguments(self._decoded.read(rest) + self._decoded.finish())
 
     # Each step is given the text and where in it the next character that is not blank stands.
 
@@ -125,10 +126,13 @@ class JsonCall:
 
     def _arguments(self, text: str, start: int, char: str, out: Writer) -> Step:
         end, outcome = self._value.read(text, start)
+        written = self._decoded.read(text[start:end])
+        if outcome is not End.MORE:
+            written += self._decoded.finish()
         if self._started:
-            out.arguments(text[start:end])
+            out.arguments(written)
         else:
-            self._early.append(text[start:end])
+            self._early.append(written)
         return self._after_value(end, outcome)
 
     def _other_value(self, text: str, start: int, char: str, out: Writer) -> Step:

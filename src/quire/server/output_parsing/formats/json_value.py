@@ -10,13 +10,23 @@ import json
 import re
 from typing import Any
 
-from quire.server.output_parsing.delimiters import Delimiters
+from quire.server.output_parsing.delimiters import BLANKS, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
+from quire.server.output_parsing.json_string import JsonString
 from quire.server.output_parsing.tool_schemas import type_name
 
 STRING = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
 SCALAR_END = " \t\r\n,]}"
 FIRST_CHARS = '"{[-0123456789tfn'
+MAX_BLANKS = 64
+"""Before an object in a string; more are a string's own."""
+OBJECT_IN_STRING = re.compile(
+    rf"""[^"]                             # not a string
+    |"(?:[ ]|\\[nrt]){{0,{MAX_BLANKS}}}+(?:({{)|[^ \\{{]|\\[^nrt])
+    |".{{{2 * MAX_BLANKS + 2}}}           # too many blanks""",
+    re.DOTALL | re.VERBOSE,
+)
+"""What says whether a value is a string of an object: group 1 if it is one."""
 
 
 class JsonValue:
@@ -95,6 +105,40 @@ class JsonValue:
             self._in_scalar = True
             return start, None if char not in SCALAR_END else End.DONE
         return start + 1, None
+
+
+class ObjectInString:
+    """Arguments that some models write as a string of JSON: `"{\\"a\\": 1}"` is the object.
+
+    It is fed the value as it was written, and gives what to pass on: the text of the object where
+    the value is a string of one, else the value as it stands.
+    """
+
+    __slots__ = ("_early", "_passes", "_string")
+
+    def __init__(self) -> None:
+        self._string: JsonString | None = JsonString()
+        self._early = ""
+        self._passes = False
+
+    def read(self, text: str) -> str:
+        """What the next piece adds."""
+        if self._passes:
+            return text if self._string is None else self._string.read(text)
+        self._early += text
+        found = OBJECT_IN_STRING.match(self._early)
+        if found is None:
+            return ""
+        early, self._early, self._passes = self._early, "", True
+        if found[1] is None:
+            self._string = None
+            return early
+        assert self._string is not None
+        return self._string.read(early[1:]).lstrip(BLANKS)
+
+    def finish(self) -> str:
+        """What is left when the value has ended or will not."""
+        return self._early if self._string is None or not self._passes else self._string.finish()
 
 
 def json_type(text: str) -> str | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
-from quire.server.output_parsing.delimiters import BLANKS, Delimiters
+from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
 from quire.server.output_parsing.formats.json_value import json_type
 from quire.server.output_parsing.formats.python_literal import python_as_json
 from quire.server.output_parsing.stream_writer import Writer
 from quire.server.output_parsing.tool_schemas import ToolSchemas
+
+MAX_BLANKS = 256
+"""Between a delimiter and what follows it; more say that the value has ended."""
 
 
 class Parameters:
@@ -66,44 +70,79 @@ class KeyReader:
         self._parameters.write_key(out)
 
 
+class ValueEnds:
+    """Finds the delimiter that ends a value. One that has `followers` counts only before one of
+    them: a value may have the delimiter's text within a line.
+    """
+
+    __slots__ = ("_delimiters", "_followers")
+
+    def __init__(self, delimiters: Delimiters, followers: Mapping[str, tuple[str, ...]]) -> None:
+        self._delimiters = delimiters
+        self._followers = followers
+
+    def find(self, text: str, start: int) -> tuple[int, str | None]:
+        """The delimiter and where it begins, as `Delimiters.find` has it. Without one: None, and
+        where the text ends that is sure to be of the value.
+        """
+        while True:
+            end, delimiter = self._delimiters.find(text, start)
+            if delimiter is None:
+                return end, None
+            counts = self._counts(text, end, delimiter)
+            if counts is not False:
+                return end, delimiter if counts else None
+            start = end + 1
+
+    def is_met(self, text: str) -> bool:
+        """Whether text at the end of an output begins with a delimiter."""
+        return bool(self._delimiters.at(text, 0))
+
+    def _counts(self, text: str, at: int, delimiter: str) -> bool | None:
+        """None: what has come does not say."""
+        followers = self._followers.get(delimiter)
+        if followers is None:
+            return True
+        after = at + len(delimiter)
+        found = NON_BLANK.search(text, after, after + MAX_BLANKS)
+        if found is None:
+            return None if len(text) < after + MAX_BLANKS else True
+        rest = text[found.start() : found.start() + max(map(len, followers))]
+        if rest.startswith(followers):
+            return True
+        is_beginning = any(follower.startswith(rest) for follower in followers)
+        return None if is_beginning else False
+
+
 class ValueReader:
     """The value of an argument, up to the delimiter after it.
 
     Text is passed on as it comes. Any other type needs the whole value: JSON of that type is passed
     on as written, Python's spelling of it is translated, and what is neither becomes a string.
-    `is_padded`: the value stands on lines of its own, whose ends are not part of it.
+    `is_padded`: a value that begins with a line end has one at its end, too, and neither is part of
+    it.
     """
 
-    __slots__ = (
-        "_has_begun",
-        "_is_padded",
-        "_is_text",
-        "_line_end",
-        "_delimiters",
-        "_text",
-        "_types",
-    )
+    __slots__ = ("_ends", "_has_begun", "_has_padding", "_is_padded", "_is_text", "_line_end",
+                 "_text", "_types")  # fmt: skip
 
     def __init__(
-        self, delimiters: Delimiters, parameters: Parameters, is_padded: bool, out: Writer
+        self, ends: ValueEnds, parameters: Parameters, is_padded: bool, out: Writer
     ) -> None:
-        self._delimiters = delimiters
+        self._ends = ends
         self._types = parameters.types(out)
         self._is_text = self._types <= {"string"}
         self._is_padded = is_padded
-        self._has_begun = False
+        self._has_begun = self._has_padding = False
         self._line_end = ""
         self._text: list[str] = []
         parameters.write_key(out)
         out.arguments(": ")
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """A delimiter within the value ends it: these formats have no way to write it otherwise."""
-        end, delimiter = self._delimiters.find(text, start)
-        if self._is_text:
-            self._pass_on(text[start:end], out)
-        else:
-            self._text.append(text[start:end])
+        """Up to a delimiter that is not a part of the value."""
+        end, delimiter = self._ends.find(text, start)
+        self._take(text[start:end], out)
         if delimiter is None:
             return end, End.MORE
         self._close(out)
@@ -111,21 +150,30 @@ class ValueReader:
 
     def finish(self, rest: str, out: Writer) -> None:
         """A value that was cut short is written as far as it came."""
-        if self._is_text:
+        if self._ends.is_met(rest):
+            self._close(out)
+        elif self._is_text:
             self._pass_on(rest, out)
         else:
             out.arguments("".join(self._text).strip() + rest)
+
+    def _take(self, text: str, out: Writer) -> None:
+        if self._is_text:
+            self._pass_on(text, out)
+        else:
+            self._text.append(text)
 
     def _pass_on(self, text: str, out: Writer) -> None:
         """Text as a JSON string, without the line ends of the padding."""
         if text and not self._has_begun:
             out.arguments('"')
             self._has_begun = True
-            text = text[1:] if self._is_padded and text[0] == "\n" else text
+            self._has_padding = self._is_padded and text[0] == "\n"
+            text = text[1:] if self._has_padding else text
         if not text:
             return
         text, self._line_end = self._line_end + text, ""
-        if self._is_padded and text[-1] == "\n":
+        if self._has_padding and text[-1] == "\n":
             text, self._line_end = text[:-1], "\n"
         out.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
@@ -147,8 +195,8 @@ def typed_json(text: str, types: frozenset[str], is_padded: bool) -> str:
         return translated
     if value.lower() in ("true", "false", "null") and fits(json_type(value.lower()), others):
         return value.lower()
-    if is_padded:
-        text = text.removeprefix("\n").removesuffix("\n")
+    if is_padded and text.startswith("\n"):
+        text = text[1:].removesuffix("\n")
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -7,7 +7,12 @@ import re
 from collections.abc import Callable
 
 from quire.server.output_parsing.ends import End, Outcome
-from quire.server.output_parsing.formats.python_literal import MAX_LITERAL_CHARS, python_as_json
+from quire.server.output_parsing.formats.python_literal import (
+    MAX_LITERAL_CHARS,
+    QUOTE,
+    python_as_json,
+    string_end,
+)
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
 _BLANKS = r"[ \t\r\n]{0,512}+"
@@ -15,10 +20,7 @@ NAME = re.compile(rf"{_BLANKS}([\w.\-]{{1,{MAX_HEAD_CHARS}}})\(")
 KEY = re.compile(rf"{_BLANKS}(?:(\))|(\w{{1,{MAX_HEAD_CHARS}}}){_BLANKS}=)")
 NAME_BEGINNING = re.compile(rf"{_BLANKS}[\w.\-]{{0,{MAX_HEAD_CHARS}}}")
 KEY_BEGINNING = re.compile(rf"{_BLANKS}\w{{0,{MAX_HEAD_CHARS}}}{_BLANKS}")
-STRUCTURE = re.compile(r"""[\[\](){},]|'''|\"{3}|['"]""")
-STRING_END = {
-    quote: re.compile(rf"\\.|{quote}", re.DOTALL) for quote in ("'", '"', "'" * 3, '"' * 3)
-}
+STRUCTURE = re.compile(r"""[\[\](){},]|['"]""")
 
 Step = tuple[int, Outcome | None]
 
@@ -26,8 +28,8 @@ Step = tuple[int, Outcome | None]
 class PythonCall:
     """Reads one call with keyword arguments, each of which is written when it is complete.
 
-    The call starts at its first `key=`, or at the `)` of an empty one: `name(` alone is also how
-    prose looks. An argument that is no literal ends it, and is content.
+    The call starts when its first argument is complete, or at the `)` of an empty one: before, it
+    may be prose. An argument that is no literal ends it, and is content.
     """
 
     __slots__ = ("_depth", "_key", "_name", "_next", "_num_chars", "_num_written", "_quote",
@@ -66,9 +68,6 @@ class PythonCall:
             return _more(KEY_BEGINNING, text, start)
         if found[1]:
             return found.end(), self._close(out)
-        if not self._started:
-            out.start_call(self._name)
-            self._started = True
         self._key, self._next = found[2], self._read_value
         self._value.append(found[0])
         return found.end(), None
@@ -85,6 +84,9 @@ class PythonCall:
         value = python_as_json("".join(self._value[1:]))
         if value is None or text[end] not in "),":
             return end, End.MISFIT
+        if not self._started:
+            out.start_call(self._name)
+            self._started = True
         out.arguments(f"{', ' if self._num_written else '{'}{json.dumps(self._key)}: {value}")
         self._num_written += 1
         self._value.clear()
@@ -96,22 +98,25 @@ class PythonCall:
         the first of three.
         """
         while True:
-            pattern = STRING_END[self._quote] if self._quote else STRUCTURE
-            found = pattern.search(text, start)
-            if found is None:
-                held = len(self._quote) if self._quote else 0
-                return max(start, len(text) - held), False
-            token = found[0]
             if self._quote:
-                self._quote = self._quote if token[0] == "\\" else ""
-            elif token[0] in "'\"":
-                if text[found.start() :] in (token, token * 2) and len(token) == 1:
+                start, is_over = string_end(text, start, self._quote)
+                if not is_over:
+                    return start, False
+                self._quote = ""
+            found = STRUCTURE.search(text, start)
+            if found is None:
+                return len(text), False
+            token = found[0]
+            if token in "'\"":
+                if text[found.start() :] in (token, token * 2):
                     return found.start(), False
-                self._quote = token
-            elif self._depth == 0 and token in ")]},":
+                quote = QUOTE.match(text, found.start())
+                assert quote is not None, "it begins with a quote"
+                self._quote, start = quote[1], quote.end()
+                continue
+            if self._depth == 0 and token in ")]},":
                 return found.start(), True
-            else:
-                self._depth += 1 if token in "[({" else -1 if token in "])}" else 0
+            self._depth += 1 if token in "[({" else -1 if token in "])}" else 0
             start = found.end()
 
     def _close(self, out: Writer) -> End:

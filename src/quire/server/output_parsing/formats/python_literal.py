@@ -17,69 +17,170 @@ MAX_LITERAL_CHARS = 2**20
 """A longer value is no literal."""
 MAX_NUMBER_CHARS = 512
 """A longer number is refused, unless JSON has it too."""
+MAX_BLANKS = 256
+"""Between a quote and what says whether it ends its string."""
 
-STRING = r"""'''(?:[^'\\]|\\.|'(?!''))*+'''|"{3}(?:[^"\\]|\\.|"(?!""))*+"{3}"""
-STRING += r"""|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\""""
-TOKEN = re.compile(rf"[ \t\r\n]*+(?:({STRING})|([\w.+\-]++)|([\[\](){{}},:]))", re.DOTALL)
+QUOTE = re.compile(r"(?:[rbuRBU]|[rR][bB]|[bB][rR])?('''|\"{3}|['\"])")
+TOKEN = re.compile(r"([\w.+\-]++)|([\[\](){},:])")
+BLANKS = re.compile(r"[ \t\r\n]*+")
 ESCAPE = re.compile(
     r"""\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3]?[0-7]{1,2}|[\n\\'"abfnrtv])"""
 )
+IN_STRING = {
+    quote: re.compile(rf"\\.|{quote}", re.DOTALL) for quote in ("'", '"', "'" * 3, '"' * 3)
+}
+AFTER_STRING = re.compile(r"[,)\]}:+%*#]|[rbuRBU]{0,2}['\"]")
+"""What may follow a string in Python; the operators make what is no literal."""
 WORDS = {"True": "true", "False": "false", "None": "null"} | {
     word: word for word in ("true", "false", "null")
 }
 BRACKETS = {"(": "[", ")": "]"}
 """Tuples become arrays."""
+PAIRS = {")": "(", "]": "[", "}": "{"}
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
 DIGITS = r"[0-9](?:_?[0-9])*+"
 FLOAT = re.compile(rf"[+-]?(?:{DIGITS}\.?(?:{DIGITS})?|\.{DIGITS})(?:[eE][+-]?[0-9]++)?")
+LEADING_ZEROS = re.compile(r"[+-]?0[0-9_]*")
 
 
 def python_as_json(text: str) -> str | None:
-    """A Python literal as JSON text; None for other text, and for what JSON lacks (sets, bytes)."""
+    """A Python literal as JSON text; None for other text. Sets become arrays, bytes strings."""
     text = text.strip(" \t\r\n")
     if len(text) > MAX_LITERAL_CHARS:
         return None
-    written: list[str] = []
-    at = 0
-    while at < len(text):
-        found = TOKEN.match(text, at)
-        if found is None or not _write(found, written):
+    translation = _Translation()
+    at, size = 0, len(text)
+    text += ","  # what ends the literal ends its last string, too
+    while at < size:
+        end = translation.token(text, at)
+        if end is None:
             return None
-        at = found.end()
-    translated = "".join(written)
+        found = BLANKS.match(text, end)
+        at = end if found is None else found.end()
+    translated = "".join(translation.written)
     return None if json_type(translated) is None else translated
 
 
-def _write(found: re.Match[str], written: list[str]) -> bool:
-    """Translate one token; False if JSON has none of its kind."""
-    string, word, char = found.groups()
-    if (string or word) and written and written[-1] not in ("[", "{", ", ", ": "):
-        return False
-    if string is not None:
-        written.append(_string(string))
-    elif word is not None:
-        translated = WORDS.get(word) or _number(word)
-        if translated is None:
+def string_end(text: str, start: int, quote: str) -> tuple[int, bool]:
+    """Where a string ends whose inside goes on at `start`, and True. False: its end has not come,
+    or what says that it is one has not; then where to go on looking with more text.
+
+    A quote ends a string where something follows that may stand after one in Python. So
+    `'it's'` and `"say "hi""` mean what was meant.
+    """
+    while (found := IN_STRING[quote].search(text, start)) is not None:
+        start = found.end()
+        if found[0][0] == "\\":
+            continue
+        is_end = True if len(quote) == 3 else _is_end(text, start, quote)
+        if is_end is not False:
+            return (start, True) if is_end else (found.start(), False)
+    held = len(quote) - 1
+    if text.endswith("\\") and len(text) > start:
+        held = max(held, (len(text) - len(text.rstrip("\\"))) % 2)
+    return max(start, len(text) - held), False
+
+
+def _is_end(text: str, after: int, quote: str) -> bool | None:
+    """Whether the quote before `after` ends its string; None: what has come does not say."""
+    rest = text[after : after + MAX_BLANKS + 4]
+    is_cut = len(rest) <= MAX_BLANKS
+    if rest[:1] == quote:
+        # Two quotes: the second is the end where one can be, else another string follows.
+        behind = rest[1:].lstrip(" \t\r\n")
+        if not behind and is_cut:
+            return None
+        if behind[:1] in tuple(",)]}:"):
             return False
-        written.append(translated)
-    elif char in ")]}":
-        if written[-1:] == [", "] and written[-2:-1] not in (["["], ["{"]):
-            written.pop()  # Python allows a comma after the last item
-        written.append(BRACKETS.get(char, char))
-    elif char == ":":
-        if written and written[-1][-1].isalnum():
-            written[-1] = f'"{written[-1]}"'  # keys of JSON are strings
-        written.append(": ")
-    else:
-        written.append(", " if char == "," else BRACKETS.get(char, char))
-    return True
+    rest = rest.lstrip(" \t\r\n")
+    if not rest:
+        return None if is_cut else True
+    if AFTER_STRING.match(rest) is not None:
+        return True
+    return None if rest[0] in "rbuRBU" and len(rest) < 3 and is_cut else False
 
 
-def _string(token: str) -> str:
-    size = 3 if token[:3] in ("'''", '"""') and len(token) >= 6 else 1
-    text = ESCAPE.sub(_character, token[size:-size])
-    # Half of a surrogate pair cannot be sent, so it stays an escape.
-    return json.dumps(text, ensure_ascii=any("\ud800" <= char <= "\udfff" for char in text))
+class _Translation:
+    """What was translated so far; `_open` has the open brackets, each with the place of what was
+    written for it and what of commas and colons came.
+    """
+
+    __slots__ = ("_marks", "_open", "written")
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self._open: list[tuple[str, int]] = []
+        self._marks: list[str] = []
+
+    def token(self, text: str, at: int) -> int | None:
+        """Translate the token at `at`; where it ends, or None if JSON has none of its kind."""
+        quote = QUOTE.match(text, at)
+        if quote is not None:
+            end, is_over = string_end(text, quote.end(), quote[1])
+            return self._string(text, at, quote, end) if is_over else None
+        found = TOKEN.match(text, at)
+        if found is None:
+            return None
+        word, char = found.groups()
+        is_known = self._word(word) if word is not None else self._char(char)
+        return found.end() if is_known else None
+
+    def _may_be_value(self) -> bool:
+        return not self.written or self.written[-1] in ("[", "{", ", ", ": ")
+
+    def _string(self, text: str, at: int, quote: re.Match[str], end: int) -> int | None:
+        body = text[quote.end() : end - len(quote[1])]
+        prefix = text[at : quote.start(1)].lower()
+        if "r" not in prefix:
+            body = ESCAPE.sub(_character, body)
+        # Half of a surrogate pair cannot be sent, so it stays an escape.
+        value = json.dumps(body, ensure_ascii=any("\ud800" <= char <= "\udfff" for char in body))
+        if self.written and self.written[-1].startswith('"'):
+            self.written[-1] = self.written[-1][:-1] + value[1:]
+        elif self._may_be_value():
+            self.written.append(value)
+        else:
+            return None
+        return end
+
+    def _word(self, word: str) -> bool:
+        translated = WORDS.get(word) or _number(word)
+        if translated is None or not self._may_be_value():
+            return False
+        self.written.append(translated)
+        return True
+
+    def _char(self, char: str) -> bool:
+        if char in "([{":
+            self._open.append((char, len(self.written)))
+            self._marks.append("")
+            self.written.append(BRACKETS.get(char, char))
+            return True
+        if char in ")]}":
+            return self._close(char)
+        if char == ":" and self.written and self.written[-1][-1].isalnum():
+            self.written[-1] = f'"{self.written[-1]}"'  # keys of JSON are strings
+        if self._marks:
+            self._marks[-1] += char if char not in self._marks[-1] else ""
+        self.written.append(": " if char == ":" else ", ")
+        return True
+
+    def _close(self, char: str) -> bool:
+        if not self._open or self._open[-1][0] != PAIRS[char]:
+            return False
+        _, place = self._open.pop()
+        marks = self._marks.pop()
+        is_empty = place == len(self.written) - 1
+        if self.written[-1] == ", " and place < len(self.written) - 2:
+            self.written.pop()  # Python allows a comma after the last item
+        if char == ")" and not is_empty and "," not in marks:
+            self.written[place] = ""  # a value in parentheses is that value
+            return True
+        is_set = char == "}" and not is_empty and ":" not in marks
+        if is_set:
+            self.written[place] = "["
+        self.written.append("]" if is_set else BRACKETS.get(char, char))
+        return True
 
 
 def _character(found: re.Match[str]) -> str:
@@ -90,13 +191,13 @@ def _character(found: re.Match[str]) -> str:
 
 
 def _number(word: str) -> str | None:
-    """A number as JSON has it: not `+1`, `1_000`, `0x1F`, `.5` or `5.`."""
+    """A number as JSON has it: not `+1`, `1_000`, `0x1F`, `.5`, `5.` or `007`."""
     if JSON_NUMBER.fullmatch(word):
         return word
     if len(word) > MAX_NUMBER_CHARS:
         return None
     try:
-        return str(int(word, 0))
+        return str(int(word, 10 if LEADING_ZEROS.fullmatch(word) else 0))
     except ValueError:
         is_float = FLOAT.fullmatch(word) and not word.strip("+-_").isdecimal()
     return repr(float(word)) if is_float else None

@@ -39,11 +39,25 @@ def listed(*openings: str, closing: str = "") -> dict[str, ParserState]:
 
 
 def marked_parameters(
-    section: str, section_end: str, call: str, name_end: str, key: str, key_end: str, call_end: str
+    section: str,
+    section_end: str,
+    call: str,
+    name_end: str,
+    key: str,
+    key_end: str,
+    call_end: str,
+    value_end: str = "</parameter>",
 ) -> Mapping[str, ParserState]:
-    """Calls whose arguments stand in tags of their own, within the tags of a section."""
+    """Calls whose arguments stand in tags of their own, within the tags of a section. A value may
+    have these tags within its lines: its end is followed by another tag, and the tags of a value
+    that was not closed begin a line.
+    """
     opens = {section: "section", call: "name"}
-    value_ends = {"</parameter>": "between", key: "key", call_end: "close"}
+    value_ends = {value_end: "between", f"\n{key}": "key", call_end: "close"}
+    followers = {
+        value_end: (key, call_end, section_end, call),
+        call_end: (section_end, section, call),
+    }
     return {
         "content": ParserState(Reads.CONTENT, opens),
         "section": ParserState(Reads.BLANK, {call: "name"}),
@@ -52,7 +66,7 @@ def marked_parameters(
             Reads.CONTENT, {key: "key", call_end: "close", section_end: "closed", **opens}
         ),
         "key": ParserState(Reads.KEY, {key_end: "value"}),
-        "value": ParserState(Reads.VALUE, value_ends),
+        "value": ParserState(Reads.VALUE, value_ends, followers=followers),
         "close": ParserState(Reads.CONTENT, {section_end: "content", **opens}, closes=True),
         "closed": ParserState(Reads.CONTENT, opens, closes=True),
     }
@@ -70,6 +84,14 @@ def deepseek_states(call: Mapping[str, ParserState]) -> Mapping[str, ParserState
         ),
         **call,
     }
+
+
+KIMI_ENDS = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
+
+
+def noise_before_a_call(text: str) -> Head:
+    """What stands between the marks of a section and of a call is markup, if the call is one."""
+    return Head(is_held=True)
 
 
 def kimi_head(text: str) -> Head | None:
@@ -108,7 +130,7 @@ LLAMA_JSON = ToolFormat(
     "llama3_json",
     {
         "start": ParserState(Reads.ENVELOPE, {"<|python_tag|>": "call"}, then="more"),
-        "content": ParserState(Reads.CONTENT, {"<|python_tag|>": "call"}),
+        "content": ParserState(Reads.CONTENT, {"<|python_tag|>": "call", "{": "call"}, kept={"{"}),
         "call": ParserState(Reads.ENVELOPE, then="more"),
         "more": ParserState(Reads.CONTENT, {";": "call", "<|python_tag|>": "call"}, then="content"),
     },
@@ -177,7 +199,6 @@ SEED_OSS = ToolFormat(
         "<seed:tool_call>", "</seed:tool_call>", "<function=", ">", "<parameter=", ">",
         "</function>",
     ),
-    pads_values=True,
 )  # fmt: skip
 MINIMAX_M2 = ToolFormat(
     "minimax_m2",
@@ -185,7 +206,6 @@ MINIMAX_M2 = ToolFormat(
         "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', '">',
         '<parameter name="', '">', "</invoke>",
     ),
-    pads_values=True,
 )  # fmt: skip
 GLM = ToolFormat(
     "glm45",
@@ -202,7 +222,11 @@ GLM = ToolFormat(
         ),
         "key": ParserState(Reads.KEY, {"</arg_key>": "colon"}),
         "colon": ParserState(Reads.CONTENT, {"<arg_value>": "value", "</tool_call>": "close"}),
-        "value": ParserState(Reads.VALUE, {"</arg_value>": "between"}),
+        "value": ParserState(
+            Reads.VALUE,
+            {"</arg_value>": "between"},
+            followers={"</arg_value>": ("<arg_key>", "</tool_call>", "<tool_call>")},
+        ),
         "close": ParserState(Reads.CONTENT, {"<tool_call>": "name"}, closes=True),
     },
 )
@@ -227,15 +251,46 @@ DEEPSEEK_V31 = ToolFormat(
 KIMI_K2 = ToolFormat(
     "kimi_k2",
     {
-        "content": ParserState(Reads.CONTENT, {"<|tool_calls_section_begin|>": "section"}),
-        "section": ParserState(Reads.BLANK, {"<|tool_call_begin|>": "name"}),
-        "name": ParserState(
-            Reads.HEAD, {"<|tool_call_argument_begin|>": "arguments"}, head=kimi_head
+        "content": ParserState(
+            Reads.CONTENT,
+            {
+                "<|tool_calls_section_begin|>": "section",
+                "<|tool_call_section_begin|>": "section",
+                "<|tool_call_begin|>": "name",
+            },
         ),
-        "arguments": ParserState(Reads.JSON, {"<|tool_call_end|>": "between"}, then="end"),
-        "end": ParserState(Reads.CONTENT, {"<|tool_call_end|>": "between"}),
+        "section": ParserState(
+            Reads.HEAD,
+            {"<|tool_call_begin|>": "name", **dict.fromkeys(KIMI_ENDS, "content")},
+            head=noise_before_a_call,
+            bars="",
+        ),
+        "name": ParserState(
+            Reads.HEAD,
+            {"<|tool_call_argument_begin|>": "arguments", "{": "arguments"},
+            kept={"{"},
+            head=kimi_head,
+        ),
+        "arguments": ParserState(
+            Reads.JSON,
+            {"<|tool_call_end|>": "between", **dict.fromkeys(KIMI_ENDS, "content")},
+            then="end",
+        ),
+        "end": ParserState(
+            Reads.CONTENT,
+            {
+                "<|tool_call_end|>": "between",
+                "<|tool_call_begin|>": "name",
+                **dict.fromkeys(KIMI_ENDS, "content"),
+            },
+        ),
         "between": ParserState(
-            Reads.CONTENT, {"<|tool_call_begin|>": "name", "<|tool_calls_section_end|>": "content"}
+            Reads.CONTENT,
+            {
+                "<|tool_call_begin|>": "name",
+                "<|tool_calls_section_begin|>": "section",
+                **dict.fromkeys(KIMI_ENDS, "content"),
+            },
         ),
     },
     call_id=counted_call_id,
