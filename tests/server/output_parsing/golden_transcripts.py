@@ -4,47 +4,10 @@ all tests of the transcripts share.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from tests.server.output_parsing.golden import BONN, TOOLS, Golden
+from tests.server.output_parsing.goldens_of_more_formats import MORE_FORMATS
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string"},
-                    "days": {"type": "integer"},
-                    "units": {"enum": ["C", "F"]},
-                    "exact": {"type": "boolean"},
-                    "spots": {"type": "array", "items": {"type": "string"}},
-                    "where": {"$ref": "#/$defs/place"},
-                    "limit": {"anyOf": [{"type": "number"}, {"type": "null"}]},
-                },
-                "$defs": {"place": {"type": "object"}},
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "now"}},
-]
-
-
-@dataclass(frozen=True)
-class Golden:
-    """`output` after a prompt that ends with `prompt`, and what it says; calls are (name,
-    arguments).
-    """
-
-    name: str
-    output: str
-    tools: str | None = None
-    reasoning: str | None = None
-    prompt: str = ""
-    thought: str | None = None
-    content: str | None = None
-    calls: tuple[tuple[str, str], ...] = field(default=())
-
+__all__ = ["GOLDENS", "TOOLS", "Golden"]
 
 DEEPSEEK_V3_CALLS = (
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
@@ -52,7 +15,6 @@ DEEPSEEK_V3_CALLS = (
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n"
     "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 )
-BONN = ("weather", '{"city": "Bonn"}')
 
 TAGGED_JSON = [
     Golden(
@@ -564,5 +526,6 @@ GOLDENS = [
     *HARMONY,
     *REASONING,
     *GENERIC,
+    *MORE_FORMATS,
     *NO_FORMAT,
 ]

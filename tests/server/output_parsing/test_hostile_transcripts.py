@@ -17,10 +17,13 @@ from quire.server.output_parsing import (
     plan_parsers,
     whole,
 )
+from quire.server.output_parsing.formats.message_formats import MUSE_GLIMMER
+from quire.server.output_parsing.formats.parameter_formats import PARAMETER_FORMATS
+from tests.server.output_parsing.golden import WHOLE_OUTPUTS
 from tests.server.output_parsing.golden_transcripts import GOLDENS, TOOLS
 
 PAIRS = [
-    ("openai" if tools == "openai" else tools, "openai_gptoss" if tools == "openai" else reasoning)
+    (tools, WHOLE_OUTPUTS.get(tools, reasoning))
     for tools in TOOL_PARSERS
     for reasoning in ("qwen3", "deepseek_r1", None)
 ]
@@ -97,18 +100,20 @@ def test_no_word_is_lost(soup):
 
 @pytest.mark.parametrize("parser", sorted(TOOL_PARSERS))
 def test_text_without_marks_flows_at_once(parser):
-    plan = plan_parsers(parser, "openai_gptoss" if parser == "openai" else None)
+    plan = plan_parsers(parser, WHOLE_OUTPUTS.get(parser))
     reader = plan.open("content", tools=TOOLS)
     assert whole(reader.feed("A word. ")).content == "A word. "
-    # A call of the generic form may begin at a line's start, so a line's end waits for more.
-    breaks = ["\n\n"] if parser != "generic" else [" \n\n "]
+    # A call of these forms may begin at a line's start, so a line's end waits for more.
+    breaks = ["\n\n"] if parser not in ("generic", "xlam") else [" \n\n "]
     for piece in ["Grüße 😀", " 3 > 2", *breaks, "* a"]:
         assert whole(reader.feed(piece)).content == piece
     assert reader.finish() == []
 
 
-PYTHON_FORMATS = ("lfm2", "llama4_pythonic", "pythonic")
+PYTHON_FORMATS = ("lfm2", "llama4_pythonic", "olmo3", "pythonic")
 """An argument of theirs is passed on when it is complete."""
+TEXT_FORMATS = {made.name for made in (*PARAMETER_FORMATS, MUSE_GLIMMER)}
+"""Text is text there, without escapes."""
 by_format = {
     golden.tools: golden
     for golden in reversed(GOLDENS)
@@ -143,7 +148,7 @@ def test_huge_arguments_flow_piece_by_piece(golden):
 @pytest.mark.parametrize("golden", by_format.values(), ids=lambda golden: golden.tools)
 @pytest.mark.parametrize("value", ['\\" } ] ) {', "\\\\", "\\u00e9\\n", "😀", ""])
 def test_strings_keep_their_brackets_and_escapes(golden, value):
-    if golden.tools in ("qwen3_coder", "qwen3_xml", "seed_oss", "minimax_m2", "glm45", "glm47"):
+    if TOOL_PARSERS[golden.tools].name in TEXT_FORMATS:
         text, expected = value, value  # no escapes there: text is text
     else:
         text, expected = value, json.loads(f'"{value}"')
@@ -171,7 +176,7 @@ def test_deeply_nested_arguments_do_not_recurse():
 @pytest.mark.parametrize("parser", sorted(TOOL_PARSERS))
 def test_a_name_without_end_is_let_go(parser):
     """Text that only begins like a call is held back for as long as a name can be, not longer."""
-    plan = plan_parsers(parser, "openai_gptoss" if parser == "openai" else None)
+    plan = plan_parsers(parser, WHOLE_OUTPUTS.get(parser))
     for delimiter in sorted(plan.delimiters()):
         reader = plan.open(plan.place(""), tools=TOOLS)
         events = [event for _ in range(300) for event in reader.feed(delimiter + "abcdefgh")]
@@ -202,12 +207,14 @@ def test_special_tokens_are_kept_where_a_format_needs_them():
     assert plan_parsers("openai", "openai_gptoss").needs_special_tokens(special)
     assert plan_parsers("hermes").needs_special_tokens(special)
     assert not plan_parsers("hermes").needs_special_tokens(special, reads_calls=False)
+    assert plan_parsers("gemma4").needs_special_tokens(['<|"|>'])
+    assert plan_parsers("minimax_m3").needs_special_tokens(["]<]minimax[>["])
     assert not plan_parsers("hermes").needs_special_tokens(["<|im_end|>"])
     assert not plan_parsers("pythonic").needs_special_tokens(special)
 
 
 def test_names_of_all_parsers_make_a_plan():
     for name in TOOL_PARSERS:
-        assert plan_parsers(name, "openai_gptoss" if name == "openai" else None)
+        assert plan_parsers(name, WHOLE_OUTPUTS.get(name))
     for name in REASONING_PARSERS:
         assert plan_parsers(None, name)

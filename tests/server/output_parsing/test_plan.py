@@ -143,3 +143,24 @@ def test_the_worked_example_of_the_table_s_page():
 def test_without_reasoning_the_answer_starts_at_once():
     plan = plan_parsers("hermes")
     assert plan.form_start(plan.place("<|im_start|>assistant\n<think>\n")) is None
+
+
+@pytest.mark.parametrize("reasoning", ["qwen3", "granite", "minimax_m3"])
+def test_a_reasoning_that_ends_without_having_begun_is_no_text(reasoning):
+    plan = plan_parsers(None, reasoning)
+    [end, *_] = plan.reasoning.ends
+    for prompt in ("", "no reasoning"):
+        said = plan.read(f"\n{end}Fine.", plan.place(prompt))
+        assert (said.reasoning, said.content) == (None, "Fine.")
+    assert plan.read(f"So: {end}Fine.").content == f"So: {end}Fine."
+
+
+@pytest.mark.parametrize("tools", [None, "hermes", "pythonic", "llama3_json"])
+def test_the_tags_of_an_answer_are_no_text_with_any_tool_format(tools):
+    plan = plan_parsers(tools, "hunyuan_a13b")
+    output = "<think>\nHm.\n</think>\n<answer>\nFine.\n</answer>"
+    said = plan.read(output, tools=None if tools is None else [])
+    assert (said.reasoning, said.content) == ("\nHm.\n", "Fine.")
+    answer = plan.read("\n<answer>\nFine.\n</answer>", plan.place("</think>"), tools=[])
+    assert (answer.reasoning, answer.content) == (None, "Fine.")
+    assert plan.read("Fine.", plan.place("</think>"), tools=[]).content == "Fine."

@@ -69,7 +69,9 @@ def _openings(tool_format: ToolFormat) -> list[str]:
     them, unless calls begin with nothing else.
     """
     states = tool_format.states
-    found = dict.fromkeys([*states[tool_format.start].delimiters, *states["content"].delimiters])
+    both = (states[tool_format.start], states["content"])
+    found = {text: states[place] for state in both for text, place in state.delimiters.items()}
+    found = {text: state for text, state in found.items() if state.reads is not Reads.CONTENT}
     named = [text for text in found if any(char.isalpha() for char in text)]
     return named or [text for text in found if text == "["]
 

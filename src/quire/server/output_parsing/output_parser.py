@@ -8,11 +8,12 @@ from quire.server.output_parsing.call_ids import CallId
 from quire.server.output_parsing.delimiters import Delimiters
 from quire.server.output_parsing.ends import End
 from quire.server.output_parsing.events import Event
+from quire.server.output_parsing.formats.elements import Elements
 from quire.server.output_parsing.formats.json_call import JsonCall
+from quire.server.output_parsing.formats.loose_object import LooseObject
 from quire.server.output_parsing.formats.parameters_as_text import (
     KeyReader,
     Parameters,
-    ValueEnds,
     ValueReader,
 )
 from quire.server.output_parsing.formats.python_call import PythonCall
@@ -31,19 +32,24 @@ from quire.server.output_parsing.tool_schemas import ToolSchemas
 class Table:
     """A format's states with their delimiters made ready; shared by all outputs, changed by none.
 
-    `has_calls`: blanks may be a call's markup. Raises ValueError where delimiters contain each
+    `has_calls`: blanks may be a call's markup. `start`: where the answer begins, if not where the
+    format's does. Raises ValueError where delimiters contain each
     other.
     """
 
     __slots__ = ("format", "has_calls", "delimiters", "start", "states")
 
     def __init__(
-        self, tool_format: ToolFormat, states: Mapping[str, ParserState], has_calls: bool
+        self,
+        tool_format: ToolFormat,
+        states: Mapping[str, ParserState],
+        has_calls: bool,
+        start: str = "",
     ) -> None:
         self.format = tool_format
         self.states = dict(states)
         self.delimiters = {place: Delimiters(state.delimiters) for place, state in states.items()}
-        self.start = tool_format.start
+        self.start = start or tool_format.start
         self.has_calls = has_calls
 
 
@@ -123,6 +129,7 @@ class OutputParser:
     def _follow(self, delimiter: str) -> None:
         """Go where a delimiter leads."""
         target = self.state.delimiters[delimiter]
+        is_markup = delimiter in self.state.kept
         if isinstance(self._reader, HeadReader):
             head = self.state.head(self._reader.text)
             if head is None:
@@ -133,11 +140,12 @@ class OutputParser:
                 self._parameters.start()
             elif not head.is_held:
                 self._out.drop()
+                is_markup = True
         elif self.state.reads is Reads.LEAD:
             self._out.drop()
-        kept = delimiter in self.state.kept
-        self._at += 0 if kept else len(delimiter)
-        return self._enter(target, "" if kept else delimiter)
+            is_markup = True
+        self._at += 0 if delimiter in self.state.kept else len(delimiter)
+        return self._enter(target, "" if is_markup else delimiter)
 
     def _enter(self, place: str, delimiter: str = "") -> None:
         """Be in a state, having met the delimiter that leads there."""
@@ -196,8 +204,11 @@ class OutputParser:
             case Reads.PYTHON:
                 return PythonCall()
             case Reads.KEY:
-                return KeyReader(delimiters, self._parameters)
+                return KeyReader(state.key, delimiters, self._parameters)
             case Reads.VALUE:
                 is_padded = self._table.format.pads_values
-                ends = ValueEnds(delimiters, state.followers)
-                return ValueReader(ends, self._parameters, is_padded, self._out)
+                return ValueReader(state, delimiters, self._parameters, is_padded, self._out)
+            case Reads.LOOSE:
+                return LooseObject(state, self._parameters)
+            case Reads.ELEMENTS:
+                return Elements(state, self._parameters)

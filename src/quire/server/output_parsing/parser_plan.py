@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.server.output_parsing.answer_or_calls import free_text
@@ -71,9 +71,7 @@ class ParserPlan:
     def delimiters(self, *, reads_calls: bool = True) -> frozenset[str]:
         """Every text that the formats look for, with or without those of calls."""
         states = (self._with_tools if reads_calls else self._plain).states.values()
-        return frozenset(
-            delimiter for state in states for delimiter in (*state.delimiters, *state.begins)
-        )
+        return frozenset(text for state in states for text in state.texts)
 
     def needs_special_tokens(
         self, special_tokens: Collection[str], *, reads_calls: bool = True
@@ -216,7 +214,7 @@ def joined(tool_format: ToolFormat | None, reasoning: ReasoningFormat | None) ->
     if reasoning.table is not None or tools.has_reasoning:
         return _joined_tables(tool_format, reasoning)
     states = {**tools.states, **reasoning_states(tools, reasoning)}
-    return Table(tools, states, tool_format is not None)
+    return Table(tools, states, tool_format is not None, "opening" if reasoning.answer_tags else "")
 
 
 def _joined_tables(tool_format: ToolFormat | None, reasoning: ReasoningFormat) -> Table:
@@ -231,15 +229,21 @@ def _joined_tables(tool_format: ToolFormat | None, reasoning: ReasoningFormat) -
 
 
 def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[str, ParserState]:
-    """The states before the answer. "before": the reasoning may begin. "again": it has begun, and
-    some models write its opening delimiter once more; "assumed" is the same, without evidence.
+    """The states before the answer. "before": the reasoning may begin, or end without having begun.
+    "again": it has begun, and some models write its opening delimiter once more; "assumed" is the
+    same, without evidence. "opening": the tag of an answer may come.
     """
     openings = dict.fromkeys(reasoning.starts, "reasoning")
-    ends = dict.fromkeys(reasoning.ends, tools.start)
+    tags = dict.fromkeys(reasoning.answer_tags, tools.start)
+    content = tools.states["content"]
+    closed = replace(content, delimiters={**dict.fromkeys(tags, "content"), **content.delimiters})
+    tagged = {"opening": ParserState(Reads.LEAD, tags, then=tools.start), "content": closed}
+    ends = dict.fromkeys(reasoning.ends, "opening" if tags else tools.start)
     ends_at_calls = reasoning.ends_at_calls and tools.ends_reasoning
     calls = tools.states["content"].delimiters if ends_at_calls else {}
     return {
-        "before": ParserState(Reads.LEAD, openings, then=tools.start),
+        "before": ParserState(Reads.LEAD, {**ends, **openings}, then=tools.start),
         **dict.fromkeys(("again", ASSUMED), ParserState(Reads.LEAD, openings, then="reasoning")),
         "reasoning": ParserState(Reads.REASONING, {**calls, **ends}),
+        **(tagged if tags else {}),
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from quire.errors import InvalidParameter, RequestError
+from quire.errors import InvalidParameter, NotBuiltYet, RequestError
 from quire.server.output_parsing.formats import reasoning_formats, tool_formats
 from quire.server.output_parsing.formats.generic import GENERIC
 from quire.server.output_parsing.parser_plan import ParserPlan
@@ -21,28 +21,63 @@ NONE = "none"
 
 # The first row whose texts all occur in the template counts, so the special come before the usual.
 TOOL_PARSERS_BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|content_invoke_tool_json|>",), "inkling"),
+    (("<atem:function_calls>",), "muse_glimmer"),
     (("<|channel|>", "<|message|>", "functions."), "openai"),
+    (("｜DSML｜", "function_calls>"), "deepseek_v32"),
+    (("｜DSML｜", "tool_calls>"), "deepseek_v4"),
+    (("｜DSML｜", " calls>"), "deepseek_v41"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<|open|>", "argument"), "kimi_k3"),
     (("<minimax:tool_call>",), "minimax_m2"),
+    (("]<]minimax[>[",), "minimax_m3"),
     (("<seed:tool_call>",), "seed_oss"),
+    (("<steptml:invoke",), "step3"),
+    (("<dots_function_call>",), "dots"),
+    (("<ifm|tool_calls>",), "k2_horizon"),
+    (("<tool_sep", "<arg_key"), "hy_v3"),
+    (("<tool_calls", "<arg_key"), "hy_v4"),
     (("<arg_key>", "<tool_call>"), "glm45"),
     (("<function=", "<parameter="), "qwen3_coder"),
+    (("<function name=", "<param name="), "minicpm5"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<|tool_call_start|>",), "lfm2"),
+    (("<|tool_list_start|>",), "lfm2"),
     (("<|python_start|>",), "llama4_pythonic"),
+    (("<|START_ACTION|>",), "cohere_command3"),
+    (("<|tools_prefix|>",), "apertus"),
+    (("<|action_start|>", "<|plugin|>"), "internlm"),
+    (("<|plamo:begin_tool_request",), "plamo3"),
+    (("<|role_sep|>", "function"), "gigachat3"),
+    (("<|tool_call>", "call:"), "gemma4"),
+    (("<start_function_call>",), "functiongemma"),
+    (("<longcat_tool_call>",), "longcat"),
+    (("<TOOLCALL>",), "nemotron_json"),
     (("<tool_calls>",), "jamba"),
     (("<|tool_call|>",), "granite"),
     (("<tool_call>",), "hermes"),
+    (("<function_calls>",), "olmo3"),
+    (("<function_call>",), "granite-20b-fc"),
     (("<|start_header_id|>", '"parameters": '), "llama3_json"),
     (("<|tool|>",), "phi4_mini_json"),
 )
 REASONING_PARSERS_BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|content_thinking|>",), "inkling"),
+    (("to=self<|message|>",), "muse_glimmer"),
     (("<|channel|>", "<|message|>", "analysis"), "openai_gptoss"),
     (("[THINK]",), "mistral"),
     (("<seed:think>",), "seed_oss"),
     (("Here is my thought process",), "granite"),
+    (("<|START_THINKING|>",), "cohere_command3"),
+    (("<|open|>", "think"), "kimi_k3"),
+    (("<ifm|think",), "k2_horizon"),
+    (("<|plamo:begin_think",), "plamo3"),
+    (("<|channel>thought",), "gemma4"),
+    (("<mm:think>",), "minimax_m3"),
+    (("<answer>", "</think>"), "hunyuan_a13b"),
+    (("<tool_calls", "<arg_key", "<think"), "hy_v3"),
     (("</think>",), "qwen3"),
 )
 T = TypeVar("T", ToolFormat, ReasoningFormat)
@@ -57,14 +92,25 @@ TOOL_PARSERS = _named(tool_formats.TOOL_FORMATS, tool_formats.ALIASES)
 REASONING_PARSERS = _named(reasoning_formats.REASONING_FORMATS, reasoning_formats.ALIASES)
 
 
-def plan_parsers(tool_parser: str | None = None, reasoning_parser: str | None = None) -> ParserPlan:
-    """The plan of a server with these parsers; None: none.
+def plan_parsers(
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    template: str | None = None,
+) -> ParserPlan:
+    """The plan of a server with these parsers; None: none. `template`: the chat template, where a
+    format's marks are the checkpoint's own.
 
     Raises InvalidParameter for a name that does not exist, with those that do, or for two formats
-    that do not go together.
+    that do not go together; NotBuiltYet for a name that is known and not served.
     """
-    tools = _find("tool_call_parser", tool_parser, TOOL_PARSERS)
-    reasoning = _find("reasoning_parser", reasoning_parser, REASONING_PARSERS)
+    tools = _find("tool_call_parser", tool_parser, TOOL_PARSERS, tool_formats.REFUSED)
+    reasoning = _find(
+        "reasoning_parser", reasoning_parser, REASONING_PARSERS, reasoning_formats.REFUSED
+    )
+    if tools is not None and tools.for_template is not None:
+        tools = tools.for_template(template or "")
+    if reasoning is not None and reasoning.for_template is not None:
+        reasoning = reasoning.for_template(template or "")
     try:
         return ParserPlan(tools, reasoning)
     except ValueError as error:
@@ -80,7 +126,7 @@ def choose_parsers(
     reasoning = detect_reasoning_parser(template) if reasoning_parser == AUTO else reasoning_parser
     reasoning = None if reasoning == NONE else reasoning
     tools = _tool_parser_for(template, reasoning) if tool_parser == AUTO else tool_parser
-    return plan_parsers(None if tools == NONE else tools, reasoning)
+    return plan_parsers(None if tools == NONE else tools, reasoning, template)
 
 
 def _tool_parser_for(template: str | None, reasoning: str | None) -> str | None:
@@ -102,9 +148,13 @@ def _shows_tools(template: str) -> bool:
         return True
 
 
-def _find(parameter: str, name: str | None, formats: Mapping[str, T]) -> T | None:
+def _find(
+    parameter: str, name: str | None, formats: Mapping[str, T], refused: Mapping[str, str]
+) -> T | None:
     if name is None:
         return None
+    if name in refused:
+        raise NotBuiltYet(parameter, name, refused[name])
     if name not in formats:
         allowed = f"it must be {AUTO}, {NONE} or one of {', '.join(sorted(formats))}"
         raise InvalidParameter(parameter, name, allowed)

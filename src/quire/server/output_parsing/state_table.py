@@ -60,13 +60,19 @@ class Reads(Enum):
     """The name of one argument; its delimiter leads to a VALUE."""
     VALUE = auto()
     """One argument as text, written as JSON of the type in the tool's schema."""
+    LOOSE = auto()
+    """The rest of an object, after its `{`, whose keys have no quotes and whose strings stand
+    between `mark`s; `then` follows it.
+    """
+    ELEMENTS = auto()
+    """The arguments as elements, `<a>...</a>`, that may hold others; each tag follows a `mark`."""
 
 
 FLOWING = frozenset({Reads.CONTENT, Reads.REASONING})
 """What a client sees as text; every other state is undecided text or part of a call."""
 OPENING = frozenset({Reads.LEAD, Reads.BLANK, Reads.HEAD, Reads.ENVELOPE, Reads.PYTHON})
 """States whose text is held back until it is known to be a call."""
-ENDING = frozenset({Reads.ENVELOPE, Reads.JSON, Reads.PYTHON})
+ENDING = frozenset({Reads.ENVELOPE, Reads.JSON, Reads.PYTHON, Reads.LOOSE})
 """States that end by themselves, so that they need a `then`."""
 
 
@@ -89,6 +95,23 @@ def name_alone(text: str) -> Head | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Key:
+    """What a KEY says of the next value: the `name` of its argument (None: the one before), and the
+    JSON `types` that it is declared to have (None: none). `is_fallback`: they count only where the
+    tool's schema says nothing.
+    """
+
+    name: str | None
+    types: frozenset[str] | None = None
+    is_fallback: bool = False
+
+
+def key_alone(text: str) -> Key:
+    """The key of most formats: the name of an argument and nothing else."""
+    return Key(text.strip())
+
+
+@dataclass(frozen=True, slots=True)
 class ParserState:
     """One state of the parser.
 
@@ -97,8 +120,10 @@ class ParserState:
     `then` is left for it by the first text that is not blank. `closes`: entering it completes the
     arguments that KEY and VALUE states wrote. `calls`: entering it starts a call of this name. For
     HEAD: `head` reads it, `bars` are characters that it cannot have, `begins` are the only
-    beginnings it can have. For VALUE: `followers` of a delimiter are what must come after it,
-    blanks aside, unless the output ends there; otherwise it is a part of the value.
+    beginnings it can have. For KEY: `key` reads it. For VALUE: `followers` of a delimiter are what
+    must come after it, blanks aside, unless the output ends there; otherwise it is a part of the
+    value. A value that begins with the first of `verbatim` goes on to the second, whatever is
+    between. For LOOSE and ELEMENTS: `mark`, see `Reads`.
     """
 
     reads: Reads
@@ -110,7 +135,16 @@ class ParserState:
     head: Callable[[str], Head | None] = name_alone
     bars: str = "\n"
     begins: tuple[str, ...] = ()
+    key: Callable[[str], Key] = key_alone
     followers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    verbatim: tuple[str, str] | None = None
+    mark: str = ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text that it looks for."""
+        others = (*self.begins, *(self.verbatim or ()), *([self.mark] if self.mark else []))
+        return (*self.delimiters, *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +152,17 @@ class ToolFormat:
     """How a family of models writes tool calls.
 
     `states` has at least "content"; `start` is where the answer begins. `call_id` makes the ids.
-    `argument_keys`: keys of an envelope whose value is the arguments. `other_keys`: the keys that
-    it may have besides those and the name; None: any. `lone_names`: an envelope without arguments
-    is a call of a tool that takes none. `only_known_names`: an envelope is a call only with the
-    name of one of the request's tools. `ends_reasoning`: calls may end a reasoning whose format
-    allows it. `pads_values`: a VALUE that begins on a line of its own ends on one.
+    `name_key` and `argument_keys`: keys of an envelope whose values are the name and the arguments.
+    `names_are_keys`: instead, the name is the only key and the arguments are its value.
+    `other_keys`: the keys that an envelope may have besides; None: any. `lone_names`: an envelope
+    without arguments is a call of a tool that takes none. `only_known_names`: an envelope is a call
+    only with the name of one of the request's tools. `ends_reasoning`: calls may end a reasoning
+    whose format allows it. `pads_values`: a VALUE that begins on a line of its own ends on one.
     `has_reasoning`: the table has REASONING states of its own, and goes with the reasoning format
     of the same table only. `forced_calls`: for such a table, the formats (as structural tags have
     them) of a call of each of these functions (`{"name", "parameters"}`).
+    `for_template`: the format as a chat template writes it, where its marks differ from one
+    checkpoint to the next.
     Raises ValueError for a table that cannot be read.
     """
 
@@ -133,7 +170,9 @@ class ToolFormat:
     states: Mapping[str, ParserState]
     start: str = "content"
     call_id: CallId = plain_call_id
+    name_key: str = "name"
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    names_are_keys: bool = False
     other_keys: frozenset[str] | None = None
     lone_names: bool = True
     only_known_names: bool = False
@@ -141,6 +180,7 @@ class ToolFormat:
     pads_values: bool = False
     has_reasoning: bool = False
     forced_calls: Callable[[Sequence[Mapping[str, Any]]], list[Mapping[str, Any]]] | None = None
+    for_template: Callable[[str], ToolFormat] | None = None
 
     def __post_init__(self) -> None:
         check_states(self.name, self.states, self.start)
@@ -148,7 +188,7 @@ class ToolFormat:
     @property
     def delimiters(self) -> frozenset[str]:
         """Every text that its states look for."""
-        return frozenset(text for state in self.states.values() for text in state.delimiters)
+        return frozenset(text for state in self.states.values() for text in state.texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +197,11 @@ class ReasoningFormat:
 
     `starts` and `ends` are its delimiters. `is_assumed`: an output begins inside the reasoning
     unless the prompt says otherwise. `ends_at_calls`: a tool call ends the reasoning without its
-    delimiter. `table`: instead of delimiters, a table with REASONING states. For such a table,
+    delimiter. `answer_tags`: what stands before and after the answer of some models, and is markup.
+    `table`: instead of delimiters, a table with REASONING states. For such a table,
     `answer_starts` are the delimiters after which the answer begins, `begins_call` is what a call
     begins with, and `output_of` makes the format of an output, as structural tags have it, from its
-    place and the formats one of which it ends with.
+    place and the formats one of which it ends with. `for_template`: as of `ToolFormat`.
     """
 
     name: str
@@ -169,9 +210,11 @@ class ReasoningFormat:
     is_assumed: bool = False
     ends_at_calls: bool = True
     answer_starts: tuple[str, ...] = ()
+    answer_tags: tuple[str, ...] = ()
     begins_call: str = ""
     output_of: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     table: ToolFormat | None = None
+    for_template: Callable[[str], ReasoningFormat] | None = None
 
     def __post_init__(self) -> None:
         if not (self.starts and self.ends):

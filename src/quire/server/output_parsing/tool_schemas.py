@@ -47,16 +47,20 @@ class ToolSchemas:
         """The names of the tools."""
         return self._schemas.keys()
 
-    def types(self, tool: str, argument: str) -> frozenset[str]:
-        """The JSON types that an argument may have; empty if the schema does not say."""
+    def types(self, tool: str, *path: str) -> frozenset[str]:
+        """The JSON types that an argument, or what is at a path within one, may have; empty if the
+        schema does not say. A step of the path is a property's name, or any name of an item.
+        """
         root = self._schemas.get(tool, {})
-        properties = root.get("properties")
-        schema = properties.get(argument) if isinstance(properties, Mapping) else None
+        places: list[Any] = [root]
+        for step in path:
+            parts = [part for place in places for part in _alternatives(place, root)]
+            places = [inner for part in parts[:MAX_REFERENCES] for inner in _inner(part, step)]
         found: set[str] = set()
-        for part in _alternatives(schema, root):
+        for part in [part for place in places for part in _alternatives(place, root)]:
             declared = part.get("type")
             names = declared if isinstance(declared, list | tuple) else [declared]
-            found.update(_json_type(name) for name in names if isinstance(name, str))
+            found.update(json_type_named(name) for name in names if isinstance(name, str))
             found.update(_types_of_values(part))
         return frozenset(found & TYPES)
 
@@ -77,6 +81,15 @@ def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str,
             waiting.append(_referred(part["$ref"], root))
 
 
+def _inner(schema: Mapping[str, Any], step: str) -> list[Any]:
+    """The schemas of a property, or of the items of a list."""
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and step in properties:
+        return [properties[step]]
+    others = (schema.get("items"), schema.get("additionalProperties"))
+    return [other for other in others if isinstance(other, Mapping)]
+
+
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
     place: Any = root
     for step in reference.removeprefix("#/").split("/"):
@@ -84,7 +97,7 @@ def _referred(reference: str, root: Mapping[str, Any]) -> Any:
     return place
 
 
-def _json_type(name: str) -> str:
+def json_type_named(name: str) -> str:
     """The type of JSON that a type's name in a schema means; the name itself if it means none."""
     found = _TYPE_WORD.match(name.strip().lower())
     word = found[0] if found else ""

@@ -13,7 +13,6 @@ from quire.server.output_parsing.formats.json_value import FIRST_CHARS, JsonValu
 from quire.server.output_parsing.state_table import ToolFormat
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
-NAME_KEY = "name"
 NO_DELIMITERS = Delimiters(())
 MAX_STRING_CHARS = 12 * MAX_HEAD_CHARS
 """Of a key or a name as written, where an escape may take twelve characters."""
@@ -87,7 +86,7 @@ class JsonCall:
 
     def _is_allowed(self, key: str) -> bool:
         others = self._format.other_keys
-        known = (NAME_KEY, *self._format.argument_keys)
+        known = (self._format.name_key, *self._format.argument_keys)
         return self._started or others is None or key in known or key in others
 
     def _colon(self, text: str, start: int, char: str, out: Writer) -> Step:
@@ -97,22 +96,33 @@ class JsonCall:
     def _value_start(self, text: str, start: int, char: str, out: Writer) -> Step:
         if char not in FIRST_CHARS:
             return start, End.MISFIT
-        if self._key == NAME_KEY and self._name is None:
+        if self._format.names_are_keys and not self._started:
+            if char != "{" or not self._is_known(self._key):
+                return start, End.MISFIT
+            self._name = self._key
+            self._begin_arguments(out)
+        elif self._key == self._format.name_key and self._name is None:
             self._next = self._name_text
         elif self._key in self._format.argument_keys and not self._has_arguments:
-            self._has_arguments = True
-            self._value, self._next = JsonValue(self._delimiters), self._arguments
-            self._start_if_known(out)
+            self._begin_arguments(out)
         else:
             counts = self._delimiters if self._started else NO_DELIMITERS
             self._value, self._next = JsonValue(counts), self._other_value
         return start, None
 
+    def _begin_arguments(self, out: Writer) -> None:
+        self._has_arguments = True
+        self._value, self._next = JsonValue(self._delimiters), self._arguments
+        self._start_if_known(out)
+
+    def _is_known(self, name: Any) -> bool:
+        return is_name(name) and (self._names is None or name in self._names)
+
     def _name_text(self, text: str, start: int, char: str, out: Writer) -> Step:
         end, name, outcome = _string(text, start)
         if outcome is not None:
             return end, outcome
-        if not is_name(name) or (self._names is not None and name not in self._names):
+        if not self._is_known(name):
             return end, End.MISFIT
         self._name, self._next = name, self._comma
         self._start_if_known(out)

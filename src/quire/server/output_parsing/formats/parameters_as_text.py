@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
 from quire.server.output_parsing.formats.json_value import json_type
 from quire.server.output_parsing.formats.python_literal import python_as_json
+from quire.server.output_parsing.state_table import Key, ParserState
 from quire.server.output_parsing.stream_writer import Writer
 from quire.server.output_parsing.tool_schemas import ToolSchemas
 
@@ -19,16 +20,22 @@ MAX_BLANKS = 256
 class Parameters:
     """The arguments of the call that is being read. `key` is that of the next value."""
 
-    __slots__ = ("_is_open", "_schemas", "key")
+    __slots__ = ("_declared", "_is_open", "_schemas", "key")
 
     def __init__(self, schemas: ToolSchemas) -> None:
         self._schemas = schemas
         self.key = ""
+        self._declared = Key(None)
         self._is_open = False
 
     def start(self) -> None:
         """A new call: nothing is written yet."""
         self._is_open = False
+
+    def expect(self, key: Key) -> None:
+        """The next value is that of `key`."""
+        self._declared = key
+        self.key = self.key if key.name is None else key.name
 
     def write_key(self, out: Writer) -> None:
         """Write the key, as far as it is known."""
@@ -36,9 +43,13 @@ class Parameters:
         out.arguments(json.dumps(self.key, ensure_ascii=False))
         self._is_open = True
 
-    def types(self, out: Writer) -> frozenset[str]:
-        """The types that the value of the last key may have."""
-        return self._schemas.types(out.call_name, self.key)
+    def types(self, out: Writer, *path: str) -> frozenset[str]:
+        """The types that the value of the last key, or what is at a path within it, may have."""
+        declared = self._declared
+        if path or declared.types is None:
+            return self._schemas.types(out.call_name, self.key, *path)
+        known = self._schemas.types(out.call_name, self.key) if declared.is_fallback else ()
+        return frozenset(known) or declared.types
 
     def close(self, out: Writer) -> None:
         """The call is complete."""
@@ -48,9 +59,12 @@ class Parameters:
 class KeyReader:
     """The name of an argument, up to the delimiter after it."""
 
-    __slots__ = ("_delimiters", "_parameters", "_text")
+    __slots__ = ("_delimiters", "_key", "_parameters", "_text")
 
-    def __init__(self, delimiters: Delimiters, parameters: Parameters) -> None:
+    def __init__(
+        self, key: Callable[[str], Key], delimiters: Delimiters, parameters: Parameters
+    ) -> None:
+        self._key = key
         self._delimiters = delimiters
         self._parameters = parameters
         self._text: list[str] = []
@@ -61,12 +75,15 @@ class KeyReader:
         self._text.append(text[start:end])
         if delimiter is None:
             return end, End.MORE
-        self._parameters.key = "".join(self._text).strip()
+        self._parameters.expect(self._key("".join(self._text)))
         return end, delimiter
 
     def finish(self, rest: str, out: Writer) -> None:
         """A key that was cut short is written as far as it came."""
-        self._parameters.key = "".join(self._text).strip() + rest
+        key = self._key("".join(self._text))
+        self._parameters.expect(key)
+        if key.name is not None:
+            self._parameters.key += rest
         self._parameters.write_key(out)
 
 
@@ -123,13 +140,22 @@ class ValueReader:
     it.
     """
 
-    __slots__ = ("_ends", "_has_begun", "_has_padding", "_is_padded", "_is_text", "_line_end",
-                 "_text", "_types")  # fmt: skip
+    __slots__ = ("_delimiters", "_ends", "_has_begun", "_has_padding", "_is_closed", "_is_padded",
+                 "_is_text", "_line_end", "_state", "_text", "_types", "_verbatim")  # fmt: skip
 
     def __init__(
-        self, ends: ValueEnds, parameters: Parameters, is_padded: bool, out: Writer
+        self,
+        state: ParserState,
+        delimiters: Delimiters,
+        parameters: Parameters,
+        is_padded: bool,
+        out: Writer,
     ) -> None:
-        self._ends = ends
+        self._delimiters = delimiters
+        self._ends = ValueEnds(delimiters, state.followers)
+        self._state = state
+        self._verbatim = state.verbatim
+        self._is_closed = False
         self._types = parameters.types(out)
         self._is_text = self._types <= {"string"}
         self._is_padded = is_padded
@@ -141,15 +167,31 @@ class ValueReader:
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
         """Up to a delimiter that is not a part of the value."""
+        if self._verbatim is not None:
+            opening, closing = self._verbatim
+            if len(text) - start < len(opening) and opening.startswith(text[start:]):
+                return start, End.MORE
+            if text.startswith(opening, start):
+                start += len(opening)
+                followers = tuple(delimiter.strip(BLANKS) for delimiter in self._state.delimiters)
+                self._ends = ValueEnds(Delimiters((closing,)), {closing: followers})
+            self._verbatim = None
         end, delimiter = self._ends.find(text, start)
+        if self._is_closed:
+            return end, delimiter or End.MORE
         self._take(text[start:end], out)
         if delimiter is None:
             return end, End.MORE
         self._close(out)
-        return end, delimiter
+        if delimiter in self._state.delimiters:
+            return end, delimiter
+        self._ends, self._is_closed = ValueEnds(self._delimiters, {}), True
+        return self.read(text, end + len(delimiter), out)
 
     def finish(self, rest: str, out: Writer) -> None:
         """A value that was cut short is written as far as it came."""
+        if self._is_closed:
+            return
         if self._ends.is_met(rest):
             self._close(out)
         elif self._is_text:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from quire.server.output_parsing.formats.harmony import HARMONY_REASONING
+from quire.server.output_parsing.formats.message_formats import (
+    INKLING_REASONING,
+    MUSE_GLIMMER_REASONING,
+)
+from quire.server.output_parsing.formats.parameter_formats import KIMI_K3_ANSWER, suffix_in
+from quire.server.output_parsing.formats.tool_formats import COHERE_ANSWER, plamo
 from quire.server.output_parsing.state_table import ReasoningFormat
 
+K2_EFFORTS = ("think", "think_fast", "think_faster")
 THINK = ("<think>",), ("</think>",)
 
 OPTIONAL_THINK = ReasoningFormat("qwen3", *THINK)
@@ -19,12 +26,56 @@ GRANITE = ReasoningFormat(
     ("Here is my response:", "Here's my response:"),
     ends_at_calls=False,
 )
+ERNIE45 = ReasoningFormat(
+    "ernie45", *THINK, is_assumed=True, answer_tags=("<response>\n", "\n</response>")
+)
+HUNYUAN_A13B = ReasoningFormat(
+    "hunyuan_a13b", *THINK, ends_at_calls=False, answer_tags=("<answer>\n", "\n</answer>")
+)
+COHERE = ReasoningFormat(
+    "cohere_command3",
+    ("<|START_THINKING|>",),
+    ("<|END_THINKING|>",),
+    answer_tags=COHERE_ANSWER,
+)
+KIMI_K3 = ReasoningFormat(
+    "kimi_k3",
+    ("<|open|>think<|sep|>",),
+    ("<|close|>think<|sep|>",),
+    answer_tags=KIMI_K3_ANSWER,
+)
+K2_HORIZON = ReasoningFormat(
+    "k2_horizon",
+    tuple(f"<ifm|{name}>" for name in K2_EFFORTS),
+    tuple(f"</ifm|{name}>" for name in K2_EFFORTS),
+)
+GEMMA4 = ReasoningFormat("gemma4", ("<|channel>thought",), ("<channel|>",))
+MINIMAX_M3 = ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",))
+PLAMO3 = ReasoningFormat("plamo3", (plamo("begin_think"),), (plamo("end_think"),))
+
+
+def hunyuan_v3(template: str = "") -> ReasoningFormat:
+    """The format of a checkpoint with this chat template."""
+    end = f"{suffix_in(template)}>"
+    return ReasoningFormat("hy_v3", (f"<think{end}",), (f"</think{end}",), for_template=hunyuan_v3)
+
 
 REASONING_FORMATS = (
-    OPTIONAL_THINK, ASSUMED_THINK, MISTRAL, SEED_OSS, GRANITE, HARMONY_REASONING,
+    OPTIONAL_THINK, ASSUMED_THINK, MISTRAL, SEED_OSS, GRANITE, ERNIE45, HUNYUAN_A13B, COHERE,
+    KIMI_K3, K2_HORIZON, GEMMA4, MINIMAX_M3, PLAMO3, hunyuan_v3(), HARMONY_REASONING,
+    MUSE_GLIMMER_REASONING, INKLING_REASONING,
 )  # fmt: skip
 ALIASES = {
     "deepseek_v3": "qwen3",
+    "deepseek_v4": "qwen3",
+    "deepseek_v41": "qwen3",
+    "granite_thinking_parser": "qwen3",
+    "ling3": "qwen3",
+    "minicpmv": "qwen3",
+    "poolside_v1": "qwen3",
+    "holo2": "deepseek_r1",
+    "hy_v4": "hy_v3",
+    "cohere_command4": "cohere_command3",
     "glm45": "qwen3",
     "glm47": "qwen3",
     "mimo": "qwen3",
@@ -36,3 +87,9 @@ ALIASES = {
     "step3p5": "deepseek_r1",
 }
 """Names of the same formats."""
+REFUSED = {
+    "hf": "It reads outputs by a response_template of the tokenizer. Give the name of the format "
+    "that the template describes, or auto.",
+    "minimax_m2_append_think": "It leaves the reasoning in the content. Use minimax_m2, or none.",
+}
+"""Names of formats that are not served, each with what to do."""

@@ -5,88 +5,30 @@ the models ship with, which show the model the very text that it is to write.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from quire.server.output_parsing.call_ids import counted_call_id, short_call_id
-from quire.server.output_parsing.formats.generic import GENERIC
+from quire.server.output_parsing.formats.call_tables import deepseek_states, listed, tagged
+from quire.server.output_parsing.formats.generic import GENERIC, enveloped, generic_states
 from quire.server.output_parsing.formats.harmony import HARMONY
+from quire.server.output_parsing.formats.message_formats import MESSAGE_FORMATS
+from quire.server.output_parsing.formats.parameter_formats import PARAMETER_FORMATS
 from quire.server.output_parsing.state_table import Head, ParserState, Reads, ToolFormat
 
 PLAIN = ToolFormat("plain", {"content": ParserState(Reads.CONTENT)})
 """No calls at all."""
 
 
-def tagged(opening: str, closing: str) -> Mapping[str, ParserState]:
-    """One envelope between two tags, as often as there are calls."""
-    tags = {closing: "content", opening: "call"}
-    return {
-        "content": ParserState(Reads.CONTENT, {opening: "call"}),
-        "call": ParserState(Reads.ENVELOPE, tags, then="after"),
-        "after": ParserState(Reads.CONTENT, tags),
-    }
-
-
-def listed(*openings: str, closing: str = "") -> dict[str, ParserState]:
-    """A JSON list of envelopes after an opening."""
-    opens = dict.fromkeys(openings, "list")
-    after = {closing: "content"} if closing else {}
-    return {
-        "content": ParserState(Reads.CONTENT, opens),
-        "list": ParserState(Reads.BLANK, {"[": "item"}),
-        "item": ParserState(Reads.ENVELOPE, after, then="more"),
-        "more": ParserState(Reads.CONTENT, {",": "item", "]": "after", **after}, then="content"),
-        "after": ParserState(Reads.CONTENT, {**after, **opens}),
-    }
-
-
-def marked_parameters(
-    section: str,
-    section_end: str,
-    call: str,
-    name_end: str,
-    key: str,
-    key_end: str,
-    call_end: str,
-    value_end: str = "</parameter>",
-) -> Mapping[str, ParserState]:
-    """Calls whose arguments stand in tags of their own, within the tags of a section. A value may
-    have these tags within its lines: its end is followed by another tag, and the tags of a value
-    that was not closed begin a line.
-    """
-    opens = {section: "section", call: "name"}
-    value_ends = {value_end: "between", f"\n{key}": "key", call_end: "close"}
-    followers = {
-        value_end: (key, call_end, section_end, call),
-        call_end: (section_end, section, call),
-    }
-    return {
-        "content": ParserState(Reads.CONTENT, opens),
-        "section": ParserState(Reads.BLANK, {call: "name"}),
-        "name": ParserState(Reads.HEAD, {name_end: "between"}, bars="\n<"),
-        "between": ParserState(
-            Reads.CONTENT, {key: "key", call_end: "close", section_end: "closed", **opens}
-        ),
-        "key": ParserState(Reads.KEY, {key_end: "value"}),
-        "value": ParserState(Reads.VALUE, value_ends, followers=followers),
-        "close": ParserState(Reads.CONTENT, {section_end: "content", **opens}, closes=True),
-        "closed": ParserState(Reads.CONTENT, opens, closes=True),
-    }
-
-
-def deepseek_states(call: Mapping[str, ParserState]) -> Mapping[str, ParserState]:
-    """Sections of calls; `call` says what stands within one, from "name" to "end"."""
-    between = {"<｜tool▁call▁begin｜>": "name", "<｜tool▁calls▁end｜>": "content"}
-    return {
-        "content": ParserState(Reads.CONTENT, {"<｜tool▁calls▁begin｜>": "section"}),
-        "section": ParserState(Reads.BLANK, {"<｜tool▁call▁begin｜>": "name"}),
-        "between": ParserState(Reads.CONTENT, between),
-        "end": ParserState(
-            Reads.CONTENT, {"```": "end", "<｜tool▁call▁end｜>": "between", **between}
-        ),
-        **call,
-    }
-
-
+COHERE_ANSWER = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 KIMI_ENDS = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
+
+
+def plamo(name: str) -> str:
+    """A mark of PLaMo's."""
+    return f"<|plamo:{name}:plamo|>"
+
+
+PLAMO_ARGUMENTS = f"{plamo('begin_tool_arguments')}<|plamo:constrain|>json<|plamo:msg|>"
 
 
 def noise_before_a_call(text: str) -> Head:
@@ -149,7 +91,125 @@ GRANITE = ToolFormat(
     },
     start="start",
 )
-JAMBA = ToolFormat("jamba", listed("<tool_calls>", closing="</tool_calls>"))
+
+
+def one_or_several(opening: str, closing: str) -> dict[str, ParserState]:
+    """A JSON list of envelopes, or envelopes alone, between two tags."""
+    return {
+        "content": ParserState(Reads.CONTENT, {opening: "calls"}),
+        **enveloped("calls", closing),
+    }
+
+
+JAMBA = ToolFormat("jamba", one_or_several("<tool_calls>", "</tool_calls>"))
+HUNYUAN_A13B = ToolFormat(
+    "hunyuan_a13b", one_or_several("<tool_calls>", "</tool_calls>"), ends_reasoning=False
+)
+NEMOTRON_JSON = ToolFormat("nemotron_json", one_or_several("<TOOLCALL>", "</TOOLCALL>"))
+INTERNLM = ToolFormat("internlm", tagged("<|action_start|><|plugin|>", "<|action_end|>"))
+LONGCAT = ToolFormat("longcat", tagged("<longcat_tool_call>", "</longcat_tool_call>"))
+COHERE = ToolFormat(
+    "cohere_command3",
+    {
+        **listed("<|START_ACTION|>", closing="<|END_ACTION|>"),
+        "content": ParserState(
+            Reads.CONTENT, {"<|START_ACTION|>": "list", **dict.fromkeys(COHERE_ANSWER, "content")}
+        ),
+    },
+    name_key="tool_name",
+    argument_keys=("parameters",),
+)
+APERTUS = ToolFormat(
+    "apertus", listed("<|tools_prefix|>", closing="<|tools_suffix|>"), names_are_keys=True
+)
+GRANITE_20B = ToolFormat(
+    "granite-20b-fc",
+    {
+        "content": ParserState(Reads.CONTENT, {"<function_call>": "call"}),
+        "call": ParserState(Reads.ENVELOPE, {"<function_call>": "call"}, then="content"),
+    },
+)
+GIGACHAT3 = ToolFormat(
+    "gigachat3",
+    {
+        "content": ParserState(
+            Reads.CONTENT,
+            {
+                "<|message_sep|>": "next",
+                "<|function_call|>": "call",
+                "function call<|role_sep|>": "call",
+            },
+        ),
+        "next": ParserState(
+            Reads.BLANK,
+            {"<|function_call|>": "call", "function call<|role_sep|>": "call"},
+            then="content",
+        ),
+        "call": ParserState(Reads.ENVELOPE, {"<|message_sep|>": "content"}, then="after"),
+        "after": ParserState(Reads.CONTENT, {"<|message_sep|>": "content"}),
+    },
+    lone_names=False,
+)
+
+
+def xlam_states() -> dict[str, ParserState]:
+    """The wrappings of the generic form, and Mistral's. At the start of the answer its bracket may
+    also be that of a list.
+    """
+    states = {**generic_states()}
+    content = {**states["content"].delimiters, "[TOOL_CALLS]": "bare"}
+    return {
+        **states,
+        "content": replace(states["content"], delimiters=content),
+        "bare item": replace(states["bare item"], delimiters={"TOOL_CALLS]": "bare"}),
+    }
+
+
+XLAM = ToolFormat(
+    "xlam",
+    xlam_states(),
+    start="start",
+    other_keys=frozenset({"type", "id"}),
+    lone_names=False,
+    only_known_names=True,
+)
+"""Lists of envelopes in whichever of several wrappings."""
+PLAMO3 = ToolFormat(
+    "plamo3",
+    {
+        "content": ParserState(Reads.CONTENT, {plamo("begin_tool_requests"): "section"}),
+        "section": ParserState(Reads.BLANK, {plamo("begin_tool_request"): "request"}),
+        "request": ParserState(Reads.BLANK, {plamo("begin_tool_name"): "name"}),
+        "name": ParserState(Reads.HEAD, {plamo("end_tool_name"): "named"}),
+        "named": ParserState(
+            Reads.CONTENT,
+            {PLAMO_ARGUMENTS: "arguments", plamo("end_tool_request"): "empty"},
+        ),
+        "arguments": ParserState(Reads.JSON, {plamo("end_tool_arguments"): "after"}, then="after"),
+        "after": ParserState(
+            Reads.CONTENT,
+            {
+                plamo("end_tool_arguments"): "after",
+                plamo("end_tool_request"): "after",
+                plamo("begin_tool_request"): "request",
+                plamo("end_tool_requests"): "content",
+            },
+        ),
+        "empty": ParserState(
+            Reads.CONTENT,
+            {plamo("begin_tool_request"): "request", plamo("end_tool_requests"): "content"},
+            closes=True,
+        ),
+    },
+)
+OLMO3 = ToolFormat(
+    "olmo3",
+    {
+        "content": ParserState(Reads.CONTENT, {"<function_calls>": "call"}),
+        "call": ParserState(Reads.PYTHON, then="more"),
+        "more": ParserState(Reads.LEAD, {"</function_calls>": "content"}, then="call"),
+    },
+)
 PHI4_MINI = ToolFormat("phi4_mini_json", listed("functools"))
 MISTRAL = ToolFormat("mistral", mistral_states(), call_id=short_call_id)
 PYTHONIC = ToolFormat(
@@ -186,50 +246,6 @@ LLAMA4_PYTHONIC = ToolFormat(
     start="start",
 )
 LFM2 = ToolFormat("lfm2", bracketed_pythonic("<|tool_call_start|>", "<|tool_call_end|>"))
-QWEN_XML = ToolFormat(
-    "qwen3_coder",
-    marked_parameters(
-        "<tool_call>", "</tool_call>", "<function=", ">", "<parameter=", ">", "</function>"
-    ),
-    pads_values=True,
-)
-SEED_OSS = ToolFormat(
-    "seed_oss",
-    marked_parameters(
-        "<seed:tool_call>", "</seed:tool_call>", "<function=", ">", "<parameter=", ">",
-        "</function>",
-    ),
-)  # fmt: skip
-MINIMAX_M2 = ToolFormat(
-    "minimax_m2",
-    marked_parameters(
-        "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', '">',
-        '<parameter name="', '">', "</invoke>",
-    ),
-)  # fmt: skip
-GLM = ToolFormat(
-    "glm45",
-    {
-        "content": ParserState(Reads.CONTENT, {"<tool_call>": "name"}),
-        "name": ParserState(
-            Reads.HEAD,
-            {"\n": "between", "<arg_key>": "between", "</tool_call>": "between"},
-            kept={"<arg_key>", "</tool_call>"},
-            bars="<{",
-        ),
-        "between": ParserState(
-            Reads.CONTENT, {"<arg_key>": "key", "</tool_call>": "close", "<tool_call>": "name"}
-        ),
-        "key": ParserState(Reads.KEY, {"</arg_key>": "colon"}),
-        "colon": ParserState(Reads.CONTENT, {"<arg_value>": "value", "</tool_call>": "close"}),
-        "value": ParserState(
-            Reads.VALUE,
-            {"</arg_value>": "between"},
-            followers={"</arg_value>": ("<arg_key>", "</tool_call>", "<tool_call>")},
-        ),
-        "close": ParserState(Reads.CONTENT, {"<tool_call>": "name"}, closes=True),
-    },
-)
 DEEPSEEK_V3 = ToolFormat(
     "deepseek_v3",
     deepseek_states(
@@ -298,20 +314,30 @@ KIMI_K2 = ToolFormat(
 
 
 TOOL_FORMATS = (
-    HERMES, LLAMA_JSON, GRANITE, JAMBA, PHI4_MINI, MISTRAL, PYTHONIC, LLAMA4_PYTHONIC,
-    LFM2, QWEN_XML, SEED_OSS, MINIMAX_M2, GLM, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, HARMONY,
+    HERMES, LLAMA_JSON, GRANITE, GRANITE_20B, JAMBA, HUNYUAN_A13B, NEMOTRON_JSON, INTERNLM, LONGCAT,
+    COHERE, APERTUS, GIGACHAT3, XLAM, PHI4_MINI, MISTRAL, PLAMO3, PYTHONIC, LLAMA4_PYTHONIC, LFM2,
+    OLMO3, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, *PARAMETER_FORMATS, HARMONY, *MESSAGE_FORMATS,
     GENERIC,
 )  # fmt: skip
 ALIASES = {
     "qwen": "hermes",
+    "qwen3_json": "hermes",
     "granite4": "hermes",
+    "ernie45": "hermes",
     "llama4_json": "llama3_json",
     "qwen3_xml": "qwen3_coder",
-    "mimo": "qwen3_coder",
     "step3p5": "qwen3_coder",
     "glm47": "glm45",
+    "ling3": "glm45",
+    "poolside_v1": "glm45",
+    "cohere_command4": "cohere_command3",
 }
 """Names of the same formats."""
+REFUSED = {
+    "hf": "It reads outputs by a response_template of the tokenizer. Give the name of the format "
+    "that the template describes, or auto.",
+}
+"""Names of formats that are not served, each with what to do."""
 
 
 def required_calls() -> ToolFormat:

@@ -1,0 +1,111 @@
+"""Formats of whole outputs besides that of gpt-oss: messages, each with a header that says what it
+is.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quire.server.output_parsing.formats.call_tables import marked_parameters
+from quire.server.output_parsing.state_table import (
+    Head,
+    ParserState,
+    Reads,
+    ReasoningFormat,
+    ToolFormat,
+)
+
+RECIPIENT = re.compile(r"to=([^\s<]+)")
+MUSE_ENDS = {"<|eom|>": "after", "<|eot|>": "after", "<|start|>": "head"}
+
+
+def muse_head(text: str) -> Head:
+    """To whom a message goes: `to=self` is reasoning, `to=user` and none the answer, else calls."""
+    found = RECIPIENT.search(text)
+    recipient = "user" if found is None else found[1]
+    return Head(then={"self": "reasoning", "user": "content"}.get(recipient, "calls"))
+
+
+def muse_reader_head(text: str) -> Head:
+    """The same where calls are not read."""
+    head = muse_head(text)
+    return Head(then="content") if head.then == "calls" else head
+
+
+def muse_states(with_calls: bool) -> dict[str, ParserState]:
+    """Messages of Muse Glimmer, whose prompts end with `<|start|>assistant`."""
+    head = muse_head if with_calls else muse_reader_head
+    calls = marked_parameters(
+        "<atem:function_calls>", "</atem:function_calls>", '<atem:invoke name="', '">',
+        '<atem:parameter name="', '">', "</atem:invoke>", "</atem:parameter>",
+    )  # fmt: skip
+    called = {**calls["closed"].delimiters, **MUSE_ENDS}
+    return {
+        **(calls if with_calls else {}),
+        "start": ParserState(
+            Reads.HEAD, {"<|message|>": "content"}, head=head, bars="",
+            begins=(" to=", "to=", "<|message|>"),
+        ),
+        "head": ParserState(Reads.HEAD, {"<|message|>": "content"}, head=head, bars=""),
+        "reasoning": ParserState(Reads.REASONING, MUSE_ENDS),
+        "content": ParserState(Reads.CONTENT, MUSE_ENDS),
+        "after": ParserState(Reads.CONTENT, {"<|start|>": "head"}),
+        **(
+            {
+                "calls": ParserState(Reads.BLANK, {"<atem:function_calls>": "section"}),
+                "close": ParserState(
+                    Reads.CONTENT, {"</atem:function_calls>": "content", **called}, closes=True
+                ),
+                "closed": ParserState(Reads.CONTENT, called, closes=True),
+            }
+            if with_calls
+            else {}
+        ),
+    }  # fmt: skip
+
+
+INKLING_ENDS = {
+    **dict.fromkeys(("<|end_message|>", "<|content_model_end_sampling|>"), "content"),
+    **dict.fromkeys(("<|message_model|>", "<|content_text|>"), "content"),
+    "<|content_thinking|>": "reasoning",
+}
+
+
+def inkling_states(with_calls: bool) -> dict[str, ParserState]:
+    """Messages of Inkling, each after a token that says what it is."""
+    ends = INKLING_ENDS | ({"<|content_invoke_tool_json|>": "call"} if with_calls else {})
+    return {
+        "start": ParserState(Reads.CONTENT, ends),
+        "content": ParserState(Reads.CONTENT, ends),
+        "reasoning": ParserState(Reads.REASONING, ends),
+        **(
+            {"call": ParserState(Reads.ENVELOPE, INKLING_ENDS, then="content")}
+            if with_calls
+            else {}
+        ),
+    }
+
+
+MUSE_GLIMMER = ToolFormat("muse_glimmer", muse_states(True), start="start", has_reasoning=True)
+INKLING = ToolFormat(
+    "inkling",
+    inkling_states(True),
+    start="start",
+    argument_keys=("args", "arguments", "parameters"),
+    has_reasoning=True,
+)
+MUSE_GLIMMER_REASONING = ReasoningFormat(
+    "muse_glimmer",
+    (" to=self<|message|>",),
+    ("<|eom|>",),
+    answer_starts=(" to=user<|message|>",),
+    table=ToolFormat("muse_glimmer", muse_states(False), start="start", has_reasoning=True),
+)
+INKLING_REASONING = ReasoningFormat(
+    "inkling",
+    ("<|content_thinking|>",),
+    ("<|end_message|>",),
+    answer_starts=("<|content_text|>",),
+    table=ToolFormat("inkling", inkling_states(False), start="start", has_reasoning=True),
+)
+MESSAGE_FORMATS = (MUSE_GLIMMER, INKLING)
