@@ -10,21 +10,17 @@ left_out.txt does not have.
 """
 
 import argparse
-import hashlib
-import json
 import os
 import subprocess
 import sys
-import tarfile
-import urllib.request
 from collections import Counter, defaultdict
 from pathlib import Path
 
 from quire.as_vllm.table import VERSION
 from quire.as_vllm.variables import name_for_children
+from tests.compat.source_distribution import fetch
 
 HERE = Path(__file__).parent
-INDEX = "https://pypi.org/simple/vllm/"
 DIGEST = "d2c957d5eee3d0985012151315ddc62cbe0cd368fc96a5fc3510438d9dddf2ad"
 PARTS = (
     *("entrypoints", "tool_parsers", "reasoning", "v1/engine", "v1/sample", "samplers", "lora"),
@@ -76,27 +72,6 @@ def reason_for_skip(text):
 
 
 # preparation
-
-
-def fetch(folder):
-    """The unpacked source distribution in `folder`."""
-    source = folder / f"vllm-{VERSION}"
-    if not source.is_dir():
-        asked = urllib.request.Request(
-            INDEX, headers={"Accept": "application/vnd.pypi.simple.v1+json"}
-        )
-        with urllib.request.urlopen(asked) as reply:
-            files = json.load(reply)["files"]
-        [url] = [file["url"] for file in files if file["filename"] == f"{source.name}.tar.gz"]
-        with urllib.request.urlopen(url) as reply:
-            content = reply.read()
-        if hashlib.sha256(content).hexdigest() != DIGEST:
-            raise SystemExit(f"{url} is not the file that was known")
-        archive = folder / f"{source.name}.tar.gz"
-        archive.write_bytes(content)
-        with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter="data")
-    return source
 
 
 def environment(folder, source, more):
@@ -169,7 +144,7 @@ def main():
     given = parser.parse_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    source = fetch(folder)
+    source = fetch(folder, "vllm", f"vllm-{VERSION}.tar.gz", DIGEST)
     if not (folder / "hub").is_dir():
         subprocess.run([sys.executable, HERE / "checkpoints.py", folder], check=True)
     outcomes = folder / "outcomes.tsv"
