@@ -5,6 +5,7 @@ import httpx2  # what this client is made of
 import jiter
 import pytest
 
+from quire.server.anthropic.blocks import conversation
 from quire.server.anthropic.cut_json import readable_part
 from tests.server.scripted_app import tokenizer, with_app
 
@@ -131,6 +132,16 @@ def test_results_of_calls_go_back_in():
     message = ask("Nice.", messages=messages, tools=[WEATHER])
     assert message.content[0].text == "Nice."
     assert message.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [({"a": 1}, '{"a":1}'), ({}, "{}"), (None, "{}"), ([], "[]"), ("", '""'), (0, "0")],
+)
+def test_the_input_of_an_earlier_call_is_never_made_up(given, arguments):
+    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": given}
+    [message] = conversation([{"role": "assistant", "content": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 @pytest.mark.parametrize("arguments", ['{"city": }', "[1]", '{"city": "U'])

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.server.output_parsing import ArgumentText, plan_parsers, whole
+from quire.server.output_parsing import TOOL_PARSERS, ArgumentText, plan_parsers, whole
 from quire.server.output_parsing.delimiters import Delimiters
 from quire.server.output_parsing.ends import End
 from quire.server.output_parsing.formats.json_value import JsonValue
+from quire.server.output_parsing.formats.parameter_formats import PARAMETER_FORMATS
 from quire.server.output_parsing.formats.parameters_as_text import typed_json
 from quire.server.output_parsing.formats.python_literal import MAX_LITERAL_CHARS, python_as_json
 from quire.server.output_parsing.tool_schemas import ToolSchemas
@@ -190,34 +191,94 @@ def test_any_text_becomes_json(text, types):
 
 
 MARKS = st.sampled_from(
-    ["</parameter>", "<parameter=a>", "</function>", "</tool_call>", "</arg_value>", "\n", " ", "a"]
-)
+    ["</parameter>", "<parameter=a>", "</function>", "</tool_call>", "</arg_value>", "</param>",
+     "</｜DSML｜parameter>", "<|close|>argument<|sep|>", "]<]minimax[>[</b>", "<|", "<![CDATA[",
+     "</steptml:parameter>", "</atem:parameter>", "}", '"', "\n", " ", "a"]
+)  # fmt: skip
 WITH_MARKS = st.lists(MARKS | TEXT, max_size=6).map("".join)
+INVOKED = '<{0}invoke name="f">\n<{0}parameter name="text"{1}>{{}}</{0}parameter>\n</{0}invoke>\n'
+PAIR = "<{0}arg_key{1}>text</{0}arg_key{1}>\n<{0}arg_value{1}>{{}}</{0}arg_value{1}>\n"
 AS_TEXT = {
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=text>\n{}\n</parameter>\n</function>\n"
     "</tool_call>",
+    "mimo": "<tool_call>\n<function=f>\n<parameter=text>{}</parameter>\n</function>\n</tool_call>",
     "seed_oss": "<seed:tool_call>\n<function=f>\n<parameter=text>{}</parameter>\n</function>\n"
     "</seed:tool_call>",
-    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="text">{}</parameter>\n'
-    "</invoke>\n</minimax:tool_call>",
-    "glm45": "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    "minimax_m2": f"<minimax:tool_call>\n{INVOKED.format('', '')}</minimax:tool_call>",
+    "dots": f"<dots_function_call>\n{INVOKED.format('', '')}</dots_function_call>",
+    "deepseek_v32": "<｜DSML｜function_calls>\n"
+    + INVOKED.format("｜DSML｜", ' string="true"')
+    + "</｜DSML｜function_calls>",
+    "step3": "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
+    + INVOKED.format("steptml:", "")
+    + "<｜tool_call_end｜><｜tool_calls_end｜>",
+    "muse_glimmer": " to=f<|message|><atem:function_calls>\n"
+    + INVOKED.format("atem:", "")
+    + "</atem:function_calls><|eot|>",
+    "minicpm5": '<function name="f"><param name="text"><![CDATA[{}]]></param></function>',
+    "glm45": f"<tool_call>f\n{PAIR.format('', '')}</tool_call>",
+    "hy_v3": f"<tool_calls>\n<tool_call>f<tool_sep>\n{PAIR.format('', '')}</tool_call>\n"
+    "</tool_calls>",
+    "k2_horizon": f"<ifm|tool_calls>\n<ifm|tool_call>f\n{PAIR.format('ifm|', '')}</ifm|tool_call>\n"
+    "</ifm|tool_calls>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument '
+    'key="text" type="string"<|sep|>{}<|close|>argument<|sep|><|close|>call<|sep|>'
+    "<|close|>tools<|sep|>",
+    "minimax_m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<text>{}'
+    "]<]minimax[>[</text>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    "gemma4": '<|tool_call>call:f{text:<|"|>{}<|"|>}<tool_call|>',
+    "functiongemma": "<start_function_call>call:f{text:<escape>{}<escape>}<end_function_call>",
 }
-TAG_AFTER = re.compile(r"<parameter=|</(parameter|function|arg_value)>\s*(<|$)")
+TAG_AFTER = re.compile(
+    r"<parameter=|"
+    r"(</[^<>]*(parameter|param|function|arg_value)>|<\|close\|>argument<\|sep\|>)\s*(<|]<|$)"
+)
 """A text in which a value seems to end."""
+
+
+def test_every_format_of_written_parameters_is_tried():
+    tried = {TOOL_PARSERS[name].name for name in AS_TEXT}
+    assert {made.name for made in PARAMETER_FORMATS} - tried == {
+        *("deepseek_v4", "deepseek_v41", "hy_v4"),  # other marks of formats that are tried
+    }
 
 
 @pytest.mark.parametrize("parser", AS_TEXT)
 @given(text=WITH_MARKS, data=st.data())
 def test_a_text_argument_is_kept_to_the_letter(parser, text, data):
-    if TAG_AFTER.search(text):
+    if TAG_AFTER.search(text) or text.startswith("<![CDATA["):
         return
     output = AS_TEXT[parser].replace("{}", text)
     tools = [{"function": {"name": "f", "parameters": {"properties": SCHEMA}}}]
-    reader = plan_parsers(parser).open(tools=tools)
+    place = "start" if parser == "muse_glimmer" else None
+    reader = plan_parsers(parser).open(place, tools=tools)
     at = data.draw(st.integers(0, len(output)))
     events = [event for piece in (output[:at], output[at:]) for event in reader.feed(piece)]
     [call] = whole([*events, *reader.finish()]).tool_calls
     assert json.loads(call.arguments) == {"text": text}
+
+
+@pytest.mark.parametrize(
+    ("parser", "output"),
+    [
+        ("kimi_k2",
+         "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|> <|tool_call_end|>"),
+        ("deepseek_v31",
+         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜><｜tool▁call▁end｜>"),
+        ("openai", "<|channel|>commentary to=functions.f<|message|><|call|>"),
+        ("glm45", "<tool_call>f</tool_call>"),
+        ("gemma4", "<|tool_call>call:f{ }<tool_call|>"),
+        ("minimax_m3",
+         ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[</invoke>'),
+    ],
+)  # fmt: skip
+def test_no_arguments_are_an_empty_object(parser, output):
+    place = "start" if parser == "openai" else None
+    for pieces in ([output], list(output)):
+        reader = plan_parsers(parser).open(place, tools=[])
+        events = [event for piece in pieces for event in reader.feed(piece)]
+        [call] = whole([*events, *reader.finish()]).tool_calls
+        assert json.loads(call.arguments) == {}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,8 @@ def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
 
 
 def _call(block: dict[str, Any], name: str) -> dict[str, Any]:
-    arguments = to_json(block.get("input") or {}).decode()
+    given = block.get("input")
+    arguments = to_json({} if given is None else given).decode()
     function = {"name": text_in(block, "name", name), "arguments": arguments}
     return {"id": text_in(block, "id", name), "type": "function", "function": function}
 

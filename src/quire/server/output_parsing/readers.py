@@ -28,14 +28,15 @@ class Reader(Protocol):
 
 
 class TextReader:
-    """Text up to a delimiter: content, reasoning, or arguments as written."""
+    """Text up to a delimiter: content, reasoning, or arguments as written (none are an object)."""
 
-    __slots__ = ("_delimiters", "_leaves", "_reads")
+    __slots__ = ("_delimiters", "_is_empty", "_leaves", "_reads")
 
     def __init__(self, state: ParserState, delimiters: Delimiters) -> None:
         self._delimiters = delimiters
         self._reads = state.reads
         self._leaves = state.then is not None
+        self._is_empty = True
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
         """All that cannot be the beginning of a delimiter."""
@@ -44,6 +45,8 @@ class TextReader:
             out.reasoning(text[start:end])
         elif self._reads is Reads.TEXT:
             out.arguments(text[start:end])
+            self._is_empty = self._is_empty and NON_BLANK.search(text, start, end) is None
+            out.arguments("{}" if delimiter and self._is_empty else "")
         elif self._leaves and (found := NON_BLANK.search(text, start, end)) is not None:
             out.content(text[start : found.start()])
             return found.start(), End.DONE
@@ -132,14 +135,15 @@ class HeadReader:
 
 
 class JsonReader:
-    """Arguments as one JSON value, as written."""
+    """Arguments as one JSON value, as written. None are an empty object."""
 
-    __slots__ = ("_decoded", "_has_begun", "_value")
+    __slots__ = ("_decoded", "_has_begun", "_is_empty", "_value")
 
     def __init__(self, delimiters: Delimiters) -> None:
         self._value = JsonValue(delimiters)
         self._decoded = ObjectInString()
         self._has_begun = False
+        self._is_empty = True
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
         """Blanks before the value are markup."""
@@ -149,9 +153,10 @@ class JsonReader:
                 return len(text), End.MORE
             start, self._has_begun = found.start(), True
         end, outcome = self._value.read(text, start)
+        self._is_empty = self._is_empty and end == start
         out.arguments(self._decoded.read(text[start:end]))
         if outcome is not End.MORE:
-            out.arguments(self._decoded.finish())
+            out.arguments("{}" if self._is_empty else self._decoded.finish())
         return end, outcome
 
     def finish(self, rest: str, out: Writer) -> None:
