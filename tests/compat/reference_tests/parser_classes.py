@@ -124,6 +124,10 @@ class ResponsesRequest(ChatCompletionRequest):
     pass
 
 
+WHOLE_OUTPUTS = {"openai": "openai_gptoss", "muse_glimmer": "muse_glimmer", "inkling": "inkling"}
+"""The reasoning formats of the tool formats that describe whole outputs."""
+
+
 # parsers
 
 
@@ -132,7 +136,7 @@ def plan_of(tool, reasoning):
     for name, names in known:
         if name is not None and name not in names:
             raise PHANTOMS.PhantomUsed(f"{PHANTOMS.MARK}parser.{name}")
-    return output_parsing.plan_parsers(tool, "openai_gptoss" if tool == "openai" else reasoning)
+    return output_parsing.plan_parsers(tool, WHOLE_OUTPUTS.get(tool, reasoning))
 
 
 class ToolParser:

@@ -267,13 +267,19 @@ IN_TAGS = [
         calls=DSML_CALLS,
     ),
     Golden(
-        "deepseek-v4-string-where-the-schema-says-integer",
+        "deepseek-v4-the-schema-rules-over-the-attribute",
         '<｜DSML｜tool_calls><｜DSML｜invoke name="weather">'
         '<｜DSML｜parameter name="days" string="true">2</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="city" string="false">null</｜DSML｜parameter>'
         '<｜DSML｜parameter name="limit">3</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="a" string="true">4</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="b" string="false">[4]</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="c">5</｜DSML｜parameter>'
         "</｜DSML｜invoke></｜DSML｜tool_calls>",
         "deepseek_v4",
-        calls=(("weather", '{"days": "2", "limit": 3}'),),
+        calls=(
+            ("weather", '{"days": 2, "city": "null", "limit": 3, "a": "4", "b": [4], "c": "5"}'),
+        ),
     ),
     Golden(
         "deepseek-v4-call-in-the-reasoning",

@@ -97,13 +97,11 @@ def name_alone(text: str) -> Head | None:
 @dataclass(frozen=True, slots=True)
 class Key:
     """What a KEY says of the next value: the `name` of its argument (None: the one before), and the
-    JSON `types` that it is declared to have (None: none). `is_fallback`: they count only where the
-    tool's schema says nothing.
+    JSON `types` that it is declared to have, which count where the tool's schema says nothing.
     """
 
     name: str | None
-    types: frozenset[str] | None = None
-    is_fallback: bool = False
+    types: frozenset[str] = frozenset()
 
 
 def key_alone(text: str) -> Key:

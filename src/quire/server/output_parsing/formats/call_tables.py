@@ -132,7 +132,7 @@ def argument_pairs(
 def type_alone(text: str) -> Key:
     """The type of the next value, where the tool's schema says none."""
     kind = json_type_named(text)
-    return Key(None, frozenset({kind}) & TYPES or None, is_fallback=True)
+    return Key(None, frozenset({kind}) & TYPES)
 
 
 def deepseek_states(call: Mapping[str, ParserState]) -> Mapping[str, ParserState]:

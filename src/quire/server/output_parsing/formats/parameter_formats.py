@@ -62,10 +62,10 @@ STRING_ATTRIBUTE = re.compile(r'"\s+string="')
 
 
 def dsml_key(text: str) -> Key:
-    """`NAME" string="true`: a text as it stands, or JSON. Without the attribute the schema says."""
+    """`NAME" string="true`: a text as it stands, or JSON."""
     name, *rest = STRING_ATTRIBUTE.split(text, maxsplit=1)
     types = {"true": frozenset({"string"}), "false": TYPES - {"string"}}
-    return Key(name.strip(), types.get(rest[0]) if rest else None)
+    return Key(name.strip(), types.get("".join(rest), frozenset()))
 
 
 def dsml_states(section: str, gap: str = "", *others: str) -> dict[str, ParserState]:

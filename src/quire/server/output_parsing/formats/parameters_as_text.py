@@ -45,11 +45,8 @@ class Parameters:
 
     def types(self, out: Writer, *path: str) -> frozenset[str]:
         """The types that the value of the last key, or what is at a path within it, may have."""
-        declared = self._declared
-        if path or declared.types is None:
-            return self._schemas.types(out.call_name, self.key, *path)
-        known = self._schemas.types(out.call_name, self.key) if declared.is_fallback else ()
-        return frozenset(known) or declared.types
+        known = self._schemas.types(out.call_name, self.key, *path)
+        return known or (frozenset() if path else self._declared.types)
 
     def close(self, out: Writer) -> None:
         """The call is complete."""
