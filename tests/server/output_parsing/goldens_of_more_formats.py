@@ -334,6 +334,14 @@ IN_TAGS = [
         "minicpm5",
         calls=(("weather", '{"city": "a < b\\n</param></function> & ]] c", "days": 3}'),),
     ),
+    *(
+        Golden(f"{name}-unknown-name", output, name, content=output)
+        for name, output in {
+            "minicpm5": 'So: <function name="x"><param name="y">1</param></function>',
+            "dots": '<dots_function_call><invoke name="x"></invoke></dots_function_call>',
+            "k2_horizon": "<ifm|tool_calls><ifm|tool_call>x</ifm|tool_call></ifm|tool_calls>",
+        }.items()
+    ),
     Golden(
         "step3",
         "I look.<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"

@@ -132,7 +132,7 @@ class OutputParser:
         is_markup = delimiter in self.state.kept
         if isinstance(self._reader, HeadReader):
             head = self.state.head(self._reader.text)
-            if head is None:
+            if head is None or not self._may_be_called(head.name):
                 return self._give_up()
             target = head.then or target
             if head.name is not None:
@@ -146,6 +146,9 @@ class OutputParser:
             is_markup = True
         self._at += 0 if delimiter in self.state.kept else len(delimiter)
         return self._enter(target, "" if is_markup else delimiter)
+
+    def _may_be_called(self, name: str | None) -> bool:
+        return name is None or not self._table.format.only_known_names or name in self._names
 
     def _enter(self, place: str, delimiter: str = "") -> None:
         """Be in a state, having met the delimiter that leads there."""

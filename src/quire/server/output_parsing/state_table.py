@@ -153,8 +153,8 @@ class ToolFormat:
     `name_key` and `argument_keys`: keys of an envelope whose values are the name and the arguments.
     `names_are_keys`: instead, the name is the only key and the arguments are its value.
     `other_keys`: the keys that an envelope may have besides; None: any. `lone_names`: an envelope
-    without arguments is a call of a tool that takes none. `only_known_names`: an envelope is a call
-    only with the name of one of the request's tools. `ends_reasoning`: calls may end a reasoning
+    without arguments is a call of a tool that takes none. `only_known_names`: what has another name
+    than those of the request's tools is not a call. `ends_reasoning`: calls may end a reasoning
     whose format allows it. `pads_values`: a VALUE that begins on a line of its own ends on one.
     `has_reasoning`: the table has REASONING states of its own, and goes with the reasoning format
     of the same table only. `forced_calls`: for such a table, the formats (as structural tags have

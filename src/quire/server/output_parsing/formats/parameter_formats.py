@@ -37,6 +37,7 @@ MINICPM5 = ToolFormat(
         "", "", '<function name="', '">', '<param name="', '">', "</function>", "</param>",
         verbatim=("<![CDATA[", "]]>"),
     ),
+    only_known_names=True,
 )  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def dots_states() -> dict[str, ParserState]:
     }
 
 
-DOTS = ToolFormat("dots", dots_states())
+DOTS = ToolFormat("dots", dots_states(), only_known_names=True)
 
 
 STRING_ATTRIBUTE = re.compile(r'"\s+string="')
@@ -133,7 +134,7 @@ def k2_horizon_states() -> dict[str, ParserState]:
     }
 
 
-K2_HORIZON = ToolFormat("k2_horizon", k2_horizon_states())
+K2_HORIZON = ToolFormat("k2_horizon", k2_horizon_states(), only_known_names=True)
 SUFFIX = re.compile(r"""=\s*['"](:[\w.\-]+)['"]|<(?:think|tool_calls?)(:[\w.\-]+)>""")
 """Where a template says the suffix that the tags of its checkpoint have."""
 
