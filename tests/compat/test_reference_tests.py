@@ -32,10 +32,11 @@ def test_the_table_counts_each_part():
         ("passed", "tests/a.py::one", ""), ("failed", "tests/a.py::two", "why"),
         ("skipped", "tests/b.py::three", "PHANTOM vllm.v1.x"), ("skipped", "tests/b.py::four", "?"),
         ("failed", "tests/test_sampling_params.py::test_diffusion_x", "of no interest"),
+        ("failed", "tests/a.py::five", "[XPASS(strict)] vLLM's own fails it"),
     ]  # fmt: skip
     parts = {"tests/a.py": "a", "tests/b.py": "b", "tests/test_sampling_params.py": "b"}
     counts, unlisted, failed = run.table(outcomes, parts)
-    assert dict(counts["a"]) == {"passed": 1, "failed": 1}
+    assert dict(counts["a"]) == {"passed": 2, "failed": 1}
     assert dict(counts["b"]) == {"left out": 3}
     assert failed == [("tests/a.py::two", "why")] and unlisted == [("tests/b.py::four", "?")]
 

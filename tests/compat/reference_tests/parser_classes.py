@@ -212,6 +212,8 @@ class ToolParser:
         stream, self.stream = self.stream, None
         return self.delta_of(stream.finish())
 
+    finish_streaming = finish_stream
+
 
 class ReasoningParser:
     NAME = None
@@ -220,7 +222,9 @@ class ReasoningParser:
         self.plan, self.model_tokenizer, self.stream = plan_of(None, self.NAME), tokenizer, None
         asked = chat_template_kwargs or {}
         is_off = asked.get("enable_thinking") is False or asked.get("thinking") is False
-        self.place = "answer" if is_off else None
+        is_on = asked.get("reasoning_effort") or asked.get("thinking_mode") == "enabled"
+        is_on = is_on and is_on != "no_think" or self.NAME == "k2_horizon"
+        self.place = "answer" if is_off else "again" if is_on else None
         self.calls = ToolParser.__new__(ToolParser)
         self.calls.prev_tool_call_arr, self.calls.streamed_args_for_tool = [], []
 
@@ -336,6 +340,8 @@ def register(adapted, phantoms):
         add(f"vllm.entrypoints.pooling.{part}.protocol", **dict.fromkeys(REPLIES, Reply))
     for kind in ("Image", "Video", "Audio"):
         add(f"vllm.assets.{kind.lower()}", **{f"{kind}Asset": Asset})
+    marks = {"TOOL_CALL_START": "<|tool_call>", "TOOL_CALL_END": "<tool_call|>"}
+    add("vllm.parser.gemma4", **marks)
     add("vllm.transformers_utils.utils", maybe_model_redirect=lambda model: model)
     add("vllm.transformers_utils.repo_utils", hf_api=hub, with_retry=lambda f, *a, **k: f())
     platforms = phantoms.ensure("vllm.platforms")

@@ -93,7 +93,7 @@ IN_JSON = [
         f"{NOW_ENVELOPE}]</tool_calls>",
         "hunyuan_a13b",
         "hunyuan_a13b",
-        thought="\nHm.\n",
+        thought="Hm.",
         content="I look.",
         calls=BOTH,
     ),
@@ -102,7 +102,23 @@ IN_JSON = [
         f"<think>\n<tool_calls>[{NOW_ENVELOPE}]</tool_calls>\n</think>\n<answer>\nNo.\n</answer>",
         "hunyuan_a13b",
         "hunyuan_a13b",
-        thought=f"\n<tool_calls>[{NOW_ENVELOPE}]</tool_calls>\n",
+        thought=f"<tool_calls>[{NOW_ENVELOPE}]</tool_calls>",
+        content="No.",
+    ),
+    Golden(
+        "hunyuan-a13b-without-reasoning",
+        "<think>\n\n</think>\n<answer>\nNo.\n</answer>",
+        "hunyuan_a13b",
+        "hunyuan_a13b",
+        content="No.",
+    ),
+    Golden(
+        "hunyuan-a13b-opened-by-the-prompt",
+        "Hm.\n</think>\n<answer>\nNo.",
+        None,
+        "hunyuan_a13b",
+        prompt="<think>\n",
+        thought="Hm.",
         content="No.",
     ),
     Golden(
@@ -493,7 +509,7 @@ IN_TAGS = [
         "<|tool_response>",
         "gemma4",
         "gemma4",
-        thought="\nHm.\n",
+        thought="Hm.\n",
         calls=(
             (
                 "weather",

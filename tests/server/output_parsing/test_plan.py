@@ -160,7 +160,7 @@ def test_the_tags_of_an_answer_are_no_text_with_any_tool_format(tools):
     plan = plan_parsers(tools, "hunyuan_a13b")
     output = "<think>\nHm.\n</think>\n<answer>\nFine.\n</answer>"
     said = plan.read(output, tools=None if tools is None else [])
-    assert (said.reasoning, said.content) == ("\nHm.\n", "Fine.")
+    assert (said.reasoning, said.content) == ("Hm.", "Fine.")
     answer = plan.read("\n<answer>\nFine.\n</answer>", plan.place("</think>"), tools=[])
     assert (answer.reasoning, answer.content) == (None, "Fine.")
     assert plan.read("Fine.", plan.place("</think>"), tools=[]).content == "Fine."

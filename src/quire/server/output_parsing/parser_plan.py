@@ -117,9 +117,9 @@ class ParserPlan:
                 return "reasoning"
             is_open = bool(reasoning.answer_starts) and prompt_end.endswith(reasoning.answer_starts)
             return "content" if is_open else "start"
-        if prompt_end.endswith(reasoning.starts):
+        if prompt_end.endswith(tuple(text.rstrip() for text in reasoning.starts)):
             return "again"
-        if prompt_end.endswith(reasoning.ends):
+        if prompt_end.endswith(tuple(text.strip() for text in reasoning.ends)):
             return ANSWER
         return ASSUMED if reasoning.is_assumed else "before"
 

@@ -30,7 +30,11 @@ ERNIE45 = ReasoningFormat(
     "ernie45", *THINK, is_assumed=True, answer_tags=("<response>\n", "\n</response>")
 )
 HUNYUAN_A13B = ReasoningFormat(
-    "hunyuan_a13b", *THINK, ends_at_calls=False, answer_tags=("<answer>\n", "\n</answer>")
+    "hunyuan_a13b",
+    ("<think>\n",),
+    ("\n</think>",),
+    ends_at_calls=False,
+    answer_tags=("<answer>\n", "\n</answer>"),
 )
 COHERE = ReasoningFormat(
     "cohere_command3",
@@ -49,7 +53,7 @@ K2_HORIZON = ReasoningFormat(
     tuple(f"<ifm|{name}>" for name in K2_EFFORTS),
     tuple(f"</ifm|{name}>" for name in K2_EFFORTS),
 )
-GEMMA4 = ReasoningFormat("gemma4", ("<|channel>thought",), ("<channel|>",))
+GEMMA4 = ReasoningFormat("gemma4", ("<|channel>thought\n",), ("<channel|>",))
 MINIMAX_M3 = ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",))
 PLAMO3 = ReasoningFormat("plamo3", (plamo("begin_think"),), (plamo("end_think"),))
 
