@@ -370,6 +370,16 @@ IN_TAGS = [
         calls=(TWO_DAYS, NOW),
     ),
     Golden(
+        "step3-without-kinds",
+        '<｜tool_calls_begin｜><｜tool_call_begin｜><steptml:invoke name="weather">'
+        '<steptml:parameter name="city">Bonn</steptml:parameter></steptml:invoke>'
+        "<｜tool_call_end｜><｜tool_sep｜><｜tool_call_begin｜>"
+        '<steptml:invoke name="now"></steptml:invoke>'
+        "<｜tool_call_end｜><｜tool_calls_end｜>",
+        "step3",
+        calls=BOTH,
+    ),
+    Golden(
         "hunyuan-v3",
         hunyuan("<tool_sep>"),
         "hy_v3",

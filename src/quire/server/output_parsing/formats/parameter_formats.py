@@ -90,7 +90,7 @@ DEEPSEEK_V41 = ToolFormat("deepseek_v41", dsml_states("calls", " "))
 def step3_states() -> dict[str, ParserState]:
     """Sections of calls, each between marks that say what kind of tool it is."""
     section, end = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
-    between = {"<｜tool_call_begin｜>": "kind", end: "content", section: "section"}
+    between = {"<｜tool_call_begin｜>": "kind", "<｜tool_sep｜>": "ended", end: "content"}
     states = marked_parameters(
         section, end, '<steptml:invoke name="', '">', '<steptml:parameter name="', '">',
         "</steptml:invoke>", "</steptml:parameter>",
@@ -100,7 +100,9 @@ def step3_states() -> dict[str, ParserState]:
         "content": ParserState(Reads.CONTENT, {section: "section"}),
         "section": ParserState(Reads.BLANK, {"<｜tool_call_begin｜>": "kind"}),
         "kind": ParserState(
-            Reads.HEAD, {"<｜tool_sep｜>": "opening"}, head=lambda text: Head(is_held=True)
+            Reads.HEAD,
+            {"<｜tool_sep｜>": "opening", '<steptml:invoke name="': "name"},
+            head=lambda text: Head(is_held=True),
         ),
         "opening": ParserState(Reads.BLANK, {'<steptml:invoke name="': "name"}),
         "close": ParserState(

@@ -171,7 +171,6 @@ XLAM = ToolFormat(
     start="start",
     other_keys=frozenset({"type", "id"}),
     lone_names=False,
-    only_known_names=True,
 )
 """Lists of envelopes in whichever of several wrappings."""
 PLAMO3 = ToolFormat(
