@@ -239,7 +239,8 @@ class ReasoningParser:
     def extract_reasoning_streaming(
         self, previous_text=None, current_text=None, delta_text=None, *args, **options
     ):
-        if self.stream is None or not previous_text:
+        is_first = not previous_text and current_text and current_text == delta_text
+        if self.stream is None or is_first:
             self.stream = self.plan.open(self._where(current_text))
             if previous_text:
                 self.stream.feed(previous_text)
