@@ -28,7 +28,7 @@ void linear(Context& c, const PackedWeight& weight, int64_t tokens, uintptr_t x,
     if (bank != nullptr)
         args.lora = {*bank, reinterpret_cast<const float*>(factors),
                      reinterpret_cast<const int32_t*>(slots)};
-    c.submit(product_with(weight, c.kernels), args, tokens);
+    c.submit(product_with(weight, c.kernels).linear, args, tokens);
 }
 
 // y [tokens, heads, out] from x, its tokens x_token apart and their heads x_head; the panels of
@@ -42,6 +42,63 @@ void heads_linear(Context& c, const PackedWeight& weight, int64_t heads, int64_t
                            {FinishKind::plain, Act::none, 1, 0}};
     const HeadsArgs args{first, heads, weight_bytes};
     c.submit(c.kernels.heads_linear[static_cast<int>(weight.type)], args, tokens);
+}
+
+// chosen and weights [tokens, top_k] from logits [tokens, experts], their rows `row` apart; bias
+// and scales: or 0.
+template <class Context>
+void route(Context& c, Type type, int64_t tokens, int64_t experts, uintptr_t logits, int64_t row,
+           int64_t top_k, RouterScore score, bool renorm, int64_t groups, int64_t top_groups,
+           int64_t group_best, float scale, float renorm_eps, float renorm_min, float jitter,
+           uintptr_t bias, uintptr_t scales, uintptr_t chosen, uintptr_t weights) {
+    const RouteArgs args{type,
+                         experts,
+                         top_k,
+                         score,
+                         renorm,
+                         groups,
+                         top_groups,
+                         group_best,
+                         scale,
+                         renorm_eps,
+                         renorm_min,
+                         jitter,
+                         {reinterpret_cast<void*>(logits), row, 0},
+                         reinterpret_cast<const float*>(bias),
+                         reinterpret_cast<const float*>(scales),
+                         reinterpret_cast<int32_t*>(chosen),
+                         reinterpret_cast<float*>(weights)};
+    c.submit(c.kernels.route, args, tokens);
+}
+
+// y [tokens, out of down] from x, its rows x_token apart; up and down: `experts` weights each, as
+// PackedWeight.store() leaves them. chosen and weights [tokens, top_k]; slots: of the tokens'
+// adapters, or 0, whose banks may be None.
+template <class Context>
+void experts(Context& c, int64_t num_experts, uintptr_t up, uintptr_t down, int64_t tokens,
+             uintptr_t x, int64_t x_token, uintptr_t y, int64_t top_k, uintptr_t chosen,
+             uintptr_t weights, FinishKind kind, Act act, float scale, bool weighs_input,
+             uintptr_t slots, const LoraBank* up_bank, const LoraBank* down_bank) {
+    const auto* ups = reinterpret_cast<const PackedWeight*>(up);
+    const auto* downs = reinterpret_cast<const PackedWeight*>(down);
+    const ExpertsArgs args{num_experts,
+                           top_k,
+                           ups,
+                           downs,
+                           product_with(*ups, c.kernels),
+                           product_with(*downs, c.kernels),
+                           {kind, act, scale, 0},
+                           {reinterpret_cast<void*>(x), x_token, 0},
+                           {reinterpret_cast<void*>(y), downs->out, 0},
+                           reinterpret_cast<const int32_t*>(chosen),
+                           reinterpret_cast<const float*>(weights),
+                           weighs_input,
+                           c.streams_weights,
+                           reinterpret_cast<const int32_t*>(slots),
+                           up_bank == nullptr ? LoraBank{} : *up_bank,
+                           down_bank == nullptr ? LoraBank{} : *down_bank,
+                           c.kernels.lora_shrink};
+    c.submit(c.kernels.experts, args, tokens);
 }
 
 // Fill the panels of a weight from [out, in], its rows source_row apart; peaks: or 0.
@@ -84,7 +141,14 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
         .value("gated", FinishKind::gated)
         .value("limited", FinishKind::limited)
         .value("logits", FinishKind::logits)
-        .value("partial", FinishKind::partial);
+        .value("partial", FinishKind::partial)
+        .value("bounded", FinishKind::bounded);
+    nb::enum_<RouterScore>(m, "RouterScore")
+        .value("softmax", RouterScore::softmax)
+        .value("sigmoid", RouterScore::sigmoid)
+        .value("softmax_topk", RouterScore::softmax_topk)
+        .value("sigmoid_topk", RouterScore::sigmoid_topk)
+        .value("sparsemixer", RouterScore::sparsemixer);
     nb::enum_<WeightForm>(m, "WeightForm")
         .value("plain", WeightForm::plain)
         .value("int8", WeightForm::int8)
@@ -127,7 +191,12 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
                      std::memcpy(weight.table, reinterpret_cast<const float*>(table),
                                  sizeof weight.table);
                  return weight;
-             });
+             })
+        // Copy it to memory of `packed_weight_bytes`, for operations with several.
+        .def("store", [](const PackedWeight& self, uintptr_t to) {
+            std::memcpy(reinterpret_cast<void*>(to), &self, sizeof self);
+        });
+    m.attr("packed_weight_bytes") = sizeof(PackedWeight);
     m.attr("panel_width") = kPanelWidth;
     using namespace nb::literals;
     context
@@ -135,6 +204,10 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
              "y_token"_a, "kind"_a, "act"_a, "scale"_a, "softcap"_a, "values"_a, "rows"_a,
              "peaks"_a, "bank"_a.none() = nb::none(), "factors"_a = 0, "slots"_a = 0)
         .def("heads_linear", &heads_linear<Context>)
+        .def("route", &route<Context>)
+        .def("experts", &experts<Context>, "experts"_a, "up"_a, "down"_a, "tokens"_a, "x"_a,
+             "x_token"_a, "y"_a, "top_k"_a, "chosen"_a, "weights"_a, "kind"_a, "act"_a, "scale"_a,
+             "weighs_input"_a, "slots"_a, "up_bank"_a.none(), "down_bank"_a.none())
         .def("pack", &pack<Context>)
         .def("pack_coded", &pack_coded<Context>);
 }

@@ -30,6 +30,9 @@ void* scratch(Pool& pool, int worker, size_t bytes);
 // Valid until the operation ends or asks again; not to be asked for in a tile.
 void* shared_scratch(Pool& pool, size_t bytes);
 
+// The same for an operation that is made of others, which have shared_scratch() for themselves.
+void* outer_scratch(Pool& pool, size_t bytes);
+
 namespace {
 
 // run_tiles for a callable `(int64_t tile, int worker)`. One tile costs no more than a call.

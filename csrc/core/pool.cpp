@@ -212,6 +212,8 @@ void* Pool::scratch(int worker, size_t bytes) { return at_least(scratch_[worker]
 
 void* Pool::shared_scratch(size_t bytes) { return at_least(shared_scratch_, bytes); }
 
+void* Pool::outer_scratch(size_t bytes) { return at_least(outer_scratch_, bytes); }
+
 void run_tiles(Pool& pool, int64_t num_tiles, Tile tile, const void* context) {
     pool.run(num_tiles, tile, context);
 }
@@ -221,5 +223,7 @@ int num_threads(Pool& pool) { return pool.size(); }
 void* scratch(Pool& pool, int worker, size_t bytes) { return pool.scratch(worker, bytes); }
 
 void* shared_scratch(Pool& pool, size_t bytes) { return pool.shared_scratch(bytes); }
+
+void* outer_scratch(Pool& pool, size_t bytes) { return pool.outer_scratch(bytes); }
 
 }  // namespace quire

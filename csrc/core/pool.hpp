@@ -61,6 +61,7 @@ class Pool {
     void run(int64_t num_tiles, Tile tile, const void* context);
     void* scratch(int worker, size_t bytes);
     void* shared_scratch(size_t bytes);
+    void* outer_scratch(size_t bytes);
 
    private:
     struct Region {
@@ -95,6 +96,7 @@ class Pool {
     std::atomic<bool> is_stopping_{false};
     std::vector<Memory> scratch_;
     Memory shared_scratch_;
+    Memory outer_scratch_;
     std::vector<std::thread> threads_;
     std::mutex mutex_;
 };

@@ -175,28 +175,44 @@ class CodedProduct {
     char* const changed_;  // rows in the weight's order, or rounded
 };
 
-template <WeightForm kForm>
-Status linear_of(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    return a.weight.has_zeros ? multiply<CodedProduct<kForm, true>>(a, tokens, pool)
-                              : multiply<CodedProduct<kForm, false>>(a, tokens, pool);
+// Call `body` with a value of a type that names the product of a weight.
+template <class Product>
+struct Of {
+    using Type = Product;
+};
+template <WeightForm kForm, class Body>
+Status with_zeros(const PackedWeight& w, const Body& body) {
+    return w.has_zeros ? body(Of<CodedProduct<kForm, true>>{})
+                       : body(Of<CodedProduct<kForm, false>>{});
+}
+template <class Body>
+Status with_product(const PackedWeight& w, const Body& body) {
+    switch (w.form) {
+        case WeightForm::codes4: return with_zeros<WeightForm::codes4>(w, body);
+        case WeightForm::codes8: return with_zeros<WeightForm::codes8>(w, body);
+        case WeightForm::table4: return body(Of<CodedProduct<WeightForm::table4, false>>{});
+        default: return body(Of<CodedProduct<WeightForm::floats8, false>>{});
+    }
 }
 
 Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    switch (a.weight.form) {
-        case WeightForm::codes4: return linear_of<WeightForm::codes4>(a, tokens, pool);
-        case WeightForm::codes8: return linear_of<WeightForm::codes8>(a, tokens, pool);
-        case WeightForm::table4:
-            return multiply<CodedProduct<WeightForm::table4, false>>(a, tokens, pool);
-        default: return multiply<CodedProduct<WeightForm::floats8, false>>(a, tokens, pool);
-    }
+    return with_product(a.weight, [&](auto product) {
+        return multiply<typename decltype(product)::Type>(a, tokens, pool);
+    });
+}
+
+Status grouped(const GroupedArgs& a, int64_t, Pool& pool) {
+    return with_product(a.product.weight, [&](auto product) {
+        return multiply_groups<typename decltype(product)::Type>(a, pool);
+    });
 }
 
 }  // namespace
 
 // Instead of the products in whole numbers of the level before, too, until one brings its own.
 void fill_coded(Kernels& table) {
-    table.linear_coded = linear;
-    table.linear_digits4 = table.linear_digits8 = nullptr;
+    table.linear_coded = {linear, grouped};
+    table.linear_digits4 = table.linear_digits8 = {};
 }
 
 }  // namespace quire::QUIRE_LEVEL

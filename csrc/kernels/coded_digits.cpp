@@ -369,12 +369,18 @@ Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
                               : multiply<DigitProduct<kBits, false>>(a, tokens, pool);
 }
 
+template <int kBits>
+Status grouped(const GroupedArgs& a, int64_t, Pool& pool) {
+    return a.product.weight.has_zeros ? multiply_groups<DigitProduct<kBits, true>>(a, pool)
+                                      : multiply_groups<DigitProduct<kBits, false>>(a, pool);
+}
+
 }  // namespace
 
 void fill_coded_digits(Kernels& table) {
-    table.linear_digits4 = linear<4>;
+    table.linear_digits4 = {linear<4>, grouped<4>};
 #if defined(__AVX512VNNI__) || defined(QUIRE_AVX_VNNI)
-    table.linear_digits8 = linear<8>;
+    table.linear_digits8 = {linear<8>, grouped<8>};
     table.digit_group = 0;
 #else
     table.digit_group = 32;  // the smallest that was measured

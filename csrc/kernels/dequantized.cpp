@@ -144,8 +144,12 @@ Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
     return multiply<DequantizedProduct>(a, tokens, pool);
 }
 
+Status grouped(const GroupedArgs& a, int64_t, Pool& pool) {
+    return multiply_groups<DequantizedProduct>(a, pool);
+}
+
 }  // namespace
 
-void fill_dequantized(Kernels& table) { table.linear_dequantized = linear; }
+void fill_dequantized(Kernels& table) { table.linear_dequantized = {linear, grouped}; }
 
 }  // namespace quire::QUIRE_LEVEL

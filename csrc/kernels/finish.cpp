@@ -55,7 +55,13 @@ void finish_gated(const LinearArgs& a, int64_t rows, float* sums, int64_t stride
         return replace(sums, rows, stride, [&](const float* at, int64_t) {
             return limited(load(at), load(at + kPanelWidth), a.finish.scale);
         });
+    const F32 high = splat(a.finish.scale), low = splat(-a.finish.scale);
     with_act(a.finish.act, [&](auto act) {
+        if (a.finish.kind == FinishKind::bounded)
+            return replace(sums, rows, stride, [&](const float* at, int64_t) {
+                const F32 up = min(high, max(low, load(at + kPanelWidth)));
+                return mul(min(high, decltype(act)::of(load(at))), up);
+            });
         replace(sums, rows, stride, [&](const float* at, int64_t) {
             return mul(decltype(act)::of(load(at)), load(at + kPanelWidth));
         });

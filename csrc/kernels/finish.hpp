@@ -22,7 +22,7 @@ void prefetch_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lan
 namespace quire::QUIRE_LEVEL {
 
 inline bool is_gate(FinishKind kind) {
-    return kind == FinishKind::gated || kind == FinishKind::limited;
+    return kind == FinishKind::gated || kind == FinishKind::limited || kind == FinishKind::bounded;
 }
 
 }  // namespace quire::QUIRE_LEVEL

@@ -113,11 +113,12 @@ struct SumChunksArgs {
 
 enum class Act : int32_t { none, silu, gelu, gelu_tanh, relu, relu2 };
 
-enum class FinishKind : int32_t { plain, gated, limited, logits, partial };
+enum class FinishKind : int32_t { plain, gated, limited, logits, partial, bounded };
 
 // What becomes of the sums of a product. plain: y = act(sum + bias). gated: the first half of the
 // outputs is the gate of the second, y = act(gate) * up. limited: the same with gpt-oss's gate, cut
-// at `scale` (ops/activation.py). logits, always fp32: softcap * tanh(scale * sum / softcap), the
+// at `scale`, and bounded: with act(gate) at most `scale` and up within it (ops/activation.py).
+// logits, always fp32: softcap * tanh(scale * sum / softcap), the
 // sum rounded to the type first, without a cap where it is 0. partial: the sums of the segments as
 // they are, for another operation to add up; nothing else becomes of them.
 struct Finish {
@@ -290,6 +291,81 @@ struct HeadsArgs {
     LinearArgs first;
     int64_t heads;
     int64_t weight_bytes;
+};
+
+// Rows [first, first + rows) of a step, that are multiplied with one weight of several.
+struct RowGroup {
+    int64_t weight;
+    int64_t first;
+    int64_t rows;
+};
+
+// Products of the rows of some groups, each with a weight of its own: they are `product` but for
+// the weight, which is weights[group.weight], all of one shape, type and form; product.weight is
+// any of them. Row r of y comes from row sources[r] of x, or where that is null from row r.
+struct GroupedArgs {
+    LinearArgs product;
+    const PackedWeight* weights;
+    const RowGroup* groups;
+    int64_t num_groups;
+    const int32_t* sources;
+};
+
+// The functions of a kind of weight: one product, and those of groups of rows.
+struct ProductKernels {
+    Kernel<LinearArgs> linear = nullptr;
+    Kernel<GroupedArgs> grouped = nullptr;
+};
+
+enum class RouterScore : int32_t { softmax, sigmoid, softmax_topk, sigmoid_topk, sparsemixer };
+
+// The experts that tokens choose by their logits [T, experts], and how the results are weighed; see
+// ops/routing.py. select_bias and expert_scales [experts] may be null. chosen and weights [T,
+// top_k].
+struct RouteArgs {
+    Type type;  // of the logits
+    int64_t experts;
+    int64_t top_k;
+    RouterScore score;
+    bool renorm;
+    int64_t groups;
+    int64_t top_groups;
+    int64_t group_best;
+    float scale;
+    float renorm_eps;
+    float renorm_min;
+    float jitter;
+    Rows logits;
+    const float* select_bias;
+    const float* expert_scales;
+    int32_t* chosen;
+    float* weights;
+};
+
+// y = the chosen experts' results on x, weighed and added in fp32 in the order of the choice; see
+// ops/moe.py. up and down [experts]: the weights of their products, each of one shape and form.
+// chosen and weights [T, top_k]. weighs_input: a choice's weight multiplies the expert's input.
+//
+// slots [T]: of the adapters of the tokens, or null; the banks have that of slot s and expert e in
+// slot s * experts + e, and a bank without values adds nothing.
+struct ExpertsArgs {
+    int64_t experts;
+    int64_t top_k;
+    const PackedWeight* up;
+    const PackedWeight* down;
+    ProductKernels up_product;
+    ProductKernels down_product;
+    Finish finish;  // of up
+    Rows x;
+    Rows y;
+    const int32_t* chosen;
+    const float* weights;
+    bool weighs_input;
+    bool is_streamed;  // see PackedWeight
+    const int32_t* slots;
+    LoraBank up_bank;
+    LoraBank down_bank;
+    Kernel<LoraShrinkArgs> shrink;
 };
 
 // A source [out, in], its rows as "tokens", into the panels of a weight.
@@ -637,16 +713,18 @@ struct Kernels {
     Kernel<Mamba2ScanArgs> mamba2_scan;
     Kernel<GatedDeltaArgs> gated_delta;
     Kernel<GatedNormArgs> gated_norm;
-    Kernel<LinearArgs> linear[kNumTypes];  // by the type of the weight
+    ProductKernels linear[kNumTypes];  // by the type of the weight
     Kernel<HeadsArgs> heads_linear[kNumTypes];
-    Kernel<LinearArgs> linear_quantized;
-    Kernel<LinearArgs> linear_dequantized;  // of weights with is_weight_only
-    Kernel<LinearArgs> linear_coded;        // of weights in codes
+    ProductKernels linear_quantized;
+    ProductKernels linear_dequantized;  // of weights with is_weight_only
+    ProductKernels linear_coded;        // of weights in codes
     // The same for rows in 16 bits that keep their values and codes of four and of eight bits, in
     // groups of at least digit_group inputs; null where linear_coded is as fast for many rows.
-    Kernel<LinearArgs> linear_digits4;
-    Kernel<LinearArgs> linear_digits8;
+    ProductKernels linear_digits4;
+    ProductKernels linear_digits8;
     int64_t digit_group;
+    Kernel<RouteArgs> route;
+    Kernel<ExpertsArgs> experts;
     Kernel<LoraShrinkArgs> lora_shrink;
     Kernel<LoraExpandArgs> lora_expand;
     Kernel<LoraEmbedArgs> lora_embed;

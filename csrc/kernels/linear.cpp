@@ -46,13 +46,18 @@ Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
 }
 
 template <class E>
+Status grouped(const GroupedArgs& a, int64_t, Pool& pool) {
+    return multiply_groups<FloatProduct<E>>(a, pool);
+}
+
+template <class E>
 Status heads_linear(const HeadsArgs& a, int64_t tokens, Pool& pool) {
     return multiply_heads<FloatProduct<E>>(a, tokens, pool, sizeof(E));
 }
 
 template <class E>
 void fill_type(Kernels& table, Type type) {
-    table.linear[static_cast<int>(type)] = linear<E>;
+    table.linear[static_cast<int>(type)] = {linear<E>, grouped<E>};
     table.heads_linear[static_cast<int>(type)] = heads_linear<E>;
 }
 

@@ -121,7 +121,9 @@ struct Chunk {
 
     int64_t num_tiles() const { return (groups + per_tile - 1) / per_tile; }
 
-    void multiply_tile(int64_t tile, Pool& pool, int worker) const {
+    // A function of its own, or what computes one product and what computes several would each have
+    // a copy.
+    __attribute__((noinline)) void multiply_tile(int64_t tile, Pool& pool, int worker) const {
         const bool is_partial = a.finish.kind == FinishKind::partial;
         const int64_t kept = is_partial ? 1 : product.segments();
         const size_t num_bytes = sizeof(float) * kPanel * per_group * together * rows * kept;
@@ -178,43 +180,150 @@ inline Status multiply(const LinearArgs& a, int64_t tokens, Pool& pool) {
     return Status::ok;
 }
 
-// The product of one head.
-inline LinearArgs product_of(const HeadsArgs& a, int64_t head, int64_t element_bytes) {
-    const auto row = [&](const Rows& rows) {
-        char* data = static_cast<char*>(rows.data) + head * rows.row_stride * element_bytes;
-        return Rows{data, rows.token_stride, rows.row_stride};
-    };
-    LinearArgs own = a.first;
-    own.weight.panels = static_cast<const char*>(own.weight.panels) + head * a.weight_bytes;
-    own.x = row(own.x);
-    own.y = row(own.y);
-    return own;
+// Some rows of one of the products that are computed at once: `first` is the first of them in y.
+// They are prepared `offset` bytes into the memory of all; first_row and first_tile count the rows
+// and tiles of the pieces before it.
+struct Piece {
+    int64_t product, first, rows;
+    int64_t offset = 0, first_row = 0, first_tile = 0;
+};
+
+// The last piece that begins at or before the place, among those of rows or of tiles.
+inline const Piece& piece_at(const Piece* pieces, int64_t count, int64_t Piece::*start,
+                             int64_t place) {
+    int64_t low = 0, high = count;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        (pieces[middle].*start <= place ? low : high) = middle;
+    }
+    return pieces[low];
 }
 
-// The products of all heads, whose elements have so many bytes; a tile is of one head.
+inline int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Compute pieces of products of one shape: `products.args(product)` are those of one, and row r of
+// its y comes from row products.source(r) of its x. A tile is of one piece.
+template <class Product, class Products>
+inline void multiply_pieces(const Products& products, Piece* pieces, int64_t count, char* memory,
+                            Pool& pool) {
+    const auto chunk_of = [&](const LinearArgs& own, const Piece& piece) {
+        return Chunk<Product>(own, piece.first, piece.rows, memory + piece.offset, pool, count);
+    };
+    int64_t rows = 0, tiles = 0, width = 0;
+    for (Piece* piece = pieces; piece < pieces + count; ++piece) {
+        const LinearArgs own = products.args(piece->product);
+        piece->first_row = rows;
+        piece->first_tile = tiles;
+        rows += piece->rows;
+        tiles += chunk_of(own, *piece).num_tiles();
+        width = own.weight.in;
+    }
+    parallel_rows(pool, rows, width, [&](int64_t row, int64_t stop) {
+        while (row < stop) {
+            const Piece& piece = piece_at(pieces, count, &Piece::first_row, row);
+            const LinearArgs own = products.args(piece.product);
+            const Product product(own, piece.rows, memory + piece.offset);
+            const int64_t end = piece.first_row + piece.rows, last = end < stop ? end : stop;
+            for (; row < last; ++row) {
+                const int64_t at = row - piece.first_row;
+                product.prepare(at, products.source(piece.first + at));
+            }
+        }
+    });
+    parallel(pool, tiles, [&](int64_t tile, int worker) {
+        const Piece& piece = piece_at(pieces, count, &Piece::first_tile, tile);
+        const LinearArgs own = products.args(piece.product);
+        chunk_of(own, piece).multiply_tile(tile - piece.first_tile, pool, worker);
+    });
+}
+
+// The products of heads, whose elements have so many bytes.
+struct HeadProducts {
+    const HeadsArgs& a;
+    int64_t element_bytes;
+
+    LinearArgs args(int64_t head) const {
+        const auto of_head = [&](const Rows& rows) {
+            char* data = static_cast<char*>(rows.data) + head * rows.row_stride * element_bytes;
+            return Rows{data, rows.token_stride, rows.row_stride};
+        };
+        LinearArgs own = a.first;
+        own.weight.panels = static_cast<const char*>(own.weight.panels) + head * a.weight_bytes;
+        own.x = of_head(own.x);
+        own.y = of_head(own.y);
+        return own;
+    }
+    int64_t source(int64_t row) const { return row; }
+};
+
 template <class Product>
 inline Status multiply_heads(const HeadsArgs& a, int64_t tokens, Pool& pool, int64_t bytes) {
-    const int64_t most = chunk_rows<Product>(a.first, tokens);
+    const int64_t most = chunk_rows<Product>(a.first, tokens), list = a.heads * sizeof(Piece);
     for (int64_t first = 0; first < tokens; first += most) {
         const int64_t rows = tokens - first < most ? tokens - first : most;
-        const int64_t apart = (Product::num_bytes(a.first, rows) + 63) / 64 * 64;
-        char* memory = static_cast<char*>(shared_scratch(pool, a.heads * apart));
-        parallel_rows(pool, rows * a.heads, a.first.weight.in, [&](int64_t i, int64_t stop) {
-            for (; i < stop; ++i) {
-                const int64_t head = i % a.heads, row = i / a.heads;
-                const LinearArgs own = product_of(a, head, bytes);
-                Product(own, rows, memory + head * apart).prepare(row, first + row);
-            }
-        });
-        const auto chunk_of = [&](const LinearArgs& own, int64_t head) {
-            return Chunk<Product>(own, first, rows, memory + head * apart, pool, a.heads);
-        };
-        const int64_t tiles = chunk_of(a.first, 0).num_tiles();
-        parallel(pool, tiles * a.heads, [&](int64_t tile, int worker) {
-            const LinearArgs own = product_of(a, tile / tiles, bytes);
-            chunk_of(own, tile / tiles).multiply_tile(tile % tiles, pool, worker);
-        });
+        const int64_t apart = whole_lines(Product::num_bytes(a.first, rows));
+        char* memory =
+            static_cast<char*>(shared_scratch(pool, whole_lines(list) + a.heads * apart));
+        auto* pieces = reinterpret_cast<Piece*>(memory);
+        for (int64_t h = 0; h < a.heads; ++h) pieces[h] = {h, first, rows, h * apart};
+        multiply_pieces<Product>(HeadProducts{a, bytes}, pieces, a.heads,
+                                 memory + whole_lines(list), pool);
     }
+    return Status::ok;
+}
+
+// Of prepared rows of groups at once; the products of further ones follow in another region.
+constexpr int64_t kGroupBytes = 64 << 20;
+
+struct GroupProducts {
+    const GroupedArgs& a;
+
+    LinearArgs args(int64_t weight) const {
+        LinearArgs own = a.product;
+        own.weight = a.weights[weight];
+        own.weight.is_streamed = a.product.weight.is_streamed;
+        return own;
+    }
+    int64_t source(int64_t row) const { return a.sources == nullptr ? row : a.sources[row]; }
+};
+
+// body(piece, bytes of its prepared rows) for the chunks of all groups.
+template <class Product, class Body>
+inline void each_piece(const GroupedArgs& a, const Body& body) {
+    for (const RowGroup* group = a.groups; group < a.groups + a.num_groups; ++group) {
+        const LinearArgs own = GroupProducts{a}.args(group->weight);
+        const int64_t most = chunk_rows<Product>(own, group->rows);
+        for (int64_t done = 0; done < group->rows; done += most) {
+            const int64_t left = group->rows - done, rows = left < most ? left : most;
+            body(Piece{group->weight, group->first + done, rows},
+                 whole_lines(Product::num_bytes(own, rows)));
+        }
+    }
+}
+
+template <class Product>
+inline Status multiply_groups(const GroupedArgs& a, Pool& pool) {
+    int64_t count = 0, total = 0, room = kGroupBytes;
+    each_piece<Product>(a, [&](const Piece&, int64_t bytes) {
+        ++count;
+        total += bytes;
+        if (room < bytes) room = bytes;
+    });
+    const int64_t list = whole_lines(count * sizeof(Piece));
+    char* memory = static_cast<char*>(shared_scratch(pool, list + (total < room ? total : room)));
+    auto* pieces = reinterpret_cast<Piece*>(memory);
+    int64_t waiting = 0, offset = 0;
+    const auto compute = [&] {
+        multiply_pieces<Product>(GroupProducts{a}, pieces, waiting, memory + list, pool);
+        waiting = offset = 0;
+    };
+    each_piece<Product>(a, [&](const Piece& piece, int64_t bytes) {
+        if (offset + bytes > room) compute();
+        pieces[waiting] = piece;
+        pieces[waiting++].offset = offset;
+        offset += bytes;
+    });
+    if (waiting > 0) compute();
     return Status::ok;
 }
 

@@ -311,6 +311,11 @@ Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
                              : multiply<QuantizedProduct<false>>(a, tokens, pool);
 }
 
+Status grouped(const GroupedArgs& a, int64_t, Pool& pool) {
+    return is_int4(a.product.weight) ? multiply_groups<QuantizedProduct<true>>(a, pool)
+                                     : multiply_groups<QuantizedProduct<false>>(a, pool);
+}
+
 // An output's weights, with the peak that is given or their own, into a lane of a panel in int8.
 template <class E>
 inline void pack_bytes(const PackQuantizedArgs& a, const E* row, const float* peak, int64_t panel,
@@ -371,7 +376,7 @@ Status pack(const PackQuantizedArgs& a, int64_t, Pool& pool) {
 }  // namespace
 
 void fill_quantized(Kernels& table) {
-    table.linear_quantized = linear;
+    table.linear_quantized = {linear, grouped};
     table.pack_quantized = pack;
 }
 

@@ -7,7 +7,7 @@ is sent to is the op `route` (routing.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -49,8 +49,8 @@ class ExpertWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts:
-    """One gate/up and one down weight per expert, in a provider's format of such weights. Those of
-    plain torch are views of the packed tensors.
+    """One gate/up and one down weight per expert, in plain torch's format of such weights: views of
+    the packed tensors where nothing is rounded.
     """
 
     experts: int
@@ -69,10 +69,6 @@ class ExpertAdapters:
     down: Bank | None
     experts: int
     slots: Tensor
-
-    def first(self, num_tokens: int) -> ExpertAdapters:
-        """Those of the first tokens."""
-        return replace(self, slots=self.slots[:num_tokens])
 
     def of_choices(self, chosen: Tensor) -> Tensor:
         """The slots in the banks [T, k] int32 of the tokens' choices [T, k]."""
@@ -97,8 +93,8 @@ def pack_experts(
 ) -> SeparateExperts:
     """Take up [E, 2F, C] (gate rows, then up rows; [E, F, C] where there is no gate), down [E, C,
     F] and biases [E, 2F] or [E, F], and [E, C] into the format; `stored_as` is that of
-    `pack_linear`, `segments` those of down's inputs. `gated`: for `moe` with gates and without a
-    bound alone, see `pack_linear`. Weights of codes are one for each expert.
+    `pack_linear`, `segments` those of down's inputs. `gated`: for `moe` with gates alone, see
+    `pack_linear`. Weights of codes are one for each expert.
 
     Plain torch keeps the caller's tensors (no copy) where they are not rounded.
     """

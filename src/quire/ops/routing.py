@@ -55,7 +55,7 @@ def route(
     """Router logits [T, E] -> chosen experts [T, k] int32, best first, and their weights [T, k]
     fp32.
 
-    select_bias [E] joins the scores for the choice only (DeepSeek-V3). expert_scales [E] fp32
+    select_bias [E] fp32 joins the scores for the choice only (DeepSeek-V3). expert_scales [E] fp32
     multiply the weights at the end (Gemma 4). Equal scores are chosen in an order that torch leaves
     open.
     """

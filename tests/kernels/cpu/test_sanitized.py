@@ -35,6 +35,7 @@ def build(tmp_path_factory):
     "program",
     [
         "quire_attention_test",
+        "quire_experts_test",
         "quire_kernel_test",
         "quire_lora_test",
         "quire_product_test",

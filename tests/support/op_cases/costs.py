@@ -189,7 +189,7 @@ def route(
 def moe(
     x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, args: MoeArgs, **_: Any
 ) -> Cost:
-    used = min(experts.experts, chosen.numel())
+    used = len(chosen.unique())
     per_expert = nbytes(experts) // x.element_size() // experts.experts
     return Cost(
         2 * nbytes(x) + nbytes(chosen, weights) + nbytes(experts) * used // experts.experts,

@@ -145,7 +145,7 @@ def _moe(name: str, rows: int, top_k: int, experts: int, args: MoeArgs) -> Case:
                 draw.normal(experts, width, ffn, scale=ffn**-0.5),
                 draw.normal(experts, inner),
                 draw.normal(experts, width),
-                gated=args.gated and args.bound is None,
+                gated=args.gated,
             ),
             "args": args,
         }

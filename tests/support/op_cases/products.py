@@ -154,7 +154,9 @@ def _route(
             {
                 "logits": draw.of(np.reshape(logits, (rows, experts))),
                 "args": args,
-                "select_bias": draw.of(draw.rng.permutation(ranks) * 0.07) if select_bias else None,
+                "select_bias": draw.wide(draw.rng.permutation(ranks) * 0.07)
+                if select_bias
+                else None,
                 "expert_scales": draw.wide(draw.rng.random(experts)) if expert_scales else None,
             },
             {"logits": 0},
@@ -195,31 +197,32 @@ def _moe(
     *,
     bias: bool = False,
     has_nan: bool = False,
+    bench: tuple[int, int] | None = None,
 ) -> Case:
-    """has_nan: one in the biases of one expert."""
+    """has_nan: one in the biases of one expert. bench: inputs of the layer and of an expert."""
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
-        width, ffn = experts + 5, 7
+        width, ffn = bench or (experts + 5, 7)
         inner = ffn * (2 if args.gated else 1)
         chosen = [draw.rng.permutation(experts)[:top_k] for _ in range(rows)]
-        return by_row(
-            {
-                "x": draw.normal(rows, width),
-                "chosen": draw.exact(np.reshape(chosen, (rows, top_k)).astype(np.int32)),
-                "weights": draw.wide(draw.rng.random((rows, top_k)) * 1.7),
-                "experts": ops.pack_experts(
-                    draw.normal(experts, inner, width, scale=width**-0.5),
-                    draw.normal(experts, width, ffn, scale=ffn**-0.5),
-                    (draw.with_nan if has_nan else draw.normal)(experts, inner) if bias else None,
-                    draw.normal(experts, width) if bias else None,
-                    gated=args.gated and args.bound is None,
-                ),
-                "args": args,
-            },
-            {"x": 0, "chosen": 0, "weights": 0},
-        )
+        arguments: Arguments = {
+            "x": draw.normal(rows, width),
+            "chosen": draw.exact(np.reshape(chosen, (rows, top_k)).astype(np.int32)),
+            "weights": draw.wide(draw.rng.random((rows, top_k)) * 1.7),
+            "experts": ops.pack_experts(
+                draw.normal(experts, inner, width, scale=width**-0.5),
+                draw.normal(experts, width, ffn, scale=ffn**-0.5),
+                (draw.with_nan if has_nan else draw.normal)(experts, inner) if bias else None,
+                draw.normal(experts, width) if bias else None,
+                gated=args.gated,
+            ),
+            "args": args,
+        }
+        if bench:
+            return Prepared(arguments)
+        return by_row(arguments, {"x": 0, "chosen": 0, "weights": 0})
 
-    return Case("moe", name, prepare)
+    return Case("moe", name, prepare, is_bench=bench is not None)
 
 
 def _moes() -> list[Case]:
@@ -255,6 +258,7 @@ CASES = (
     _logits(3, 37, 1.5, 0.8),
     *_routes(),
     *_moes(),
+    *(_moe(f"experts_2b_{n}", n, 4, 32, MoeArgs(), bench=(1024, 768)) for n in (1, 8, 512)),
     _linear(1, 1024, 4096, bench="qkv_0.6b_1"),
     _linear(32, 1024, 4096, bench="qkv_0.6b_32"),
     _linear(512, 1024, 4096, bench="qkv_0.6b_512"),

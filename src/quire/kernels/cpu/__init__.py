@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.cpu.attention_ops import AttentionOps
+from quire.kernels.cpu.expert_ops import ExpertOps
 from quire.kernels.cpu.kv_ops import KVOps
 from quire.kernels.cpu.latent_ops import LatentOps
 from quire.kernels.cpu.linear_ops import LinearOps
@@ -20,7 +21,7 @@ from quire.ops.registry import Facts, Implementation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FAMILIES: tuple[type, ...] = (
-    *(RowOps, LinearOps, LoraOps, KVOps, AttentionOps, PromptOps),
+    *(RowOps, LinearOps, ExpertOps, LoraOps, KVOps, AttentionOps, PromptOps),
     *(LatentOps, StateOps, MaskOps, SampleOps),
 )
 """Each method that is named as an op is its native body."""
@@ -38,7 +39,8 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
     runtime = facts.runtime or CpuRuntime()
     assert isinstance(runtime, CpuRuntime)
     families = [
-        LinearOps(runtime, facts.dtype) if kind is LinearOps else kind(runtime) for kind in FAMILIES
+        kind(runtime, facts.dtype) if kind in (LinearOps, ExpertOps) else kind(runtime)
+        for kind in FAMILIES
     ]
     return tuple(
         Implementation(name, "cpu", getattr(family, name), supports, batch_invariant=True)

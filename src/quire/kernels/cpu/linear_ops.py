@@ -1,4 +1,4 @@
-"""The native ops that multiply with weights: projections, feed-forward layers, logits, experts.
+"""The native ops that multiply with a weight: projections, feed-forward layers, logits.
 
 An output is summed over its inputs in one order that depends on the weight alone, so that a row's
 bits do not depend on the other rows: see csrc/kernels/linear.cpp and quantized.cpp.
@@ -7,9 +7,8 @@ bits do not depend on the other rows: see csrc/kernels/linear.cpp and quantized.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,22 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
-from quire.kernels.cpu.lora_ops import CpuLora, LoraOps
+from quire.kernels.cpu.lora_ops import CpuLora
 from quire.kernels.cpu.runtime import CpuRuntime
-from quire.ops.activation import bounded_gated
 from quire.ops.collective import linear_total
 from quire.ops.formats.coded import CodedWeight
-from quire.ops.moe import ExpertAdapters, MoeArgs, SeparateExperts, mixture, pack_each
 from quire.ops.quantized import MOST, WeightFormat
 from quire.ops.rounding import scales_of
 from quire.ops.segments import Addend
 
 _CODED_GROUP = 128
 """Inputs of a group of codes that share a scale in a panel, at most."""
-_GATES = ("gated", "limited")
-"""Finishes that multiply one half of the outputs with the other."""
 
-
+PanelMemory = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Shape and dtype -> zeroed memory for the panels of a weight."""
 AnyAddend = Addend | CpuLora
 
 
@@ -97,7 +93,6 @@ class LinearOps:
         self._row_types = native.RowType.__members__
         self._acts = native.Act.__members__
         self._finishes = native.FinishKind.__members__
-        self._lora = LoraOps(runtime).lora
 
     def pack_linear(
         self,
@@ -109,23 +104,34 @@ class LinearOps:
         gated: bool = False,
     ) -> CpuLinear:
         """weight [out, in], bias [out]; both are copied."""
+        return self.pack(weight, bias, stored_as, segments, peaks, gated)
+
+    def pack(
+        self,
+        weight: Tensor | CodedWeight,
+        bias: Tensor | None,
+        stored_as: WeightFormat | None = None,
+        segments: int = 1,
+        peaks: Tensor | None = None,
+        gated: bool = False,
+        memory: PanelMemory | None = None,
+    ) -> CpuLinear:
+        """`pack_linear` into memory of the caller's, `panel_bytes` of it; None: of its own."""
         assert self._runtime.program is None, "weights are packed before recording"
+        shape, dtype = self._panel_shape(weight, stored_as, gated)
+        panels = (memory or self._runtime.weight_memory)(shape, dtype)
         if isinstance(weight, CodedWeight):
             pack = self._pack_integers if weight.is_of_integers else self._pack_coded
-            return pack(weight, bias, segments, gated)
-        if stored_as is not None and stored_as.name == "fp8":
-            raise NotBuiltYet("quantization", "fp8 on CPUs", "Use int8, which is as small.")
+            return pack(weight, bias, segments, gated, panels)
         weight = self._runtime.dense(weight)
-        out_features, in_features = weight.shape
-        num_panels = self._num_panels(out_features, gated)
         scales = None
         if stored_as is not None and stored_as.name == "int8":
-            scales = torch.zeros(num_panels * self._width)
-        assert in_features % segments == 0, "segments are of equal length"
+            scales = torch.zeros(len(panels) * self._width)
+        assert weight.shape[1] % segments == 0, "segments are of equal length"
         packed = self._linear(
             weight,
             "plain" if stored_as is None else stored_as.name,
-            self._panels(num_panels, in_features, weight.dtype, stored_as),
+            panels,
             bias,
             segments,
             scales=scales,
@@ -134,8 +140,39 @@ class LinearOps:
             gated=gated,
         )
         source = weight.data_ptr(), weight.stride(0)
-        self._context.pack(packed.native, *source, packed.panels.data_ptr(), _address(peaks))
+        self._context.pack(packed.native, *source, packed.panels.data_ptr(), address_of(peaks))
         return packed
+
+    def panel_bytes(
+        self, weight: Tensor | CodedWeight, stored_as: WeightFormat | None, gated: bool
+    ) -> int:
+        """The memory that the panels of a weight take, whole lines of 64 bytes."""
+        shape, dtype = self._panel_shape(weight, stored_as, gated)
+        return math.prod(shape) * dtype.itemsize
+
+    def _panel_shape(
+        self, weight: Tensor | CodedWeight, stored_as: WeightFormat | None, gated: bool
+    ) -> tuple[tuple[int, ...], torch.dtype]:
+        """That of a weight's panels; inputs are filled up to whole pairs, fours or groups."""
+        out_features, in_features = weight.shape
+        count, width = self._num_panels(out_features, gated), self._width
+        if isinstance(weight, CodedWeight):
+            if weight.is_of_integers:
+                return (count, -(-in_features // 4), 4 * width), torch.uint8
+            group = _coded_group(weight)
+            of_group = (
+                group * weight.bits // 8 + weight.scales.itemsize + (weight.zeros is not None)
+            )
+            row = -(-in_features // group) * of_group
+            return (count, -(-row * width // 64) * 64), torch.uint8
+        if stored_as is None:
+            return (count, -(-in_features // 2), 2 * width), weight.dtype
+        if stored_as.name == "fp8":
+            raise NotBuiltYet("quantization", "fp8 on CPUs", "Use int8, which is as small.")
+        if stored_as.name == "int8":
+            return (count, -(-in_features // 4), 4 * width), torch.uint8
+        of_group = stored_as.group * width // 2 + 2 * width
+        return (count, -(-in_features // stored_as.group), of_group), torch.uint8
 
     def _num_panels(self, out_features: int, gated: bool) -> int:
         halves = 2 if gated else 1
@@ -150,13 +187,15 @@ class LinearOps:
         return padded.unflatten(1, (-1, self._width)).transpose(0, 1).flatten(0, 1)
 
     def _pack_integers(
-        self, weight: CodedWeight, bias: Tensor | None, segments: int, gated: bool
+        self,
+        weight: CodedWeight,
+        bias: Tensor | None,
+        segments: int,
+        gated: bool,
+        panels: Tensor,
     ) -> CpuLinear:
         """Codes are q + 128, as panels of int8 have them."""
-        out_features, in_features = weight.shape
-        num_panels, fours = self._num_panels(out_features, gated), -(-in_features // 4)
-        panels = self._runtime.weight_memory((num_panels, fours, 4 * self._width), torch.uint8)
-        missing = 4 * fours - in_features
+        missing = -weight.in_features % 4
         codes = F.pad(weight.codes, (0, missing)) if missing else weight.codes.contiguous()
         words = self._by_panels(codes.view(torch.int32), gated)
         panels.view(torch.int32).copy_(words.transpose(1, 2))
@@ -166,21 +205,20 @@ class LinearOps:
         )
 
     def _pack_coded(
-        self, weight: CodedWeight, bias: Tensor | None, segments: int, gated: bool
+        self,
+        weight: CodedWeight,
+        bias: Tensor | None,
+        segments: int,
+        gated: bool,
+        panels: Tensor,
     ) -> CpuLinear:
-        weight = weight.with_group(math.gcd(weight.group, _CODED_GROUP)).each(Tensor.contiguous)
-        out_features, in_features = weight.shape
-        assert segments == 1 or in_features % (segments * weight.group) == 0
-        num_panels, groups = self._num_panels(out_features, gated), weight.scales.shape[1]
-        has_zeros = weight.zeros is not None
-        row = groups * (weight.group * weight.bits // 8 + weight.scales.itemsize + has_zeros)
-        shape = num_panels, -(-row * self._width // 64) * 64
-        panels = self._runtime.weight_memory(shape, torch.uint8)
+        weight = weight.with_group(_coded_group(weight)).each(Tensor.contiguous)
+        assert segments == 1 or weight.in_features % (segments * weight.group) == 0
         form = "floats8" if weight.are_floats else f"codes{weight.bits}"
         form = form if weight.table is None else "table4"
         packed = self._linear(weight, form, panels, bias, segments, group=weight.group, gated=gated)
         parts = (weight.codes, weight.scales, weight.zeros, panels)
-        self._context.pack_coded(packed.native, *map(_address, parts))
+        self._context.pack_coded(packed.native, *map(address_of, parts))
         return packed
 
     def _linear(
@@ -242,8 +280,8 @@ class LinearOps:
             out_features,
             group,
             panels.data_ptr(),
-            _address(scales),
-            _address(bias),
+            address_of(scales),
+            address_of(bias),
             form != "plain" and not rounds_rows,
             segments,
             gated,
@@ -254,11 +292,11 @@ class LinearOps:
             native = native.with_codes(
                 self._types[getattr(torch, codes.scale_type)],
                 codes.has_zeros,
-                _address(order),
+                address_of(order),
                 self._row_types[to],
                 rows,
                 scale,
-                _address(table),
+                address_of(table),
             )
         return CpuLinear(
             *(native, dtype, in_features, out_features, panels, scales, bias, segments),
@@ -271,24 +309,6 @@ class LinearOps:
         wide = torch.zeros((num_panels + 1) * self._width)
         wide[: len(bias)] = bias
         return wide
-
-    def _panels(
-        self, count: int, in_features: int, dtype: torch.dtype, stored_as: WeightFormat | None
-    ) -> Tensor:
-        """Memory for `count` panels; inputs are filled up to whole pairs, fours or groups."""
-        if stored_as is None:
-            return self._runtime.weight_memory(
-                (count, -(-in_features // 2), 2 * self._width), dtype
-            )
-        if stored_as.name == "int8":
-            return self._runtime.weight_memory(
-                (count, -(-in_features // 4), 4 * self._width), torch.uint8
-            )
-        scales = 2 * self._width
-        group = stored_as.group * self._width // 2 + scales
-        return self._runtime.weight_memory(
-            (count, -(-in_features // stored_as.group), group), torch.uint8
-        )
 
     def embed_packed(self, ids: Tensor, w: CpuLinear, scale: float = 1.0) -> Tensor:
         """ids [T] -> [T, in]: columns of panels, put together again."""
@@ -352,84 +372,6 @@ class LinearOps:
 
     linear_total = staticmethod(linear_total.definition)
 
-    def pack_experts(
-        self,
-        up: Tensor | Sequence[CodedWeight],
-        down: Tensor | Sequence[CodedWeight],
-        up_bias: Tensor | None = None,
-        down_bias: Tensor | None = None,
-        stored_as: WeightFormat | None = None,
-        segments: int = 1,
-        gated: bool = False,
-    ) -> SeparateExperts:
-        """up [E, 2F, C] or [E, F, C], down [E, C, F], biases [E, *] and [E, C]; all are copied."""
-        pack_up = partial(self.pack_linear, gated=gated)
-        pack_down = partial(self.pack_linear, segments=segments)
-        return SeparateExperts(
-            len(up),
-            pack_each(pack_up, up, up_bias, stored_as),
-            pack_each(pack_down, down, down_bias, stored_as),
-        )
-
-    def moe(
-        self,
-        x: Tensor,
-        chosen: Tensor,
-        weights: Tensor,
-        experts: SeparateExperts,
-        args: MoeArgs,
-        adapters: ExpertAdapters | None = None,
-    ) -> Tensor:
-        """x [T, C] -> [T, C]. Who computes what is decided while it runs, so that a program records
-        it as a Python entry.
-        """
-        program = self._runtime.program
-        if program is None:
-            return self._moe(x, chosen, weights, experts, args, adapters)
-        out = self._runtime.output(x.shape, x.dtype)
-        rows, choice, shares = (program.borrow(source) for source in (x, chosen, weights))
-        target = program.borrow(out)
-
-        def run(num_tokens: int) -> None:
-            now = rows[:num_tokens], choice[:num_tokens], shares[:num_tokens]
-            own = None if adapters is None else adapters.first(num_tokens)
-            target[:num_tokens].copy_(self._moe(*now, experts, args, own))
-
-        program.call(run)
-        return out
-
-    def _moe(
-        self,
-        x: Tensor,
-        chosen: Tensor,
-        weights: Tensor,
-        experts: SeparateExperts,
-        args: MoeArgs,
-        adapters: ExpertAdapters | None,
-    ) -> Tensor:
-        finish = "plain" if not args.gated else "gated" if args.clamp is None else "limited"
-
-        up_bank, down_bank = (None, None) if adapters is None else (adapters.up, adapters.down)
-
-        def addend(rows: Tensor, bank: Any, slots: Tensor | None) -> CpuLora | None:
-            return None if slots is None or bank is None else self._lora(rows, bank, slots)
-
-        def expert(index: int, rows: Tensor, slots: Tensor | None) -> Tensor:
-            up, down = experts.up[index], experts.down[index]
-            added = addend(rows, up_bank, slots)
-            if args.bound is not None:
-                product = self._product(rows, up, up.out_features, addend=added)
-                hidden = bounded_gated(product, args.act, args.bound)
-            else:
-                limit = args.clamp or 1.0
-                hidden = self._product(
-                    rows, up, down.in_features, finish, args.act, limit, addend=added
-                )
-            added = addend(hidden, down_bank, slots)
-            return self._product(hidden, down, down.out_features, addend=added)
-
-        return mixture(x, chosen, weights, experts.experts, args, expert, adapters)
-
     def _product(
         self,
         x: Tensor,
@@ -446,7 +388,7 @@ class LinearOps:
         """[T, width] of what becomes of x times the weight (csrc/kernels/kernels.hpp, Finish)."""
         runtime = self._runtime
         assert x.shape[1] == w.in_features and x.dtype is w.dtype
-        assert w.gated == (finish in _GATES), "weights of gates are packed as such, others are not"
+        assert w.gated == (finish == "gated"), "weights of gates are packed as such, others are not"
         x = runtime.dense(x)
         num_tokens = x.shape[0]
         values, rows = (addend.values, addend.rows) if isinstance(addend, Addend) else (None, None)
@@ -470,7 +412,7 @@ class LinearOps:
             self._acts[act],
             scale,
             softcap,
-            *map(_address, (values, rows, peaks)),
+            *map(address_of, (values, rows, peaks)),
             *lora,
         )
         return y
@@ -486,5 +428,11 @@ def _code_facts(weight: CodedWeight) -> CodeFacts:
     )
 
 
-def _address(tensor: Tensor | None) -> int:
+def _coded_group(weight: CodedWeight) -> int:
+    """Inputs that share a scale in a panel."""
+    return math.gcd(weight.group, _CODED_GROUP)
+
+
+def address_of(tensor: Tensor | None) -> int:
+    """Where the kernels find a tensor; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -138,7 +138,7 @@ class LoraOps:
         """x [T, C], ids [T] -> [T, C]."""
         runtime = self._runtime
         x, ids = runtime.dense(x), runtime.dense(ids)
-        runtime.keep(len(x), x, ids, slots, *_tensors(bank))
+        runtime.keep(len(x), x, ids, slots, *bank_tensors(bank))
         out = runtime.output(x.shape, x.dtype)
         self._context.lora_embed(
             bank.native,
@@ -161,7 +161,7 @@ class LoraOps:
         assert len(slots) == len(x) and not shape.is_table
         x, num_tokens = runtime.dense(x), len(x)
         kept = (shape.segments,) if is_partial else ()
-        runtime.keep(num_tokens, x, slots, *_tensors(bank))
+        runtime.keep(num_tokens, x, slots, *bank_tensors(bank))
         factors = runtime.output((num_tokens, *kept, shape.width), torch.float32)
         used = runtime.output((num_tokens,), torch.int32)
         self._context.lora_shrink(
@@ -178,5 +178,6 @@ class LoraOps:
         return factors, used
 
 
-def _tensors(bank: CpuBank) -> tuple[Tensor, ...]:
+def bank_tensors(bank: CpuBank) -> tuple[Tensor, ...]:
+    """What products with the bank read."""
     return bank.a, bank.b, bank.ranks, bank.pieces

@@ -268,7 +268,7 @@ def _experts(
         stacked(("down",), ".bias") if m.bias else None,
         stored_as,
         segments,
-        m.gated and m.bound is None,
+        m.gated,
     )
     make.keep(name, packed)
     if not is_adaptable:

@@ -196,6 +196,13 @@ def _fit(one: RowRounding | None, other: RowRounding | None) -> bool:
     return one.joined(other) is not None
 
 
+def of_one_kind(weights: Sequence[CodedWeight]) -> list[CodedWeight]:
+    """The same weights, all with zero points where one has some."""
+    if not any(weight.zeros is not None for weight in weights):
+        return list(weights)
+    return [replace(weight, zeros=weight._zeros()) for weight in weights]
+
+
 def one_above_the_other(parts: Sequence[CodedWeight]) -> CodedWeight:
     """Weights that fit each other as one."""
     first = parts[0]
