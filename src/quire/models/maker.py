@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from quire.ops.moe import SeparateExperts
 from quire.ops.quantized import WeightFormat
 from quire.quantization import Recipe, Role
 
+W = TypeVar("W")
 Part = Tensor | LinearWeight | HeadsWeight | ExpertWeights
 
 
@@ -154,13 +155,16 @@ class Maker:
         bank = self._adapters.add(leaves, sizes, packed.in_features, change_rows=change)
         return packed if bank is None else AdaptedLinear(packed, bank)
 
-    def packed(
-        self, name: str, leaves: Sequence[str], pack: Callable[[], LinearWeight]
-    ) -> LinearWeight:
+    @property
+    def has_adapters(self) -> bool:
+        """Whether there are banks of adapters beside the weights."""
+        return self._adapters is not None
+
+    def packed(self, name: str, leaves: Sequence[str], pack: Callable[[], W]) -> W:
         """The packed weight of these leaves, of an earlier start where one has kept it."""
         if self._stored is None:
             return pack()
-        found: LinearWeight | None = self._stored.find(name)
+        found: W | None = self._stored.find(name)
         if found is None:
             found = pack()
             self._stored.note(name, found)

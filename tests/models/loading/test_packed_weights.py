@@ -88,6 +88,19 @@ def test_a_second_start_maps_what_the_first_has_packed(tiny, cache, monkeypatch,
     assert not mapped(cache)
 
 
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_experts_too(tmp_path, cache, monkeypatch, quantization):
+    shape = {"num_hidden_layers": 2, "vocab_size": 300}
+    folder = make_checkpoint(tmp_path / "experts", shape, "qwen3_moe", dtype="bfloat16")
+    right = answers(folder, quantization=quantization)
+    names = packing(monkeypatch)
+    assert same_bits(answers(folder, quantization=quantization), right)
+    assert not names and len(list(cache.iterdir())) == 1
+    core = open_core(folder, 1, quantization=quantization, enable_lora=True, max_lora_rank=8)
+    assert same_bits(serve(core), right)
+    core.shutdown()
+
+
 @pytest.mark.parametrize("name", [kind for kind in KINDS if kind in FORMATS | BYTE_FORMATS])
 def test_weights_in_codes_too(tmp_path, cache, monkeypatch, name):
     shape = {"num_hidden_layers": 2, "vocab_size": 300}

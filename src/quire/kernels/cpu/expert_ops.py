@@ -74,15 +74,18 @@ class ExpertOps:
         of_up, of_down = memory.split(sizes, 1)
         pack_up = partial(self._linear.pack, gated=gated)
         pack_down = partial(self._linear.pack, segments=segments)
-        packed = (
+        return self.experts_of(
             pack_each(_into(of_up, pack_up), up, up_bias, stored_as),
             pack_each(_into(of_down, pack_down), down, down_bias, stored_as),
         )
+
+    def experts_of(self, up: tuple[CpuLinear, ...], down: tuple[CpuLinear, ...]) -> CpuExperts:
+        """The experts of these packed weights."""
         native = torch.empty(2, len(up), self._weight_bytes, dtype=torch.uint8)
-        for places, weights in zip(native, packed, strict=True):
+        for places, weights in zip(native, (up, down), strict=True):
             for place, weight in zip(places, weights, strict=True):
                 weight.native.store(place.data_ptr())
-        return CpuExperts(len(up), *packed, native)
+        return CpuExperts(len(up), up, down, native)
 
     def route(
         self,

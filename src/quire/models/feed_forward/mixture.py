@@ -257,20 +257,32 @@ def _experts(
     def stacked(projections: tuple[str, ...], leaf: str) -> Tensor | list[CodedWeight]:
         return make.weights.stacked([[at + p + leaf for p in projections] for at in experts])
 
-    up, down = stacked(inputs_of(m), ".weight"), stacked(("down",), ".weight")
-    stored_as = make.format_for("projection", down[0])
-    scaled = down[0].group if isinstance(down[0], CodedWeight) else 0
-    segments = make.segments(m.width, m.width, stored_as, scaled)
-    packed = make.ops.pack_experts(
-        up,
-        down,
-        stacked(inputs_of(m), ".bias") if m.bias else None,
-        stacked(("down",), ".bias") if m.bias else None,
-        stored_as,
-        segments,
-        m.gated,
-    )
+    segments = 1
+
+    def pack() -> ExpertWeights:
+        nonlocal segments
+        up, down = stacked(inputs_of(m), ".weight"), stacked(("down",), ".weight")
+        stored_as = make.format_for("projection", down[0])
+        scaled = down[0].group if isinstance(down[0], CodedWeight) else 0
+        segments = make.segments(m.width, m.width, stored_as, scaled)
+        packed: ExpertWeights = make.ops.pack_experts(
+            up,
+            down,
+            stacked(inputs_of(m), ".bias") if m.bias else None,
+            stacked(("down",), ".bias") if m.bias else None,
+            stored_as,
+            segments,
+            m.gated,
+        )
+        return packed
+
+    [dim] = make.weights.rows(experts[0] + "down")
+    if is_adaptable and make.has_adapters:  # whose banks follow the segments
+        packed = pack()
+    else:
+        leaves = [at + projection for at in experts for projection in (*inputs_of(m), "down")]
+        packed = make.packed(name, leaves, pack)
     make.keep(name, packed)
     if not is_adaptable:
         return packed
-    return make.adaptable_experts(packed, experts, inputs_of(m), down[0].shape, segments)
+    return make.adaptable_experts(packed, experts, inputs_of(m), (dim, m.width), segments)
