@@ -2,6 +2,7 @@
 
 import os
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,34 @@ def test_after_another_boot_any_damage_is_found(file, monkeypatch, tmp_path, at)
         map_buffers(file)
 
 
+@pytest.mark.parametrize("at", [60, 70, 2 << 20, -1])
+def test_damage_within_one_boot_is_found(file, at):
+    """A byte of the header's, which has no page of its own, would be another buffer's place."""
+    data = bytearray(file.read_bytes())
+    data[at - 4093 if at < 0 else at] ^= 255
+    with file.open("r+b") as place:  # as a damaged or careless program would: the same file
+        place.write(data)
+    with pytest.raises(BadFile):
+        map_buffers(file)
+
+
+def test_a_file_that_nobody_has_changed_is_not_checked_again(file, monkeypatch):
+    def check(*_):
+        raise AssertionError("its checksums are computed")
+
+    monkeypatch.setattr(buffer_file, "_check", check)
+    used = file.stat().st_atime_ns
+    buffer_file.mark_used(file)
+    assert file.stat().st_atime_ns > used
+    assert contents(file) == BUFFERS
+
+
+def test_what_is_not_a_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadFile, match="not a file"):
+        map_buffers(tmp_path / "pipe")
+
+
 @pytest.mark.parametrize("size", [0, 5, 44, 100, 5000, 1 << 20])
 def test_a_file_that_is_cut_is_found(file, size):
     os.truncate(file, size)
@@ -80,10 +109,9 @@ def test_a_file_that_is_cut_is_found(file, size):
 @pytest.mark.parametrize("header", ["[" * 10_000, "{}", "[]", '{"places": 1, "size": 0}', "\\"])
 def test_a_header_that_is_none_is_found(tmp_path, header):
     text = header.encode()
-    boot = buffer_file._boot()
-    (tmp_path / "file").write_bytes(
-        buffer_file.MAGIC + boot + len(text).to_bytes(8, "little") + text.ljust(4096)
-    )
+    mark = buffer_file._boot() + bytes(8)
+    length, checksum = len(text).to_bytes(8, "little"), zlib.crc32(text).to_bytes(4, "little")
+    (tmp_path / "file").write_bytes(buffer_file.MAGIC + mark + length + checksum + text.ljust(4096))
     with pytest.raises(BadFile):
         map_buffers(tmp_path / "file")
 
@@ -106,5 +134,6 @@ def test_large_buffers_are_on_huge_pages_where_the_file_system_has_them(tmp_path
     finally:
         buffer_file.os.pwrite = real
     assert written
+    assert steps.pop() == (44, len(buffer_file.MAGIC)), "the mark"
     assert all(at % (2 << 20) == 0 for _, at in steps)
     assert all(length % (2 << 20) == 0 for length, _ in steps[:-1])

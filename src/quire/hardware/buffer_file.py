@@ -1,10 +1,11 @@
 """Files of named buffers that are mapped as they lie there: read at once, on huge pages where the
 file system keeps them so, and shared by all processes that map them.
 
-A file is: MAGIC, the boot of the system that wrote or last checked it, the length of its header;
-the header as JSON, which says where each buffer is and has its checksum; the buffers, each at a
-multiple of a page. Nothing waits for the disk: what one boot has written is in the page cache, and
-the first to open the file after another boot computes all checksums.
+A file is: MAGIC; a mark, which is the boot of the system that wrote or last checked the file, and
+its time of change after that; length and checksum of its header; the header as JSON, which says
+where each buffer is and has its checksum; the buffers, each at a multiple of a page. Nothing waits
+for the disk: what one boot has written is in the page cache, and the first to open the file after
+another boot, or after somebody has changed it, computes all checksums.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import contextlib
 import json
 import mmap
 import os
+import stat
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MAGIC = b"QuirePW1"
+MAGIC = b"QuirePW2"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _BOOT_BYTES = 36
+_MARK_BYTES = _BOOT_BYTES + 8
+_START_BYTES = len(MAGIC) + _MARK_BYTES + 8 + 4
 _PAGE = 4096
 _PIECE = 8 << 20
 """Bytes written at once: whole huge pages, at multiples of their size."""
@@ -41,7 +46,8 @@ def write_buffers(
         places[name] = [at, data.nbytes, zlib.crc32(data)]
         at += -(-data.nbytes // _PAGE) * _PAGE
     header = json.dumps({"about": about, "places": places, "size": at}).encode()
-    head = MAGIC + _boot() + len(header).to_bytes(8, "little") + header
+    head = MAGIC + bytes(_MARK_BYTES) + len(header).to_bytes(8, "little")
+    head += zlib.crc32(header).to_bytes(4, "little") + header
     pieces: list[Any] = [head, bytes(-len(head) % _PAGE)]
     for data in buffers.values():
         pieces += [data, bytes(-data.nbytes % _PAGE)]
@@ -49,7 +55,10 @@ def write_buffers(
     try:
         file = os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600)  # gone if this process ends
         try:
-            return _write(file, pieces, go_on) and _name(file, path.name, folder)
+            if not _write(file, pieces, go_on):
+                return False
+            _mark(file)
+            return _name(file, path.name, folder)
         finally:
             os.close(file)
     finally:
@@ -60,14 +69,20 @@ def map_buffers(path: Path) -> tuple[mmap.mmap, dict[str, tuple[int, int]], Any]
     """Map a file: its pages, which are not to be written, the offset and size in bytes of each
     buffer, and what the file says `about` them. Raises OSError, BadFile.
     """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        start = file.read(len(MAGIC) + _BOOT_BYTES + 8)
-        length = int.from_bytes(start[-8:], "little")
+    with open(path, "rb", opener=_open_at_once) as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise BadFile("it is not a file")
+        size = about.st_size
+        start = file.read(_START_BYTES)
+        length = int.from_bytes(start[-12:-4], "little")
         if start[: len(MAGIC)] != MAGIC or length > size:
             raise BadFile("it does not begin as such a file")
         try:
-            header = json.loads(file.read(length))
+            text = file.read(length)
+            if zlib.crc32(text).to_bytes(4, "little") != start[-4:]:
+                raise BadFile("its header is not what was written")
+            header = json.loads(text)
             first = -(-(len(start) + length) // _PAGE) * _PAGE
             if first + header["size"] != size:
                 raise BadFile("its size is another one")
@@ -80,12 +95,34 @@ def map_buffers(path: Path) -> tuple[mmap.mmap, dict[str, tuple[int, int]], Any]
         # private, so that nothing changes the file; never written, so that all pages are shared
         pages = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
     _fault_in(pages)
-    if start[len(MAGIC) : -8] != _boot():
+    if start[len(MAGIC) : len(MAGIC) + _MARK_BYTES] != _boot() + _time_of(about):
         _check(pages, places)
         with contextlib.suppress(OSError), path.open("r+b") as file:
-            file.seek(len(MAGIC))
-            file.write(_boot())
+            _mark(file.fileno())
     return pages, {name: place[:2] for name, place in places.items()}, header["about"]
+
+
+def mark_used(path: Path) -> None:
+    """Set a file's time of use to now, and leave that of its change."""
+    with contextlib.suppress(OSError):
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a path, also a pipe's that nobody writes to."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _mark(file: int) -> None:
+    """Write that the file is as it should be in this boot, unless its time of change is another."""
+    os.utime(file)
+    about = os.fstat(file)  # the time as the file system keeps it
+    os.pwrite(file, _boot() + _time_of(about), len(MAGIC))
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def _time_of(about: os.stat_result) -> bytes:
+    return (about.st_mtime_ns % (1 << 64)).to_bytes(8, "little")
 
 
 def _check(pages: mmap.mmap, places: Mapping[str, tuple[int, int, int]]) -> None:
