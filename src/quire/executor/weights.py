@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
@@ -20,7 +21,7 @@ from quire.models.formats import read_storage
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.packed_weights import PackedWeights, files_key
 from quire.models.loading.weight_placement import WeightPlacement
-from quire.models.loading.weights import load_model, save_sharded_state
+from quire.models.loading.weights import check_weights, load_model, save_sharded_state
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
@@ -77,6 +78,28 @@ def make_loader(
     )
 
 
+def make_checker(
+    config: WorkerConfig, platform: Platform, group: WorkerGroup | None
+) -> Callable[[], None]:
+    """Return the function that raises LoadError where the loader would, as far as it shows before
+    weights are read. A model of transformers shows nothing.
+    """
+    if config.model_impl == "transformers":
+        return lambda: None
+    return partial(
+        check_weights,
+        Path(config.model_folder),
+        read_spec(config.hf_config, config.pooler),
+        device=platform.device.torch,
+        load_format=config.load_format,
+        family=find_family(config.hf_config, config.pooler),
+        storage=read_storage(config.hf_config),
+        recipe=_recipe(config),
+        group=group,
+        kv_dtype=config.kv_dtype or config.dtype,
+    )
+
+
 def stored_weights(
     config: WorkerConfig,
     platform: Platform,
@@ -92,15 +115,18 @@ def stored_weights(
         return None
     if config.model_impl == "transformers" or exchange is not None or group is not None:
         return None
-    key = {
-        "files": files_key(Path(config.model_folder)),
-        "config": config.hf_config,
-        "load_format": config.load_format,
-        "dtype": str(config.dtype),
-        "quantization": config.quantization,
-        "generates": config.generates,
-        "pooler": repr(config.pooler),
-    }
+
+    def key() -> dict[str, Any]:
+        return {
+            "files": files_key(Path(config.model_folder)),
+            "config": config.hf_config,
+            "load_format": config.load_format,
+            "dtype": str(config.dtype),
+            "quantization": config.quantization,
+            "generates": config.generates,
+            "pooler": repr(config.pooler),
+        }
+
     folder = read_environment().cache_dir / "packed"
     return PackedWeights(folder, key, platform.codec, config.packed_weights_bytes)
 

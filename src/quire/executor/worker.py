@@ -113,9 +113,10 @@ class Worker:
         self._residence.restore(tags)
 
     def reload_weights(self) -> None:
-        """Load the checkpoint again, in place of the present weights."""
-        self._residence.release(["weights"])
-        self._residence.restore(["weights"])
+        """Load the checkpoint again, in place of the present weights. Raises LoadError if its files
+        do not fit the model; then the present weights stay.
+        """
+        self._residence.reload_weights()
 
     def save_sharded_state(
         self, path: str, pattern: str | None = None, max_size: int | None = None

@@ -13,7 +13,7 @@ from quire.executor.drafting import build_drafting, read_draft_network
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
-from quire.executor.weights import make_loader, make_saver, stored_weights
+from quire.executor.weights import make_checker, make_loader, make_saver, stored_weights
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_extension import worker_class
@@ -90,7 +90,10 @@ def build_worker(
         from quire.runner.hidden_states import HiddenStatesRecorder  # few ask for files
 
         runner.heads.watch(HiddenStatesRecorder(config.hidden_states, runner.rows))
-    residents, forwards = [LoadedModel(model, load)], [forward]
+    residents, forwards = (
+        [LoadedModel(model, load, make_checker(config, platform, group))],
+        [forward],
+    )
     if draft is not None:
         residents.append(LoadedModel(draft.model, draft.load))
         forwards += draft.forwards

@@ -28,10 +28,13 @@ class Loadable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, and the function that loads it with the weights that the engine was started with."""
+    """A model, and the functions that load it with the weights that the engine was started with,
+    and that raise LoadError if their files show that they cannot be loaded.
+    """
 
     model: Loadable
     load: Callable[[], Loadable]
+    check: Callable[[], None] = lambda: None
 
 
 class Residence:
@@ -94,6 +97,15 @@ class Residence:
         if not self.released:
             for forward in self._forwards:
                 forward.record()
+
+    def reload_weights(self) -> None:
+        """Load the checkpoint again, in place of the present weights. Raises LoadError if its files
+        do not fit the model; then the present weights stay.
+        """
+        for resident in self._models:
+            resident.check()
+        self.release([WEIGHTS])
+        self.restore([WEIGHTS])
 
     def _release_weights(self) -> None:
         for resident in self._models:

@@ -353,6 +353,30 @@ def test_reloaded_weights_are_the_same(core):
     assert call(core, "collective_rpc", "get_supported_tasks") == [("generate",)]
 
 
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "not one", "of other shapes"])
+def test_weights_that_do_not_fit_leave_the_core_with_its_own(tmp_path, damage):
+    folder = make_checkpoint(tmp_path / "model", "tiny")
+    core = build_core(plan_of(folder))
+    right = run(core)
+    [file] = folder.glob("*.safetensors")
+    good = file.read_bytes()
+    file.unlink()
+    if damage == "of other shapes":
+        other = make_checkpoint(tmp_path / "other", {"hidden_size": 64})
+        file.write_bytes((other / file.name).read_bytes())
+    elif damage != "missing":
+        broken = {"empty": b"", "cut": good[: len(good) // 2], "not one": b"\xff" * len(good)}
+        file.write_bytes(broken[damage])
+    for _ in range(2):
+        with pytest.raises(LoadError):
+            call(core, "collective_rpc", "reload_weights")
+        assert run(core) == right
+    file.write_bytes(good)
+    call(core, "collective_rpc", "reload_weights")
+    assert run(core) == right
+    core.shutdown()
+
+
 # profiling
 
 

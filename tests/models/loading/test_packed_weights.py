@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -148,12 +149,69 @@ def test_other_weights_give_other_answers(own, cache):
     assert same_bits(answers(own), second)
 
 
-@pytest.mark.parametrize("damage", ["cut", "not one", "a folder"])
+def test_reloading_reads_the_checkpoint_as_it_is_now(own, cache):
+    first = answers(own)
+    core = open_core(own, 1)
+    assert mapped(cache) == 1
+    for seed, reload in enumerate(("reload_weights", "sleep"), 1):
+        shape = {"num_hidden_layers": 2, "vocab_size": 300, "tie_word_embeddings": True}
+        make_checkpoint(own, shape, "qwen2", seed=seed, dtype="bfloat16")
+        if reload == "sleep":
+            core.sleep(2)
+            core.wake_up()
+        else:
+            core.collective_rpc(reload)
+        core.reset_prefix_cache()
+        right = answers(own, packed_weights_gib=0)
+        assert not same_bits(right, first)
+        assert same_bits(serve(core), right), reload
+    core.shutdown()
+    assert same_bits(answers(own), right), "of the file that reloading has left"
+
+
+def test_weights_of_files_that_change_while_they_are_read_are_not_kept(own, cache, monkeypatch):
+    note = packed_weights.PackedWeights.note
+
+    def change(self, name, weight):
+        os.utime(own / "model.safetensors", ns=(1, 1))
+        note(self, name, weight)
+
+    monkeypatch.setattr(packed_weights.PackedWeights, "note", change)
+    answers(own)
+    assert not cache.exists()
+
+
+def test_a_program_that_does_not_close_its_engine_leaves_a_file(tiny, cache):
+    program = (
+        "import sys; from quire import LLM\n"
+        "from quire.models.loading import packed_weights as module\n"
+        "module.LEAST_BYTES = 1\n"
+        "slow = module.write_buffers\n"
+        "def write(*args):\n"
+        "    import threading; threading.main_thread().join(); return slow(*args)\n"
+        "module.write_buffers = write\n"
+        "llm = LLM(sys.argv[1], max_model_len=64, skip_tokenizer_init=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tiny)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "not one", "a folder", "in the head", "a pipe"])
 def test_a_file_that_cannot_be_used_is_made_again(tiny, cache, caplog, damage):
     right = answers(tiny)
     (file,) = cache.iterdir()
     if damage == "cut":
         os.truncate(file, 10_000)
+    elif damage == "in the head":
+        data = file.read_bytes()
+        assert data.count(b"out_features") > 1
+        file.write_bytes(data.replace(b"out_features", b"put_features", 1))
+    elif damage == "a pipe":
+        file.unlink()
+        os.mkfifo(file)
     elif damage == "not one":
         file.write_bytes(b"nothing")
     else:

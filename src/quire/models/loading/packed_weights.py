@@ -16,14 +16,14 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from quire.hardware.buffer_file import BadFile, map_buffers, write_buffers
+from quire.hardware.buffer_file import BadFile, map_buffers, mark_used, write_buffers
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +52,32 @@ class PackedWeights:
     """
 
     def __init__(
-        self, folder: Path, key: Mapping[str, Any], codec: WeightCodec, most_bytes: int
+        self,
+        folder: Path,
+        key: Callable[[], Mapping[str, Any]],
+        codec: WeightCodec,
+        most_bytes: int,
     ) -> None:
-        """key: what the weights are made from, as JSON. most_bytes: of all files in the folder."""
-        whole = {"key": key, "layout": codec.layout, "code": _code_version()}
-        name = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-        self._path = folder / (name + _ENDING)
+        """key: what the weights are made from, as JSON. It is asked at each loading, as a
+        checkpoint may have changed since the last. most_bytes: of all files in the folder.
+        """
+        self._folder = folder
+        self._key = key
         self._codec = codec
         self._most_bytes = most_bytes
+        self._path: Path | None = None
         self._found: dict[str, Any] = {}
         self._noted: dict[str, Any] = {}
         self._thread: threading.Thread | None = None
-        self._is_closed = False
+        self._goes_on = True
 
     def open(self) -> None:
         """Map the file, if there is one; a damaged one is removed."""
+        self._stop()
         self._found, self._noted = {}, {}
+        self._path = self._path_now()
+        if self._path is None:
+            return
         try:
             pages, places, about = map_buffers(self._path)
         except FileNotFoundError:
@@ -77,8 +87,7 @@ class PackedWeights:
             with contextlib.suppress(OSError):
                 self._path.unlink()
             return
-        with contextlib.suppress(OSError):
-            os.utime(self._path)
+        mark_used(self._path)
         for name, (facts, tensors) in about.items():
             views = {}
             for part, (dtype, shape) in tensors.items():
@@ -101,6 +110,9 @@ class PackedWeights:
     def finish(self) -> None:
         """Write what was noted, in a thread that leaves the processors to all others."""
         noted, self._noted, self._found = self._noted, {}, {}
+        path = self._path_now()
+        if not noted or path is None or path != self._path:
+            return  # nothing was packed, or of files that have changed meanwhile
         about: dict[str, Any] = {}
         buffers: dict[str, memoryview] = {}
         for name, weight in noted.items():
@@ -115,8 +127,10 @@ class PackedWeights:
             about[name] = facts, shapes
         size = sum(data.nbytes for data in buffers.values())
         if LEAST_BYTES <= size <= self._most_bytes:
+            # not a daemon: a program that ends without closing its engine leaves a file, too
+            self._goes_on = True
             self._thread = threading.Thread(
-                target=self._write, args=(buffers, about, size), name="packed-weights", daemon=True
+                target=self._write, args=(path, buffers, about, size), name="packed-weights"
             )
             self._thread.start()
 
@@ -126,27 +140,44 @@ class PackedWeights:
             self._thread.join()
             self._thread = None
 
-    def _write(self, buffers: dict[str, memoryview], about: Any, size: int) -> None:
+    def _stop(self) -> None:
+        """Stop writing what an earlier loading has packed."""
+        self._goes_on = False
+        self.close()
+
+    def _path_now(self) -> Path | None:
+        """The file that belongs to what the weights would be made from now; None if the model's
+        folder cannot be read.
+        """
+        try:
+            key = self._key()
+        except OSError:
+            return None
+        whole = {"key": key, "layout": self._codec.layout, "code": _code_version()}
+        name = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        return self._folder / (name + _ENDING)
+
+    def _write(self, path: Path, buffers: dict[str, memoryview], about: Any, size: int) -> None:
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        folder = self._path.parent
+        folder = path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if self._path.exists() or shutil.disk_usage(folder).free < size + _SPARE_BYTES:
+            if path.exists() or shutil.disk_usage(folder).free < size + _SPARE_BYTES:
                 return
             self._make_room(size)
-            if write_buffers(self._path, buffers, about, lambda: not self._is_closed):
-                logger.info("Packed weights are kept in %s for the next start.", self._path)
+            if write_buffers(path, buffers, about, lambda: self._goes_on):
+                logger.info("Packed weights are kept in %s for the next start.", path)
         except OSError as error:
             logger.info("Packed weights are not kept for the next start: %s.", error)
 
     def _make_room(self, size: int) -> None:
         """Remove the files whose last use is longest ago."""
         files = []
-        for path in self._path.parent.glob("*" + _ENDING):
+        for path in self._folder.glob("*" + _ENDING):
             with contextlib.suppress(OSError):
                 about = path.stat()
-                files.append((about.st_mtime, about.st_size, path))
+                files.append((about.st_atime, about.st_size, path))
         left = self._most_bytes - size - sum(each[1] for each in files)
         for _, freed, path in sorted(files):
             if left >= 0:

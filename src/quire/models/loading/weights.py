@@ -121,6 +121,33 @@ def load_model(
             ahead.close()
 
 
+def check_weights(
+    folder: Path,
+    decoder: Decoder,
+    *,
+    device: torch.device,
+    load_format: LoadFormat,
+    family: Family,
+    storage: Storage | None,
+    recipe: Recipe,
+    group: WorkerGroup | None,
+    kv_dtype: torch.dtype,
+) -> None:
+    """Raise what `load_model` would, as far as names, shapes and sizes of a folder's files show it;
+    no weight is read.
+    """
+    with open_leaves(
+        *(folder, decoder, _own_part(decoder, recipe, storage, group)),
+        load_format=load_format,
+        device=device,
+        family=family,
+        storage=storage,
+        group=group,
+        kv_dtype=kv_dtype,
+    ):
+        pass
+
+
 def save_sharded_state(
     folder: Path,
     decoder: Decoder,
