@@ -185,11 +185,17 @@ class _Bounded(HttpToolsProtocol):
 
 def _what_is_wrong(version: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """Why a head is refused that may mean different things to a proxy and to us (RFC 9112, 3.2 and
-    6.1).
+    6.1), or whose body could not be read.
     """
+    if version not in ("1.0", "1.1"):
+        return f"HTTP/{version} is not served; send HTTP/1.1."
     names = [name for name, _ in headers]
     if (num_hosts := names.count(b"host")) > 1 or (version == "1.1" and not num_hosts):
         return f"A request of HTTP/{version} has one Host header; this one has {num_hosts}."
     if version == "1.0" and b"transfer-encoding" in names:
         return "A request of HTTP/1.0 has no Transfer-Encoding; send a Content-Length."
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings not in ([], [b"chunked"]):
+        shown = b", ".join(codings).decode("latin-1")
+        return f"Transfer-Encoding: {shown} is not supported: send chunked alone."
     return None
