@@ -130,6 +130,8 @@ def test_a_choice_matches_its_texts_only(texts, other):
         (r"[\d-]\\d", r"[[0-9]-]\\d"),
         (r"\w\.\n", r"[0-9A-Za-z_]\.\n"),
         ("a\\", "a\\"),
+        (r"[[:alpha:]]&~[", r"[\[:alpha:]]&~["),
+        (r"[]a[]x[^]&&\d]~", r"[]a\[]x[^]\&\&[0-9]]~"),
     ],
 )
 def test_classes_are_narrowed_and_escapes_kept(pattern, expected):

@@ -19,16 +19,25 @@ _SPECIAL = frozenset(r"\.+*?()|[]{}^$/-#&~")
 
 
 def narrowed(pattern: str) -> str:
-    """`pattern` with its character classes in terms that all engines agree on."""
+    """`pattern` with its character classes in terms that all engines agree on. Python has no sets
+    within sets: there `[`, `&` and `~` are characters.
+    """
     parts, escaped = [], False
-    for char in pattern:
+    set_began: int | None = None  # where the first character of the set is, which may be `]`
+    for at, char in enumerate(pattern):
         if escaped:
             parts.append(_CLASSES.get(char, "\\" + char))
             escaped = False
         elif char == "\\":
             escaped = True
-        else:
+        elif set_began is None:
             parts.append(char)
+            if char == "[":
+                set_began = at + (2 if pattern[at + 1 : at + 2] == "^" else 1)
+        else:
+            parts.append("\\" + char if char in "[&~" else char)
+            if char == "]" and at > set_began:
+                set_began = None
     return "".join(parts) + ("\\" if escaped else "")
 
 
