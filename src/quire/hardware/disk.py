@@ -12,14 +12,14 @@ _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
 
 def free_disk_bytes(read: Read, folder: Path) -> int:
     """Bytes that can be written in `folder`, which need not exist yet; 0 where files are kept in
-    memory.
+    memory, and where no folder can be made.
     """
     place = folder.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if _file_system(read("/proc/self/mountinfo"), place.resolve()) in _IN_MEMORY:
-        return 0
     try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if _file_system(read("/proc/self/mountinfo"), place.resolve()) in _IN_MEMORY:
+            return 0
         return shutil.disk_usage(place).free
     except OSError:
         return 0

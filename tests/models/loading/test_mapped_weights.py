@@ -77,6 +77,7 @@ def test_files_in_memory_are_no_disk(tmp_path):
     assert free_disk_bytes(read, tmp_path / "in memory" / "weights") == 0
     assert free_disk_bytes(read, tmp_path / "weights") > 0
     assert free_disk_bytes(lambda path: "", tmp_path) > 0
+    assert free_disk_bytes(read, tmp_path / ("x" * 300) / "weights") == 0, "a name that is too long"
 
 
 RUN = """
