@@ -100,6 +100,14 @@ def test_keys_that_change_nothing_are_accepted(tmp_path):
     assert list(read(plain(**keys).save(tmp_path), LLAMA).products) == ["layers.0.attn.q"]
 
 
+@pytest.mark.parametrize("module", ["lm_head", "embed_tokens", "model.embed_tokens"])
+def test_what_was_saved_whole_has_to_be_there(tmp_path, module):
+    folder = plain(modules_to_save=["classifier", module]).save(tmp_path)
+    assert refusal(folder) == f"modules_to_save names {module}, which the adapter lacks."
+    others = plain(modules_to_save=["classifier", "score"]).save(tmp_path)
+    assert read(others, LLAMA).products, "names that PEFT adds for models that classify"
+
+
 def test_texts_that_are_no_config(tmp_path):
     folder = plain().save(tmp_path)
     for text in ("{", "[]", "[" * 100_000, '{"r": "\\ud800"}', "\0"):

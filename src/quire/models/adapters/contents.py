@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.errors import BadAdapter
@@ -49,9 +49,12 @@ class Contents:
     head: dict[str, StoredTensor] = field(default_factory=dict)
 
 
-def sort_tensors(shapes: Mapping[str, tuple[int, ...]], model: AdapterTargets) -> Contents:
+def sort_tensors(
+    shapes: Mapping[str, tuple[int, ...]], model: AdapterTargets, saved_modules: Sequence[str] = ()
+) -> Contents:
     """Sort a file's tensors. Raises BadAdapter for names that the model or this release does not
-    have, and for a file that changes nothing.
+    have, for a file that changes nothing, and for one without a module of the model that the config
+    says was saved whole.
     """
     contents, halves, unknown = Contents(), dict[tuple[str, bool], dict[str, str]](), list[str]()
     for name, shape in shapes.items():
@@ -82,7 +85,15 @@ def sort_tensors(shapes: Mapping[str, tuple[int, ...]], model: AdapterTargets) -
     if not halves and not contents.head:
         raise BadAdapter("The adapter has no tensors.")
     _check_heads_are_whole(contents.head, model)
+    heads = _modules(stored.name for stored in contents.head.values())
+    for module in saved_modules:
+        if model.module(module) is not None or module in _modules(model.head_names) - heads:
+            raise BadAdapter(f"modules_to_save names {module[:200]}, which the adapter lacks.")
     return contents
+
+
+def _modules(names: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[0] for name in names}
 
 
 def _check_heads_are_whole(head: Mapping[str, StoredTensor], model: AdapterTargets) -> None:

@@ -60,6 +60,7 @@ class PeftConfig:
     ranks: NamePatterns
     alphas: NamePatterns
     target_parameters: tuple[str, ...]
+    saved_modules: tuple[str, ...]
     version: tuple[int, ...]
 
     def rank_of(self, module: str) -> int:
@@ -93,6 +94,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
         ranks=name_patterns("rank_pattern", config.get("rank_pattern") or {}),
         alphas=name_patterns("alpha_pattern", config.get("alpha_pattern") or {}),
         target_parameters=tuple(config.get("target_parameters") or ()),
+        saved_modules=tuple(config.get("modules_to_save") or ()),
         version=_version(config.get("peft_version")),
     )
 

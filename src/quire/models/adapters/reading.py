@@ -39,7 +39,7 @@ def read_adapter(
     """
     config = read_peft_config(folder)
     with open_tensors(folder) as file:
-        contents = sort_tensors(file.shapes, model)
+        contents = sort_tensors(file.shapes, model, config.saved_modules)
         reader = _Reader(file, config, model, max_rank, dtype)
         products = _once(reader.products(contents))
         head = _once(reader.head(contents.head))
@@ -57,7 +57,7 @@ def check_adapter(folder: Path, model: AdapterTargets, *, max_rank: int) -> None
     """
     config = read_peft_config(folder)
     with open_tensors(folder) as file:
-        contents = sort_tensors(file.shapes, model)
+        contents = sort_tensors(file.shapes, model, config.saved_modules)
         _Reader(file, config, model, max_rank, torch.float32).check(contents)
 
 
