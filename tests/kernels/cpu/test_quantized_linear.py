@@ -149,11 +149,12 @@ def test_feed_forward_layers_logits_and_experts(isa):
     ops, plain = cpu_ops(isa), select(device="cpu", dtype=torch.float32, providers=["torch"])
     format = FORMATS[1]
     x = torch.randn(9, 48, generator=torch.Generator().manual_seed(1))
+    # one choice for both: of equal logits, which a row has, each takes others
+    chosen, weights = plain.route(draw(9, 4, seed=8), RouteArgs(2, "softmax", renorm=True))
 
     def results(o):
         up, down = draw(90, 48), o.pack_linear(draw(48, 45), None)
         gates, head = o.pack_linear(up, None, format, gated=True), o.pack_linear(up, None, format)
-        chosen, weights = o.route(draw(9, 4, seed=8), RouteArgs(2, "softmax", renorm=True))
         experts = draw(4, 30, 48), draw(4, 48, 15)
         experts = o.pack_experts(*experts, stored_as=format, gated=True)
         return (
