@@ -124,7 +124,8 @@ class Lifecycle:
 
     def begin_step(self, allowance: PromptAllowance | None) -> None:
         """Start the planning of a step; allowance: for its prompts if streams wait for it."""
-        self.tokens.begin(allowance if self._has_streams else None)
+        is_bound = allowance is not None and self._has_streams
+        self.tokens.begin(allowance if is_bound else None)
         if self.adapters is not None:
             self.adapters.begin()
 

@@ -162,7 +162,7 @@ class Scheduler:
         self._life.now = now
         if self.pause is Pause.ALL:
             return None
-        step = InFlightStep(self._next_step)
+        step = InFlightStep(self._next_step, planned_at=now)
         self._life.begin_step(allowance)
         self._run_due(step)
         self._continue_chunked(step)

@@ -62,6 +62,8 @@ class InFlightStep:
     cancelled: set[int] = field(default_factory=set)
     """Handles whose results in this step no longer count."""
     has_preempted: bool = False
+    planned_at: float = 0.0
+    """By the clock of `Scheduler.schedule`."""
 
     def failed(self, result: StepResult) -> dict[int, Failure]:
         """Return the failures of this step's rows by handle, of those that are not cancelled."""

@@ -32,11 +32,7 @@ from quire.params.thinking import Thinking
 from quire.scheduling.request import Reason, Request
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import FinishedRequest, SchedulerOutput, handles_of
-from quire.step.columns import (
-    LogprobColumns,
-    PooledOutput,
-    RunnerOutput,
-)
+from quire.step.columns import LogprobColumns, PooledOutput, RunnerOutput
 from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import StepPlan
 
@@ -216,17 +212,14 @@ class EngineCore(CoreControl):
         if self.adapters is not None:
             self._refused += [_refusal(*failed) for failed in self.adapters.poll()]
         while len(self._steps) < self._depth:
-            now = self._clock()
             allowance = None if self._pace is None else self._pace.allowance
-            plan = self.scheduler.schedule(now, allowance)
+            plan = self.scheduler.schedule(self._clock(), allowance)
             if self.adapters is not None:
                 self.adapters.load_wanted()
             if plan is None:
                 break
             if self.on_launch is not None:
                 self.on_launch(handles_of(self.scheduler.in_flight))
-            if self._pace is not None:
-                self._pace.launch(now)
             self._steps.append(self._boundary.launch(plan))
         if not self._steps:
             self._wait_for_prerequisite()
@@ -234,7 +227,7 @@ class EngineCore(CoreControl):
         runner_output = self._steps.popleft().result()
         now = self._clock()
         if self._pace is not None:
-            self._pace.note(self.scheduler.in_flight[0].chunks.values(), now)
+            self._pace.note(self.scheduler.in_flight[0], now)
         outputs = self._outputs(self.scheduler.update(runner_output.result, now), runner_output)
         if self._waiting:
             self._settle()

@@ -1,15 +1,13 @@
-"""How many tokens of prompts a step may have while streams wait for it: from a latency goal and the
-measured times of steps.
+"""Bounds the prompts of a step while streams wait for it, by a latency goal and the measured times
+of steps.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Collection
 
-from quire.scheduling.scheduler_output import ScheduledChunk
+from quire.scheduling.scheduler_output import InFlightStep
 from quire.step.plan import PromptAllowance
 
 logger = logging.getLogger(__name__)
@@ -19,11 +17,11 @@ _RATE = 0.5
 _SPAN = 4096.0
 """Positions at which a token's attention is one unit: the weights are of one order then."""
 _BASE_SHARE = 0.25
-"""How strongly the error of a step with prompts corrects the base, beside its tokens: steps without
-prompts say what it is.
+"""Weight of the base in the error of a step with prompts, its tokens' being 1: steps without
+prompts say what the base is.
 """
 _FIRST = 128.0
-"""Tokens of the first prompts beside streams, when no prompt was ever timed."""
+"""Tokens of the first prompts next to streams, before any prompt was timed."""
 _LEAST_READING = 5.0
 """A step is never to be shorter than this multiple of one that only decodes, most of which is
 reading the weights: what prompts then pay for the reading is a fifth.
@@ -46,8 +44,6 @@ class StepPace:
     def __init__(self, goal_s: float) -> None:
         """goal_s: the longest time that a step should take while streams wait for it."""
         self._goal_s = goal_s
-        self._launched: deque[float] = deque()
-        """When each step in flight was launched."""
         self._read_at = -math.inf
         self._base_s = 0.0
         self._token_s: float | None = None
@@ -60,32 +56,18 @@ class StepPace:
 
     @property
     def allowance(self) -> PromptAllowance:
-        """What the prompts of the next step may cost, if streams wait for it."""
+        """Bound on the prompts of the next step, if streams wait for it."""
         if self._token_s is None:
             return PromptAllowance(_FIRST)
-        seconds = max(0.0, self._goal() - self._base_s)
+        goal_s = max(_LEAST_READING * self._shortest_s, self._goal_s)
+        seconds = max(0.0, goal_s - self._base_s)
         return PromptAllowance(seconds / self._token_s, self._span_s / _SPAN / self._token_s)
 
-    def _goal(self) -> float:
-        goal_s = self._goal_s
-        least = _LEAST_READING * self._shortest_s
-        if least > goal_s and not self._has_told:
-            self._has_told = True
-            logger.info(
-                "Steps that decode take %d ms, most of it for reading the weights: beside streams, "
-                "steps with prompts take %d ms, more than max_stall_ms=%d",
-                *(1000 * self._shortest_s, 1000 * least, 1000 * goal_s),
-            )
-        return max(least, goal_s)
-
-    def launch(self, now: float) -> None:
-        """Note that a step is launched."""
-        self._launched.append(now)
-
-    def note(self, chunks: Collection[ScheduledChunk], now: float) -> None:
-        """Note that the oldest step has been read. It has these chunks, or none."""
-        seconds = now - max(self._launched.popleft(), self._read_at)
+    def note(self, step: InFlightStep, now: float) -> None:
+        """Note that the oldest step in flight has been read."""
+        seconds = now - max(step.planned_at, self._read_at)
         self._read_at = now
+        chunks = step.chunks.values()
         tokens = float(sum(chunk.count for chunk in chunks))
         pairs = sum(chunk.count * (chunk.end - chunk.count / 2) for chunk in chunks)
         if not tokens:
@@ -94,11 +76,23 @@ class StepPace:
             self._token_s = max(seconds - self._base_s, seconds / 2) / tokens
         else:
             self._correct(tokens, pairs / _SPAN, seconds)
+            self._tell_goal()
+
+    def _tell_goal(self) -> None:
+        """Say once, when there are prompts, that the reading of the weights rules."""
+        least = _LEAST_READING * self._shortest_s
+        if least > self._goal_s and not self._has_told:
+            self._has_told = True
+            logger.info(
+                "Steps that decode take %d ms, most of it for reading the weights: beside streams, "
+                "steps with prompts take %d ms, more than max_stall_ms=%d",
+                *(1000 * self._shortest_s, 1000 * least, 1000 * self._goal_s),
+            )
 
     def _note_decoding(self, seconds: float) -> None:
         shortest = self._shortest_s * _FORGETTING
         self._shortest_s = min(seconds, shortest) if shortest else seconds
-        # a pause of the machine is no reason to stop computing prompts
+        # the machine itself may have paused, which must not stop prompts
         bounded = min(seconds, 2 * self._base_s) if self._base_s else seconds
         self._base_s += _RATE * (bounded - self._base_s)
 
