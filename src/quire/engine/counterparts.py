@@ -205,11 +205,8 @@ class _Counterpart:
     attribute of the name after all keeps it.
     """
 
-    def __init__(self, hint: str) -> None:
-        self._hint = hint
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, hint: str) -> None:
+        self._name, self._hint = name, hint
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
         text = f"{owner.__name__} has no attribute {self._name!r}. {self._hint}"
@@ -229,10 +226,7 @@ class HasCounterparts:
         for kind in cls.__mro__:
             for name, hint in COUNTERPARTS.get(kind.__name__, {}).items():
                 own = _attribute(cls, name)
-                if own is None:
-                    own = _Counterpart(hint)
-                    own.__set_name__(cls, name)
-                setattr(cls, name, own)
+                setattr(cls, name, _Counterpart(name, hint) if own is None else own)
 
 
 def _attribute(cls: type, name: str) -> Any:

@@ -90,10 +90,8 @@ def build_worker(
         from quire.runner.hidden_states import HiddenStatesRecorder  # few ask for files
 
         runner.heads.watch(HiddenStatesRecorder(config.hidden_states, runner.rows))
-    residents, forwards = (
-        [LoadedModel(model, load, make_checker(config, platform, group))],
-        [forward],
-    )
+    residents = [LoadedModel(model, load, make_checker(config, platform, group))]
+    forwards = [forward]
     if draft is not None:
         residents.append(LoadedModel(draft.model, draft.load))
         forwards += draft.forwards

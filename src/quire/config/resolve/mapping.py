@@ -47,7 +47,7 @@ def decide_weights_folder(d: Decisions, workspace: int) -> None:
 
 
 def decide_packed_weights(d: Decisions) -> None:
-    """How large the files of packed weights may become."""
+    """Fix packed_weights_bytes, the most that the files of packed weights take."""
     given = d.args.packed_weights_gib
     if d.machine.device != "cpu":
         d.decide("packed_weights_bytes", 0, "weights are packed by the GPU itself")

@@ -142,7 +142,7 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
 
 
 def _decide_stall(d: Decisions) -> None:
-    """How long a step may take while streams wait for it."""
+    """Fix max_stall_s, the time that a step may take while streams wait for it."""
     given = d.args.max_stall_ms
     if given is not None:
         seconds = given / 1000 if given else None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from quire.encodable import text_of
 from quire.errors import RequestError
 from quire.params import SamplingParams
+from quire.step.faults import contained
 
 
 class CustomParams:
@@ -16,9 +17,7 @@ class CustomParams:
         """Raises InvalidParameter for one that cannot be imported, or is none."""
         # imports torch, which a front end needs for nothing else
         from quire.runner.sampling import find_logits_processors
-        from quire.step.faults import contained
 
-        self._contained = contained
         self._processors = find_logits_processors(processors)
 
     def check(self, params: SamplingParams) -> None:
@@ -31,4 +30,4 @@ class CustomParams:
             except ValueError as error:
                 raise RequestError(text_of(error), parameter="extra_args") from error
             except BaseException as error:
-                raise self._contained(error) from error
+                raise contained(error) from error
