@@ -90,13 +90,8 @@ def make_checker(
         check_weights,
         Path(config.model_folder),
         read_spec(config.hf_config, config.pooler),
-        device=platform.device.torch,
-        load_format=config.load_format,
-        family=find_family(config.hf_config, config.pooler),
-        storage=read_storage(config.hf_config),
-        recipe=_recipe(config),
-        group=group,
-        kv_dtype=config.kv_dtype or config.dtype,
+        kv_dtype=config.kv_dtype,
+        **_files(config, platform, group),
     )
 
 
@@ -143,14 +138,23 @@ def make_saver(
         save_sharded_state,
         Path(config.model_folder),
         read_spec(config.hf_config, config.pooler),
-        device=platform.device.torch,
-        load_format=config.load_format,
         seed=config.seed,
-        family=find_family(config.hf_config, config.pooler),
-        storage=read_storage(config.hf_config),
-        recipe=_recipe(config),
-        group=group,
+        **_files(config, platform, group),
     )
+
+
+def _files(config: WorkerConfig, platform: Platform, group: WorkerGroup | None) -> dict[str, Any]:
+    """How the files of a worker's weights are read, as arguments of `check_weights` and
+    `save_sharded_state`.
+    """
+    return {
+        "device": platform.device.torch,
+        "load_format": config.load_format,
+        "family": find_family(config.hf_config, config.pooler),
+        "storage": read_storage(config.hf_config),
+        "recipe": _recipe(config),
+        "group": group,
+    }
 
 
 def _aux_layers(config: WorkerConfig, network: DraftNetwork | None) -> tuple[int, ...]:

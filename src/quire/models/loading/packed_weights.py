@@ -10,6 +10,7 @@ longest ago make room for new ones.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -94,8 +95,8 @@ class PackedWeights:
                 at, nbytes = places[f"{name}/{part}"]
                 kind = getattr(torch, dtype)
                 count = nbytes // kind.itemsize
-                views[part] = torch.frombuffer(pages, dtype=kind, count=count, offset=at)
-                views[part] = views[part].view(shape)
+                flat = torch.frombuffer(pages, dtype=kind, count=count, offset=at)
+                views[part] = flat.view(shape)
             self._found[name] = self._codec.put_together(facts, views)
         logger.info("Packed weights of an earlier start are mapped from %s.", self._path)
 
@@ -110,9 +111,11 @@ class PackedWeights:
     def finish(self) -> None:
         """Write what was noted, in a thread that leaves the processors to all others."""
         noted, self._noted, self._found = self._noted, {}, {}
+        if not noted:
+            return
         path = self._path_now()
-        if not noted or path is None or path != self._path:
-            return  # nothing was packed, or of files that have changed meanwhile
+        if path is None or path != self._path:
+            return  # of files that have changed meanwhile
         about: dict[str, Any] = {}
         buffers: dict[str, memoryview] = {}
         for name, weight in noted.items():
@@ -199,8 +202,11 @@ def files_key(folder: Path) -> list[list[Any]]:
     return [[str(folder.resolve())], *found]
 
 
+@functools.cache
 def _code_version() -> str:
-    """Changes with the code that packs, so that a weight of other code is never used."""
+    """Changes with the code that packs, so that a weight of other code is never used: with that of
+    this process, which does not change.
+    """
     package = Path(__file__).parents[2]
     digest = hashlib.sha256()
     files = [path for part in _CODE for path in (package / part).rglob("*.py")]
