@@ -1,4 +1,4 @@
-"""The text that a JSON string means, decoded while the string arrives in pieces."""
+"""JSON strings in pieces: the text that one means, and a text as a piece of one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ _HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _OTHER_HALF = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HALF_CHARS = len("\\ud83d")
 _MOST_ESCAPE = 2 * _HALF_CHARS
+
+
+def within_quotes(text: str) -> str:
+    """A text as it is written between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 class JsonString:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from quire.server.output_parsing.delimiters import NON_BLANK, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
 from quire.server.output_parsing.formats.parameters_as_text import Parameters, typed_json
+from quire.server.output_parsing.json_string import within_quotes
 from quire.server.output_parsing.state_table import Key, ParserState
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
@@ -35,8 +36,8 @@ class Elements:
     another when its element is complete.
     """
 
-    __slots__ = ("_is_stray", "_is_text", "_marks", "_num_written", "_open", "_parameters",
-                 "_state", "_tag", "_written")  # fmt: skip
+    __slots__ = ("_is_stray", "_is_text", "_marks", "_open", "_parameters", "_state", "_tag",
+                 "_written")  # fmt: skip
 
     def __init__(self, state: ParserState, parameters: Parameters) -> None:
         self._state = state
@@ -45,7 +46,6 @@ class Elements:
         self._tag = re.compile(rf"{re.escape(state.mark)}<(/?)([^<>/]{{1,{MAX_HEAD_CHARS}}})>")
         self._open: list[Element] = []
         self._written: list[str] = []
-        self._num_written = 0
         self._is_text = self._is_stray = False
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
@@ -68,7 +68,7 @@ class Elements:
             else:
                 while self._open:
                     self._close(out)
-                out.arguments("}" if self._num_written else "{}")
+                self._parameters.close(out)
                 return end, found[0]
 
     def finish(self, rest: str, out: Writer) -> None:
@@ -84,7 +84,7 @@ class Elements:
 
     def _take(self, text: str, out: Writer) -> None:
         if self._is_text:
-            out.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+            out.arguments(within_quotes(text))
         elif self._open:
             self._open[-1].text.append(text)
             self._written.append(text)
@@ -110,7 +110,6 @@ class Elements:
         self._is_stray = False
         self._parameters.expect(Key(name))
         self._parameters.write_key(out)
-        self._num_written += 1
         self._is_text = self._parameters.types(out) == {"string"}
         out.arguments(': "' if self._is_text else ": ")
 

@@ -11,6 +11,7 @@ from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
 from quire.server.output_parsing.formats.json_value import json_type
 from quire.server.output_parsing.formats.parameters_as_text import Parameters, typed_json
+from quire.server.output_parsing.json_string import within_quotes
 from quire.server.output_parsing.state_table import Key, ParserState
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
@@ -26,8 +27,8 @@ class LooseObject:
     it is complete. What is neither a key nor a value ends the object and is content.
     """
 
-    __slots__ = ("_depth", "_in_mark", "_is_text", "_key", "_mark", "_next", "_num_written",
-                 "_outside", "_parameters", "_state", "_text", "_within")  # fmt: skip
+    __slots__ = ("_depth", "_in_mark", "_key", "_mark", "_next", "_outside", "_parameters",
+                 "_state", "_text", "_within")  # fmt: skip
 
     def __init__(self, state: ParserState, parameters: Parameters) -> None:
         self._state = state
@@ -42,8 +43,8 @@ class LooseObject:
         )
         self._next = self._read_key
         self._text: list[str] = []
-        self._depth = self._num_written = 0
-        self._in_mark = self._is_text = False
+        self._depth = 0
+        self._in_mark = False
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
         """How far the object goes."""
@@ -56,8 +57,8 @@ class LooseObject:
 
     def finish(self, rest: str, out: Writer) -> None:
         """The output ended here: what was cut short is written as far as it came."""
-        if self._is_text:
-            out.arguments(json.dumps(rest, ensure_ascii=False)[1:-1])
+        if self._next == self._read_text:
+            out.arguments(within_quotes(rest))
         elif self._next == self._read_value:
             out.arguments("".join(self._text) + rest)
         elif self._next == self._read_key and rest.strip(BLANKS):
@@ -79,7 +80,7 @@ class LooseObject:
             )
             return start, End.MORE if is_cut else End.MISFIT
         if found[1]:
-            out.arguments("}" if self._num_written else "{}")
+            self._parameters.close(out)
             return found.end(), End.DONE
         self._parameters.expect(Key(found[2].strip(BLANKS)))
         self._next = self._read_value_start
@@ -93,24 +94,22 @@ class LooseObject:
         delimiter = self._within.at(text, start)
         if delimiter == "":
             return start, End.MORE
-        self._num_written += 1
         self._parameters.write_key(out)
         out.arguments(": ")
-        self._is_text = delimiter is not None and self._parameters.types(out) <= {"string"}
-        self._next = self._read_text if self._is_text else self._read_value
-        if self._is_text:
-            out.arguments('"')
-            start += len(self._mark)
-        return start, None
+        if delimiter is None or not self._parameters.types(out) <= {"string"}:
+            self._next = self._read_value
+            return start, None
+        out.arguments('"')
+        self._next = self._read_text
+        return start + len(delimiter), None
 
     def _read_text(self, text: str, start: int, out: Writer) -> tuple[int, Outcome | None]:
         """A string, up to the mark that ends it."""
         end, delimiter = self._within.find(text, start)
-        out.arguments(json.dumps(text[start:end], ensure_ascii=False)[1:-1])
+        out.arguments(within_quotes(text[start:end]))
         if delimiter is None:
             return end, End.MORE
         out.arguments('"')
-        self._is_text = False
         self._next = self._read_comma
         return end + len(delimiter), None
 
@@ -145,7 +144,7 @@ class LooseObject:
             self._next = self._read_key
             return at.end(), None
         if delimiter == "}":
-            out.arguments("}")
+            self._parameters.close(out)
             return at.end(), End.DONE
         if delimiter == "":
             return at.start(), End.MORE

@@ -9,6 +9,7 @@ from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
 from quire.server.output_parsing.formats.json_value import json_type
 from quire.server.output_parsing.formats.python_literal import python_as_json
+from quire.server.output_parsing.json_string import within_quotes
 from quire.server.output_parsing.state_table import Key, ParserState
 from quire.server.output_parsing.stream_writer import Writer
 from quire.server.output_parsing.tool_schemas import ToolSchemas
@@ -214,7 +215,7 @@ class ValueReader:
         text, self._line_end = self._line_end + text, ""
         if self._has_padding and text[-1] == "\n":
             text, self._line_end = text[:-1], "\n"
-        out.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        out.arguments(within_quotes(text))
 
     def _close(self, out: Writer) -> None:
         if not self._is_text:
