@@ -103,14 +103,10 @@ def plan_parsers(
     Raises InvalidParameter for a name that does not exist, with those that do, or for two formats
     that do not go together; NotBuiltYet for a name that is known and not served.
     """
-    tools = _find("tool_call_parser", tool_parser, TOOL_PARSERS, tool_formats.REFUSED)
+    tools = _find("tool_call_parser", tool_parser, TOOL_PARSERS, tool_formats.REFUSED, template)
     reasoning = _find(
-        "reasoning_parser", reasoning_parser, REASONING_PARSERS, reasoning_formats.REFUSED
+        "reasoning_parser", reasoning_parser, REASONING_PARSERS, reasoning_formats.REFUSED, template
     )
-    if tools is not None and tools.for_template is not None:
-        tools = tools.for_template(template or "")
-    if reasoning is not None and reasoning.for_template is not None:
-        reasoning = reasoning.for_template(template or "")
     try:
         return ParserPlan(tools, reasoning)
     except ValueError as error:
@@ -149,8 +145,13 @@ def _shows_tools(template: str) -> bool:
 
 
 def _find(
-    parameter: str, name: str | None, formats: Mapping[str, T], refused: Mapping[str, str]
+    parameter: str,
+    name: str | None,
+    formats: Mapping[str, T],
+    refused: Mapping[str, str],
+    template: str | None,
 ) -> T | None:
+    """The format of a name, as the chat template writes it."""
     if name is None:
         return None
     if name in refused:
@@ -158,7 +159,8 @@ def _find(
     if name not in formats:
         allowed = f"it must be {AUTO}, {NONE} or one of {', '.join(sorted(formats))}"
         raise InvalidParameter(parameter, name, allowed)
-    return formats[name]
+    found = formats[name]
+    return found if found.for_template is None else found.for_template(template or "")
 
 
 def detect_tool_parser(template: str | None) -> str | None:

@@ -135,15 +135,21 @@ def type_alone(text: str) -> Key:
     return Key(None, frozenset({kind}) & TYPES)
 
 
-def deepseek_states(call: Mapping[str, ParserState]) -> Mapping[str, ParserState]:
-    """Sections of calls; `call` says what stands within one, from "name" to "end"."""
+def markup_before_a_call(text: str) -> Head:
+    """The head of text that is markup if a call follows it, and else content."""
+    return Head(is_held=True)
+
+
+def deepseek_states(name: ParserState) -> Mapping[str, ParserState]:
+    """Sections of calls, each with its `name` and then its arguments."""
     between = {"<｜tool▁call▁begin｜>": "name", "<｜tool▁calls▁end｜>": "content"}
     return {
         "content": ParserState(Reads.CONTENT, {"<｜tool▁calls▁begin｜>": "section"}),
         "section": ParserState(Reads.BLANK, {"<｜tool▁call▁begin｜>": "name"}),
+        "name": name,
+        "arguments": ParserState(Reads.JSON, {"<｜tool▁call▁end｜>": "between"}, then="end"),
         "between": ParserState(Reads.CONTENT, between),
         "end": ParserState(
             Reads.CONTENT, {"```": "end", "<｜tool▁call▁end｜>": "between", **between}
         ),
-        **call,
     }

@@ -5,6 +5,7 @@ is.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 from quire.server.output_parsing.formats.call_tables import marked_parameters
 from quire.server.output_parsing.state_table import (
@@ -32,16 +33,9 @@ def muse_reader_head(text: str) -> Head:
     return Head(then="content") if head.then == "calls" else head
 
 
-def muse_states(with_calls: bool) -> dict[str, ParserState]:
-    """Messages of Muse Glimmer, whose prompts end with `<|start|>assistant`."""
-    head = muse_head if with_calls else muse_reader_head
-    calls = marked_parameters(
-        "<atem:function_calls>", "</atem:function_calls>", '<atem:invoke name="', '">',
-        '<atem:parameter name="', '">', "</atem:invoke>", "</atem:parameter>",
-    )  # fmt: skip
-    called = {**calls["closed"].delimiters, **MUSE_ENDS}
+def muse_states(head: Callable[[str], Head]) -> dict[str, ParserState]:
+    """Messages of Muse Glimmer, whose prompts end with `<|start|>assistant`, read by `head`."""
     return {
-        **(calls if with_calls else {}),
         "start": ParserState(
             Reads.HEAD, {"<|message|>": "content"}, head=head, bars="",
             begins=(" to=", "to=", "<|message|>"),
@@ -50,18 +44,25 @@ def muse_states(with_calls: bool) -> dict[str, ParserState]:
         "reasoning": ParserState(Reads.REASONING, MUSE_ENDS),
         "content": ParserState(Reads.CONTENT, MUSE_ENDS),
         "after": ParserState(Reads.CONTENT, {"<|start|>": "head"}),
-        **(
-            {
-                "calls": ParserState(Reads.BLANK, {"<atem:function_calls>": "section"}),
-                "close": ParserState(
-                    Reads.CONTENT, {"</atem:function_calls>": "content", **called}, closes=True
-                ),
-                "closed": ParserState(Reads.CONTENT, called, closes=True),
-            }
-            if with_calls
-            else {}
-        ),
     }  # fmt: skip
+
+
+def muse_states_with_calls() -> dict[str, ParserState]:
+    """The same, and the calls that some of these messages are."""
+    calls = marked_parameters(
+        "<atem:function_calls>", "</atem:function_calls>", '<atem:invoke name="', '">',
+        '<atem:parameter name="', '">', "</atem:invoke>", "</atem:parameter>",
+    )  # fmt: skip
+    called = {**calls["closed"].delimiters, **MUSE_ENDS}
+    return {
+        **calls,
+        **muse_states(muse_head),
+        "calls": ParserState(Reads.BLANK, {"<atem:function_calls>": "section"}),
+        "close": ParserState(
+            Reads.CONTENT, {"</atem:function_calls>": "content", **called}, closes=True
+        ),
+        "closed": ParserState(Reads.CONTENT, called, closes=True),
+    }
 
 
 INKLING_ENDS = {
@@ -71,25 +72,24 @@ INKLING_ENDS = {
 }
 
 
-def inkling_states(with_calls: bool) -> dict[str, ParserState]:
-    """Messages of Inkling, each after a token that says what it is."""
-    ends = INKLING_ENDS | ({"<|content_invoke_tool_json|>": "call"} if with_calls else {})
+def inkling_states(ends: Mapping[str, str]) -> dict[str, ParserState]:
+    """Messages of Inkling, each after one of the tokens `ends`, which say what it is."""
     return {
         "start": ParserState(Reads.CONTENT, ends),
         "content": ParserState(Reads.CONTENT, ends),
         "reasoning": ParserState(Reads.REASONING, ends),
-        **(
-            {"call": ParserState(Reads.ENVELOPE, INKLING_ENDS, then="content")}
-            if with_calls
-            else {}
-        ),
     }
 
 
-MUSE_GLIMMER = ToolFormat("muse_glimmer", muse_states(True), start="start", has_reasoning=True)
+MUSE_GLIMMER = ToolFormat(
+    "muse_glimmer", muse_states_with_calls(), start="start", has_reasoning=True
+)
 INKLING = ToolFormat(
     "inkling",
-    inkling_states(True),
+    {
+        **inkling_states({**INKLING_ENDS, "<|content_invoke_tool_json|>": "call"}),
+        "call": ParserState(Reads.ENVELOPE, INKLING_ENDS, then="content"),
+    },
     start="start",
     argument_keys=("args", "arguments", "parameters"),
     has_reasoning=True,
@@ -99,13 +99,15 @@ MUSE_GLIMMER_REASONING = ReasoningFormat(
     (" to=self<|message|>",),
     ("<|eom|>",),
     answer_starts=(" to=user<|message|>",),
-    table=ToolFormat("muse_glimmer", muse_states(False), start="start", has_reasoning=True),
+    table=ToolFormat(
+        "muse_glimmer", muse_states(muse_reader_head), start="start", has_reasoning=True
+    ),
 )
 INKLING_REASONING = ReasoningFormat(
     "inkling",
     ("<|content_thinking|>",),
     ("<|end_message|>",),
     answer_starts=("<|content_text|>",),
-    table=ToolFormat("inkling", inkling_states(False), start="start", has_reasoning=True),
+    table=ToolFormat("inkling", inkling_states(INKLING_ENDS), start="start", has_reasoning=True),
 )
 MESSAGE_FORMATS = (MUSE_GLIMMER, INKLING)

@@ -7,7 +7,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from quire.server.output_parsing.formats.call_tables import argument_pairs, marked_parameters
+from quire.server.output_parsing.formats.call_tables import (
+    argument_pairs,
+    marked_parameters,
+    markup_before_a_call,
+)
 from quire.server.output_parsing.state_table import Head, Key, ParserState, Reads, ToolFormat
 from quire.server.output_parsing.tool_schemas import TYPES, json_type_named
 
@@ -102,7 +106,7 @@ def step3_states() -> dict[str, ParserState]:
         "kind": ParserState(
             Reads.HEAD,
             {"<｜tool_sep｜>": "opening", '<steptml:invoke name="': "name"},
-            head=lambda text: Head(is_held=True),
+            head=markup_before_a_call,
         ),
         "opening": ParserState(Reads.BLANK, {'<steptml:invoke name="': "name"}),
         "close": ParserState(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.server.output_parsing.formats import tool_formats
 from quire.server.output_parsing.formats.harmony import HARMONY_REASONING
 from quire.server.output_parsing.formats.message_formats import (
     INKLING_REASONING,
@@ -92,8 +93,7 @@ ALIASES = {
 }
 """Names of the same formats."""
 REFUSED = {
-    "hf": "It reads outputs by a response_template of the tokenizer. Give the name of the format "
-    "that the template describes, or auto.",
+    **tool_formats.REFUSED,
     "minimax_m2_append_think": "It leaves the reasoning in the content. Use minimax_m2, or none.",
 }
 """Names of formats that are not served, each with what to do."""

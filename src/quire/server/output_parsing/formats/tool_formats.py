@@ -8,7 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from quire.server.output_parsing.call_ids import counted_call_id, short_call_id
-from quire.server.output_parsing.formats.call_tables import deepseek_states, listed, tagged
+from quire.server.output_parsing.formats.call_tables import (
+    deepseek_states,
+    listed,
+    markup_before_a_call,
+    tagged,
+)
 from quire.server.output_parsing.formats.generic import GENERIC, enveloped, generic_states
 from quire.server.output_parsing.formats.harmony import HARMONY
 from quire.server.output_parsing.formats.message_formats import MESSAGE_FORMATS
@@ -20,7 +25,7 @@ PLAIN = ToolFormat("plain", {"content": ParserState(Reads.CONTENT)})
 
 
 COHERE_ANSWER = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
-KIMI_ENDS = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
+KIMI_ENDS = dict.fromkeys(("<|tool_calls_section_end|>", "<|tool_call_section_end|>"), "content")
 
 
 def plamo(name: str) -> str:
@@ -29,11 +34,6 @@ def plamo(name: str) -> str:
 
 
 PLAMO_ARGUMENTS = f"{plamo('begin_tool_arguments')}<|plamo:constrain|>json<|plamo:msg|>"
-
-
-def noise_before_a_call(text: str) -> Head:
-    """What stands between the marks of a section and of a call is markup, if the call is one."""
-    return Head(is_held=True)
 
 
 def kimi_head(text: str) -> Head | None:
@@ -247,21 +247,11 @@ LLAMA4_PYTHONIC = ToolFormat(
 LFM2 = ToolFormat("lfm2", bracketed_pythonic("<|tool_call_start|>", "<|tool_call_end|>"))
 DEEPSEEK_V3 = ToolFormat(
     "deepseek_v3",
-    deepseek_states(
-        {
-            "name": ParserState(Reads.HEAD, {"\n```json": "arguments"}, head=deepseek_head),
-            "arguments": ParserState(Reads.JSON, {"<｜tool▁call▁end｜>": "between"}, then="end"),
-        }
-    ),
+    deepseek_states(ParserState(Reads.HEAD, {"\n```json": "arguments"}, head=deepseek_head)),
 )
 DEEPSEEK_V31 = ToolFormat(
     "deepseek_v31",
-    deepseek_states(
-        {
-            "name": ParserState(Reads.HEAD, {"<｜tool▁sep｜>": "arguments"}),
-            "arguments": ParserState(Reads.JSON, {"<｜tool▁call▁end｜>": "between"}, then="end"),
-        }
-    ),
+    deepseek_states(ParserState(Reads.HEAD, {"<｜tool▁sep｜>": "arguments"})),
 )
 KIMI_K2 = ToolFormat(
     "kimi_k2",
@@ -276,8 +266,8 @@ KIMI_K2 = ToolFormat(
         ),
         "section": ParserState(
             Reads.HEAD,
-            {"<|tool_call_begin|>": "name", **dict.fromkeys(KIMI_ENDS, "content")},
-            head=noise_before_a_call,
+            {"<|tool_call_begin|>": "name", **KIMI_ENDS},
+            head=markup_before_a_call,
             bars="",
         ),
         "name": ParserState(
@@ -288,7 +278,7 @@ KIMI_K2 = ToolFormat(
         ),
         "arguments": ParserState(
             Reads.JSON,
-            {"<|tool_call_end|>": "between", **dict.fromkeys(KIMI_ENDS, "content")},
+            {"<|tool_call_end|>": "between", **KIMI_ENDS},
             then="end",
         ),
         "end": ParserState(
@@ -296,7 +286,7 @@ KIMI_K2 = ToolFormat(
             {
                 "<|tool_call_end|>": "between",
                 "<|tool_call_begin|>": "name",
-                **dict.fromkeys(KIMI_ENDS, "content"),
+                **KIMI_ENDS,
             },
         ),
         "between": ParserState(
@@ -304,7 +294,7 @@ KIMI_K2 = ToolFormat(
             {
                 "<|tool_call_begin|>": "name",
                 "<|tool_calls_section_begin|>": "section",
-                **dict.fromkeys(KIMI_ENDS, "content"),
+                **KIMI_ENDS,
             },
         ),
     },
