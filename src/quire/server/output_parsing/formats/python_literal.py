@@ -10,7 +10,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from dataclasses import dataclass
 
+from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK
 from quire.server.output_parsing.formats.json_value import json_type
 
 MAX_LITERAL_CHARS = 2**20
@@ -22,7 +24,6 @@ MAX_BLANKS = 256
 
 QUOTE = re.compile(r"(?:[rbuRBU]|[rR][bB]|[bB][rR])?('''|\"{3}|['\"])")
 TOKEN = re.compile(r"([\w.+\-]++)|([\[\](){},:])")
-BLANKS = re.compile(r"[ \t\r\n]*+")
 ESCAPE = re.compile(
     r"""\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3]?[0-7]{1,2}|[\n\\'"abfnrtv])"""
 )
@@ -45,7 +46,7 @@ LEADING_ZEROS = re.compile(r"[+-]?0[0-9_]*")
 
 def python_as_json(text: str) -> str | None:
     """A Python literal as JSON text; None for other text. Sets become arrays, bytes strings."""
-    text = text.strip(" \t\r\n")
+    text = text.strip(BLANKS)
     if len(text) > MAX_LITERAL_CHARS:
         return None
     translation = _Translation()
@@ -55,8 +56,8 @@ def python_as_json(text: str) -> str | None:
         end = translation.token(text, at)
         if end is None:
             return None
-        found = BLANKS.match(text, end)
-        at = end if found is None else found.end()
+        found = NON_BLANK.search(text, end)
+        at = size if found is None else found.start()
     translated = "".join(translation.written)
     return None if json_type(translated) is None else translated
 
@@ -87,12 +88,12 @@ def _is_end(text: str, after: int, quote: str) -> bool | None:
     is_cut = len(rest) <= MAX_BLANKS
     if rest[:1] == quote:
         # Two quotes: the second is the end where one can be, else another string follows.
-        behind = rest[1:].lstrip(" \t\r\n")
-        if not behind and is_cut:
+        after_both = rest[1:].lstrip(BLANKS)
+        if not after_both and is_cut:
             return None
-        if behind[:1] in tuple(",)]}:"):
+        if after_both[:1] in tuple(",)]}:"):
             return False
-    rest = rest.lstrip(" \t\r\n")
+    rest = rest.lstrip(BLANKS)
     if not rest:
         return None if is_cut else True
     if AFTER_STRING.match(rest) is not None:
@@ -100,17 +101,25 @@ def _is_end(text: str, after: int, quote: str) -> bool | None:
     return None if rest[0] in "rbuRBU" and len(rest) < 3 and is_cut else False
 
 
-class _Translation:
-    """What was translated so far; `_open` has the open brackets, each with the place of what was
-    written for it and what of commas and colons came.
+@dataclass(slots=True)
+class _Bracket:
+    """An open bracket: its character, the index of what was written for it, and those of the comma
+    and the colon that came after it.
     """
 
-    __slots__ = ("_marks", "_open", "written")
+    char: str
+    index: int
+    marks: str = ""
+
+
+class _Translation:
+    """The JSON that was written so far, in pieces, and the brackets that are open."""
+
+    __slots__ = ("_open", "written")
 
     def __init__(self) -> None:
         self.written: list[str] = []
-        self._open: list[tuple[str, int]] = []
-        self._marks: list[str] = []
+        self._open: list[_Bracket] = []
 
     def token(self, text: str, at: int) -> int | None:
         """Translate the token at `at`; where it ends, or None if JSON has none of its kind."""
@@ -152,33 +161,32 @@ class _Translation:
 
     def _char(self, char: str) -> bool:
         if char in "([{":
-            self._open.append((char, len(self.written)))
-            self._marks.append("")
+            self._open.append(_Bracket(char, len(self.written)))
             self.written.append(BRACKETS.get(char, char))
             return True
         if char in ")]}":
             return self._close(char)
         if char == ":" and self.written and self.written[-1][-1].isalnum():
             self.written[-1] = f'"{self.written[-1]}"'  # keys of JSON are strings
-        if self._marks:
-            self._marks[-1] += char if char not in self._marks[-1] else ""
+        if self._open and char not in self._open[-1].marks:
+            self._open[-1].marks += char
         self.written.append(": " if char == ":" else ", ")
         return True
 
     def _close(self, char: str) -> bool:
-        if not self._open or self._open[-1][0] != PAIRS[char]:
+        if not self._open or self._open[-1].char != PAIRS[char]:
             return False
-        _, place = self._open.pop()
-        marks = self._marks.pop()
-        is_empty = place == len(self.written) - 1
-        if self.written[-1] == ", " and place < len(self.written) - 2:
+        bracket = self._open.pop()
+        index, marks = bracket.index, bracket.marks
+        is_empty = index == len(self.written) - 1
+        if self.written[-1] == ", " and index < len(self.written) - 2:
             self.written.pop()  # Python allows a comma after the last item
         if char == ")" and not is_empty and "," not in marks:
-            self.written[place] = ""  # a value in parentheses is that value
+            self.written[index] = ""  # a value in parentheses is that value
             return True
         is_set = char == "}" and not is_empty and ":" not in marks
         if is_set:
-            self.written[place] = "["
+            self.written[index] = "["
         self.written.append("]" if is_set else BRACKETS.get(char, char))
         return True
 
