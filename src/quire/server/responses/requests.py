@@ -137,7 +137,8 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
         """The field that a parameter of the engine, or a field of chat, was made from."""
         if found := re.match(r"tools\[([0-9]+)\]", parameter):
             rest = parameter[found.end() :].replace(".function", "", 1).replace(".custom", "", 1)
-            return _tool_places(self.tools or [])[int(found[1])] + rest
+            places = [place for place, _ in _tools(self.tools or [])]
+            return places[int(found[1])] + rest
         return dialect_field(parameter, _FIELDS)
 
     @property
@@ -170,7 +171,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
             top_logprobs=self.top_logprobs,
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             response_format=_format(self.text),
-            tools=list(_tools(self.tools)) if self.tools else None,
+            tools=[tool for _, tool in _tools(self.tools)] if self.tools else None,
             tool_choice=_choice(self.tool_choice),
         )
 
@@ -185,29 +186,22 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
 
 
-def _tool_places(given: list[dict[str, Any]]) -> list[str]:
-    """Where each of the tools that `_tools` makes is in the request."""
-    places: list[str] = []
+def _tools(given: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Tools as chat has them, each after its place in the request; those of a namespace have it in
+    their names.
+    """
     for index, tool in enumerate(given):
-        inner = tool.get("tools") if tool.get("type") == "namespace" else None
-        nested = [f"tools[{index}].tools[{i}]" for i, _ in enumerate(inner or ())]
-        places += [f"tools[{index}]"] if inner is None else nested
-    return places
-
-
-def _tools(given: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Tools as chat has them; those of a namespace have it in their names."""
-    for tool in given:
         if tool.get("type") != "namespace":
-            yield _tool(tool)
+            yield f"tools[{index}]", _tool(tool)
             continue
         space, inner = tool.get("name"), tool.get("tools")
         if not isinstance(space, str) or not isinstance(inner, list):
             raise InvalidParameter("tools", tool, "a namespace has a name and tools")
-        for one in inner:
+        for number, one in enumerate(inner):
             if not isinstance(one, dict):
                 raise InvalidParameter("tools", one, "an object is expected")
-            yield _tool({**one, "name": in_namespace(space, str(one.get("name")))})
+            place = f"tools[{index}].tools[{number}]"
+            yield place, _tool({**one, "name": in_namespace(space, str(one.get("name")))})
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
