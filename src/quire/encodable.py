@@ -96,14 +96,10 @@ def with_plain_texts(value: Any) -> Any:
         return {with_plain_texts(key): with_plain_texts(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [with_plain_texts(item) for item in value]  # all are encoded as one
-    if isinstance(value, msgspec.Struct):
-        fields = value.__struct_fields__
-        plain = {name: with_plain_texts(getattr(value, name)) for name in fields}
-        return msgspec.structs.replace(value, **plain)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: with_plain_texts(getattr(value, name)) for name in names}
-    return value
+    if (names := _field_names(value)) is None:
+        return value
+    plain = {name: with_plain_texts(getattr(value, name)) for name in names}
+    return msgspec.structs.replace(value, **plain) if isinstance(value, msgspec.Struct) else plain
 
 
 def check_levels(value: object) -> None:
@@ -128,11 +124,16 @@ def _items(value: object) -> Collection[object]:
         return [*value.keys(), *value.values()]
     if isinstance(value, list | tuple | set | frozenset):
         return value
+    return [getattr(value, name) for name in _field_names(value) or ()]
+
+
+def _field_names(value: object) -> Collection[str] | None:
+    """The fields of a struct or dataclass; None for any other value."""
     if isinstance(value, msgspec.Struct):
-        return [getattr(value, name) for name in value.__struct_fields__]
+        return value.__struct_fields__
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return ()
+        return [field.name for field in dataclasses.fields(value)]
+    return None
 
 
 def _refusal(error: Exception) -> NotEncodable:
