@@ -28,6 +28,8 @@ _AS_DATA = re.compile(rf"""['"]text['"]\s*:\s*['"]{_PROBE}""")
 _MISWRITTEN_KEY = re.compile(rf"""'{_PROBE}'|\\"{_PROBE}""")
 """The key of an argument in Python's quotes, or within a string of JSON."""
 _ROLES = ("system", "user", "assistant", "tool")
+_OTHER_CONTENTS: tuple[Any, ...] = ("hi", [{"type": "text", "text": "hi"}])
+"""Contents of the messages around a probe, of which a template takes one or both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ def detect_content_formats(render: Render) -> ContentFormats:
     for role in _ROLES:
         takes_text = _writes(render, role, _PROBE)
         takes_parts = _writes(render, role, [{"type": "text", "text": _PROBE}])
-        as_text: ContentFormat = "either" if takes_parts else "string"
-        by_role[role] = "openai" if takes_parts and not takes_text else as_text
+        form: ContentFormat = "either" if takes_text else "openai"
+        by_role[role] = form if takes_parts else "string"
     return ContentFormats("string", by_role)
 
 
@@ -109,7 +111,7 @@ def _writes(render: Render, role: str, content: Any) -> bool:
     """Whether this content of a message of that role is written as text, whichever form the
     messages around it must have.
     """
-    for other in ("hi", [{"type": "text", "text": "hi"}]):
+    for other in _OTHER_CONTENTS:
         text = _rendered(render, _conversation(role, content, other))
         if _PROBE in text and not _AS_DATA.search(text):
             return True
@@ -117,12 +119,12 @@ def _writes(render: Render, role: str, content: Any) -> bool:
 
 
 def _with_call(render: Render, content: str | None, arguments: Any) -> str:
-    user = {"role": "user", "content": "hi"}
+    """The prompt with this call; "" if the template cannot write it."""
     asked = {"role": "assistant", "content": content, "tool_calls": [_call(arguments)]}
-    prompt = _rendered(render, [user, asked])
-    return prompt or _rendered(
-        render, [{**user, "content": [{"type": "text", "text": "hi"}]}, asked]
-    )
+    for other in _OTHER_CONTENTS:
+        if prompt := _rendered(render, [{"role": "user", "content": other}, asked]):
+            return prompt
+    return ""
 
 
 def _rendered(render: Render, messages: Sequence[Any]) -> str:
