@@ -61,7 +61,7 @@ def _handler(server: Server, fields: Mapping[str, Any]) -> Handler:
 
 
 def _once_more(data: bytes, request: Request) -> Callable[[], Awaitable[Any]]:
-    """What a body that was read is received from again."""
+    """A function that receives a body again that was read."""
     is_given = False
 
     async def receive() -> Any:

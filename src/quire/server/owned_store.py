@@ -36,7 +36,7 @@ class OwnedStore(Generic[T]):
     def __init__(self, limit: int = 256, max_bytes: int = 64 * 2**20) -> None:
         self._limit = limit
         self.max_bytes = max_bytes
-        """Of all together."""
+        """Bytes that all of them together may have."""
         self._kept: OrderedDict[str, T] = OrderedDict()
 
     @property

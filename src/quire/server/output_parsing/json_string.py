@@ -32,8 +32,8 @@ class JsonString:
         self.is_over = False
 
     def read(self, text: str) -> str:
-        """What the next piece adds; what may be half of an escape is held back, and what follows
-        the closing quote is left out.
+        """The text that the next piece adds; half of an escape is held back, and text after the
+        closing quote is left out.
         """
         text, self._held = self._held + text, ""
         pieces, at = [], 0
@@ -50,7 +50,7 @@ class JsonString:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """What is held when no more will come."""
+        """The text that is held, when no more will come."""
         held, self._held = self._held, ""
         return held
 

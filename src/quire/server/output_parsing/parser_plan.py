@@ -124,13 +124,13 @@ class ParserPlan:
         return ASSUMED if reasoning.is_assumed else "before"
 
     def place_of_form(self, place: str) -> str:
-        """Where an output with a form begins that would begin at `place` without: that it is inside
-        its reasoning is not assumed, since the form lets it open one or answer.
+        """The place where an output with a form begins, if it would begin at `place` without one. A
+        reasoning is not assumed, since the form lets the output open one or answer.
         """
         return "before" if place == ASSUMED else place
 
     def form_start(self, place: str) -> FormStart | None:
-        """Where the form of an output that begins at `place` does; None: with it.
+        """The start of the form in an output that begins at `place`; None: it begins there, too.
 
         The formats of whole outputs, which have a table, describe that themselves.
         """

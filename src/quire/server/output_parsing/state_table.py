@@ -96,8 +96,9 @@ def name_alone(text: str) -> Head | None:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a KEY says of the next value: the `name` of its argument (None: the one before), and the
-    JSON `types` that it is declared to have, which count where the tool's schema says nothing.
+    """The meaning of a KEY for the next value: the `name` of its argument (None: the one before),
+    and the JSON `types` that it is declared to have, which count where the tool's schema says
+    nothing.
     """
 
     name: str | None
@@ -147,7 +148,7 @@ class ParserState:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family of models writes tool calls.
+    """Form in which a family of models writes tool calls.
 
     `states` has at least "content"; `start` is where the answer begins. `call_id` makes the ids.
     `name_key` and `argument_keys`: keys of an envelope whose values are the name and the arguments.
@@ -191,7 +192,7 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a family of models delimiters its reasoning.
+    """Form in which a family of models writes its reasoning.
 
     `starts` and `ends` are its delimiters. `is_assumed`: an output begins inside the reasoning
     unless the prompt says otherwise. `ends_at_calls`: a tool call ends the reasoning without its

@@ -22,9 +22,9 @@ OTHER_TYPES = {
     }.items()
     for other in others.split()
 }
-"""What schemas of Python, SQL and others call the types of JSON."""
+"""Names of JSON's types in schemas of Python, SQL and others, and the types."""
 _TYPE_WORD = re.compile(r"[a-z_]+")
-"""Of `int64`, `varchar(20)` and `list[str]` what says the type."""
+"""The word for the type in `int64`, `varchar(20)` and `list[str]`."""
 
 
 class ToolSchemas:

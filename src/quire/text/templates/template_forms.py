@@ -42,7 +42,7 @@ class ContentFormats:
 
 @dataclass(frozen=True, slots=True)
 class CallForms:
-    """How a template takes the calls of a message.
+    """The form in which a template takes the calls of a message.
 
     `no_content`: the content of a message that has calls and no text. `as_text`: arguments are
     given as JSON text instead of an object. `takes_text`: arguments that are not an object can be
@@ -55,7 +55,7 @@ class CallForms:
 
 
 def detect_content_formats(render: Render) -> ContentFormats:
-    """What a template that walks through parts somewhere takes for each role. A role that it
+    """The forms for each role, for a template that walks through parts somewhere. A role that it
     refuses or leaves out gets text.
     """
     by_role: dict[str, ContentFormat] = {}
@@ -100,7 +100,9 @@ def _fitted(message: Message, forms: CallForms) -> Message:
 
 
 def _fitted_arguments(arguments: Any, forms: CallForms) -> Any:
-    """What is not an object stays visible: as the text that it is, or as the value of a key."""
+    """Arguments as the template takes them; those that are not an object stay visible, as the text
+    that they are or as the value of a key.
+    """
     if not isinstance(arguments, dict):
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         return text if forms.takes_text else {"arguments": arguments}

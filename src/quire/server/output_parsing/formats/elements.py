@@ -19,7 +19,7 @@ ITEM = "item"
 TEXT_KEY = "$text"
 """The key of text that stands between the elements of an object."""
 MAX_DEPTH = 64
-"""Of elements within others; a deeper tag is text."""
+"""Levels of elements within others; a deeper tag is text."""
 
 
 @dataclass(slots=True)

@@ -19,14 +19,14 @@ STRING = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
 SCALAR_END = " \t\r\n,]}"
 FIRST_CHARS = '"{[-0123456789tfn'
 MAX_BLANKS = 64
-"""Before an object in a string; more are a string's own."""
+"""Blanks before an object in a string; more are the string's own."""
 OBJECT_IN_STRING = re.compile(
     rf"""[^"]                             # not a string
     |"(?:[ ]|\\[nrt]){{0,{MAX_BLANKS}}}+(?:({{)|[^ \\{{]|\\[^nrt])
     |".{{{2 * MAX_BLANKS + 2}}}           # too many blanks""",
     re.DOTALL | re.VERBOSE,
 )
-"""What says whether a value is a string of an object: group 1 if it is one."""
+"""The beginning of a value that shows whether it is a string of an object: group 1 if it is."""
 
 
 class JsonValue:
@@ -122,7 +122,7 @@ class ObjectInString:
         self._passes = False
 
     def read(self, text: str) -> str:
-        """What the next piece adds."""
+        """The text that the next piece adds."""
         if self._passes:
             return text if self._string is None else self._string.read(text)
         self._early += text
@@ -137,7 +137,7 @@ class ObjectInString:
         return self._string.read(early[1:]).lstrip(BLANKS)
 
     def finish(self) -> str:
-        """What is left when the value has ended or will not."""
+        """The rest, when the value has ended or will not end."""
         return self._early if self._string is None or not self._passes else self._string.finish()
 
 

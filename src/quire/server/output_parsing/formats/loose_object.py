@@ -47,7 +47,7 @@ class LooseObject:
         self._in_mark = False
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """How far the object goes."""
+        """Read on; the end of the object, or of what has come of it."""
         outcome: Outcome | None = None
         while outcome is None:
             start, outcome = self._next(text, start, out)

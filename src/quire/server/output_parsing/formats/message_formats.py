@@ -28,7 +28,7 @@ def muse_head(text: str) -> Head:
 
 
 def muse_reader_head(text: str) -> Head:
-    """The same where calls are not read."""
+    """The head of a message where calls are not read: they are content."""
     head = muse_head(text)
     return Head(then="content") if head.then == "calls" else head
 

@@ -20,7 +20,7 @@ QWEN_TAGS = (
 )  # fmt: skip
 QWEN_XML = ToolFormat("qwen3_coder", marked_parameters(*QWEN_TAGS), pads_values=True)
 MIMO = ToolFormat("mimo", marked_parameters(*QWEN_TAGS))
-"""As Qwen's, with values that stand on no lines of their own."""
+"""Qwen's tags, with values that do not stand on lines of their own."""
 SEED_OSS = ToolFormat(
     "seed_oss",
     marked_parameters(
@@ -142,7 +142,7 @@ def k2_horizon_states() -> dict[str, ParserState]:
 
 K2_HORIZON = ToolFormat("k2_horizon", k2_horizon_states(), only_known_names=True)
 SUFFIX = re.compile(r"""=\s*['"](:[\w.\-]+)['"]|<(?:think|tool_calls?)(:[\w.\-]+)>""")
-"""Where a template says the suffix that the tags of its checkpoint have."""
+"""The suffix of the tags of a checkpoint, where its template says it."""
 
 
 def suffix_in(template: str) -> str:

@@ -15,7 +15,7 @@ from quire.server.output_parsing.stream_writer import Writer
 from quire.server.output_parsing.tool_schemas import ToolSchemas
 
 MAX_BLANKS = 256
-"""Between a delimiter and what follows it; more say that the value has ended."""
+"""Blanks between a delimiter and what follows it; more say that the value has ended."""
 
 
 class Parameters:

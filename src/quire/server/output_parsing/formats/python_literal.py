@@ -20,7 +20,7 @@ MAX_LITERAL_CHARS = 2**20
 MAX_NUMBER_CHARS = 512
 """A longer number is refused, unless JSON has it too."""
 MAX_BLANKS = 256
-"""Between a quote and what says whether it ends its string."""
+"""Blanks between a quote and the text that says whether it ends its string."""
 
 QUOTE = re.compile(r"(?:[rbuRBU]|[rR][bB]|[bB][rR])?('''|\"{3}|['\"])")
 TOKEN = re.compile(r"([\w.+\-]++)|([\[\](){},:])")
@@ -31,7 +31,7 @@ IN_STRING = {
     quote: re.compile(rf"\\.|{quote}", re.DOTALL) for quote in ("'", '"', "'" * 3, '"' * 3)
 }
 AFTER_STRING = re.compile(r"[,)\]}:+%*#]|[rbuRBU]{0,2}['\"]")
-"""What may follow a string in Python; the operators make what is no literal."""
+"""Text that may follow a string in Python; with an operator it is not a literal."""
 WORDS = {"True": "true", "False": "false", "None": "null"} | {
     word: word for word in ("true", "false", "null")
 }
@@ -63,8 +63,8 @@ def python_as_json(text: str) -> str | None:
 
 
 def string_end(text: str, start: int, quote: str) -> tuple[int, bool]:
-    """Where a string ends whose inside goes on at `start`, and True. False: its end has not come,
-    or what says that it is one has not; then where to go on looking with more text.
+    """The end of a string whose inside goes on at `start`, and True. False: its end has not come,
+    or the text that shows it to be one; then the index to go on from with more text.
 
     A quote ends a string where something follows that may stand after one in Python. So
     `'it's'` and `"say "hi""` mean what was meant.
