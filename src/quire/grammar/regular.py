@@ -41,6 +41,17 @@ def narrowed(pattern: str) -> str:
     return "".join(parts) + ("\\" if escaped else "")
 
 
+def terminal(pattern: str) -> str:
+    """A pattern between slashes, as grammars in Lark's notation have it: the slashes in it are
+    escaped.
+    """
+    text, is_escaped = [], False
+    for char in pattern:
+        text.append("\\/" if char == "/" and not is_escaped else "\\n" if char == "\n" else char)
+        is_escaped = char == "\\" and not is_escaped
+    return f"/{''.join(text)}/"
+
+
 def one_of(texts: Iterable[str]) -> str:
     """A pattern for exactly these texts."""
     return "(" + "|".join(map(escaped, texts)) + ")"

@@ -11,13 +11,12 @@ matches as little as it can; so a free text is followed by a literal, or by noth
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import EngineError
-from quire.grammar.regular import escaped, narrowed
+from quire.grammar.regular import escaped, narrowed, terminal
 
 _ANY = "(?s:.*)"
 _NOTHING = '""'
@@ -148,7 +147,7 @@ class _Writer:
 
     def _regex(self, given: _Tag) -> list[_Item]:
         _only(given, "regex", "type", "pattern")
-        return [_Rule(_pattern(narrowed(_need(given, "pattern", str, "regex"))))]
+        return [_Rule(terminal(narrowed(_need(given, "pattern", str, "regex"))))]
 
     def _grammar(self, given: _Tag) -> list[_Item]:
         _only(given, "grammar", "type", "grammar")
@@ -242,7 +241,7 @@ class _Writer:
         name = f"TEXT_{len(self.rules)}"
         parts = [f"/{_ANY}/"]
         letters = (text for text in excludes if not self._is_special(text))
-        parts += [f"~{_pattern(_ANY + escaped(text) + _ANY)}" for text in letters]
+        parts += [f"~{terminal(_ANY + escaped(text) + _ANY)}" for text in letters]
         self.rules.append(f"{name}: {' & '.join(parts)}")
         return name
 
@@ -287,12 +286,6 @@ def _begin(tag: object) -> str:
         raise TagError("a tag is an object with begin, content and end")
     _only(tag, "tag", "type", "begin", "content", "end")
     return str(_need(tag, "begin", str, "tag"))
-
-
-def _pattern(regex: str) -> str:
-    """A terminal: a slash that is not escaped would end it."""
-    parts = re.findall(r"\\.|[^\\]|\\$", regex.replace("\n", r"\n"))
-    return "/" + "".join(r"\/" if part == "/" else part for part in parts) + "/"
 
 
 def _only(given: _Tag, what: str, *names: str) -> None:

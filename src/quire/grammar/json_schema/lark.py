@@ -29,6 +29,7 @@ from quire.grammar.json_schema.patterns import all_but
 from quire.grammar.json_schema.places import SchemaError
 from quire.grammar.json_schema.pruning import is_empty
 from quire.grammar.json_schema.writing import SchemaWriter
+from quire.grammar.regular import terminal
 
 _NOTHING = '""'
 
@@ -206,15 +207,6 @@ class LarkWriter:
 
 PLAIN_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 """An option of the library: no letter is written as a number, so that a name has one spelling."""
-
-
-def terminal(pattern: str) -> str:
-    """A regular expression between slashes, which end it where they are not escaped."""
-    text, is_escaped = [], False
-    for char in pattern:
-        text.append("\\/" if char == "/" and not is_escaped else "\\n" if char == "\n" else char)
-        is_escaped = char == "\\" and not is_escaped
-    return f"/{''.join(text)}/"
 
 
 def _literal(value: Any) -> str:
