@@ -27,7 +27,7 @@ from quire.grammar.json_schema.numbers import (
 )
 from quire.grammar.json_schema.patterns import all_but
 from quire.grammar.json_schema.places import SchemaError
-from quire.grammar.json_schema.pruning import is_empty
+from quire.grammar.json_schema.pruning import all_nodes, is_empty
 from quire.grammar.json_schema.writing import SchemaWriter
 from quire.grammar.regular import terminal
 
@@ -36,19 +36,13 @@ _NOTHING = '""'
 
 def inexact_nodes(root: SchemaNode) -> set[int]:
     """The nodes that a schema would make something else of, and those that they are within."""
+    nodes = all_nodes(root)
     parents: dict[int, list[SchemaNode]] = {}
-    found: list[SchemaNode] = []
-    waiting, seen = [root], {id(root)}
-    while waiting:
-        node = waiting.pop()
-        if any(map(_is_inexact, node.options)):
-            found.append(node)
+    for node in nodes:
         for option in node.options:
             for child in children_of(option):
                 parents.setdefault(id(child), []).append(node)
-                if id(child) not in seen:
-                    seen.add(id(child))
-                    waiting.append(child)
+    found = [node for node in nodes if any(map(_is_inexact, node.options))]
     inexact = {id(node) for node in found}
     while found:
         for parent in parents.get(id(found.pop()), ()):
@@ -113,8 +107,8 @@ class LarkWriter:
             self._waiting.append((name, node))
         return self._names[id(node)]
 
-    def _rule(self, body: str) -> str:
-        name = f"r{len(self._rules)}"
+    def _rule(self, body: str, stem: str = "r") -> str:
+        name = f"{stem}{len(self._rules)}"
         self._rules.append(f"{name}: {body}")
         return name
 
@@ -128,17 +122,12 @@ class LarkWriter:
             case Values(values):
                 return " | ".join(map(_literal, values))
             case Number() if not is_exact_for_library(option):
-                return self._number(option)
+                return self._rule(" & ".join(map(terminal, range_patterns(option))), "N")
             case Array():
                 return self._array(option)
             case Object():
                 return self._object(option)
         return self._use(SchemaNode([option]))
-
-    def _number(self, part: Number) -> str:
-        name = f"N{len(self._rules)}"
-        self._rules.append(f"{name}: {' & '.join(map(terminal, range_patterns(part)))}")
-        return name
 
     def _array(self, part: Array) -> str:
         """The items from the last to the first: each is followed by those after it, or by none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -20,7 +21,7 @@ from quire.grammar.json_schema.nodes import (
     is_anything,
 )
 from quire.grammar.json_schema.patterns import all_but, for_library
-from quire.grammar.json_schema.pruning import is_empty
+from quire.grammar.json_schema.pruning import all_nodes, is_empty
 
 _MOST_LEVELS = 32
 """The most levels of schemas within schemas; what is deeper is a definition."""
@@ -192,17 +193,12 @@ def plain_number(value: Decimal) -> int | float:
 
 def _shared_nodes(root: SchemaNode) -> set[int]:
     """The nodes that more than one place refers to, or that are within themselves."""
-    seen, shared = {id(root)}, set()
-    waiting = [root]
-    while waiting:
-        for option in waiting.pop().options:
-            for child in children_of(option):
-                if id(child) not in seen:
-                    seen.add(id(child))
-                    waiting.append(child)
-                elif not all(map(_is_short, child.options)):
-                    shared.add(id(child))
-    return shared
+    nodes = all_nodes(root)
+    uses = Counter([id(root)])
+    for node in nodes:
+        for option in node.options:
+            uses.update(map(id, children_of(option)))
+    return {id(n) for n in nodes if uses[id(n)] > 1 and not all(map(_is_short, n.options))}
 
 
 def _is_short(option: Option) -> bool:
