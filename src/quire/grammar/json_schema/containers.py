@@ -18,6 +18,7 @@ from quire.grammar.json_schema.nodes import (
     parts_of,
 )
 from quire.grammar.json_schema.patterns import found_in
+from quire.grammar.json_schema.scalars import joint_counts
 
 
 class Nodes(Protocol):
@@ -35,9 +36,7 @@ class Nodes(Protocol):
 def array_part(nodes: Nodes, owns: Sequence[Atom]) -> Array | None:
     """The lists that follow all of these schemas; None: there are none."""
     facets = [nodes.atoms.own(atom) for atom in owns]
-    fewest = max((int(own.get("minItems", 0)) for own in facets), default=0)
-    most = min((int(own["maxItems"]) for own in facets if "maxItems" in own), default=None)
-    if most is not None and fewest > most:
+    if (counts := joint_counts(facets, "minItems", "maxItems")) is None:
         return None
     given = [_items(nodes.atoms, atom) for atom in owns]
     given += _unevaluated_items(nodes.atoms, owns, given)
@@ -47,7 +46,7 @@ def array_part(nodes: Nodes, owns: Sequence[Atom]) -> Array | None:
         prefix += [rest] * (longest - len(prefix))
     columns = zip_longest(*prefixes)
     first = [nodes.node([atom for atom in each if atom is not None]) for each in columns]
-    return Array(first, nodes.node([rest for _, rest in given if rest is not None]), fewest, most)
+    return Array(first, nodes.node([rest for _, rest in given if rest is not None]), *counts)
 
 
 _Items = tuple[list[Atom | None], Atom | None]
@@ -92,11 +91,7 @@ def object_part(
     among them, `is_closed`: no property may come that is not declared.
     """
     facets = [nodes.atoms.own(atom) for atom in owns]
-    fewest = max((int(own.get("minProperties", 0)) for own in facets), default=0)
-    most = min(
-        (int(own["maxProperties"]) for own in facets if "maxProperties" in own), default=None
-    )
-    if most is not None and fewest > most:
+    if (counts := joint_counts(facets, "minProperties", "maxProperties")) is None:
         return None
     declared = [name for own in facets for name in own.get("properties", ())]
     required = [name for own in facets for name in own.get("required", ())]
@@ -108,7 +103,7 @@ def object_part(
         name: SchemaNode() if name in forbidden else rules.node_of(name) for name in names
     }
     patterns, rest = rules.others()
-    return Object(properties, rest, frozenset(required), patterns, fewest, most)
+    return Object(properties, rest, frozenset(required), patterns, *counts)
 
 
 class _PropertyRules:

@@ -13,21 +13,27 @@ from quire.grammar.json_schema.nodes import Bound, Number, Text, as_decimal
 _Keywords = Mapping[str, Any]
 
 
-def text_part(schemas: Iterable[_Keywords]) -> Text | None:
+def joint_counts(
+    schemas: Sequence[_Keywords], least: str, most: str
+) -> tuple[int, int | None] | None:
+    """The fewest and the most that all schemas allow by two of their keywords; None: they
+    contradict each other.
+    """
+    low = max((int(own[least]) for own in schemas if least in own), default=0)
+    high = min((int(own[most]) for own in schemas if most in own), default=None)
+    return None if high is not None and low > high else (low, high)
+
+
+def text_part(schemas: Sequence[_Keywords]) -> Text | None:
     """The strings that follow all schemas; None: there are none."""
-    shortest, longest = 0, None
+    if (lengths := joint_counts(schemas, "minLength", "maxLength")) is None:
+        return None
     patterns: dict[str, None] = {}
     formats: dict[str, None] = {}
     for own in schemas:
-        shortest = max(shortest, int(own.get("minLength", 0)))
-        if "maxLength" in own:
-            most = int(own["maxLength"])
-            longest = most if longest is None else min(longest, most)
         patterns.update(dict.fromkeys([own["pattern"]] if "pattern" in own else ()))
         formats.update(dict.fromkeys([own["format"]] if "format" in own else ()))
-    if longest is not None and shortest > longest:
-        return None
-    return Text(shortest, longest, tuple(patterns), tuple(formats))
+    return Text(*lengths, tuple(patterns), tuple(formats))
 
 
 def number_part(schemas: Iterable[_Keywords], is_integer: bool) -> Number | None:
