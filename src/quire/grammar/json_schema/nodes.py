@@ -115,8 +115,13 @@ class SchemaNode:
 
     @property
     def options(self) -> list[Option]:
-        """The parts and nodes one of which a value has to follow. Raises NotComparable while they
-        are made, which a value inside them may depend on.
+        """The parts and nodes one of which a value has to follow, as `make` has left them."""
+        self.make()
+        return self._options
+
+    def make(self) -> None:
+        """Make the options, unless that is done. Raises NotComparable while they are made, which a
+        value inside them may depend on.
         """
         if self._make is not None:
             if self._is_in_making:
@@ -129,7 +134,6 @@ class SchemaNode:
             finally:
                 self._is_in_making = False
             self._make = None
-        return self._options
 
     def keep(self, options: Sequence[Option]) -> None:
         """Replace the options."""

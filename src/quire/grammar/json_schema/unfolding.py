@@ -79,11 +79,11 @@ class Unfolding:
         made = 0
         try:
             while made < len(self._nodes):
-                key = list(self._nodes)[made:]
-                for atoms in key:
+                new = list(self._nodes)[made:]
+                for atoms in new:
                     place = atoms[0].place if atoms else place
-                    assert self._nodes[atoms].options is not None
-                made += len(key)
+                    self._nodes[atoms].make()
+                made += len(new)
         except NotComparable as error:
             raise place.unsupported(str(error)) from None
         return node
