@@ -1,4 +1,4 @@
-"""What may come before a form: a reasoning that is open, or that the first text may open.
+"""Text before a form: a reasoning that is open, or that the first text may open.
 
 It is a function of the output alone, as a grammar is, so preemption and restarts change nothing.
 """
@@ -41,7 +41,7 @@ class Marks(msgspec.Struct, frozen=True):
 
 
 class Stage(Enum):
-    """Where an output is."""
+    """The part of its text that an output has come to."""
 
     OPENING = "opening"
     """Its text may become an opening, or be the beginning of the form."""
@@ -121,7 +121,7 @@ class TextPrelude:
         if self.stage is Stage.OPENING:
             self._open()
         if self.stage is Stage.INSIDE:
-            if any(mark in self._text for mark in self._tokens.ends):
+            if self._tokens.has_end(self._text):
                 self.stage = Stage.OVER
             self._text = self._text[max(0, len(self._text) - self._tokens.longest_end) :]
 
@@ -160,7 +160,7 @@ class MarkTokens:
         self.opens = marks.opens
         self.ends = marks.ends
         self.longest_end = max(map(len, self.ends)) - 1
-        """How much of a text may be the beginning of an end, at most."""
+        """The most bytes at the end of a text that may be the beginning of an ending text."""
         self._tokens = tokens
         self._num_words = mask_words(len(tokens))
         self._sorted = sorted((token, index) for index, token in enumerate(tokens) if token)
@@ -172,6 +172,10 @@ class MarkTokens:
     def bytes_of(self, token_id: int) -> bytes:
         """Return what a token adds to a text."""
         return self._tokens[token_id]
+
+    def has_end(self, text: bytes) -> bool:
+        """Whether an ending text occurs in it."""
+        return any(mark in text for mark in self.ends)
 
     def opening(self, text: bytes) -> np.ndarray:
         """Return the mask of the tokens after which a text may still become an opening, or is."""
@@ -202,12 +206,9 @@ class MarkTokens:
         rest = mark[len(stem) :]
         for size in range(1, len(rest)):
             yield from self._equal_to(rest[:size])
-        yield from (index for index in self._starting_with(rest) if self._is_opening(index, rest))
-
-    def _is_opening(self, index: int, rest: bytes) -> bool:
-        """Whether a token that opens a prelude does not end it within itself."""
-        inner = self._tokens[index][len(rest) :]
-        return not any(mark in inner for mark in self.ends)
+        for index in self._starting_with(rest):
+            if not self.has_end(self._tokens[index][len(rest) :]):
+                yield index
 
     def _starting_blank(self) -> list[tuple[int, int]]:
         """The tokens of blanks, alone or before the beginning of an opening, and their number."""
@@ -216,10 +217,9 @@ class MarkTokens:
             for index in self._starting_with(bytes([blank])):
                 text = self._tokens[index].lstrip(BLANKS)
                 for mark in self.opens:
-                    if mark.startswith(text) or text.startswith(mark):
-                        inner = text[len(mark) :]
-                        if not any(end in inner for end in self.ends):
-                            found.append((index, len(self._tokens[index]) - len(text)))
+                    leads = mark.startswith(text) or text.startswith(mark)
+                    if leads and not self.has_end(text[len(mark) :]):
+                        found.append((index, len(self._tokens[index]) - len(text)))
         return found
 
     def _having_end(self) -> list[int]:
@@ -252,6 +252,6 @@ class MarkTokens:
 
 
 def _overlap(text: bytes, mark: bytes) -> int:
-    """How many characters of a mark, but not all, the end of a text is."""
+    """The length of the longest part of a mark, but not all of it, that a text ends with."""
     sizes = range(min(len(text), len(mark) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
