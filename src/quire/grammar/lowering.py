@@ -55,11 +55,11 @@ def _schema(source: GrammarSource) -> LoweredSource:
     prepared = PreparedSchema(
         json.loads(source.text), Openness(source.openness), GuidancePatterns()
     )
-    options = prepared.options(json_options(source.whitespace))
+    given = json_options(source.whitespace)
     if not prepared.is_exact:
-        text = prepared.lark(options)
+        text = prepared.lark(given)
         return LoweredSource("lark", text, source.whitespace, unenforced=prepared.unenforced)
-    text = json.dumps(prepared.schema())
+    text, options = json.dumps(prepared.schema()), prepared.options(given)
     return LoweredSource("schema", text, source.whitespace, options, prepared.unenforced)
 
 
@@ -70,10 +70,11 @@ class _TagSchemas:
         self.unenforced: list[str] = []
         self._openness = Openness(source.openness)
         self._options = json_options(source.whitespace)
+        self._patterns = GuidancePatterns()
 
     def expression(self, schema: Any) -> str:
         """Return an expression in Lark's notation for the JSON of a schema."""
-        prepared = PreparedSchema(schema, self._openness, GuidancePatterns())
+        prepared = PreparedSchema(schema, self._openness, self._patterns)
         self.unenforced += prepared.unenforced
         return f"%lark {{\n{prepared.lark(self._options)}\n}}"
 
@@ -86,7 +87,7 @@ def json_options(whitespace: str) -> dict[str, Any]:
 
 
 class GuidancePatterns:
-    """What llguidance knows of patterns."""
+    """The answers of llguidance to questions about patterns."""
 
     def __init__(self) -> None:
         self._errors: dict[str, str] = {}

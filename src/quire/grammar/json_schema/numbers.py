@@ -38,11 +38,11 @@ def is_exact_float(value: Decimal) -> bool:
 
 
 def unsupported(part: Number) -> str | None:
-    """Why masks cannot enforce a range; None: they can."""
+    """The reason that masks cannot enforce a range; None: they can."""
     if part.multiple is None:
         return None
     if not _is_exact_multiple(part.multiple):
-        return f"multiples of {_as_decimal(part.multiple)} cannot be enforced exactly"
+        return f"multiples of {decimal_of(part.multiple)} cannot be enforced exactly"
     if not is_exact_for_library(part):
         return "multipleOf cannot be enforced together with bounds of so many digits"
     return None
@@ -56,7 +56,8 @@ def _is_exact_multiple(multiple: Fraction) -> bool:
     return is_whole and Fraction(int(value), 10**decimals) == multiple
 
 
-def _as_decimal(value: Fraction) -> Decimal:
+def decimal_of(value: Fraction) -> Decimal:
+    """The decimal number nearest to a fraction."""
     return Decimal(value.numerator) / Decimal(value.denominator)
 
 

@@ -20,6 +20,7 @@ from quire.grammar.json_schema.nodes import (
     children_of,
     is_anything,
 )
+from quire.grammar.json_schema.numbers import decimal_of
 from quire.grammar.json_schema.patterns import all_but, for_library
 from quire.grammar.json_schema.pruning import all_nodes, is_empty
 
@@ -181,8 +182,7 @@ def _number(part: Number) -> dict[str, Any]:
         if isinstance(bound, Bound):
             schema[names[bound.is_open]] = plain_number(bound.value)
     if part.multiple is not None:
-        multiple = Decimal(part.multiple.numerator) / Decimal(part.multiple.denominator)
-        schema["multipleOf"] = plain_number(multiple)
+        schema["multipleOf"] = plain_number(decimal_of(part.multiple))
     return schema
 
 
