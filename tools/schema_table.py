@@ -1,4 +1,4 @@
-"""How JSON schemas are enforced: those of generators, and JSON Schema's own test suite.
+"""Counts how JSON schemas are enforced: those of generators, and JSON Schema's own test suite.
 
     pip download --no-deps --no-binary :all: jsonschema -d /tmp/suite
     PYTHONPATH=src:. python tools/schema_table.py --suite /tmp/suite/jsonschema-*.tar.gz

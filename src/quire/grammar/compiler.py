@@ -31,7 +31,7 @@ T = TypeVar("T")
 _MOST_CACHED_BYTES = 512 << 20
 _MOST_MARKS = 16
 _BYTES_PER_CHAR = 100
-"""What a compiled grammar takes in memory for each character of its source, as a rule."""
+"""The memory that a compiled grammar takes for each character of its source, as a rule."""
 
 
 class GrammarCompiler:
@@ -86,7 +86,9 @@ class GrammarCompiler:
     def _prelude(
         self, form: StructuredOutputsParams
     ) -> tuple[Callable[[], Prelude] | None, list[Future[Any]]]:
-        """What makes the prelude of a form (None: it has none), and what that waits for."""
+        """A maker for the prelude of a form (None: it has none), and the futures that have to be
+        done before.
+        """
         if form.starts_after is None:
             return None, []
         if form.starts_after_ids:

@@ -24,7 +24,7 @@ class GrammarFailure(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a constraint is, for the way back after drafts."""
+    """The state of a constraint before drafts, to return to after them."""
 
     matcher: Matcher | None
     can_be_form: bool
@@ -113,7 +113,7 @@ class Constraint:
         return self._matcher is not None and self._matcher.failure is not None
 
     def checkpoint(self) -> Checkpoint:
-        """Return where it is, for `return_to` after drafts."""
+        """Return its state, for `return_to` after drafts."""
         budget = None if self._budget is None else self._budget.mark()
         prelude = None if self._prelude is None else self._prelude.state()
         self._num_ahead, self._at_checkpoint = 0, self._matcher

@@ -21,7 +21,7 @@ from quire.grammar.source import LoweredSource
 from quire.grammar.vocabulary import Vocabulary
 
 _INTERNAL = re.compile("<(?:state|backtrace|non-verbose)")
-"""What begins the parts of an error that are of no use to users."""
+"""Beginnings of the parts of an error that are of no use to users."""
 _TOO_LARGE = re.compile("[Tt]oo (many|large)|max is|fuel exhausted|assertion failed: grammar.sym")
 _OUR_WORDS = {
     "NoExtensionBias": "no text goes on from here",

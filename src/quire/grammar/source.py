@@ -13,8 +13,8 @@ from quire.grammar.json_schema.openness import Openness
 from quire.params import StructuredOutputsParams
 
 WHITESPACE = r"[ \n]"
-"""What may stand between two tokens of JSON, once: a model that writes nothing else fills its
-budget with blanks.
+"""The whitespace that may stand between two tokens of JSON, once: a model that writes nothing else
+fills its budget with blanks.
 """
 
 

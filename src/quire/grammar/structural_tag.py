@@ -101,7 +101,7 @@ class _Writer:
         }
 
     def items(self, given: object) -> list[_Item]:
-        """What a format consists of."""
+        """The items that a format consists of."""
         if not isinstance(given, dict) or given.get("type") not in self._formats:
             kind = given.get("type") if isinstance(given, dict) else given
             known = ", ".join(self._formats)

@@ -207,7 +207,7 @@ class _TrialProcess:
         return msgspec.msgpack.decode(self._pipe.recv_bytes(), type=TrialAnswer)
 
     def exit_code(self) -> int | None:
-        """How the process ended, whose end of the pipe is closed; None: not within a while."""
+        """The exit status of a process that closed its end of the pipe; None: it still runs."""
         try:
             return self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:

@@ -66,7 +66,9 @@ class Vocabulary:
         return self.special_ids
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """How the tokenizer writes a text; texts of control tokens are letters like all others."""
+        """The ids that the tokenizer writes a text with; texts of control tokens are letters like
+        all others.
+        """
         if isinstance(text, bytes):
             text = text.decode()
         return list(self._library.encode(text, add_special_tokens=False).ids)

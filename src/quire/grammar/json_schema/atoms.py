@@ -1,4 +1,4 @@
-"""What has to hold together: schemas taken apart, with references followed and `allOf` joined."""
+"""Constraints that hold together: schemas taken apart, references followed and `allOf` joined."""
 
 from __future__ import annotations
 

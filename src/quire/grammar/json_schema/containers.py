@@ -22,7 +22,7 @@ from quire.grammar.json_schema.scalars import joint_counts
 
 
 class Nodes(Protocol):
-    """Where the nodes of inner values come from."""
+    """The source of nodes for inner values."""
 
     atoms: Atoms
 
@@ -50,7 +50,7 @@ def array_part(nodes: Nodes, owns: Sequence[Atom]) -> Array | None:
 
 
 _Items = tuple[list[Atom | None], Atom | None]
-"""What is said of the first items of a list one by one, and of all that follow."""
+"""Rules for the first items of a list one by one, and for all that follow."""
 
 
 def _items(atoms: Atoms, atom: Atom) -> _Items:
@@ -65,7 +65,9 @@ def _items(atoms: Atoms, atom: Atom) -> _Items:
 
 
 def _unevaluated_items(atoms: Atoms, owns: Sequence[Atom], given: Sequence[_Items]) -> list[_Items]:
-    """What `unevaluatedItems` say, each of the items that the schemas in its scope leave open."""
+    """The rules of `unevaluatedItems`, each for the items that the schemas in its scope leave
+    open.
+    """
     found: list[_Items] = []
     for atom in owns:
         if _decides(atoms, atom, owns, "unevaluatedItems"):
@@ -107,7 +109,7 @@ def object_part(
 
 
 class _PropertyRules:
-    """What schemas that hold together say of the properties of an object."""
+    """The rules for the properties of an object, from schemas that hold together."""
 
     def __init__(self, nodes: Nodes, owns: Sequence[Atom], *, is_closed: bool) -> None:
         self._nodes = nodes

@@ -31,7 +31,7 @@ _NOTES = frozenset(
 )
 """Keywords that constrain nothing, so that nothing is to be said about them."""
 _DIALECTS = re.compile(r"https?://(json-schema\.org|spec\.openapis\.org)/")
-"""Where the dialects are defined that are read as the standard; others may mean something else."""
+"""Addresses of the dialects that are read as the standard; others may mean something else."""
 _CONDITION = "a condition cannot be enforced; list the cases in anyOf"
 _REFERENCE = "only a reference by $ref can be followed"
 _REFUSED = {

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Openness(Enum):
-    """Which objects may have properties that are not declared, where the schema does not say."""
+    """The objects that may have properties that are not declared, where the schema does not say."""
 
     CLOSED = "closed"
     """Those that declare none at all."""

@@ -16,10 +16,10 @@ _LONGEST_NAME = 256
 
 
 class PatternRules(Protocol):
-    """What the library knows of patterns."""
+    """Questions about patterns that the library answers."""
 
     def error_of(self, pattern: str) -> str | None:
-        """Why a pattern cannot be enforced; None: it can."""
+        """Return the reason that a pattern cannot be enforced; None: it can."""
 
     def has_other_names(self, pattern: str, names: Sequence[str]) -> bool:
         """Whether a pattern of property names has others than these."""
@@ -75,7 +75,7 @@ def all_but(texts: Collection[str]) -> str | None:
 
 
 def _all_but(texts: list[str], depth: int) -> str:
-    """What may follow the first `depth` characters, which these texts share."""
+    """A pattern for the rest after the first `depth` characters, which these texts share."""
     by_char: dict[str, list[str]] = {}
     for text in texts:
         if len(text) > depth:

@@ -1,4 +1,4 @@
-"""What is compiled of a JSON schema."""
+"""Prepares a JSON schema for compilation, from its unfolding to what libraries read."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class Unfolding:
         return found
 
     def _distinction(self, choice: Atom, node: SchemaNode, other: SchemaNode) -> Atom | None:
-        """What keeps the objects of a node from being those of another alternative."""
+        """A constraint that keeps the objects of a node from being those of another alternative."""
         if (name := telling_property(node, other)) is not None:
             return Atom("require", choice.place, name)
         if (name := avoidable_property(node, other)) is not None:
