@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from quire.server.http.json_body import BodyBudget
 from tests.server.scripted_app import with_app
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -47,6 +48,36 @@ def test_what_is_for_no_route_is_refused(server, body, status, text):
     reply = server.post("/invocations", body)
     assert reply.status_code == status
     assert text in reply.json()["error"]["message"]
+
+
+def test_a_large_body_is_counted_once(monkeypatch):
+    body = json.dumps({"prompt": [5] * 60_000, "max_tokens": 1}).encode()
+    budgets, lowest = [], []
+    hold = BodyBudget.hold
+
+    def watched(budget, state, num_bytes):
+        hold(budget, state, num_bytes)
+        budgets.append(budget)
+        lowest.append(budget._free)
+
+    monkeypatch.setattr(BodyBudget, "hold", watched)
+
+    async def use(http):
+        headers = {"Content-Type": "application/json"}
+        reply = await http.post("/invocations", content=body, headers=headers)
+        assert reply.status_code == 400, "it is too long for the model"
+        assert 0 < budgets[0]._free - min(lowest) <= len(body)
+
+    with_app(use, "hello")
+
+
+def test_a_compressed_body_is_refused_as_such():
+    async def use(http):
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        reply = await http.post("/invocations", content=b"\x1f\x8b", headers=headers)
+        assert reply.status_code == 415
+
+    with_app(use, "hello")
 
 
 def test_a_body_that_is_not_json_is_refused():

@@ -47,6 +47,7 @@ async def invocations(server: Server, request: Request) -> Response:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal(400, f"The body is not a JSON object: {error}.") from None
     handler = _handler(server, fields)
+    server.body_budget.release(request.scope["state"])  # the route counts the body again
     return await handler(server, Request(request.scope, _once_more(data, request), request._send))
 
 

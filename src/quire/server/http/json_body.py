@@ -72,7 +72,6 @@ async def read_json(
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         raise Refusal(400, "Unsupported Media Type: send Content-Type: application/json.")
-    _check_encoding(", ".join(request.headers.getlist("content-encoding")))
     data = await read_body(request, max_bytes, timeout_s, budget)
     if len(data) > _SMALL_BYTES:
         body, ignored = await asyncio.to_thread(_weighed, data, type, rules)
@@ -122,6 +121,7 @@ async def read_body(
     request: Request, max_bytes: int, timeout_s: float, budget: BodyBudget
 ) -> bytes:
     """The request's body. Raises Refusal: see `read_json`."""
+    _check_encoding(", ".join(request.headers.getlist("content-encoding")))
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(max_bytes)
