@@ -21,22 +21,8 @@ namespace quire::QUIRE_LEVEL {
 
 constexpr int64_t kFourBlock = 4 * kLanes;  // bytes of a vector
 
-// A query's step: added to the bits of its largest magnitude, kBeyond carries into the exponent
-// where two digits would not hold it.
-inline Steps query_steps(Range range) {
-    constexpr uint32_t kBeyond = 0x010000, kBits = 14;
-    const float largest = range.high > -range.low ? range.high : -range.low;
-    uint32_t bits;
-    __builtin_memcpy(&bits, &largest, sizeof bits);
-    const uint32_t exponent = (bits + kBeyond) >> 23 & 255;
-    const uint32_t of_step = exponent > kBits ? exponent - kBits : 1;  // stays normal
-    const uint32_t step_bits = of_step << 23, inverse_bits = (254 - of_step) << 23;
-    Steps steps;
-    __builtin_memcpy(&steps.scale, &step_bits, sizeof step_bits);
-    __builtin_memcpy(&steps.inverse, &inverse_bits, sizeof inverse_bits);
-    steps.scale += range.nothing;
-    return steps;
-}
+// A query's step: beyond 2^15 - 2^7 two digits would not hold its largest magnitude.
+inline Steps query_steps(Range range) { return powers_of_two(range, 0x010000, 14); }
 
 class Digits : public PairMeans<I8> {
    public:

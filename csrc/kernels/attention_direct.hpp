@@ -180,19 +180,8 @@ inline void direct_span(const Queries& queries, const Keys& keys, const Scoring&
             with_rows(queries.rows, [&](auto count) { body(stored, count); });
         });
     };
-    SegmentTiles tiles[2];
-    const auto find = [&](int64_t segment) {
-        keys.find(segment, most(0, from - segment), least(kSegment, to - segment),
-                  tiles[segment / kSegment % 2]);
-    };
-    const int64_t begin = from / kSegment * kSegment;
-    find(begin);
-    for (int64_t segment = begin; segment < to; segment += kSegment) {
-        const int64_t low = most(0, from - segment), high = least(kSegment, to - segment);
-        const SegmentTiles& here = tiles[segment / kSegment % 2];
-        const bool is_last = segment + kSegment >= to;
-        if (!is_last) find(segment + kSegment);
-        const SegmentTiles& next = tiles[(segment / kSegment + !is_last) % 2];
+    each_segment(keys, from, to, [&](int64_t segment, int64_t low, int64_t high,
+                                     const SegmentTiles& here, const SegmentTiles& next) {
         const bool has_scales = keys.kv.is_int8;
         if (has_scales) keys.gather_scales(segment, low, high, room.key_scales, room.value_scales);
         dispatch([&](auto stored, auto count) {
@@ -223,7 +212,7 @@ inline void direct_span(const Queries& queries, const Keys& keys, const Scoring&
                                     span.from(g), room.keep + g, room.take + g, room.means);
             }
         });
-    }
+    });
 }
 
 }  // namespace quire::QUIRE_LEVEL

@@ -178,23 +178,13 @@ class Grouped {
     // Keys and values come straight from memory, each once.
     void attend_few(int64_t from, int64_t to, const Merged& span) const {
         const GroupRows rows{0, queries_.rows, 0};
-        SegmentTiles tiles[2];
-        const auto find = [&](int64_t segment) {
-            keys_.find(segment, most(0, from - segment), least(kSegment, to - segment),
-                       tiles[segment / kSegment % 2]);
-        };
-        const int64_t begin = from / kSegment * kSegment;
-        find(begin);
-        for (int64_t segment = begin; segment < to; segment += kSegment) {
-            const int64_t low = most(0, from - segment), high = least(kSegment, to - segment);
-            SegmentTiles& here = tiles[segment / kSegment % 2];
-            const bool is_first = segment == begin, is_last = segment + kSegment >= to;
-            if (!is_last) find(segment + kSegment);
-            const SegmentTiles& next = tiles[(segment / kSegment + !is_last) % 2];
+        each_segment(keys_, from, to, [&](int64_t segment, int64_t low, int64_t high,
+                                          SegmentTiles& here, const SegmentTiles& next) {
             const TileRange seen{here.first, here.stop};
             arithmetic_.gather_scales(keys_, segment, low, high);
             arithmetic_.template score<true>(rows, here, seen,
                                              Ahead(here.values, keys_.tile_bytes()));
+            const bool is_first = segment <= from;
             soften(rows, segment, seen, is_first, span);
             const auto value = [&](int64_t j) { return value_in(here, j); };
             if (can_share_values(rows, segment, low, high)) {
@@ -204,7 +194,7 @@ class Grouped {
             } else {
                 mean_one_by_one(rows, segment, value, is_first, span);
             }
-        }
+        });
     }
 
     // Values are brought in order once for all groups of queries.

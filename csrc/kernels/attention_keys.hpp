@@ -192,4 +192,24 @@ struct Queries {
     }
 };
 
+// body(segment, low, high, tiles, next) for the segments of keys from..to-1 in order, of each of
+// which low..high-1 are among these. `next` are the tiles of the segment after it, to be fetched
+// ahead; the last one's own.
+template <class Source, class Body>
+inline void each_segment(const Source& keys, int64_t from, int64_t to, const Body& body) {
+    SegmentTiles tiles[2];
+    const auto find = [&](int64_t segment) {
+        keys.find(segment, most(0, from - segment), least(kSegment, to - segment),
+                  tiles[segment / kSegment % 2]);
+    };
+    const int64_t begin = from / kSegment * kSegment;
+    find(begin);
+    for (int64_t segment = begin; segment < to; segment += kSegment) {
+        const bool is_last = segment + kSegment >= to;
+        if (!is_last) find(segment + kSegment);
+        body(segment, most(0, from - segment), least(kSegment, to - segment),
+             tiles[segment / kSegment % 2], tiles[(segment / kSegment + !is_last) % 2]);
+    }
+}
+
 }  // namespace quire::QUIRE_LEVEL

@@ -26,19 +26,7 @@ constexpr uint32_t kDigitBits = 22;  // of the largest q after its first one
 constexpr uint32_t kBeyondDigits = 0x010101;
 
 // A group's step, and by what its values are multiplied to become whole numbers.
-inline Steps digit_steps(Range range) {
-    const float largest = range.high > -range.low ? range.high : -range.low;
-    uint32_t bits;
-    __builtin_memcpy(&bits, &largest, sizeof bits);
-    const uint32_t exponent = (bits + kBeyondDigits) >> 23 & 255;
-    const uint32_t of_step = exponent > kDigitBits ? exponent - kDigitBits : 1;  // stays normal
-    const uint32_t step_bits = of_step << 23, inverse_bits = (254 - of_step) << 23;
-    Steps steps;
-    __builtin_memcpy(&steps.scale, &step_bits, sizeof step_bits);
-    __builtin_memcpy(&steps.inverse, &inverse_bits, sizeof inverse_bits);
-    steps.scale += range.nothing;
-    return steps;
-}
+inline Steps digit_steps(Range range) { return powers_of_two(range, kBeyondDigits, kDigitBits); }
 
 // The nearest whole numbers, of no meaning for NaN and infinities; the lowest byte of each, in
 // order; and what is left above these bytes as digits of either sign.

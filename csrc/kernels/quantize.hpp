@@ -42,6 +42,22 @@ struct Steps {
     float scale, inverse;
 };
 
+// Powers of two by which the largest magnitude becomes 2^bits or nearly. `beyond` is added to the
+// bits of that magnitude, so that a carry makes the step larger where the digits would not hold it.
+inline Steps powers_of_two(Range range, uint32_t beyond, uint32_t bits) {
+    const float largest = range.high > -range.low ? range.high : -range.low;
+    uint32_t most;
+    __builtin_memcpy(&most, &largest, sizeof most);
+    const uint32_t exponent = (most + beyond) >> 23 & 255;
+    const uint32_t of_step = exponent > bits ? exponent - bits : 1;  // stays normal
+    const uint32_t step_bits = of_step << 23, inverse_bits = (254 - of_step) << 23;
+    Steps steps;
+    __builtin_memcpy(&steps.scale, &step_bits, sizeof step_bits);
+    __builtin_memcpy(&steps.inverse, &inverse_bits, sizeof inverse_bits);
+    steps.scale += range.nothing;
+    return steps;
+}
+
 // Below this, 1 / scale would be infinite: such numbers count as zeros.
 constexpr float kTiny = 1e-30f;
 

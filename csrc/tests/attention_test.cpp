@@ -40,18 +40,7 @@ int64_t lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 // `count` numbers of both signs around 1.
 Bytes numbers(Type type, int64_t count, uint32_t seed) {
     Bytes bytes(count * size_of(type));
-    for (int64_t i = 0; i < count; ++i) {
-        seed = seed * 1664525u + 1013904223u;
-        const float value = static_cast<float>(static_cast<int32_t>(seed)) / 1e9f;
-        uint32_t bits;
-        std::memcpy(&bits, &value, 4);
-        uint16_t half = static_cast<uint16_t>(bits >> 16);
-        if (type == Type::f16) half = static_cast<uint16_t>((seed >> 16 & 0x83ff) | 0x3800);
-        if (type == Type::f32)
-            std::memcpy(&bytes[i * 4], &bits, 4);
-        else
-            std::memcpy(&bytes[i * 2], &half, 2);
-    }
+    fill_numbers(bytes.data(), type, count, seed);
     return bytes;
 }
 

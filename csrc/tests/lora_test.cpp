@@ -18,16 +18,7 @@ constexpr int32_t kRanks[] = {11, 1, 0, 8, 5, 11};  // of two parts in each slot
 
 std::vector<unsigned char> numbers(Type type, int64_t count, uint32_t seed) {
     std::vector<unsigned char> bytes(count * size_of(type));
-    for (int64_t i = 0; i < count; ++i) {
-        seed = seed * 1664525u + 1013904223u;
-        const float value = static_cast<float>(static_cast<int32_t>(seed)) / 1e9f;
-        uint32_t bits;
-        std::memcpy(&bits, &value, 4);
-        uint16_t half = static_cast<uint16_t>(bits >> 16);
-        if (type == Type::f16) half = static_cast<uint16_t>((seed >> 16 & 0x83ff) | 0x3800);
-        if (type == Type::f32) std::memcpy(&bytes[i * 4], &bits, 4);
-        if (type != Type::f32) std::memcpy(&bytes[i * 2], &half, 2);
-    }
+    fill_numbers(bytes.data(), type, count, seed);
     return bytes;
 }
 

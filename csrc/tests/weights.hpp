@@ -22,16 +22,7 @@ struct Bytes {
 
     // Numbers of either sign around 1.
     Bytes& fill(Type type, uint32_t seed) {
-        for (int64_t i = 0; i < count / size_of(type); ++i) {
-            seed = seed * 1664525u + 1013904223u;
-            const float value = static_cast<float>(static_cast<int32_t>(seed)) / 1e9f;
-            uint32_t bits;
-            std::memcpy(&bits, &value, 4);
-            uint16_t half = static_cast<uint16_t>(bits >> 16);
-            if (type == Type::f16) half = static_cast<uint16_t>((seed >> 16 & 0x83ff) | 0x3800);
-            if (type == Type::f32) std::memcpy(&data[i * 4], &bits, 4);
-            if (type != Type::f32) std::memcpy(&data[i * 2], &half, 2);
-        }
+        fill_numbers(data.get(), type, count / size_of(type), seed);
         return *this;
     }
     template <class T>

@@ -72,8 +72,8 @@ class ExpertOps:
         )
         memory = self._runtime.weight_memory((len(up), sum(sizes)), torch.uint8)
         of_up, of_down = memory.split(sizes, 1)
-        pack_up = partial(self._linear.pack, gated=gated)
-        pack_down = partial(self._linear.pack, segments=segments)
+        pack_up = partial(self._linear.pack_linear, gated=gated)
+        pack_down = partial(self._linear.pack_linear, segments=segments)
         return self.experts_of(
             pack_each(_into(of_up, pack_up), up, up_bias, stored_as),
             pack_each(_into(of_down, pack_down), down, down_bias, stored_as),

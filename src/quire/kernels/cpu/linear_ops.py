@@ -102,21 +102,11 @@ class LinearOps:
         segments: int = 1,
         peaks: Tensor | None = None,
         gated: bool = False,
-    ) -> CpuLinear:
-        """weight [out, in], bias [out]; both are copied."""
-        return self.pack(weight, bias, stored_as, segments, peaks, gated)
-
-    def pack(
-        self,
-        weight: Tensor | CodedWeight,
-        bias: Tensor | None,
-        stored_as: WeightFormat | None = None,
-        segments: int = 1,
-        peaks: Tensor | None = None,
-        gated: bool = False,
         memory: PanelMemory | None = None,
     ) -> CpuLinear:
-        """`pack_linear` into memory of the caller's, `panel_bytes` of it; None: of its own."""
+        """weight [out, in], bias [out]; both are copied, into `panel_bytes` of `memory` (None: of
+        the weight's own).
+        """
         assert self._runtime.program is None, "weights are packed before recording"
         shape, dtype = self._panel_shape(weight, stored_as, gated)
         panels = (memory or self._runtime.weight_memory)(shape, dtype)
