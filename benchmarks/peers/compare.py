@@ -7,8 +7,9 @@ table.
 Run it with Quire's interpreter. Every engine and kind of weights is a process of its own, one after
 the other, in the order of --kinds; --rounds repeats them all in turns, for machines whose speed
 changes. A workload is PROMPTSxINPUT+OUTPUT, with *REPEATS behind it; the median of all repeats and
-rounds counts. Where PROMPTSxINPUT+1 is measured as well, the rate of decoding alone is the tokens
-after the first over the difference of the two times.
+rounds counts. The rate of decoding alone is the tokens after the first over the time that the
+engine says it took for them (one prompt), or over the difference to PROMPTSxINPUT+1 where that is
+measured.
 
 Environments (each in a folder of its own, outside of the repository):
 
@@ -90,8 +91,9 @@ def merge(before: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     """Two answers of one engine as one that has the times of both."""
     works = dict(before.get("workloads", {}))
     for name, work in answer.get("workloads", {}).items():
-        times = works.get(name, {}).get("elapsed_s", [])
-        works[name] = work | {"elapsed_s": times + work["elapsed_s"]}
+        old = works.get(name, {})
+        times = {key: old.get(key, []) + work[key] for key in ("elapsed_s", "decode_s")}
+        works[name] = work | times
     return before | answer | {"workloads": works}
 
 
@@ -176,7 +178,8 @@ def table(runs: dict[str, Any]) -> str:
 
 def heads_of(name: str, names: list[str]) -> list[str]:
     """Columns of a workload."""
-    return [name, f"{name} decode"] if partner(name) in names else [name]
+    is_split = partner(name) in names or (name.startswith("1x") and partner(name))
+    return [name, f"{name} decode"] if is_split else [name]
 
 
 def cells_of(name: str, works: dict[str, Any], names: list[str]) -> list[str]:
@@ -188,10 +191,18 @@ def cells_of(name: str, works: dict[str, Any], names: list[str]) -> list[str]:
     elapsed = seconds(works, name)
     tokens = prompts * (inputs if outputs == 1 else outputs)
     cells = [f"{tokens / elapsed:.1f}"]
-    if partner(name) in names:
-        rest = elapsed - seconds(works, partner(name)) if partner(name) in works else 0.0
+    if len(heads_of(name, names)) > 1:
+        rest = decode_seconds(works, name)
         cells.append(f"{prompts * (outputs - 1) / rest:.1f}" if rest > 0 else "")
     return cells
+
+
+def decode_seconds(works: dict[str, Any], name: str) -> float:
+    """The median time after the first tokens; 0 where it is not known."""
+    if works[name]["decode_s"]:
+        return statistics.median(works[name]["decode_s"])
+    start = partner(name)
+    return seconds(works, name) - seconds(works, start) if start in works else 0.0
 
 
 def partner(name: str) -> str:

@@ -1,4 +1,5 @@
-"""A Qwen3 checkpoint in bfloat16 -> a GGUF file with the same values, for llama.cpp.
+"""A Qwen3 checkpoint in bfloat16, dense or with experts -> a GGUF file with the same values, for
+llama.cpp.
 
 Without a tokenizer: the benchmark speaks in token ids.
 """
@@ -6,22 +7,38 @@ Without a tokenizer: the benchmark speaks in token ids.
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
+_ARCHITECTURES = {"qwen3": gguf.MODEL_ARCH.QWEN3, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE}
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+
 
 def write_gguf(folder: Path, file: Path) -> None:
     """Matrices stay bfloat16, norms become float32 as llama.cpp wants them."""
     config = json.loads((folder / "config.json").read_text())
-    assert config["model_type"] == "qwen3", "only the 0.6b shape is converted; use that"
-    writer = gguf.GGUFWriter(str(file), "qwen3")
+    assert config["model_type"] in _ARCHITECTURES, "only Qwen3's shapes are converted"
+    architecture = _ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(str(file), gguf.MODEL_ARCH_NAMES[architecture])
     _describe(writer, config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    experts: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
     for path in sorted(folder.glob("*.safetensors")):
         for name, values in _tensors(path):
+            if expert := _EXPERT.fullmatch(name):
+                block, index, part = expert.groups()
+                mates = experts[f"{block}.{part}"]
+                mates[int(index)] = values
+                if len(mates) < config["num_experts"]:
+                    continue
+                name = f"{block}.{part}.weight"  # noqa: PLW2901
+                values = np.stack([mates[i] for i in range(len(mates))])  # noqa: PLW2901
+                mates.clear()
             new = names.get_name(name, try_suffixes=(".weight",))
             assert new, f"GGUF has no name for {name}"
             if values.ndim == 1:
@@ -52,6 +69,10 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
 def _tensors(path: Path) -> list[tuple[str, np.ndarray]]:

@@ -7,6 +7,7 @@ The weights are converted once, with the `gguf` package, into the cache folder.
 from __future__ import annotations
 
 import ctypes
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +63,18 @@ class Runner:
         self.context: Any = None
         self.size = (0, 0)
 
-    def generate(self, prompts: list[list[int]], length: int) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], length: int) -> tuple[list[list[int]], float]:
         """See protocol.Generate."""
         self._open(len(prompts), len(prompts[0]) + length)
         api.llama_memory_clear(api.llama_get_memory(self.context), True)
         outputs = [[token] for token in self._prefill(prompts)]
+        start = time.perf_counter()
         for step in range(length - 1):
             position = len(prompts[0]) + step
             new = [(ids[-1], position, row, True) for row, ids in enumerate(outputs)]
             for ids, token in zip(outputs, self._decode(new), strict=True):
                 ids.append(token)
-        return outputs
+        return outputs, time.perf_counter() - start
 
     def _open(self, rows: int, tokens: int) -> None:
         """Make room for so many requests of so many tokens; nothing if there is."""

@@ -31,12 +31,12 @@ def open_engine(request: dict[str, Any]) -> Generate:
         verbose=False,
     )
 
-    def generate(prompts: list[list[int]], length: int) -> list[list[int]]:
+    def generate(prompts: list[list[int]], length: int) -> tuple[list[list[int]], None]:
         outputs = []
         for ids in prompts:
             model.reset()  # what is left of the prompt before may begin like this one
             outputs.append(list(islice(model.generate(ids, temp=0.0), length)))
-        return outputs
+        return outputs, None
 
     return generate
 

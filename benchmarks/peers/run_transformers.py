@@ -16,7 +16,7 @@ def open_engine(request: dict[str, Any]) -> Generate:
     model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=dtype).eval()
 
     @torch.inference_mode()
-    def generate(prompts: list[list[int]], length: int) -> list[list[int]]:
+    def generate(prompts: list[list[int]], length: int) -> tuple[list[list[int]], None]:
         ids = torch.tensor(prompts)
         rows = model.generate(
             ids,
@@ -26,7 +26,7 @@ def open_engine(request: dict[str, Any]) -> Generate:
             max_new_tokens=length,
             pad_token_id=0,
         )
-        return rows[:, ids.shape[1] :].tolist()
+        return rows[:, ids.shape[1] :].tolist(), None
 
     return generate
 

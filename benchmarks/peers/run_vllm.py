@@ -29,17 +29,20 @@ def open_engine(request: dict[str, Any]) -> Generate:
         max_model_len=request["max_len"],
         max_num_seqs=request["max_prompts"],
         enable_prefix_caching=False,
+        disable_log_stats=False,
         speculative_config=request.get("speculative_config"),
     )
 
-    def generate(prompts: list[list[int]], length: int) -> list[list[int]]:
+    def generate(prompts: list[list[int]], length: int) -> tuple[list[list[int]], float | None]:
         params = SamplingParams(
             temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False
         )
         outputs = llm.generate(
             [{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False
         )
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        times = outputs[0].metrics
+        ids = [list(output.outputs[0].token_ids) for output in outputs]
+        return ids, times.last_token_ts - times.first_token_ts
 
     return generate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--random-model",
         metavar="SHAPE",
-        help="random weights of the shape tiny, 0.06b, 0.6b, 1b or 8b, written to the cache once",
+        help="random weights of a shape (tiny, 0.6b, 1b, 4b, 8b, 2b-experts, ...; an unknown one "
+        "lists all), written to the cache once",
     )
     parser.add_argument(
         "--disable-detokenize", action="store_true", help="leave the outputs as token ids"
@@ -41,12 +43,13 @@ def engine_args_from(args: argparse.Namespace) -> EngineArgs:
 
 
 def random_model(shape: str) -> Path:
-    """The folder of a random checkpoint in bfloat16, written at the first use."""
-    folder = read_environment().cache_dir / "random" / f"{shape}-bfloat16"
-    if not (folder / "config.json").exists():
-        from quire.testing import make_checkpoint
+    """The folder of a random checkpoint in bfloat16, written at the first use of the shape."""
+    from quire.testing.checkpoints import checkpoint_config, make_checkpoint
 
-        make_checkpoint(folder, shape=shape, dtype="bfloat16")
+    folder = read_environment().cache_dir / "random" / f"{shape}-bfloat16"
+    file = folder / "config.json"
+    if not file.exists() or json.loads(file.read_text()) != checkpoint_config(shape):
+        make_checkpoint(folder, shape=shape)
     return folder
 
 

@@ -39,14 +39,15 @@ def make_checkpoint(
 ) -> Path:
     """Write a model folder with random weights to `path` and return it.
 
-    `shape` is tiny (about 1 M parameters), 0.06b, 0.6b (Qwen3-0.6B), 1b (Llama-3.2-1B), 8b
-    (Llama-3.1-8B), or keys of config.json that differ from tiny; every shape has 8,192 positions.
+    `shape` is one of `SHAPES` in testing/model_shapes.py, such as tiny (about 1 M parameters), 0.6b
+    (Qwen3-0.6B), 1b (Llama-3.2-1B), 4b (Qwen3-4B), 8b (Llama-3.1-8B), or keys of config.json that
+    differ from tiny.
     `family` is one of `FAMILIES` in testing/model_shapes.py, by default the one the shape is known
     from. Two calls with equal arguments write equal files; an earlier checkpoint in `path` is
     replaced.
     Raises InvalidParameter for an unknown name, UnknownConfigKey for an unknown key.
     """
-    config = _config(shape, family, dtype)
+    config = checkpoint_config(shape, family, dtype)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("model*.safetensors*"):
@@ -59,7 +60,10 @@ def make_checkpoint(
     return folder
 
 
-def _config(shape: str | Mapping[str, Any], family: str | None, dtype: str) -> dict[str, Any]:
+def checkpoint_config(
+    shape: str | Mapping[str, Any], family: str | None = None, dtype: str = "bfloat16"
+) -> dict[str, Any]:
+    """The config.json that `make_checkpoint` writes for these arguments, and raises for."""
     if dtype not in _DTYPES:
         raise InvalidParameter("dtype", dtype, ", ".join(_DTYPES))
     if isinstance(shape, str) and shape not in SHAPES:

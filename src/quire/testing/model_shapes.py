@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-CONTEXT = 8192
-
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -23,13 +21,23 @@ class ModelShape:
     vocab: int
     tie: bool
     theta: float
+    context: int = 8192
+    experts: int = 4  # in families that have experts
+    experts_per_token: int = 2
+    expert_ffn: int | None = None  # default half of ffn where a family's config says it
 
 
 SHAPES = {
     "tiny": ModelShape("llama", 4, 128, 4, 2, 32, 384, 1024, True, 1e4),
     # a tenth of 0.6b with the same vocabulary, as models that draft have
     "0.06b": ModelShape("qwen3", 20, 256, 4, 2, 64, 1024, 151_936, True, 1e6),
-    "0.6b": ModelShape("qwen3", 28, 1024, 16, 8, 128, 3072, 151_936, True, 1e6),  # Qwen3-0.6B
+    # Qwen3-0.6B and Qwen3-4B
+    "0.6b": ModelShape("qwen3", 28, 1024, 16, 8, 128, 3072, 151_936, True, 1e6, 40_960),
+    "4b": ModelShape("qwen3", 36, 2560, 32, 8, 128, 9728, 151_936, True, 1e6, 40_960),
+    # 32 small experts a layer, four of them active: 0.6 B of 2.1 B parameters
+    "2b-experts": ModelShape(
+        "qwen3_moe", 24, 1024, 16, 8, 128, 3072, 151_936, True, 1e6, 40_960, 32, 4, 768
+    ),
     "1b": ModelShape("llama", 16, 2048, 32, 8, 64, 8192, 128_256, True, 5e5),  # Llama-3.2-1B
     # 12 of the 32 layers of Youtu-LLM-2B
     "0.9b-latent": ModelShape("youtu", 12, 2048, 16, 16, 128, 6144, 128_256, True, 1.6e6),
@@ -62,7 +70,7 @@ def _llama(
         "num_key_value_heads": s.kv_heads,
         "head_dim": s.head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": s.context,
         "rms_norm_eps": 1e-6,
         "rope_theta": s.theta,
         "tie_word_embeddings": s.tie,
@@ -128,7 +136,7 @@ def _gpt2(s: ModelShape) -> dict[str, Any]:
         "n_layer": s.layers,
         "n_head": s.heads,
         "n_inner": s.ffn,
-        "n_positions": CONTEXT,
+        "n_positions": s.context,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": s.tie,
@@ -141,9 +149,10 @@ def _experts(
     architecture: str, kind: str, count_key: str
 ) -> Callable[[ModelShape], dict[str, Any]]:
     def config(s: ModelShape) -> dict[str, Any]:
-        keys: dict[str, Any] = {count_key: 4, "num_experts_per_tok": 2}
+        keys: dict[str, Any] = {count_key: s.experts, "num_experts_per_tok": s.experts_per_token}
         if kind == "qwen3_moe":
-            keys |= {"moe_intermediate_size": s.ffn // 2, "norm_topk_prob": True}
+            width = s.expert_ffn or s.ffn // 2
+            keys |= {"moe_intermediate_size": width, "norm_topk_prob": True}
         return _llama(s, architecture, kind) | keys
 
     return config
