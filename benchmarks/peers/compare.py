@@ -177,24 +177,30 @@ def table(runs: dict[str, Any]) -> str:
 
 
 def heads_of(name: str, names: list[str]) -> list[str]:
-    """Columns of a workload."""
-    is_split = partner(name) in names or (name.startswith("1x") and partner(name))
-    return [name, f"{name} decode"] if is_split else [name]
+    """Columns of a workload: all of it, its prompt and its decode, as far as they can be told."""
+    first_too = [f"{name} prompt"] if _is_one(name) and partner(name) else []
+    rest_too = [f"{name} decode"] if first_too or partner(name) in names else []
+    return [name, *first_too, *rest_too]
 
 
 def cells_of(name: str, works: dict[str, Any], names: list[str]) -> list[str]:
     """What stands in these columns: medians."""
     _, numbers = parse_workload(name)
     prompts, inputs, outputs = (numbers[k] for k in ("num_prompts", "input_len", "output_len"))
+    heads = heads_of(name, names)
     if name not in works:
-        return [""] * len(heads_of(name, names))
-    elapsed = seconds(works, name)
-    tokens = prompts * (inputs if outputs == 1 else outputs)
-    cells = [f"{tokens / elapsed:.1f}"]
-    if len(heads_of(name, names)) > 1:
-        rest = decode_seconds(works, name)
-        cells.append(f"{prompts * (outputs - 1) / rest:.1f}" if rest > 0 else "")
-    return cells
+        return [""] * len(heads)
+    elapsed, rest = seconds(works, name), decode_seconds(works, name)
+    figures = {name: prompts * (inputs if outputs == 1 else outputs) / elapsed}
+    if rest > 0:
+        figures[f"{name} prompt"] = prompts * inputs / (elapsed - rest)
+        figures[f"{name} decode"] = prompts * (outputs - 1) / rest
+    return [f"{figures[head]:.1f}" if head in figures else "" for head in heads]
+
+
+def _is_one(name: str) -> bool:
+    """Whether it is one prompt, whose first token the engine tells the time of."""
+    return name.startswith("1x")
 
 
 def decode_seconds(works: dict[str, Any], name: str) -> float:
