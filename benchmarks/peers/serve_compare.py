@@ -48,11 +48,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--backends", nargs="+", choices=ENDPOINTS, default=list(ENDPOINTS))
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument(
+        "--range-ratio", type=float, default=0.0, help="prompts differ from --input-len by so much"
+    )
     parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=2, help="requests for each of the clients")
     parser.add_argument("--dtype", default="float32", help="of both")
     parser.add_argument("--vllm-dtype", default=None, help="of vLLM, where another is faster")
     parser.add_argument("--vllm-cpus", default=None, help="cores of vLLM's threads; default: all")
+    parser.add_argument("--vllm-preload", default="", metavar="LIBS", help="LD_PRELOAD of vLLM")
     parser.add_argument("--ready-timeout", type=float, default=600, metavar="S")
     parser.add_argument("--load-timeout", type=float, default=300, metavar="S")
     parser.add_argument("--start-gate", default="", metavar="CMD")
@@ -117,7 +122,7 @@ def serving(engine: str, args: argparse.Namespace, num_cores: int, scratch: Path
     words = [*starts[engine], str(model_of(args)), "--served-model-name", NAME]
     dtype = args.vllm_dtype if engine == "vllm" and args.vllm_dtype else args.dtype
     words += ["--port", str(port), "--dtype", dtype, "--max-num-seqs", "64"]
-    words += ["--max-model-len", "2048"]
+    words += ["--max-model-len", str(args.max_model_len)]
     url, log = f"http://127.0.0.1:{port}", scratch / f"{engine}.log"
     with running_server(words, url, log, ready_s=args.ready_timeout, shows=False):
         yield url
@@ -143,6 +148,7 @@ def environment_of_vllm(args: argparse.Namespace, num_cores: int) -> list[str]:
         "VLLM_CPU_KVCACHE_SPACE=1",
         "HF_HUB_OFFLINE=1",
         "VLLM_NO_USAGE_STATS=1",
+        *([f"LD_PRELOAD={args.vllm_preload}"] if args.vllm_preload else []),
     ]
 
 
@@ -161,6 +167,7 @@ def load(
         ("--tokenizer", model_of(args)),
         ("--dataset-name", "random"),
         ("--random-input-len", args.input_len),
+        ("--random-range-ratio", json.dumps({"input": args.range_ratio, "output": 0.0})),
         ("--random-output-len", args.output_len),
         ("--num-prompts", num_prompts),
         ("--max-concurrency", crowd),

@@ -311,11 +311,12 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         """Describe the model."""
         if not self._description:
             plan = self.llm_engine.front_end.plan
-            self._description = (
-                object.__repr__(self)
-                if plan is None
-                else describe(describe_model(plan.hf_config, plan.model_impl, plan.pooler))
-            )
+            if plan is None:
+                self._description = object.__repr__(self)
+            else:
+                model = plan.model
+                decoder = describe_model(model.hf_config, model.model_impl, model.pooler)
+                self._description = describe(decoder)
         return self._description
 
     @one_at_a_time

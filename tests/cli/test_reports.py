@@ -108,4 +108,7 @@ def test_doctor_names_what_does_not_work(capsys, monkeypatch):
 
 def test_a_checkpoint_of_any_shape_can_be_planned(tmp_path):
     folder = make_checkpoint(tmp_path / "m", shape="tiny", family="mistral")
-    assert EngineArgs(model=str(folder)).create_engine_config().architecture == "MistralForCausalLM"
+    assert (
+        EngineArgs(model=str(folder)).create_engine_config().model.architecture
+        == "MistralForCausalLM"
+    )

@@ -25,6 +25,6 @@ def test_adapters_leave_less_for_blocks(gpu):
 
     wide, plan = plan_of(), plan_of(enable_lora=True, **adapters)
     taken = (4 if gpu else 4 + 9) * SIZE * 32 * 2
-    block = plan.kv_cache_bytes // plan.num_blocks
-    assert abs(wide.kv_cache_bytes - plan.kv_cache_bytes - taken) < block
+    block = plan.memory.kv_cache_bytes // plan.memory.num_blocks
+    assert abs(wide.memory.kv_cache_bytes - plan.memory.kv_cache_bytes - taken) < block
     assert "adapters" in plan.reasons["num_blocks"]

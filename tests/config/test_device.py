@@ -32,27 +32,33 @@ def plan_of(model=None, on=None, **wishes):
 def test_float32_checkpoints_of_models_that_pool_become_float16_on_a_gpu():
     pooler = PoolerSpec(("embed",), "cls")
     stored = structs.replace(plans.tiny(), pooler=pooler, generates=False)
-    assert plan_of(stored).dtype == "float16" and plan_of(plans.tiny()).dtype == "bfloat16"
-    assert plan_of(structs.replace(stored, model_type="gemma3_text")).dtype == "bfloat16"
-    assert plan_of(stored, plans.make_machine(features=("avx512_bf16",))).dtype == "bfloat16"
+    assert (
+        plan_of(stored).model.dtype == "float16" and plan_of(plans.tiny()).model.dtype == "bfloat16"
+    )
+    assert plan_of(structs.replace(stored, model_type="gemma3_text")).model.dtype == "bfloat16"
+    assert plan_of(stored, plans.make_machine(features=("avx512_bf16",))).model.dtype == "bfloat16"
 
 
 def test_pooling_as_well_changes_nothing_of_generation():
     both = structs.replace(plans.tiny(), pooler=PoolerSpec(("embed",), also_generates=True))
     plan, alone = plan_of(both), plan_of(plans.tiny())
-    assert (plan.dtype, plan.use_graphs) == (alone.dtype, alone.use_graphs) == ("bfloat16", True)
+    assert (
+        (plan.model.dtype, plan.parallel.use_graphs)
+        == (alone.model.dtype, alone.parallel.use_graphs)
+        == ("bfloat16", True)
+    )
     for name in ("dtype", "use_graphs"):
         assert plan.reasons[name] == alone.reasons[name]
 
 
 def test_a_usable_gpu_is_taken_and_what_follows_from_it():
     plan = plan_of(max_model_len=8192)
-    assert plan.device == "cuda" and "NVIDIA H200" in plan.reasons["device"]
-    assert plan.dtype == "bfloat16" and plan.max_steps_in_flight == 2
-    assert plan.memory_share == 0.9 and plan.max_num_batched_tokens == 8192
+    assert plan.parallel.device == "cuda" and "NVIDIA H200" in plan.reasons["device"]
+    assert plan.model.dtype == "bfloat16" and plan.steps.max_steps_in_flight == 2
+    assert plan.memory.memory_share == 0.9 and plan.steps.max_num_batched_tokens == 8192
     assert "CUDA graphs" in plan.reasons["use_graphs"]
     room = 0.9 * 140 * GIB - 2 * 8_030_261_248
-    assert 0.8 * room < plan.kv_cache_bytes <= room
+    assert 0.8 * room < plan.memory.kv_cache_bytes <= room
 
 
 @pytest.mark.parametrize(
@@ -65,8 +71,8 @@ def test_a_usable_gpu_is_taken_and_what_follows_from_it():
 )
 def test_without_a_usable_gpu(facts, why):
     plan = plan_of(plans.tiny(), facts)
-    assert plan.device == "cpu" and why in plan.reasons["device"]
-    assert plan.max_steps_in_flight == 1 and plan.memory_share is None
+    assert plan.parallel.device == "cpu" and why in plan.reasons["device"]
+    assert plan.steps.max_steps_in_flight == 1 and plan.memory.memory_share is None
     with pytest.raises(InvalidParameter, match=why) as error:
         plan_of(plans.tiny(), facts, device="cuda")
     assert "device='cpu'" in str(error.value)
@@ -76,8 +82,8 @@ def test_without_a_usable_gpu(facts, why):
 def test_kv_memory_in_8_bit_floats_counts_a_scale_for_every_key_and_value(given):
     pool = {"num_gpu_blocks_override": 100, "max_model_len": 512}
     wide, plan = plan_of(**pool), plan_of(**pool, kv_cache_dtype=given)
-    assert plan.kv_dtype == "float8_e4m3fn" and given in plan.reasons["kv_dtype"]
-    assert plan.kv_cache_bytes / wide.kv_cache_bytes == (128 + 4) / (2 * 128)
+    assert plan.memory.kv_dtype == "float8_e4m3fn" and given in plan.reasons["kv_dtype"]
+    assert plan.memory.kv_cache_bytes / wide.memory.kv_cache_bytes == (128 + 4) / (2 * 128)
 
 
 def test_weights_in_8_bit_floats_leave_room_for_blocks():
@@ -85,9 +91,9 @@ def test_weights_in_8_bit_floats_leave_room_for_blocks():
     wide, plan = plan_of(**pool), plan_of(**pool, quantization="fp8")
     table = 128_256 * 4096  # the embedding keeps its type, and a head is planned beside it
     saved = 2 * 8_030_261_248 - (8_030_261_248 - table) - 3 * table
-    assert plan.quantization == "fp8" and plan.dtype == "bfloat16"
-    block = plan.kv_cache_bytes // plan.num_blocks
-    assert abs(plan.kv_cache_bytes - wide.kv_cache_bytes - saved) < block
+    assert plan.model.quantization == "fp8" and plan.model.dtype == "bfloat16"
+    block = plan.memory.kv_cache_bytes // plan.memory.num_blocks
+    assert abs(plan.memory.kv_cache_bytes - wide.memory.kv_cache_bytes - saved) < block
 
 
 @pytest.mark.parametrize("wish", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}])
@@ -97,24 +103,29 @@ def test_8_bit_floats_are_refused_on_a_gpu_that_has_none(wish):
         plan_of(on=ampere, **wish)
     assert "Use 'int8'" in str(error.value)
     ada = machine(GpuFacts("NVIDIA L4", (8, 9), 58, 24 * GIB, 23 * GIB))
-    assert plan_of(on=ada, max_model_len=1024, **wish).device == "cuda"
+    assert plan_of(on=ada, max_model_len=1024, **wish).parallel.device == "cuda"
 
 
 def test_wishes_beat_the_automatic_choice():
     plan = plan_of(plans.tiny(), device="cpu")
-    assert plan.device == "cpu" and plan.reasons["device"].endswith("device was given")
-    assert plan_of(async_scheduling=False).max_steps_in_flight == 1
-    assert plan_of(gpu_memory_utilization=0.5).memory_share == 0.5
-    assert plan_of(kv_cache_memory_bytes=20 * GIB).memory_share is None
-    assert plan_of(num_gpu_blocks_override=9000).num_blocks == 9000
-    assert plan_of(deterministic=True).is_deterministic and not plan_of().is_deterministic
-    assert not plan_of(enforce_eager=True).use_graphs
+    assert plan.parallel.device == "cpu" and plan.reasons["device"].endswith("device was given")
+    assert plan_of(async_scheduling=False).steps.max_steps_in_flight == 1
+    assert plan_of(gpu_memory_utilization=0.5).memory.memory_share == 0.5
+    assert plan_of(kv_cache_memory_bytes=20 * GIB).memory.memory_share is None
+    assert plan_of(num_gpu_blocks_override=9000).memory.num_blocks == 9000
+    assert (
+        plan_of(deterministic=True).parallel.is_deterministic
+        and not plan_of().parallel.is_deterministic
+    )
+    assert not plan_of(enforce_eager=True).parallel.use_graphs
 
 
 def test_copies_over_gpus_are_refused_with_what_to_do():
     with pytest.raises(NotBuiltYet, match="CUDA_VISIBLE_DEVICES"):
         plan_of(data_parallel_size=2)
-    assert plan_of(plans.tiny(), data_parallel_size=2, device="cpu").data_parallel_size == 2
+    assert (
+        plan_of(plans.tiny(), data_parallel_size=2, device="cpu").parallel.data_parallel_size == 2
+    )
 
 
 def test_a_model_that_the_gpu_cannot_hold_is_refused():
@@ -150,7 +161,7 @@ def test_enough_is_what_all_requests_can_hold():
 def test_a_torch_for_gpus_of_others_is_refused_by_name(others):
     on = structs.replace(machine(), torch_other=others)
     plan = plan_of(plans.tiny(), on)
-    assert plan.device == "cpu" and others in plan.reasons["device"]
+    assert plan.parallel.device == "cpu" and others in plan.reasons["device"]
     with pytest.raises(InvalidParameter, match="NVIDIA GPUs are supported") as error:
         plan_of(plans.tiny(), on, device="cuda")
     assert others in str(error.value)

@@ -57,15 +57,15 @@ def test_numbers_of_a_folder(tmp_path):
     assert facts.memories == (KeyValues(kv_heads=2, head_dim=16),) * 2
     assert (facts.length.limit, facts.checkpoint_dtype) == (128, "bfloat16")
     plan = make_plan(EngineArgs(model=folder))
-    assert plan.sampling_defaults == {"top_k": 5}
-    assert plan.generation_eos_token_ids == (2,)
+    assert plan.sampling.sampling_defaults == {"top_k": 5}
+    assert plan.sampling.generation_eos_token_ids == (2,)
 
 
 def test_no_model_is_the_embedded_one():
     plan = make_plan(EngineArgs())
-    assert plan.served_model_names == (EMBEDDED_NAME,)
-    assert plan.architecture == "LlamaForCausalLM"
-    assert plan.max_model_len >= 2048
+    assert plan.model.served_model_names == (EMBEDDED_NAME,)
+    assert plan.model.architecture == "LlamaForCausalLM"
+    assert plan.model.max_model_len >= 2048
 
 
 def test_overrides_are_merged_or_called(tmp_path):
@@ -87,7 +87,7 @@ def test_generation_config_from_elsewhere_or_nowhere(tmp_path):
     other.mkdir()
     (other / "generation_config.json").write_text('{"top_p": 0.5}')
     plans = [
-        make_plan(EngineArgs(model=folder, generation_config=source)).sampling_defaults
+        make_plan(EngineArgs(model=folder, generation_config=source)).sampling.sampling_defaults
         for source in ("auto", "vllm", "quire", str(other))
     ]
     assert plans == [{"top_k": 5}, {}, {}, {"top_p": 0.5}]
@@ -99,7 +99,7 @@ def test_chat_template_as_text_file_or_name(tmp_path):
     folder = make_folder(tmp_path)
     (tmp_path / "t.jinja").write_text("hello {{ messages }}")
     shown = [
-        make_plan(EngineArgs(model=folder, chat_template=given)).chat_template
+        make_plan(EngineArgs(model=folder, chat_template=given)).model.chat_template
         for given in (None, "{{ x }}", str(tmp_path / "t.jinja"), "tool_use")
     ]
     assert shown == [None, "{{ x }}", "hello {{ messages }}", "tool_use"]

@@ -42,8 +42,8 @@ def test_those_that_only_tune_are_named_in_one_warning(caplog):
 
 def test_optimization_level_0_is_eager(caplog):
     plan, told = warnings_of(caplog, optimization_level=0)
-    assert not plan.use_graphs and not told
-    assert warnings_of(caplog, optimization_level=2)[0].use_graphs
+    assert not plan.parallel.use_graphs and not told
+    assert warnings_of(caplog, optimization_level=2)[0].parallel.use_graphs
 
 
 def test_values_that_say_nothing():
@@ -67,5 +67,7 @@ def test_a_callable_changes_config_json_by_attributes():
         return config
 
     plan = EngineArgs(hf_overrides=shorter).create_engine_config()
-    assert plan.max_model_len == 128
-    assert type(plan.hf_config) is dict or plan.hf_config["max_position_embeddings"] == 128
+    assert plan.model.max_model_len == 128
+    assert (
+        type(plan.model.hf_config) is dict or plan.model.hf_config["max_position_embeddings"] == 128
+    )

@@ -17,22 +17,22 @@ def plan_of(model=(), machine=(), **args):
 
 
 def test_weights_that_fit_are_in_memory():
-    assert plan_of(machine=DISK).weights_folder is None
+    assert plan_of(machine=DISK).model.weights_folder is None
 
 
 def test_weights_that_do_not_fit_are_mapped_and_the_plan_says_so():
     plan = plan_of(LARGE, DISK)
-    assert plan.weights_folder == "/cache/weights"
+    assert plan.model.weights_folder == "/cache/weights"
     assert "12.00 GiB of memory are too few" in plan.reasons["weights_folder"]
     assert any("read from the disk in every step" in note for note in plan.notes)
-    assert plan.num_blocks > 100
+    assert plan.memory.num_blocks > 100
     fixed = plan_of(LARGE, DISK, num_gpu_blocks_override=90)
-    assert fixed.weights_folder == "/cache/weights"
+    assert fixed.model.weights_folder == "/cache/weights"
 
 
 def test_mmap_is_a_wish():
     plan = plan_of(machine=DISK, load_format="mmap")
-    assert plan.weights_folder == "/cache/weights" and plan.load_format == "safetensors"
+    assert plan.model.weights_folder == "/cache/weights" and plan.model.load_format == "safetensors"
     assert "load_format=mmap" in plan.reasons["weights_folder"]
 
 

@@ -30,10 +30,10 @@ def on_a_gpu(host=200 * GIB):
 
 def test_the_last_layers_of_each_group_are_offloaded():
     plan = plan_of(offload_group_size=8, offload_num_in_group=2, offload_prefetch_step=3)
-    assert plan.offload.layers == (6, 7, 14, 15, 22, 23, 30, 31)
-    assert (plan.offload.num_buffers, plan.offload.weights) == (3, ())
-    assert plan.offload.host_bytes == 8 * SIZE
-    assert plan.offload.device_bytes == 3 * SIZE
+    assert plan.model.offload.layers == (6, 7, 14, 15, 22, 23, 30, 31)
+    assert (plan.model.offload.num_buffers, plan.model.offload.weights) == (3, ())
+    assert plan.model.offload.host_bytes == 8 * SIZE
+    assert plan.model.offload.device_bytes == 3 * SIZE
     assert plan.reasons["offload"] == "offload_group_size=8: layers 6 7 14 15 22 23 30 31"
     (said,) = (note for note in plan.notes if "are offloaded: 3.25 GiB of weights" in note)
     assert "3 buffers of 1.22 GiB on the GPU" in said and said in plan.explain()
@@ -52,12 +52,13 @@ def test_memory_that_weights_leave_is_the_kv_caches():
     pool = {"max_model_len": 131_072, "max_num_seqs": 1024}
     whole, plan = plan_of(**pool), plan_of(**pool, offload_group_size=2)
     assert (
-        whole.offload is None and whole.reasons["offload"] == "all weights are in the GPU's memory"
+        whole.model.offload is None
+        and whole.reasons["offload"] == "all weights are in the GPU's memory"
     )
-    block = plan.kv_cache_bytes // plan.num_blocks
-    saved = plan.offload.saved_bytes
+    block = plan.memory.kv_cache_bytes // plan.memory.num_blocks
+    saved = plan.model.offload.saved_bytes
     assert saved == 15 * SIZE
-    assert abs(plan.kv_cache_bytes - whole.kv_cache_bytes - saved) < block
+    assert abs(plan.memory.kv_cache_bytes - whole.memory.kv_cache_bytes - saved) < block
     assert "on the host" in plan.reasons["num_blocks"]
 
 
@@ -66,15 +67,15 @@ def test_a_model_larger_than_the_gpu_runs_with_its_weights_on_the_host():
     small = make_machine(gpu=gpu, torch_cuda="13.0", free_memory_bytes=64 * GIB)
     with pytest.raises(LoadError, match="Small GPU has"):
         plan_of(small)
-    assert plan_of(small, cpu_offload_gb=8).num_blocks > 1
+    assert plan_of(small, cpu_offload_gb=8).memory.num_blocks > 1
 
 
 def test_a_size_takes_the_fewest_layers_far_apart():
     plan = plan_of(cpu_offload_gb=1)
-    assert plan.offload.layers == (7, 15, 23, 31)
-    assert 1 * GIB <= plan.offload.saved_bytes < 1 * GIB + SIZE
+    assert plan.model.offload.layers == (7, 15, 23, 31)
+    assert 1 * GIB <= plan.model.offload.saved_bytes < 1 * GIB + SIZE
     narrow = plan_of(cpu_offload_gb=1, offload_params=["mlp.down"])
-    assert len(narrow.offload.layers) == 11 and narrow.offload.weights == ("mlp.down",)
+    assert len(narrow.model.offload.layers) == 11 and narrow.model.offload.weights == ("mlp.down",)
 
 
 @given(
@@ -99,7 +100,7 @@ def test_what_is_saved_is_what_was_asked_for_or_refused(sizes, gigabytes, ahead)
 
 def test_rounded_weights_are_counted_as_they_are_kept():
     plan = plan_of(offload_group_size=4, quantization="int8")
-    assert plan.offload.host_bytes == 4 * SIZE
+    assert plan.model.offload.host_bytes == 4 * SIZE
 
 
 SENSELESS = [
@@ -139,7 +140,7 @@ def test_on_a_cpu_the_way_is_mapped_files(given):
         plan_of(make_machine(), plans.tiny(), **given)
     assert "--load-format mmap" in str(error.value)
     neutral = {"cpu_offload_gb": 0, "offload_params": set(), "offload_prefetch_step": 1}
-    assert plan_of(make_machine(), plans.tiny(), **neutral).offload is None
+    assert plan_of(make_machine(), plans.tiny(), **neutral).model.offload is None
 
 
 def test_a_host_without_room_and_models_of_transformers_are_refused():

@@ -33,21 +33,23 @@ def plan(model=MODEL, headless=False, **wishes):
 def test_modes_and_ranks(wishes, mode, ranks):
     headless = wishes.pop("headless", False)
     found = plan(headless=headless, **wishes)
-    assert (found.data_parallel_mode, found.data_parallel_ranks) == (mode, ranks)
-    assert found.num_threads == max(1, MACHINE.num_cores // max(1, len(ranks)))
+    assert (found.parallel.data_parallel_mode, found.parallel.data_parallel_ranks) == (mode, ranks)
+    assert found.parallel.num_threads == max(1, MACHINE.num_cores // max(1, len(ranks)))
 
 
 def test_one_copy_of_a_mixture_may_be_balanced_from_outside():
-    found = plan(MOE, size=4, rank=3)
+    found = plan(MOE, size=4, rank=3).parallel
     assert (found.data_parallel_mode, found.data_parallel_ranks) == ("external", (3,))
-    assert plan(MOE, size=2, rank=1, external_lb=True).data_parallel_mode == "external"
+    assert plan(MOE, size=2, rank=1, external_lb=True).parallel.data_parallel_mode == "external"
 
 
 def test_addresses_are_for_cores_that_run_elsewhere():
-    assert plan(size=2).data_parallel_address is None
-    assert plan(size=2, size_local=1).data_parallel_address == "127.0.0.1"
-    assert plan(size=2, size_local=1, address="10.0.0.7").data_parallel_address == "10.0.0.7"
-    assert plan(size=2, size_local=1, start_rank=1, headless=True).data_parallel_address
+    assert plan(size=2).parallel.data_parallel_address is None
+    assert plan(size=2, size_local=1).parallel.data_parallel_address == "127.0.0.1"
+    assert (
+        plan(size=2, size_local=1, address="10.0.0.7").parallel.data_parallel_address == "10.0.0.7"
+    )
+    assert plan(size=2, size_local=1, start_rank=1, headless=True).parallel.data_parallel_address
 
 
 @pytest.mark.parametrize(
@@ -81,16 +83,16 @@ def spread(model=MOE, is_spread=True, **wishes):
 
 def test_experts_are_spread_over_the_cores_of_one_machine():
     two = spread(data_parallel_size=2)
-    assert (two.enable_expert_parallel, two.use_graphs) == (True, False)
+    assert (two.parallel.enable_expert_parallel, two.parallel.use_graphs) == (True, False)
     one = spread()
-    assert (one.enable_expert_parallel, one.use_graphs) == (False, True)
+    assert (one.parallel.enable_expert_parallel, one.parallel.use_graphs) == (False, True)
 
 
 def test_spread_experts_leave_room_for_keys_and_values():
     model = msgspec.structs.replace(MOE, num_expert_parameters=MODEL.num_parameters // 2)
     wishes = {"data_parallel_size": 2, "max_num_seqs": 64}
     more, fewer = (spread(model, is_spread, **wishes) for is_spread in (True, False))
-    assert more.num_blocks > fewer.num_blocks
+    assert more.memory.num_blocks > fewer.memory.num_blocks
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_pure_and_every_value_has_a_reason(name):
     assert all(plan.reasons.values())
     assert "auto" not in [value for _, value in plan.decided()]
     with pytest.raises(AttributeError):
-        plan.seed = 1
+        plan.model.seed = 1
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_pure_and_every_value_has_a_reason(name):
 )
 def test_tokens_and_requests_of_a_step(wishes, tokens, seqs):
     plan = plan_of(machine=plans.SERVER, **wishes)
-    assert (plan.max_num_batched_tokens, plan.max_num_seqs) == (tokens, seqs)
-    assert plan.max_num_batched_tokens >= plan.max_num_seqs
+    assert (plan.steps.max_num_batched_tokens, plan.steps.max_num_seqs) == (tokens, seqs)
+    assert plan.steps.max_num_batched_tokens >= plan.steps.max_num_seqs
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_tokens_and_requests_of_a_step(wishes, tokens, seqs):
 def test_the_steps_of_a_server_are_shorter_on_a_cpu(wishes, tokens):
     wish = AsyncEngineArgs(model="m", **wishes)
     plan = resolve(wish, plans.make_model(), plans.SERVER)
-    assert plan.max_num_batched_tokens == tokens
+    assert plan.steps.max_num_batched_tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_wishes_that_contradict_each_other_are_refused(wishes, part):
 )
 def test_dtype(stored, machine, wish, dtype):
     plan = plan_of(plans.make_model(checkpoint_dtype=stored), machine, dtype=wish, max_model_len=64)
-    assert (plan.dtype, plan.kv_dtype) == (dtype, dtype)
+    assert (plan.model.dtype, plan.memory.kv_dtype) == (dtype, dtype)
     assert bool(plan.notes and "converts" in plan.notes[0]) == (
         {stored, dtype} == {"bfloat16", "float16"}
     )
@@ -124,7 +124,7 @@ def test_dtype(stored, machine, wish, dtype):
 def test_float16_is_refused_where_it_overflows():
     with pytest.raises(InvalidParameter, match="gemma2"):
         plan_of(plans.gemma_2b(), dtype="half")
-    assert plan_of(plans.gemma_2b("float16")).dtype == "bfloat16"
+    assert plan_of(plans.gemma_2b("float16")).model.dtype == "bfloat16"
 
 
 def test_stored_type_that_cannot_compute_is_refused():
@@ -134,21 +134,21 @@ def test_stored_type_that_cannot_compute_is_refused():
 
 def test_kv_memory_is_never_more_than_is_useful():
     plan = plan_of(plans.tiny(), plans.SERVER, max_num_seqs=3, max_model_len=100)
-    assert plan.num_blocks == 1 + 3 * 4
+    assert plan.memory.num_blocks == 1 + 3 * 4
 
 
 def test_share_of_free_memory_counts_weights_in():
     plan = plan_of(gpu_memory_utilization=0.8)
     weights = 2 * plans.make_model().num_parameters
-    assert plan.kv_cache_bytes + weights <= 0.8 * plans.LAPTOP.free_memory_bytes
-    assert plan.kv_cache_bytes + weights > 0.6 * plans.LAPTOP.free_memory_bytes
+    assert plan.memory.kv_cache_bytes + weights <= 0.8 * plans.LAPTOP.free_memory_bytes
+    assert plan.memory.kv_cache_bytes + weights > 0.6 * plans.LAPTOP.free_memory_bytes
 
 
 def test_overrides_of_the_pool():
-    assert plan_of(num_gpu_blocks_override=2000, kv_cache_memory_bytes=1).num_blocks == 2000
+    assert plan_of(num_gpu_blocks_override=2000, kv_cache_memory_bytes=1).memory.num_blocks == 2000
     block = 32 * 28 * 2 * 8 * 128 * 2
     plan = plan_of(kv_cache_memory_bytes=10 * block - 1, max_model_len=256)
-    assert (plan.num_blocks, plan.kv_cache_bytes) == (9, 9 * block)
+    assert (plan.memory.num_blocks, plan.memory.kv_cache_bytes) == (9, 9 * block)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_too_little_memory_names_a_length_that_fits_and_the_next_does_not(model,
     with pytest.raises(LoadError, match=f"max_model_len={small} needs") as caught:
         plan_of(model, max_model_len=small, **wishes)
     fits = int(re.search(r"Pass max_model_len=(\d+)", str(caught.value))[1])
-    assert plan_of(model, max_model_len=fits, **wishes).max_model_len == fits
+    assert plan_of(model, max_model_len=fits, **wishes).model.max_model_len == fits
     with pytest.raises(LoadError):
         plan_of(model, max_model_len=fits + 1, **wishes)
-    assert plan_of(model, max_model_len=-1, **wishes).max_model_len == fits
+    assert plan_of(model, max_model_len=-1, **wishes).model.max_model_len == fits
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_window_needs_only_its_window():
     pool = plan_kv_pool([KeyValues(1, 8, window=64)], 16, NumberBytes(2, 2))
     assert pool.least_blocks(10_000, is_chunked=True) == 5
     model = plans.make_model(memories=(KeyValues(8, 128, window=64),) * 28)
-    assert plan_of(model, block_size=16, num_gpu_blocks_override=6).max_model_len == 40_960
+    assert plan_of(model, block_size=16, num_gpu_blocks_override=6).model.max_model_len == 40_960
     with pytest.raises(LoadError):
         plan_of(model, block_size=16, num_gpu_blocks_override=5)
     with pytest.raises(LoadError, match="needs 2560 KV blocks"):  # a whole prompt in one step
@@ -228,11 +228,11 @@ def test_weights_that_do_not_fit_are_refused_with_the_sum():
 
 
 def test_threads_follow_cores_the_environment_and_the_wish():
-    assert plan_of().num_threads == 4
-    assert plan_of(machine=plans.make_machine(thread_limit=2)).num_threads == 2
-    assert plan_of(machine=plans.make_machine(thread_limit=99)).num_threads == 4
+    assert plan_of().parallel.num_threads == 4
+    assert plan_of(machine=plans.make_machine(thread_limit=2)).parallel.num_threads == 2
+    assert plan_of(machine=plans.make_machine(thread_limit=99)).parallel.num_threads == 4
     machine = plans.make_machine(thread_limit=2)
-    assert plan_of(cpu_threads=7, machine=machine).num_threads == 7
+    assert plan_of(cpu_threads=7, machine=machine).parallel.num_threads == 7
 
 
 def test_sampling_defaults_come_from_the_file_and_the_override():
@@ -246,11 +246,11 @@ def test_sampling_defaults_come_from_the_file_and_the_override():
         }
     )
     plan = plan_of(model, override_generation_config={"top_p": 0.5, "temperature": 1})
-    assert plan.sampling_defaults == {"temperature": 1, "top_p": 0.5, "max_tokens": 7}
-    assert plan.generation_eos_token_ids == (5, 6)
+    assert plan.sampling.sampling_defaults == {"temperature": 1, "top_p": 0.5, "max_tokens": 7}
+    assert plan.sampling.generation_eos_token_ids == (5, 6)
     assert plan_of(
         model, override_generation_config={"eos_token_id": 9}
-    ).generation_eos_token_ids == (9,)
+    ).sampling.generation_eos_token_ids == (9,)
 
 
 def test_override_with_a_key_that_means_nothing_is_refused():
@@ -267,14 +267,17 @@ def test_generation_config_of_another_form_is_refused(bad):
 def test_length_without_a_key_is_a_guess_that_says_so():
     model = plans.make_model(length=LengthFacts(None, None, "config.json names no length"))
     plan = plan_of(model)
-    assert plan.max_model_len == 2048
+    assert plan.model.max_model_len == 2048
     assert any("guess" in note for note in plan.notes)
-    assert plan_of(model, max_model_len=9999, kv_cache_memory_bytes=2 << 30).max_model_len == 9999
+    assert (
+        plan_of(model, max_model_len=9999, kv_cache_memory_bytes=2 << 30).model.max_model_len
+        == 9999
+    )
 
 
 def test_longer_than_the_short_form_is_told():
     model = plans.make_model(length=LengthFacts(131_072, 4096, "long rope"))
-    assert plan_of(model).max_model_len == 4096
+    assert plan_of(model).model.max_model_len == 4096
     assert any("long form" in note for note in plan_of(model, max_model_len=5000).notes)
 
 
@@ -289,8 +292,8 @@ def test_bytes_for_people(size, text):
 def test_int8_kv_memory_counts_a_scale_for_every_key_and_value(given):
     pool = {"num_gpu_blocks_override": 100, "max_model_len": 512, "dtype": "bfloat16"}
     wide, plan = plan_of(**pool), plan_of(**pool, kv_cache_dtype=given)
-    assert plan.kv_dtype == "int8" and given in plan.reasons["kv_dtype"]
-    assert plan.kv_cache_bytes / wide.kv_cache_bytes == (128 + 4) / (2 * 128)
+    assert plan.memory.kv_dtype == "int8" and given in plan.reasons["kv_dtype"]
+    assert plan.memory.kv_cache_bytes / wide.memory.kv_cache_bytes == (128 + 4) / (2 * 128)
 
 
 @pytest.mark.parametrize(
@@ -309,13 +312,13 @@ def test_latents_are_kept_in_the_models_type(machine):
     model = plans.make_model(memories=(Latents(512, 64),) * 28)
     pool = {"num_gpu_blocks_override": 100, "max_model_len": 512, "dtype": "bfloat16"}
     plan = plan_of(model, machine, **pool)
-    assert plan.kv_cache_bytes == 100 * 28 * plan.block_size * (512 + 64) * 2
+    assert plan.memory.kv_cache_bytes == 100 * 28 * plan.memory.block_size * (512 + 64) * 2
     with pytest.raises(NotBuiltYet, match="kv_cache_dtype='int8 with latent attention'"):
         plan_of(model, machine, **pool, kv_cache_dtype="int8")
 
 
 def test_kv_memory_may_be_named_as_the_dtype_that_it_has_and_not_as_another():
-    assert plan_of(kv_cache_dtype="bfloat16", dtype="bfloat16").kv_dtype == "bfloat16"
+    assert plan_of(kv_cache_dtype="bfloat16", dtype="bfloat16").memory.kv_dtype == "bfloat16"
     with pytest.raises(NotBuiltYet, match="'auto', which is float32 here, or 'int8'"):
         plan_of(kv_cache_dtype="bfloat16", dtype="float32")
 
@@ -326,21 +329,21 @@ def test_threads_are_bound_where_a_cpu_is_better_than_another(tmp_path, monkeypa
     machine = plans.make_machine(
         num_cores=8, cpus=facts.cpus, node_free_bytes=facts.node_free_bytes
     )
-    assert plan_of(machine=machine).thread_cpus == ("4-7",)
+    assert plan_of(machine=machine).parallel.thread_cpus == ("4-7",)
     plan = plan_of(machine=machine, data_parallel_size=2, max_model_len=2048)
-    assert (plan.num_threads, plan.thread_cpus) == (4, ("4-7", "0-3"))
-    assert plan_of(data_parallel_size=2, max_model_len=2048).thread_cpus == ("", "")
+    assert (plan.parallel.num_threads, plan.parallel.thread_cpus) == (4, ("4-7", "0-3"))
+    assert plan_of(data_parallel_size=2, max_model_len=2048).parallel.thread_cpus == ("", "")
     gpu = msgspec.structs.replace(plans.H200, cpus=machine.cpus)
-    assert plan_of(machine=gpu).thread_cpus == ("",)
+    assert plan_of(machine=gpu).parallel.thread_cpus == ("",)
 
 
 def test_processors_of_installed_packages_come_first(monkeypatch):
     point = EntryPoint("x", "installed:One", "quire.logits_processors")
     monkeypatch.setattr(planning, "entry_points", lambda group: [point] * (group == point.group))
     plan = EngineArgs(logits_processors=["given:Two"]).create_engine_config()
-    assert plan.logits_processors == ("installed:One", "given:Two")
+    assert plan.sampling.logits_processors == ("installed:One", "given:Two")
     assert "installed:One" in plan.reasons["logits_processors"]
     plan = EngineArgs(runner="pooling", convert="embed").create_engine_config()
-    assert plan.logits_processors == (), "vectors are not drawn"
+    assert plan.sampling.logits_processors == (), "vectors are not drawn"
     plan = EngineArgs(runner="generate", convert="embed").create_engine_config()
-    assert plan.logits_processors == ("installed:One",), "tokens are drawn, too"
+    assert plan.sampling.logits_processors == ("installed:One",), "tokens are drawn, too"

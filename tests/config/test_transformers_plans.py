@@ -40,5 +40,5 @@ def test_weights_are_not_mapped():
 @pytest.mark.parametrize("load_format", ["auto", "hf", "safetensors", "dummy"])
 def test_other_formats_are_planned(load_format):
     plan = plan_of(load_format=load_format)
-    assert plan.load_format == ("dummy" if load_format == "dummy" else "safetensors")
-    assert plan.weights_folder is None
+    assert plan.model.load_format == ("dummy" if load_format == "dummy" else "safetensors")
+    assert plan.model.weights_folder is None

@@ -164,7 +164,7 @@ def test_constructors_take_what_programs_pass():
     }  # fmt: skip
     args = AsyncEngineArgs(**{**ARGS, **neutral, "dtype": torch.float16})
     with LLM.from_engine_args(args) as llm:
-        assert llm.llm_engine.vllm_config.dtype == "float16"
+        assert llm.llm_engine.vllm_config.model.dtype == "float16"
         assert llm.model_config.dtype is torch.float16
         assert llm.supported_tasks == ("generate",)
     EngineArgs(compilation_config={"mode": 3}).create_engine_config()

@@ -57,7 +57,9 @@ async def test_a_life():
     """One engine for what needs real cores: requests are slow to start."""
     engine = launch()
     assert engine.get_tokenizer() is engine.tokenizer
-    assert engine.vllm_config.model_config.get_vocab_size() == engine.front_end.plan.vocab_size
+    assert (
+        engine.vllm_config.model_config.get_vocab_size() == engine.front_end.plan.model.vocab_size
+    )
     prepared = engine.input_processor.process_inputs("own", "def f(", LONG)
     outputs = [output async for output in engine.generate(prepared, LONG, "given")]
     assert (outputs[-1].request_id, outputs[-1].prompt) == ("own", "def f(")
@@ -91,8 +93,8 @@ async def test_statistics_are_as_the_call_says(monkeypatch, is_kept):
     made = []
 
     def launched(plan, stat_loggers, is_log_aggregated):
-        made.append(plan.log_stats)
-        return make_async(log_stats=plan.log_stats).front_end
+        made.append(plan.serving.log_stats)
+        return make_async(log_stats=plan.serving.log_stats).front_end
 
     monkeypatch.setattr("quire.engine.async_llm.launch_async_front_end", launched)
     plan = AsyncEngineArgs(**ARGS, disable_log_stats=is_kept).create_engine_config()

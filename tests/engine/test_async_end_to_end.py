@@ -131,7 +131,7 @@ def test_an_engine_in_processes_serves_counts_and_ends(right):
         heard = []
 
         def __init__(self, vllm_config, engine_index=0):
-            assert vllm_config.log_stats
+            assert vllm_config.serving.log_stats
 
         def record(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0):
             self.heard.append(iteration_stats.num_generation_tokens)

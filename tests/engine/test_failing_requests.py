@@ -188,7 +188,7 @@ def test_the_number_of_nans_is_that_of_the_logits(few, params, more, caplog):
 def test_all_logits_are_counted(every):
     plan = plan_of(every)
     ends = finished(plan, PLAIN, num_requests=1)
-    assert [end.num_nans_in_logits for end in ends] == [plan.vocab_size]
+    assert [end.num_nans_in_logits for end in ends] == [plan.model.vocab_size]
 
 
 def test_a_request_without_nan_has_none_next_to_one_that_has_some(few):

@@ -25,7 +25,7 @@ from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 from quire.params import SamplingParams
 from tests.models.dense_reference import run_dense
-from tests.support import invariants
+from tests.support.simulation import invariants
 
 NATIVE, REASON = find_native()
 LENGTH, VOCAB, TOKENS = 96, 80, 30
@@ -119,7 +119,7 @@ def test_with_scales_a_crowd_changes_no_token(folder):
 def test_the_plan_counts_blocks_of_both_sizes(folder):
     plan = plan_of(folder, num_gpu_blocks_override=60, max_model_len=LENGTH)
     block = 2 * 4 * (2 * 4 * 16) * 4  # layers of a group, tokens, keys and values of a token, bytes
-    assert plan.kv_cache_bytes == 60 * block
+    assert plan.memory.kv_cache_bytes == 60 * block
     assert (
         "2 layers full in blocks of 8 tokens, 2 layers window 6, 2 layers window 6"
         in plan.reasons["kv_cache_bytes"]
@@ -127,5 +127,5 @@ def test_the_plan_counts_blocks_of_both_sizes(folder):
     needed = 12 + 2 * 3  # of 96 tokens, and of a window and one token more
     with pytest.raises(LoadError, match=f"needs {needed} KV blocks of 4 or 8 tokens"):
         plan_of(folder, num_gpu_blocks_override=needed, max_model_len=LENGTH)
-    fits = plan_of(folder, num_gpu_blocks_override=needed, max_model_len=-1).max_model_len
+    fits = plan_of(folder, num_gpu_blocks_override=needed, max_model_len=-1).model.max_model_len
     assert fits == LENGTH - 8

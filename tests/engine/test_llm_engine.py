@@ -168,7 +168,10 @@ def test_metrics_count(caplog):
 @pytest.mark.parametrize(("policy", "warnings"), [("fcfs", 1), ("priority", 0)])
 def test_priorities_without_their_policy_are_warned_of_once(policy, warnings, caplog):
     engine = make_engine(lambda request: [10])
-    engine.front_end.plan = SimpleNamespace(scheduling_policy=policy, hidden_states=None)
+    engine.front_end.plan = SimpleNamespace(
+        steps=SimpleNamespace(scheduling_policy=policy),
+        sampling=SimpleNamespace(hidden_states=None),
+    )
     for number, priority in enumerate((0, 1, 2)):
         engine.add_request(str(number), [4], SamplingParams(max_tokens=1), priority=priority)
         assert ("no effect" in caplog.text) == bool(warnings and priority)

@@ -24,8 +24,8 @@ from quire.scheduling import scheduler
 from quire.scheduling.block_tables import BlockTables
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
-from tests.support import invariants
 from tests.support.nth_failure import FaultPoint, InjectedFailure, failing
+from tests.support.simulation import invariants
 
 SMALL = {
     "dtype": "float32",

@@ -130,7 +130,7 @@ class RemoteStep:
 def serve(source: Any, sink: Any) -> None:
     """Run the calls that come, until the caller closes its end."""
     plan = MessageDecoder(EnginePlan).decode(read(source))
-    executor = EXECUTORS[plan.distributed_executor_backend](
+    executor = EXECUTORS[plan.parallel.distributed_executor_backend](
         worker_config(plan), platform=None, exchange=None
     )
     encoder, decoder = MessageEncoder(), MessageDecoder(Call)

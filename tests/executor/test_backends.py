@@ -24,8 +24,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("given", [None, "uni", "mp", "external_launcher"])
 def test_the_plan_says_which_executor_runs_it(folder, given):
     plan = plan_of(folder, distributed_executor_backend=given)
-    assert plan.distributed_executor_backend == "uni"
-    assert plan.distributed_executor_backend in EXECUTORS
+    assert plan.parallel.distributed_executor_backend == "uni"
+    assert plan.parallel.distributed_executor_backend in EXECUTORS
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_no_executor_does_is_refused_by_name(folder, wish):
 
 
 def groups_of(plan):
-    memories = (block.mixer.memory for block in read_spec(plan.hf_config).blocks)
+    memories = (block.mixer.memory for block in read_spec(plan.model.hf_config).blocks)
     return {(memory.kind, memory.window) for memory in memories}
 
 
@@ -52,7 +52,7 @@ def test_workers_state_what_the_core_is_made_for(folder):
     plan = plan_of(folder)
     executor = EXECUTORS["uni"](worker_config(plan))
     facts = executor.facts
-    assert facts.num_blocks == plan.num_blocks and not facts.has_own_memory
+    assert facts.num_blocks == plan.memory.num_blocks and not facts.has_own_memory
     assert {(group.kind, group.window) for group in facts.kv_groups} == groups_of(plan)
     assert executor.needs_host_ids(quire.SamplingParams()) is False
     with pytest.raises(NotBuiltYet, match="no head for such requests"):

@@ -10,7 +10,7 @@ from quire import EngineArgs, SamplingParams
 from quire.engine.core.builder import core_over, worker_config
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.executor.uniproc import open_uniproc
-from tests.support import invariants
+from tests.support.simulation import invariants
 
 WISHES = {
     "max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "block_size": 4,

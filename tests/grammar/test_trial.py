@@ -186,7 +186,7 @@ def test_a_core_has_its_vocabulary_before_the_first_form_where_it_is_prepared():
 def test_large_vocabularies_are_prepared_on_engines_that_serve(given, args, vocab_size, expected):
     wish = args(model="m", structured_outputs_config=given)
     plan = resolve(wish, make_model(vocab_size=vocab_size, generation_config={}), LAPTOP)
-    assert plan.structured_outputs.prepare is expected
+    assert plan.sampling.structured_outputs.prepare is expected
 
 
 def test_a_vocabulary_that_grammars_cannot_use_is_said_to_each_request(tmp_path):

@@ -52,7 +52,7 @@ def test_an_unknown_user_s_home_stays_as_it_is(monkeypatch):
         EngineArgs(model="~nosuchuser/a").create_engine_config()
     config = {"profiler": "torch", "torch_profiler_dir": "~nosuchuser/a"}
     plan = EngineArgs(profiler_config=config).create_engine_config()
-    assert plan.profiler.torch_profiler_dir == str(folder)
+    assert plan.parallel.profiler.torch_profiler_dir == str(folder)
 
 
 @pytest.mark.parametrize(

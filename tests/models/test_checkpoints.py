@@ -95,6 +95,7 @@ def test_the_tokenizer_has_the_models_vocabulary(tmp_path):
     [
         ("tiny", 918_656),
         ("0.6b", 596_049_920),
+        ("4b", 4_022_468_096),
         ("1b", 1_235_814_400),
         ("8b", 8_030_261_248),
         ("0.9b-latent", 899_753_984),
@@ -105,7 +106,7 @@ def test_the_tokenizer_has_the_models_vocabulary(tmp_path):
 def test_named_shapes_are_the_published_ones(shape, count):
     config = make_config(shape, SHAPES[shape].family)
     assert num_parameters(read_spec(config)) == count
-    assert "mamba" in shape or config["max_position_embeddings"] == 8192
+    assert "mamba" in shape or config["max_position_embeddings"] == SHAPES[shape].context
 
 
 def test_weights_are_stored_in_the_asked_dtype(tmp_path):

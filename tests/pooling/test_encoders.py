@@ -145,27 +145,27 @@ def test_types_that_a_model_does_not_have(made):
 
 def test_positions_of_roberta_begin_behind_those_of_padding(made):
     model = made("RobertaForMaskedLM")
-    assert plan_of(model).max_model_len == 64  # of 68 rows, the last 64
+    assert plan_of(model).model.max_model_len == 64  # of 68 rows, the last 64
     with open_llm(model) as llm, pytest.raises(RequestError, match="64"):
         llm.embed([[5] * 65], use_tqdm=False)
 
 
 def test_the_plan_is_weights_and_activations(made):
     plan = plan_of(made("BertModel"))
-    assert (plan.num_blocks, plan.kv_cache_bytes) == (1, 0)
-    assert not plan.enable_prefix_caching and not plan.enable_chunked_prefill
+    assert (plan.memory.num_blocks, plan.memory.kv_cache_bytes) == (1, 0)
+    assert not plan.memory.enable_prefix_caching and not plan.steps.enable_chunked_prefill
 
 
 def test_a_step_has_room_for_the_longest_prompt(made, tmp_path):
     model = made("DistilBertModel")
-    assert plan_of(model, max_num_seqs=2).max_num_batched_tokens >= 64
+    assert plan_of(model, max_num_seqs=2).steps.max_num_batched_tokens >= 64
     with pytest.raises(InvalidParameter, match="max_model_len=64"):
         plan_of(model, max_num_batched_tokens=63)
     longer = model.folder.parent / "longer"
     shutil.copytree(model.folder, longer)
     path = longer / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 20000}))
-    assert plan_of(replace(model, folder=longer)).max_num_batched_tokens == 20000
+    assert plan_of(replace(model, folder=longer)).steps.max_num_batched_tokens == 20000
 
 
 @pytest.mark.parametrize(
@@ -192,4 +192,4 @@ def test_a_generator_that_sees_what_follows_is_refused(made, tmp_path):
     path.write_text(json.dumps(config))
     with pytest.raises(LoadError, match="is_causal"):
         plan_of(replace(model, folder=folder))
-    assert plan_of(replace(model, folder=folder), runner="pooling").pooler is not None
+    assert plan_of(replace(model, folder=folder), runner="pooling").model.pooler is not None

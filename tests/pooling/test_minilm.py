@@ -40,7 +40,7 @@ def expected(folder):
 
 
 def test_the_length_is_that_of_sentence_transformers(folder):
-    assert make_plan(EngineArgs(model=str(folder))).max_model_len == 256
+    assert make_plan(EngineArgs(model=str(folder))).model.max_model_len == 256
 
 
 def embed(folder, dtype):

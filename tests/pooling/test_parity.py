@@ -106,7 +106,7 @@ def test_other_families(tmp_path, name):
     model.save_pretrained(tmp_path)
     asked = models.prompts(seed=6, lengths=(1, 40, 90))
     with open_llm(tmp_path, max_model_len=160) as llm:
-        task = llm.llm_engine.front_end.plan.pooler.tasks[0]
+        task = llm.llm_engine.front_end.plan.model.pooler.tasks[0]
         outputs = llm.encode(asked, pooling_task=task, use_tqdm=False)
     for ids, output in zip(asked, outputs, strict=True):
         with torch.inference_mode():

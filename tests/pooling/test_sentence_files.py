@@ -95,7 +95,7 @@ def test_two_dense_layers_and_lengths(tmp_path):
     ]
     np.testing.assert_allclose(embed(tmp_path), torch.stack(wanted), atol=2e-5)
     with LLM(str(tmp_path), dtype="float32") as llm:
-        assert llm.llm_engine.front_end.plan.max_model_len == 100
+        assert llm.llm_engine.front_end.plan.model.max_model_len == 100
         with pytest.raises(ValueError, match="maximum context length is 100 tokens"):
             llm.embed([[5] * 101], use_tqdm=False)
 
@@ -179,8 +179,8 @@ def test_an_engine_that_generates_as_well_has_the_vectors_of_the_files(tmp_path)
     both = {"runner": "generate", "convert": "embed"}
     assert np.array_equal(embed(tmp_path, **both), embed(tmp_path))
     plan = EngineArgs(model=str(tmp_path), **both).create_engine_config()
-    assert plan.prompts == {"query": "find: "} and plan.lowers_input
-    assert plan.max_model_len == 160, "that of config.json, which generation needs"
+    assert plan.model.prompts == {"query": "find: "} and plan.model.lowers_input
+    assert plan.model.max_model_len == 160, "that of config.json, which generation needs"
     [note] = plan.notes
     assert "truncate_prompt_tokens=110" in note
     shorter = EngineArgs(model=str(tmp_path), max_model_len=110, **both).create_engine_config()
@@ -197,7 +197,7 @@ def test_generation_keeps_its_length_where_the_tokenizer_has_a_shorter_one(tmp_p
     path.write_text(json.dumps(known | {"model_max_length": 90}))
 
     def length(**options):
-        return EngineArgs(model=str(tmp_path), **options).create_engine_config().max_model_len
+        return EngineArgs(model=str(tmp_path), **options).create_engine_config().model.max_model_len
 
     assert length(runner="pooling") == 90
     assert length(runner="generate", convert="embed") == length() == 160

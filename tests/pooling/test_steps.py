@@ -13,7 +13,7 @@ from quire.runner.warm_up import warm_up_pooling
 from quire.testing import make_checkpoint
 from tests.pooling import models
 from tests.runner.late_engines import open_core
-from tests.support import invariants
+from tests.support.simulation import invariants
 
 pytestmark = pytest.mark.skipif(
     find_native()[0] is None, reason="plain torch promises no equal bits in another batch"

@@ -97,9 +97,9 @@ def test_the_memory_is_what_was_planned():
         plan = EngineArgs(**args).create_engine_config()
         with LLM(**args) as llm:
             [held] = llm.collective_rpc("kv_cache_bytes")
-            assert plan.kv_dtype == ("int8" if kind == "int8" else "bfloat16")
-            assert held == pytest.approx(plan.kv_cache_bytes, rel=0.02)
-            sizes[kind] = plan.kv_cache_bytes
+            assert plan.memory.kv_dtype == ("int8" if kind == "int8" else "bfloat16")
+            assert held == pytest.approx(plan.memory.kv_cache_bytes, rel=0.02)
+            sizes[kind] = plan.memory.kv_cache_bytes
             params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
             [output] = llm.generate("def add(a, b):", params, use_tqdm=False)
             assert len(output.outputs[0].token_ids) == 8

@@ -36,7 +36,7 @@ def test_names_of_the_reference_confirm_how_a_checkpoint_is_stored(plain, tmp_pa
 def test_names_of_the_reference_round_a_plain_checkpoint(plain):
     args = EngineArgs(model=str(plain), skip_tokenizer_init=True)
     args.quantization = "int8_per_channel_weight_only"
-    assert make_plan(args).quantization == "int8_weight_only"
+    assert make_plan(args).model.quantization == "int8_weight_only"
     args.quantization = "fp8_per_channel"
     with pytest.raises(InvalidParameter, match="quantization='fp8_per_channel'.*on the CPU"):
         make_plan(args)

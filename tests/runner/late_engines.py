@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-import msgspec
 import torch
 
 from quire import EngineArgs, SamplingParams
@@ -17,8 +16,8 @@ from quire.executor.platform import Platform
 from quire.ops import select
 from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.forward import EagerForward
-from tests.support import invariants
 from tests.support.late_driver import LateDriver
+from tests.support.simulation import invariants
 
 EOS = 7
 
@@ -55,7 +54,7 @@ def open_core(folder, *, late_seed=None, offload=None, **wishes):
         return build_core(plan_of(folder, **wishes)), None
     target, driver = late_target(late_seed)
     plan = plan_of(folder, async_scheduling=True, **wishes)
-    return build_core(msgspec.structs.replace(plan, offload=offload), target), driver
+    return build_core(plan.changed(offload=offload), target), driver
 
 
 @dataclass

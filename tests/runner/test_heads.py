@@ -21,7 +21,7 @@ from quire.scheduling.scheduler import Scheduler
 from quire.step.columns import PooledOutput
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, open_core
-from tests.support import invariants
+from tests.support.simulation import invariants
 
 native_only = pytest.mark.skipif(
     find_native()[0] is None, reason="plain torch promises no equal bits in another batch"

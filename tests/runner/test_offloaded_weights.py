@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import msgspec
 import pytest
 import torch
 
@@ -185,7 +184,7 @@ def test_sleep_brings_offloaded_weights_back(folders, level):
     target, _ = late_target(0)
     target = dataclasses.replace(target, is_host=False)
     plan = plan_of(folders["qwen3"], async_scheduling=True)
-    core = build_core(msgspec.structs.replace(plan, offload=PLACES["two ahead"]), target)
+    core = build_core(plan.changed(offload=PLACES["two ahead"]), target)
     right = tokens(core)
     perform(core, "sleep", (level,)).result(timeout=0)
     assert sum(t.untyped_storage().nbytes() for t in weights_of(core).weight_tensors()) == 0

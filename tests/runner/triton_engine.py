@@ -88,8 +88,8 @@ def interpreted(*, device, **facts):
 def main(folder):
     args = EngineArgs(model=folder, skip_tokenizer_init=True, deterministic=True, **SMALL)
     plan = resolve(args, gather_model_facts(args), machine())
-    assert plan.device == "cuda" and plan.max_steps_in_flight == 2
-    Gpu.block_bytes = plan.kv_cache_bytes // plan.num_blocks
+    assert plan.parallel.device == "cuda" and plan.steps.max_steps_in_flight == 2
+    Gpu.block_bytes = plan.memory.kv_cache_bytes // plan.memory.num_blocks
     platform.CudaDriver, platform.CudaGraphs, platform.select = Gpu, Graphs, interpreted
     core = build_core(plan)
     num_blocks = core.scheduler.config.num_blocks

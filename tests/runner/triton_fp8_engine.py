@@ -54,8 +54,8 @@ def main(folder):
     held = core.executor.worker.kv_cache_bytes()
     rounds.append(answers(core, 20))
     core.shutdown()
-    sizes = {"planned": plan.kv_cache_bytes, "held": held, "asleep": asleep}
-    print(json.dumps({"rounds": rounds, "sizes": sizes, "kv_dtype": plan.kv_dtype}))
+    sizes = {"planned": plan.memory.kv_cache_bytes, "held": held, "asleep": asleep}
+    print(json.dumps({"rounds": rounds, "sizes": sizes, "kv_dtype": plan.memory.kv_dtype}))
 
 
 if __name__ == "__main__":

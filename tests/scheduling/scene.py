@@ -3,9 +3,10 @@
 from quire.params import SamplingParams
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import KVGroupSpec, SchedulerConfig
+from quire.scheduling.settings import KVGroupSpec
 from quire.step.result import StepResult
-from tests.support import invariants
+from tests.support.simulation import invariants
+from tests.support.simulation.scheduler_settings import scheduler_config
 
 TOKEN = 7
 """What is sampled unless a test says otherwise; it ends nothing."""
@@ -29,7 +30,7 @@ class Scene:
             "block_size": 4,
             "num_blocks": 101,
         }
-        self.scheduler = Scheduler(SchedulerConfig(**facts | config), resources)
+        self.scheduler = Scheduler(scheduler_config(**facts | config), resources)
         self.outputs = {}
         """Handle -> the tokens that it got."""
         self.ends = {}

@@ -5,16 +5,16 @@ import pytest
 from quire.params import SamplingParams
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import SchedulerConfig
 from quire.step.result import StepResult
-from tests.support import invariants
+from tests.support.simulation import invariants
+from tests.support.simulation.scheduler_settings import scheduler_config
 
 STREAMS, LONG, BUDGET = 32, 32_768, 2048
 
 
 def scheduler_with_streams(**config):
     """32 requests that decode."""
-    facts = SchedulerConfig(
+    facts = scheduler_config(
         max_num_seqs=STREAMS + 4,
         max_num_batched_tokens=BUDGET,
         max_model_len=40_960,

@@ -5,13 +5,13 @@ import pytest
 from quire.params import SamplingParams
 from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import SchedulerConfig
 from quire.step.result import StepResult
+from tests.support.simulation.scheduler_settings import scheduler_config
 
 
 def make_scheduler():
     return Scheduler(
-        SchedulerConfig(
+        scheduler_config(
             max_num_seqs=2, max_num_batched_tokens=64, max_model_len=32, block_size=4, num_blocks=20
         )
     )

@@ -15,7 +15,7 @@ from quire.scheduling.request import Request
 from quire.scheduling.resources import Resources
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.state_blocks import StateBlocks
-from tests.support.simulate import NOTHING, STATE, Trace, run_traces
+from tests.support.simulation.simulate import NOTHING, STATE, Trace, run_traces
 
 NUM_TRACES = 4_250
 PART = 250

@@ -28,12 +28,12 @@ def plan_of(model, **args):
 
 def test_it_stands_for_its_verifier(target, network):
     found = plan_of(network)
-    assert (found.model, found.model_folder) == (str(target), str(target))
+    assert (found.model.model, found.model.model_folder) == (str(target), str(target))
     assert (found.speculation.method, found.speculation.num_tokens) == ("eagle3", 3)
     given = {"method": "eagle3", "model": str(network), "num_speculative_tokens": 3}
     said = plan_of(target, speculative_config=given)
     assert found.speculation == said.speculation
-    assert found.hf_config == said.hf_config
+    assert found.model.hf_config == said.model.hf_config
 
 
 @pytest.mark.parametrize(

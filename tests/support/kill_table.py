@@ -118,7 +118,7 @@ class Streams:
         )
         plan = args.create_engine_config()
         self.num_cores = num_cores
-        self.client = WatchedClient(start(plan), plan.max_core_restarts)
+        self.client = WatchedClient(start(plan), plan.parallel.max_core_restarts)
         self.client.wait_until_ready()
         front_end: Any = build_front_end(plan, self.client)
         self.engine = AsyncLLM(plan, front_end=front_end, log_requests=False)

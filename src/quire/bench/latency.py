@@ -61,9 +61,11 @@ def run(args: argparse.Namespace) -> int:
         engine_args.enable_prefix_caching = False
     plan = engine_args.create_engine_config()
     prompts = as_prompts(
-        random_prompts(args.batch_size, args.input_len, plan.vocab_size, plan.seed)
+        random_prompts(args.batch_size, args.input_len, plan.model.vocab_size, plan.model.seed)
     )
-    work = Workload(args.batch_size * args.n, args.input_len, args.output_len, plan.max_num_seqs)
+    work = Workload(
+        args.batch_size * args.n, args.input_len, args.output_len, plan.steps.max_num_seqs
+    )
     with open_llm(plan) as llm:
         params = sampling(args.output_len, args)
         params.output_kind = RequestOutputKind.DELTA

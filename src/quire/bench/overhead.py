@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         measured = runner.run(_measure(plan, args))
     figures = {
-        "model_id": args.random_model or plan.model,
+        "model_id": args.random_model or plan.model.model,
         "input_len": args.input_len,
         "output_len": args.output_len,
         "concurrency": args.concurrency,
@@ -138,7 +138,7 @@ async def _without_model(
 def engine_without_model(plan: EnginePlan) -> AsyncLLM:
     """An engine with a core process that has everything but a model."""
     cores = start(plan, ChildProcess("quire.bench.steady_main"))
-    client = AsyncMPClient(cores, plan.max_core_restarts)
+    client = AsyncMPClient(cores, plan.parallel.max_core_restarts)
     front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, client)
     client.wait_until_ready()
     return AsyncLLM(front_end=front_end, limits=_limits(plan), log_requests=False)
@@ -146,21 +146,21 @@ def engine_without_model(plan: EnginePlan) -> AsyncLLM:
 
 def front_end_alone(plan: EnginePlan) -> AsyncLLM:
     """An engine whose core gives every request its next token for nothing."""
-    core = SteadyCore(plan.vocab_size)
+    core = SteadyCore(plan.model.vocab_size)
     client = LoopClient(core, lambda: core.has_work)
     front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, client)
     return AsyncLLM(front_end=front_end, limits=_limits(plan), log_requests=False)
 
 
 def _limits(plan: EnginePlan) -> QueueLimits:
-    return QueueLimits(plan.max_num_queued_reqs, plan.max_num_queued_tokens)
+    return QueueLimits(plan.serving.max_num_queued_reqs, plan.serving.max_num_queued_tokens)
 
 
 async def stream(
     engine: AsyncLLM, plan: EnginePlan, args: argparse.Namespace, concurrency: int, num_rounds: int
 ) -> OverheadResult:
     """Keep `concurrency` streams busy, each with one request after the other."""
-    prompts = random_prompts(concurrency, args.input_len, plan.vocab_size, plan.seed)
+    prompts = random_prompts(concurrency, args.input_len, plan.model.vocab_size, plan.model.seed)
     params = SamplingParams(
         temperature=0.0,
         max_tokens=args.output_len,

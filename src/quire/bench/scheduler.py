@@ -10,7 +10,7 @@ from quire.bench.report import add_output_flag, at_least, finish
 from quire.params import SamplingParams
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import SchedulerConfig
+from quire.scheduling.settings import SchedulerConfig, StepsPlan
 from quire.step.plan import StepPlan
 from quire.step.result import StepResult
 
@@ -117,8 +117,10 @@ def _filled(
     length += block_size
     scheduler = Scheduler(
         SchedulerConfig(
-            max_num_seqs=num_requests,
-            max_num_batched_tokens=max(8192, num_requests * (num_drafts + 1)),
+            steps=StepsPlan(
+                max_num_seqs=num_requests,
+                max_num_batched_tokens=max(8192, num_requests * (num_drafts + 1)),
+            ),
             max_model_len=length,
             block_size=block_size,
             num_blocks=1 + num_requests * -(-length // block_size),

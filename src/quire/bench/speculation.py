@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     results, most = [], _without_draft(plan).num_tokens
     with open_llm(msgspec.structs.replace(plan, speculation=None)) as plain, open_llm(plan) as llm:
         for batch_size in args.batch_size:
-            prompts = partial(_prompts, args, llm, batch_size, plan.vocab_size)
+            prompts = partial(_prompts, args, llm, batch_size, plan.model.vocab_size)
             for temperature in args.temperature:
                 for error in args.oracle or [None]:
                     found = _measure(plain, llm, prompts, temperature, error, args, most)

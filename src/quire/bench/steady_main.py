@@ -83,14 +83,13 @@ def build_steady_core(plan: EnginePlan, *, group: object = None) -> EngineCore:
     """A core with the plan's scheduler and no model."""
     assert group is None, "there are no experts"
     config = SchedulerConfig(
-        max_num_seqs=plan.max_num_seqs,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        block_size=plan.block_size,
-        num_blocks=plan.num_blocks,
-        enable_prefix_caching=plan.enable_prefix_caching,
+        steps=plan.steps,
+        max_model_len=plan.model.max_model_len,
+        block_size=plan.memory.block_size,
+        num_blocks=plan.memory.num_blocks,
+        enable_prefix_caching=plan.memory.enable_prefix_caching,
     )
-    return EngineCore(Scheduler(config), SteadyExecutor(), log_stats=plan.log_stats)
+    return EngineCore(Scheduler(config), SteadyExecutor(), log_stats=plan.serving.log_stats)
 
 
 PROGRAM = core_program(build_steady_core)

@@ -54,14 +54,14 @@ class Bench:
     @classmethod
     def of(cls, plan: EnginePlan, work: Workload) -> Bench:
         """Measures torch's products, which takes less than a second."""
-        if plan.model_impl != "quire":
+        if plan.model.model_impl != "quire":
             raise NotBuiltYet(
                 "model_impl",
-                plan.model_impl,
+                plan.model.model_impl,
                 "Benchmarks compare with limits that only Quire's own descriptions of models give.",
             )
-        probe = LimitProbe(operand_of(plan), plan.num_threads)
-        return cls(plan, work, probe, read_spec(plan.hf_config))
+        probe = LimitProbe(operand_of(plan), plan.parallel.num_threads)
+        return cls(plan, work, probe, read_spec(plan.model.hf_config))
 
     def trials(self, count: int, run: Callable[[], Timing]) -> list[tuple[Timing, MachineLimits]]:
         """Run `count` times, each between two measurements of the machine."""

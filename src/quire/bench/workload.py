@@ -87,14 +87,14 @@ def as_prompts(prompts: list[list[int]]) -> list[Any]:
 def settings(plan: EnginePlan, args: argparse.Namespace) -> dict[str, Any]:
     """What has to be equal for two figures to be comparable."""
     return {
-        "model_id": args.random_model or plan.model,
-        "dtype": plan.dtype,
-        "quantization": plan.quantization,
-        "kv_dtype": plan.kv_dtype,
+        "model_id": args.random_model or plan.model.model,
+        "dtype": plan.model.dtype,
+        "quantization": plan.model.quantization,
+        "kv_dtype": plan.memory.kv_dtype,
         "input_len": args.input_len,
         "output_len": args.output_len,
         "n": args.n,
-        "num_threads": plan.num_threads,
-        "max_num_seqs": plan.max_num_seqs,
-        "max_num_batched_tokens": plan.max_num_batched_tokens,
+        "num_threads": plan.parallel.num_threads,
+        "max_num_seqs": plan.steps.max_num_seqs,
+        "max_num_batched_tokens": plan.steps.max_num_batched_tokens,
     }

@@ -66,11 +66,11 @@ class Store(msgspec.Struct, frozen=True):
 
 def store_of(plan: EnginePlan) -> Store:
     """How an engine with this plan keeps a model."""
-    recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
-    size = ITEMSIZE[plan.dtype]
-    kv = number_bytes(plan.dtype, plan.kv_dtype)
+    recipe = UNQUANTIZED if plan.model.quantization is None else RECIPES[plan.model.quantization]
+    size = ITEMSIZE[plan.model.dtype]
+    kv = number_bytes(plan.model.dtype, plan.memory.kv_dtype)
     if coded := _coded(plan):
-        layers, head = _bytes_as_stored(read_spec(plan.hf_config), coded, size)
+        layers, head = _bytes_as_stored(read_spec(plan.model.hf_config), coded, size)
         return Store(layers, head, kv)
     return Store(_bytes(recipe.projections, size), _bytes(recipe.head, size), kv)
 
@@ -80,17 +80,19 @@ def operand_of(plan: EnginePlan) -> str:
     coded = _coded(plan)
     if coded and all(t.layout in _INTEGERS for t in coded):
         return "int8"
-    recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
+    recipe = UNQUANTIZED if plan.model.quantization is None else RECIPES[plan.model.quantization]
     form = recipe.projections
-    return plan.dtype if form is None or not form.rounds_rows else "int8"
+    return plan.model.dtype if form is None or not form.rounds_rows else "int8"
 
 
 def _coded(plan: EnginePlan) -> list[StoredTensor]:
     """The tensors that a core keeps in codes."""
-    storage = read_storage(plan.hf_config)
+    storage = read_storage(plan.model.hf_config)
     if storage is None:
         return []
-    return coded_tensors(find_family(plan.hf_config), read_spec(plan.hf_config), storage)
+    return coded_tensors(
+        find_family(plan.model.hf_config), read_spec(plan.model.hf_config), storage
+    )
 
 
 def _bytes_as_stored(

@@ -3,122 +3,70 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import msgspec
 
 from quire.config.adapter_plan import AdapterPlan
 from quire.config.hidden_states import HiddenStatesPlan
 from quire.config.offload import Offload
-from quire.config.pooler_config import PoolerConfig
+from quire.config.plan_parts import (
+    MemoryPlan,
+    ModelPlan,
+    ParallelPlan,
+    SamplingPlan,
+    ServingPlan,
+)
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.speculation import SpeculationPlan
 from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.config.views import PlanViews
 from quire.models.pooling.spec import PoolerSpec
+from quire.scheduling.settings import StepsPlan
 
 
 class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an engine is built from. Frozen; the builder reads it and hands values on.
-    `model_config` and the like show it by the reference's nested names (config/views/).
+    """Everything an engine is built from, in parts. Frozen; the builder hands each component the
+    part that is named after its concern. `model_config` and the like show it by the reference's
+    nested names (config/views/).
 
-    `generates`: whether requests may ask for text. `pooler`: of an engine that pools, and
-    `pooler_config` as it was given; its vectors have `embedding_size` numbers before they are cut;
-    input is made small letters where it `lowers_input`, and `prompts` are what clients may put
-    before texts.
-    `sampling_defaults` are fields of SamplingParams. `num_blocks` counts the null block.
-    `data_parallel_ranks` are the cores that run here; in the mode "internal" the others run on
-    other machines and connect to `data_parallel_address`. `num_threads`, `num_blocks` and
-    `kv_cache_bytes` are each core's own; `thread_cpus` lists the logical CPUs that the threads of
-    each of these cores may run on, "" for any. The latter is the size of the blocks in all groups'
-    layers. With a `memory_share` both are estimates: the worker measures what its workspace leaves
-    of that share of a device's free memory. `snapshot_interval` None: there are no snapshots of
-    recurrent states. `tokenizer_folder` None: no tokenizer. `max_logprobs`
-    is at most the vocabulary. `weights_folder`: where weights are kept in mapped files; None: in
-    memory. `offload`: which weights stay in host memory while a GPU runs the model;
-    None: none. `speculation` None: no tokens are drafted. `reasons` has an entry for every field
-    shown by `explain()`; `notes` are messages for the user.
+    `adapters` None: none are served; `speculation` None: no tokens are drafted. `reasons` has an
+    entry for every field shown by `explain()`; `notes` are messages for the user.
     """
 
-    # the model
-    model: str
-    model_folder: str
-    served_model_names: tuple[str, ...]
-    architecture: str
-    model_impl: str
-    vocab_size: int
-    generates: bool
-    pooler: PoolerSpec | None
-    pooler_config: PoolerConfig | None
-    embedding_size: int
-    lowers_input: bool
-    prompts: dict[str, str]
-    hf_config: dict[str, Any]
-    load_format: str
-    weights_folder: str | None
-    packed_weights_bytes: int
-    offload: Offload | None
-    dtype: str
-    quantization: str | None
-    seed: int
-    max_model_len: int
-    tokenizer_folder: str | None
-    tokenizer_mode: str
-    chat_template: str | None
-    # the machine
-    device: str
-    num_threads: int
-    thread_cpus: tuple[str, ...]
-    data_parallel_size: int
-    max_core_restarts: int
-    spare_core: str
-    data_parallel_mode: str
-    data_parallel_ranks: tuple[int, ...]
-    data_parallel_address: str | None
-    data_parallel_rpc_port: int
-    enable_expert_parallel: bool
-    distributed_executor_backend: str
-    use_graphs: bool
-    is_deterministic: bool
-    # KV memory
-    block_size: int
-    num_blocks: int
-    kv_cache_bytes: int
-    memory_share: float | None
-    kv_dtype: str
-    enable_prefix_caching: bool
-    snapshot_interval: int | None
-    # scheduling
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    enable_chunked_prefill: bool
-    long_prefill_token_threshold: int
-    max_stall_s: float | None
-    scheduling_policy: str
-    max_steps_in_flight: int
+    model: ModelPlan
+    parallel: ParallelPlan
+    memory: MemoryPlan
+    steps: StepsPlan
     speculation: SpeculationPlan | None
-    draft_reports: str
-    hidden_states: HiddenStatesPlan | None
-    enable_return_routed_experts: bool
-    # adapters
     adapters: AdapterPlan | None
-    # sampling and output
-    max_logprobs: int
-    logprobs_mode: str
-    logits_processors: tuple[Any, ...]
-    sampling_defaults: dict[str, Any]
-    generation_eos_token_ids: tuple[int, ...]
-    log_stats: bool
-    stream_interval: int
-    max_num_queued_reqs: int
-    max_num_queued_tokens: int
-    reasoning_marks: tuple[str, ...]
-    otlp_traces_endpoint: str | None
-    profiler: ProfilerConfig | None
-    worker_extension_cls: str | None
-    structured_outputs: StructuredOutputsConfig
+    sampling: SamplingPlan
+    serving: ServingPlan
     reasons: dict[str, str]
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, values: dict[str, Any], reasons: dict[str, str], notes: Sequence[str]) -> Self:
+        """The plan of values that have names of their own, whatever part they stand in."""
+        parts: dict[str, Any] = {
+            part: kind(**{f: values[f] for f in kind.__struct_fields__}) for part, kind in PARTS
+        }
+        whole = {name: values[name] for name in ("speculation", "adapters")}
+        return cls(**parts, **whole, reasons=reasons, notes=tuple(notes))
+
+    def changed(self, **values: Any) -> Self:
+        """The plan with other values of these decisions, whatever part they stand in. Raises
+        KeyError for one that no part has.
+        """
+        parts: dict[str, Any] = {}
+        for part, kind in PARTS:
+            own = {name: values.pop(name) for name in kind.__struct_fields__ if name in values}
+            if own:
+                parts[part] = msgspec.structs.replace(getattr(self, part), **own)
+        if unknown := values.keys() - {"speculation", "adapters"}:
+            raise KeyError(f"no part of a plan has {', '.join(sorted(unknown))}")
+        return msgspec.structs.replace(self, **parts, **values)
 
     def explain(self, width: int = 120) -> str:
         """A table of every decision: name, value, reason."""
@@ -139,13 +87,33 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
 
     def decided(self) -> list[tuple[str, object]]:
         """The fields that are decisions, in order, with their values."""
-        hidden = (*NOT_SHOWN, "reasons", "notes")
-        fields = [name for name in self.__struct_fields__ if name not in hidden]
-        return [(name, msgspec.structs.asdict(self)[name]) for name in fields]
+        fields = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        parts = dict(PARTS)
+        return [
+            found
+            for name, value in fields
+            if name not in ("reasons", "notes")
+            for found in (_fields(value) if name in parts else [(name, value)])
+            if found[0] not in NOT_SHOWN
+        ]
 
+
+PARTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+    ("model", ModelPlan),
+    ("parallel", ParallelPlan),
+    ("memory", MemoryPlan),
+    ("steps", StepsPlan),
+    ("sampling", SamplingPlan),
+    ("serving", ServingPlan),
+)
+"""The fields of a plan that are always there and have decisions for fields."""
 
 NOT_SHOWN = ("hf_config", "generates", "pooler_config", "embedding_size", "lowers_input", "prompts")
 """Fields that are long, or that follow from `pooler` and the model's files."""
+
+
+def _fields(part: msgspec.Struct) -> list[tuple[str, object]]:
+    return [(name, getattr(part, name)) for name in part.__struct_fields__]
 
 
 def _short(value: object) -> str:

@@ -594,7 +594,7 @@ def _seconds(name: str, given: object) -> float:
 
 def _limits(plan: EnginePlan | None) -> QueueLimits:
     assert plan is not None, "an engine without a plan needs explicit limits"
-    return QueueLimits(plan.max_num_queued_reqs, plan.max_num_queued_tokens)
+    return QueueLimits(plan.serving.max_num_queued_reqs, plan.serving.max_num_queued_tokens)
 
 
 def _refuse_kind(kind: type, name: str, params: object, prompt: object) -> None:

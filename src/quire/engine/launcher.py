@@ -84,7 +84,7 @@ def _start_cores(
             plan = args.create_engine_config()
             is_log_aggregated |= args.aggregate_engine_logging
         plan, options = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
-        return plan, options, make(start(plan, first), plan.max_core_restarts)
+        return plan, options, make(start(plan, first), plan.parallel.max_core_restarts)
     except BaseException:
         first.end(0.0)
         raise
@@ -109,7 +109,7 @@ def start_owned(
     """
     plan, options, client = _start_cores(AsyncMPClient, args, stat_loggers, False)
     stats = EngineStats.of_plan(plan, client.engine_indices, options)
-    interval_s = read_environment().log_stats_interval_s if plan.log_stats else None
+    interval_s = read_environment().log_stats_interval_s if plan.serving.log_stats else None
     return OwnedCores(plan, client, CoreBroker(client, stats, interval_s))
 
 
@@ -120,7 +120,7 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     `first` is a process that was started ahead; it becomes this machine's first core. Raises
     InvalidParameter where cores on other machines are to come and no secret is set.
     """
-    here = list(plan.data_parallel_ranks)
+    here = list(plan.parallel.data_parallel_ranks)
     missing = _missing(plan)
     keys = cluster_keys(read_environment().cluster_secret) if missing else None
     if first is not None and not here:
@@ -129,11 +129,11 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     try:
         sockets = _sockets(plan, folder, keys)
         addresses, handshake, coordinator = sockets.addresses, None, None
-        if plan.enable_expert_parallel:
-            coordinator = DPCoordinator(folder, plan.data_parallel_size)
+        if plan.parallel.enable_expert_parallel:
+            coordinator = DPCoordinator(folder, plan.parallel.data_parallel_size)
             addresses = coordinator.addresses(addresses)
         if keys is not None:
-            endpoint = f"tcp://{plan.data_parallel_address}:{plan.data_parallel_rpc_port}"
+            endpoint = f"tcp://{plan.parallel.data_parallel_address}:{plan.parallel.data_parallel_rpc_port}"
             handshake = HandshakeServer(endpoint, keys, addresses, plan, missing)
     except BaseException:
         remove_socket_folder(folder)
@@ -142,7 +142,7 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
         plan,
         addresses,
         here,
-        data_parallel_size=plan.data_parallel_size,
+        data_parallel_size=plan.parallel.data_parallel_size,
         socket_folder=folder,
         first=first,
         server_key=None if keys is None else keys.public,
@@ -159,13 +159,17 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
 
 def _missing(plan: EnginePlan) -> list[int]:
     """The cores that come from other machines."""
-    if plan.data_parallel_mode != INTERNAL:
+    if plan.parallel.data_parallel_mode != INTERNAL:
         return []
-    return [i for i in range(plan.data_parallel_size) if i not in plan.data_parallel_ranks]
+    return [
+        i
+        for i in range(plan.parallel.data_parallel_size)
+        if i not in plan.parallel.data_parallel_ranks
+    ]
 
 
 def _sockets(plan: EnginePlan, folder: Path, keys: ClusterKeys | None) -> CoreSockets:
     if keys is None:
         return CoreSockets(f"ipc://{folder}/input", f"ipc://{folder}/output")
-    endpoint = f"tcp://{plan.data_parallel_address}:*"
+    endpoint = f"tcp://{plan.parallel.data_parallel_address}:*"
     return CoreSockets(endpoint, endpoint, keys)

@@ -233,7 +233,7 @@ def _front_end_of_one(
     plan: EnginePlan, stat_loggers: Sequence[StatLoggerFactory] | None, is_log_aggregated: bool
 ) -> FrontEnd[EngineCoreClient]:
     """Build a front end with the core in this process, unless the plan has several cores."""
-    if plan.data_parallel_size > 1:
+    if plan.parallel.data_parallel_size > 1:
         return launch_front_end(plan, stat_loggers, is_log_aggregated)
     from quire.engine.core.builder import (
         build_client,  # imports torch, which a given front end does not need

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from quire.config.plan_parts import ParallelPlan
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.executor.abstract import BuiltExecutor, Executor
 from quire.executor.platform import Platform
@@ -36,9 +37,9 @@ class NamesExecutor(Protocol):
     """What an engine was made from, as far as it names its executor."""
 
     @property
-    def distributed_executor_backend(self) -> str: ...
+    def parallel(self) -> ParallelPlan: ...
 
 
 def executor_class_of(vllm_config: NamesExecutor) -> type[Executor]:
     """The class of the executor that an engine was made with."""
-    return {"uni": UniprocExecutor}[vllm_config.distributed_executor_backend]
+    return {"uni": UniprocExecutor}[vllm_config.parallel.distributed_executor_backend]

@@ -98,7 +98,7 @@ def build_network_drafter(
         reads=reads,
         sampler=sampler,
         device=platform.device,
-        max_len=min(draft.max_model_len or config.max_model_len, config.max_model_len),
+        max_len=min(draft.max_model_len or config.model.max_model_len, config.model.max_model_len),
         window=min((m.window for m in spec.memories if m is not None and m.window), default=None),
         token_ids=read_token_ids(
             network, Path(draft.folder), _format(config, draft), platform.device.torch
@@ -147,12 +147,12 @@ def _load(
         config=draft.hf_config,
         load_format=_format(config, draft),
         first_layer=len(target.spec.memories),
-        max_model_len=config.max_model_len,
+        max_model_len=config.model.max_model_len,
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
         device=platform.device.torch,
         recipe=UNQUANTIZED if draft.quantization is None else RECIPES[draft.quantization],
-        seed=config.seed,
+        seed=config.model.seed,
     )
 
 
@@ -169,9 +169,9 @@ def _make_pass(
     """A way to run the network on states of `width` numbers (0: it reads none). A first pass may
     have a token more of each row than the target's step.
     """
-    capacity = config.max_num_batched_tokens + config.max_num_seqs
+    capacity = config.steps.max_num_batched_tokens + config.steps.max_num_seqs
     if isinstance(model, LaterPass):
-        capacity = config.max_num_seqs
+        capacity = config.steps.max_num_seqs
     sizes = platform.sizes if draft.use_graphs else ()
     size = max([capacity, *sizes])
     states = None

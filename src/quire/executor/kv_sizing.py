@@ -36,8 +36,8 @@ def size_kv_cache(
     """
     kv_cache = runner.kv_cache
     block_bytes = kv_cache.nbytes // PROBE_BLOCKS
-    assert config.memory_share is not None, "the number of blocks is given"
-    memory = MeasuredMemory(free_at_start, free_bytes(), config.memory_share)
+    assert config.memory.memory_share is not None, "the number of blocks is given"
+    memory = MeasuredMemory(free_at_start, free_bytes(), config.memory.memory_share)
     num_blocks = blocks_for(config, pool, memory, block_bytes)
     for forward in forwards:
         forward.release()
@@ -50,10 +50,10 @@ def size_kv_cache(
 
 def blocks_for(config: WorkerConfig, pool: KVPool, memory: MeasuredMemory, block_bytes: int) -> int:
     """The number of blocks. Raises LoadError when one request of full length would not fit."""
-    length = config.max_model_len
-    most = pool.enough(config.max_num_seqs, length, config.max_num_batched_tokens)
+    length = config.model.max_model_len
+    most = pool.enough(config.steps.max_num_seqs, length, config.steps.max_num_batched_tokens)
     num_blocks = memory.num_blocks(block_bytes, most)
-    fits = pool.longest(num_blocks, length, is_chunked=config.enable_chunked_prefill)
+    fits = pool.longest(num_blocks, length, is_chunked=config.steps.enable_chunked_prefill)
     if fits < length:
         raise LoadError(
             f"One request of max_model_len={length} does not fit in the {max(num_blocks, 0)} KV "

@@ -53,8 +53,8 @@ class Platform:
 
 def open_platform(config: WorkerConfig) -> Platform:
     """Open the named device. Raises InvalidParameter if it must be deterministic but cannot be."""
-    platform = _open_cuda(config) if config.device == "cuda" else _open_cpu(config)
-    if config.is_deterministic and not platform.ops.batch_invariant:
+    platform = _open_cuda(config) if config.parallel.device == "cuda" else _open_cpu(config)
+    if config.parallel.is_deterministic and not platform.ops.batch_invariant:
         reason = platform.ops.invariance_reason
         raise InvalidParameter("deterministic", True, reason, "Leave it out.")
     return platform
@@ -62,7 +62,7 @@ def open_platform(config: WorkerConfig) -> Platform:
 
 def _open_cpu(config: WorkerConfig) -> Platform:
     runtime = open_runtime(
-        num_threads=config.num_threads,
+        num_threads=config.parallel.num_threads,
         isa=read_environment().cpu_isa,
         weights_folder=config.weights_folder,
     )
@@ -70,7 +70,7 @@ def _open_cpu(config: WorkerConfig) -> Platform:
     if runtime is None:
         return Platform(CpuDevice(), ops, lambda model, _: EagerForward(model))
     codec = CpuWeightCodec(runtime, config.dtype)
-    if not config.use_graphs:
+    if not config.parallel.use_graphs:
         return Platform(CpuDevice(), ops, lambda model, _: EagerForward(model), codec=codec)
     return Platform(
         CpuDevice(),
@@ -79,7 +79,7 @@ def _open_cpu(config: WorkerConfig) -> Platform:
             model,
             runtime,
             batches.capacity_batch,
-            num_rows=config.max_sampled if config.generates else 0,
+            num_rows=config.max_sampled if config.model.generates else 0,
         ),
         codec=codec,
     )
@@ -87,10 +87,10 @@ def _open_cpu(config: WorkerConfig) -> Platform:
 
 def _open_cuda(config: WorkerConfig) -> Platform:
     driver = CudaDriver()
-    arena_bytes = _ARENA_BYTES + _TOKEN_BYTES * config.max_num_batched_tokens
+    arena_bytes = _ARENA_BYTES + _TOKEN_BYTES * config.steps.max_num_batched_tokens
     device = StreamDevice(driver, arena_bytes=arena_bytes)
     ops = _select(config, device)
-    sizes = decode_sizes(config.max_num_seqs) if config.use_graphs else []
+    sizes = decode_sizes(config.steps.max_num_seqs) if config.parallel.use_graphs else []
 
     def make_forward(model: RunnableModel, batches: BatchBuilder) -> Forward:
         if not sizes:
@@ -102,10 +102,10 @@ def _open_cuda(config: WorkerConfig) -> Platform:
 
 def _select(config: WorkerConfig, runtime: object | None) -> Ops:
     ops = select(
-        device=config.device,
+        device=config.parallel.device,
         dtype=config.dtype,
         runtime=runtime,
-        deterministic=config.is_deterministic,
+        deterministic=config.parallel.is_deterministic,
     )
     attend = next(choice for choice in ops.report() if choice.op == "attend")
     why = f" ({attend.why})" if attend.why else ""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from quire.distributed.expert_exchange import ExpertExchange
@@ -152,7 +153,7 @@ def open_uniproc(
     """
     assert num_workers == 1 or (platform is None and exchange is None), "each has its own platform"
     native, _ = find_native()
-    restore_threads = _take_torch_threads(config.num_threads if native is None else 1)
+    restore_threads = _take_torch_threads(config.parallel.num_threads if native is None else 1)
     try:
         if num_workers > 1:
             return _open_several(config, num_workers, restore_threads)
@@ -178,16 +179,18 @@ def _no_memory(config: WorkerConfig, error: BaseException) -> str:
     reason = str(error).partition("\n")[0][:_MAX_REASON] or type(error).__name__
     return (
         f"The system refuses the memory that the engine needs ({reason}): weights, "
-        f"{config.num_blocks} KV blocks and the workspace of a step. Lower kv_cache_memory_bytes, "
-        "max_num_seqs or max_model_len, or raise the limits of this process (ulimit -v)."
+        f"{config.memory.num_blocks} KV blocks and the workspace of a step. Lower "
+        "kv_cache_memory_bytes, max_num_seqs or max_model_len, or raise the limits of this process "
+        "(ulimit -v)."
     )
 
 
 def _open_several(
     config: WorkerConfig, num_workers: int, on_close: Callable[[], None]
 ) -> UniprocExecutor:
-    each = max(1, config.num_threads // num_workers)
-    own = replace(config, num_threads=each, use_graphs=False)
+    each = max(1, config.parallel.num_threads // num_workers)
+    alone = msgspec.structs.replace(config.parallel, num_threads=each, use_graphs=False)
+    own = replace(config, parallel=alone)
     exchange = InprocExchange(num_workers)
     threads = WorkerThreads(exchange)
     builds = [

@@ -43,34 +43,34 @@ def make_loader(
         assert exchange is None and group is None, "one core, one worker"
         return partial(
             load_foreign_model,
-            Path(config.model_folder),
-            config.hf_config,
+            Path(config.model.model_folder),
+            config.model.hf_config,
             platform.ops,
             dtype=config.dtype,
             device=platform.device,
             load_format=config.load_format,
-            seed=config.seed,
+            seed=config.model.seed,
         )
     return partial(
         load_model,
-        Path(config.model_folder),
-        read_spec(config.hf_config, config.pooler),
+        Path(config.model.model_folder),
+        read_spec(config.model.hf_config, config.model.pooler),
         platform.ops,
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
         device=platform.device.torch,
         load_format=config.load_format,
         weights_folder=config.weights_folder,
-        seed=config.seed,
-        max_model_len=config.max_model_len,
-        family=find_family(config.hf_config, config.pooler),
-        storage=read_storage(config.hf_config),
+        seed=config.model.seed,
+        max_model_len=config.model.max_model_len,
+        family=find_family(config.model.hf_config, config.model.pooler),
+        storage=read_storage(config.model.hf_config),
         options=ModelOptions(
             recipe=_recipe(config),
             spread=exchange,
             group=group,
             aux_layers=_aux_layers(config, network),
-            keeps_experts=config.keeps_experts,
+            keeps_experts=config.sampling.enable_return_routed_experts,
             make_placement=_placement_maker(config, platform),
             adapter_room=room,
             stored=stored,
@@ -88,8 +88,8 @@ def make_checker(
         return lambda: None
     return partial(
         check_weights,
-        Path(config.model_folder),
-        read_spec(config.hf_config, config.pooler),
+        Path(config.model.model_folder),
+        read_spec(config.model.hf_config, config.model.pooler),
         kv_dtype=config.kv_dtype,
         **_files(config, platform, group),
     )
@@ -104,7 +104,7 @@ def stored_weights(
     """The packed weights of earlier starts; None where none are kept: for weights without files,
     those that are parts of a model, and those that are in mapped files of their own.
     """
-    if not config.packed_weights_bytes or platform.codec is None:
+    if not config.model.packed_weights_bytes or platform.codec is None:
         return None
     if config.load_format == "dummy" or config.weights_folder is not None:
         return None
@@ -113,17 +113,17 @@ def stored_weights(
 
     def key() -> dict[str, Any]:
         return {
-            "files": files_key(Path(config.model_folder)),
-            "config": config.hf_config,
+            "files": files_key(Path(config.model.model_folder)),
+            "config": config.model.hf_config,
             "load_format": config.load_format,
             "dtype": str(config.dtype),
-            "quantization": config.quantization,
-            "generates": config.generates,
-            "pooler": repr(config.pooler),
+            "quantization": config.model.quantization,
+            "generates": config.model.generates,
+            "pooler": repr(config.model.pooler),
         }
 
     folder = read_environment().cache_dir / "packed"
-    return PackedWeights(folder, key, platform.codec, config.packed_weights_bytes)
+    return PackedWeights(folder, key, platform.codec, config.model.packed_weights_bytes)
 
 
 def make_saver(
@@ -136,9 +136,9 @@ def make_saver(
         return None
     return partial(
         save_sharded_state,
-        Path(config.model_folder),
-        read_spec(config.hf_config, config.pooler),
-        seed=config.seed,
+        Path(config.model.model_folder),
+        read_spec(config.model.hf_config, config.model.pooler),
+        seed=config.model.seed,
         **_files(config, platform, group),
     )
 
@@ -150,8 +150,8 @@ def _files(config: WorkerConfig, platform: Platform, group: WorkerGroup | None) 
     return {
         "device": platform.device.torch,
         "load_format": config.load_format,
-        "family": find_family(config.hf_config, config.pooler),
-        "storage": read_storage(config.hf_config),
+        "family": find_family(config.model.hf_config, config.model.pooler),
+        "storage": read_storage(config.model.hf_config),
         "recipe": _recipe(config),
         "group": group,
     }
@@ -159,8 +159,8 @@ def _files(config: WorkerConfig, platform: Platform, group: WorkerGroup | None) 
 
 def _aux_layers(config: WorkerConfig, network: DraftNetwork | None) -> tuple[int, ...]:
     """The layers whose input a pass returns: for what drafts, or for what is written to files."""
-    if config.hidden_states is not None:
-        return config.hidden_states.layers
+    if config.sampling.hidden_states is not None:
+        return config.sampling.hidden_states.layers
     return () if network is None else network.aux_layers
 
 
@@ -168,7 +168,7 @@ def _placement_maker(
     config: WorkerConfig, platform: Platform
 ) -> Callable[[], WeightPlacement] | None:
     """Return the function that makes what keeps weights on the host; None: none are there."""
-    offload = config.offload
+    offload = config.model.offload
     if offload is None:
         return None
     assert platform.driver is not None, "weights are offloaded from a device with its own memory"
@@ -179,4 +179,4 @@ def _placement_maker(
 
 
 def _recipe(config: WorkerConfig) -> Recipe:
-    return UNQUANTIZED if config.quantization is None else RECIPES[config.quantization]
+    return UNQUANTIZED if config.model.quantization is None else RECIPES[config.model.quantization]

@@ -78,18 +78,18 @@ def build_worker(
     kv_cache = _kv_cache(config, specs, platform)
     runner, forward = _runner(config, platform, model, kv_cache, exchange)
     draft: DraftParts | None = None
-    if config.generates:
+    if config.model.generates:
         head, draft = _token_head(config, platform, runner, forward, group, network)
         runner.register(SamplingParams, head)
-    if config.pooler is not None:
+    if config.model.pooler is not None:
         runner.register(PoolingParams, _pooling_head(runner))
-    if config.keeps_experts:
+    if config.sampling.enable_return_routed_experts:
         assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
         runner.heads.watch(ExpertRecorder(model.spec, runner.rows, kv_cache, device))
-    if config.hidden_states is not None and (group is None or group.rank == 0):
+    if config.sampling.hidden_states is not None and (group is None or group.rank == 0):
         from quire.runner.hidden_states import HiddenStatesRecorder  # few ask for files
 
-        runner.heads.watch(HiddenStatesRecorder(config.hidden_states, runner.rows))
+        runner.heads.watch(HiddenStatesRecorder(config.sampling.hidden_states, runner.rows))
     residents = [LoadedModel(model, load, make_checker(config, platform, group))]
     forwards = [forward]
     if draft is not None:
@@ -97,7 +97,7 @@ def build_worker(
         forwards += draft.forwards
     if not platform.is_host:
         _warm_up(config, runner)
-    if config.memory_share is not None:
+    if config.memory.memory_share is not None:
         assert platform.free_bytes is not None, "a share of memory that cannot be measured"
         size_kv_cache(
             config,
@@ -107,7 +107,7 @@ def build_worker(
             free_at_start=free_at_start,
             free_bytes=platform.free_bytes,
         )
-    return worker_class(config.extension)(
+    return worker_class(config.parallel.worker_extension_cls)(
         runner,
         Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
         WorkerFacts(
@@ -116,7 +116,7 @@ def build_worker(
             has_own_memory=not platform.is_host,
         ),
         rank=0 if group is None else group.rank,
-        profiler=None if config.profiler is None else Profiler(config.profiler),
+        profiler=None if config.parallel.profiler is None else Profiler(config.parallel.profiler),
         save=make_saver(config, platform, group),
         adapters=support,
         stored=stored,
@@ -132,8 +132,8 @@ def _runner(
 ) -> tuple[ModelRunner, Forward]:
     """Make the runner of a model, and what runs its steps: recorded if the platform records."""
     rows = Rows(
-        num_rows=config.max_num_seqs,
-        max_len=config.max_model_len,
+        num_rows=config.steps.max_num_seqs,
+        max_len=config.model.max_model_len,
         block_sizes=[
             None if group.kind == "state" else group.block_size for group in kv_cache.pool.groups
         ],
@@ -142,7 +142,7 @@ def _runner(
     )
     types = None
     if isinstance(model.spec, Decoder) and model.spec.token_types:
-        types = TokenTypes(config.max_num_seqs, model.spec.token_types)
+        types = TokenTypes(config.steps.max_num_seqs, model.spec.token_types)
         rows.parts.append(types)
     batches = BatchBuilder(
         rows=rows,
@@ -150,7 +150,7 @@ def _runner(
         device=platform.device,
         pool=kv_cache.pool,
         kv=kv_cache.layers,
-        capacity=config.max_num_batched_tokens,
+        capacity=config.steps.max_num_batched_tokens,
         sizes=platform.sizes,
         types=types,
         has_adapters=config.adapters is not None,
@@ -172,18 +172,18 @@ def _runner(
 
 def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
     tokens, rows, length = (
-        config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
+        config.steps.max_num_batched_tokens, config.steps.max_num_seqs, config.model.max_model_len
     )  # fmt: skip
-    if config.pooler is not None:
-        tasks = config.pooler.tasks
+    if config.model.pooler is not None:
+        tasks = config.model.pooler.tasks
         warm_up_pooling(runner, tasks=tasks, num_tokens=tokens, num_rows=rows, max_len=length)
-    if config.generates:
+    if config.model.generates:
         warm_up(
             runner,
             num_tokens=tokens,
             num_rows=rows,
             max_len=length,
-            max_logprobs=config.max_logprobs,
+            max_logprobs=config.sampling.max_logprobs,
         )
 
 
@@ -191,9 +191,9 @@ def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], platform: Platf
     return KVCache(
         ops=platform.ops,
         pool=plan_kv_pool(
-            memories_of(specs), config.block_size, config.number_bytes, config.num_drafts
+            memories_of(specs), config.memory.block_size, config.number_bytes, config.num_drafts
         ),
-        num_blocks=config.num_blocks if config.memory_share is None else PROBE_BLOCKS,
+        num_blocks=config.memory.num_blocks if config.memory.memory_share is None else PROBE_BLOCKS,
         dtype=config.kv_dtype,
         send=platform.device.send,
     )
@@ -215,11 +215,11 @@ def _token_head(
         return TokenFollower(rows, group), None
     sampler = Sampler(
         ops=platform.ops,
-        num_rows=config.max_num_seqs,
+        num_rows=config.steps.max_num_seqs,
         vocab_size=runner.model.spec.vocab,
         device=device,
         history=rows,
-        max_logprobs=config.max_logprobs,
+        max_logprobs=config.sampling.max_logprobs,
         logprobs_mode=config.logprobs_mode,
         logits_processors=config.make_processors(device.torch),
     )

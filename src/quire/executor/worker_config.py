@@ -5,72 +5,76 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
 from quire.config.adapter_plan import AdapterPlan
-from quire.config.hidden_states import HiddenStatesPlan
-from quire.config.offload import Offload
-from quire.config.profiler_config import ProfilerConfig
+from quire.config.plan_parts import MemoryPlan, ModelPlan, ParallelPlan, SamplingPlan
+from quire.config.resolve.dtype import number_bytes
 from quire.config.speculation import SpeculationPlan
 from quire.models.foreign.implementation import ModelImpl
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.folder_files import LoadFormat
-from quire.models.pooling.spec import PoolerSpec
 from quire.runner.sampling import LogitsProcessor
 from quire.runner.sampling.logprobs import LogprobsMode
-from quire.scheduling.settings import KVGroupSpec
+from quire.scheduling.settings import KVGroupSpec, StepsPlan
 
 MakeProcessors = Callable[[torch.device], Sequence[LogitsProcessor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """A worker's model, device, KV memory and largest steps; the fields are those of `EnginePlan`.
-    `make_processors` makes the custom logits processors for a device.
+    """Parts of the engine's plan. `make_processors` makes the custom logits processors for a
+    device.
     """
 
-    # the model
-    model_folder: str
-    hf_config: dict[str, Any]
-    generates: bool
-    pooler: PoolerSpec | None
-    model_impl: ModelImpl
-    load_format: LoadFormat
-    weights_folder: Path | None
-    packed_weights_bytes: int
-    dtype: torch.dtype
-    quantization: str | None
-    seed: int
-    max_model_len: int
-    offload: Offload | None
-    adapters: AdapterPlan | None
-    # the device
-    device: str
-    num_threads: int
-    use_graphs: bool
-    is_deterministic: bool
-    # KV memory
-    block_size: int
-    num_blocks: int
-    memory_share: float | None
-    kv_dtype: torch.dtype
-    number_bytes: NumberBytes
-    enable_chunked_prefill: bool
-    # steps
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    keeps_experts: bool
+    model: ModelPlan
+    parallel: ParallelPlan
+    memory: MemoryPlan
+    steps: StepsPlan
     speculation: SpeculationPlan | None
-    hidden_states: HiddenStatesPlan | None
-    # sampling and profiling
-    max_logprobs: int
-    logprobs_mode: LogprobsMode
+    adapters: AdapterPlan | None
+    sampling: SamplingPlan
     make_processors: MakeProcessors
-    profiler: ProfilerConfig | None
-    # methods of the user's own
-    extension: str | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of weights and activations."""
+        found: torch.dtype = getattr(torch, self.model.dtype)
+        return found
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The type of keys and values in KV memory."""
+        found: torch.dtype = getattr(torch, self.memory.kv_dtype)
+        return found
+
+    @property
+    def number_bytes(self) -> NumberBytes:
+        """The bytes of a number of each kind in KV memory."""
+        return number_bytes(self.model.dtype, self.memory.kv_dtype)
+
+    @property
+    def weights_folder(self) -> Path | None:
+        """Where weights are kept in mapped files; None: in memory."""
+        folder = self.model.weights_folder
+        return None if folder is None else Path(folder)
+
+    @property
+    def model_impl(self) -> ModelImpl:
+        """Whose code the model runs."""
+        return cast(ModelImpl, self.model.model_impl)
+
+    @property
+    def load_format(self) -> LoadFormat:
+        """The format of the weights' files."""
+        return cast(LoadFormat, self.model.load_format)
+
+    @property
+    def logprobs_mode(self) -> LogprobsMode:
+        """Which values log-probabilities are made of."""
+        return cast(LogprobsMode, self.sampling.logprobs_mode)
 
     @property
     def num_drafts(self) -> int:
@@ -81,7 +85,7 @@ class WorkerConfig:
     def max_sampled(self) -> int:
         """The most tokens that a step draws, drafts verified included."""
         drafts = 0 if self.speculation is None else self.speculation.max_drafts
-        return self.max_num_seqs + drafts
+        return self.steps.max_num_seqs + drafts
 
 
 @dataclass(frozen=True, slots=True)

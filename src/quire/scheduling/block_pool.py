@@ -26,7 +26,7 @@ class BlockPool:
     lists through the same two integer lists hold them, so a hit on a free block takes it out in
     O(1).
 
-    Invariants (checked by `tests/support/invariants.py`):
+    Invariants (checked by `tests/support/simulation/invariants.py`):
     - a block is on a free list exactly when its reference count is 0;
     - `_by_key[k] == b` exactly when `_key[b] == k`.
     """

@@ -99,10 +99,10 @@ class Lifecycle:
     def __init__(self, config: SchedulerConfig, resources: Sequence[Resource]) -> None:
         """resources: those in addition to tokens, rows, blocks and slots of adapters."""
         self.max_model_len = config.max_model_len
-        self.policy = POLICIES[config.policy]
+        self.policy = POLICIES[config.steps.scheduling_policy]
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(self.policy)
-        self.rows = RunningRows(config.max_num_seqs)
+        self.rows = RunningRows(config.steps.max_num_seqs)
         self.in_flight: deque[InFlightStep] = deque()
         self.lane = DecodeLane(config.num_drafts, self.in_flight)
         self.chunked: list[Request] = []

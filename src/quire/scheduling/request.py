@@ -83,7 +83,7 @@ class Request:
     A length is a count: `num_prompt_tokens` may exceed `len(prompt_token_ids)` once inputs without
     ids exist, so nothing here uses the length of the prompt's ids.
 
-    Invariants (checked by `tests/support/invariants.py`):
+    Invariants (checked by `tests/support/simulation/invariants.py`):
     - 0 <= num_confirmed_tokens <= num_computed_tokens, and both are 0 without a row;
     - a table entry is NULL_BLOCK or a block that this request holds one reference to;
     - entries that a future query can read are never NULL_BLOCK.

@@ -95,8 +95,10 @@ class TokenBudget:
     """
 
     def __init__(self, config: SchedulerConfig, lane: DecodeLane, requests: Sized) -> None:
-        self._limit = config.max_num_batched_tokens
-        self._cap = config.long_prefill_token_threshold if config.enable_chunked_prefill else 0
+        self._limit = config.steps.max_num_batched_tokens
+        self._cap = (
+            config.steps.long_prefill_token_threshold if config.steps.enable_chunked_prefill else 0
+        )
         self._lane = lane
         self._requests = requests
         self._taken: dict[int, tuple[int, float]] = {}

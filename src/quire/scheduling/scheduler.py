@@ -38,8 +38,8 @@ from quire.step.result import StepResult
 
 
 class Scheduler:
-    """Invariants are in tests/support/invariants.py, which checks them after every step in the
-    tests.
+    """Invariants are in tests/support/simulation/invariants.py, which checks them after every step
+    in the tests.
 
     Order inside a step: the decode lane first (a stream never waits for the prompt of another
     request), then running requests with more than one token to compute, then waiting ones in the
@@ -71,7 +71,7 @@ class Scheduler:
             raise RequestError(f"a request of {request.num_tokens} tokens cannot be scheduled")
         request.limit_length(config.max_model_len)
         request.is_indivisible |= self._sees_own_step
-        request.is_whole = request.is_indivisible or not config.enable_chunked_prefill
+        request.is_whole = request.is_indivisible or not config.steps.enable_chunked_prefill
         if request.is_indivisible:
             self._check_indivisible(request)
         needed = self.memory.num_needed(request)
@@ -142,7 +142,7 @@ class Scheduler:
         return bool(self.in_flight or self.waiting or self.lane.members or self.chunked)
 
     def _check_indivisible(self, request: Request) -> None:
-        most = self.config.max_num_batched_tokens
+        most = self.config.steps.max_num_batched_tokens
         if request.resumable:
             raise RequestError("a request whose prompt cannot be split takes no further input")
         if request.max_total_tokens > most:

@@ -29,27 +29,37 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
             raise ValueError(f"a group of kind {self.kind!r} cannot have the window {self.window}")
 
 
-class SchedulerConfig(msgspec.Struct, frozen=True):
-    """Counts are in tokens unless stated otherwise. `groups` are the KV groups of the model;
-    `num_drafts` is the most drafts that a request verifies in a step, `max_drafts` the most of all
-    requests (None: any); `reports_drafts` puts what became of each one's into the outputs.
-    Snapshots of recurrent states
-    are made of prompts about every `snapshot_interval` tokens and at their last block border; all
-    of them together have at most `num_snapshot_blocks` blocks (None: any). A request whose LoRA
-    adapter has none of the slots is passed over at most `max_adapter_passes` times before a slot is
-    drained for it.
+class StepsPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds a step. `max_stall_s`: how long a stream may wait for the step of other prompts,
+    in seconds; None: any time.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    max_stall_s: float | None = None
+    scheduling_policy: str = "fcfs"
+    max_steps_in_flight: int = 1
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds `steps`, and the memory, adapters and drafts that they share. Counts are in
+    tokens unless stated otherwise. `groups` are the KV groups of the model; `num_drafts` is the
+    most drafts that a request verifies in a step, `max_drafts` the most of all requests (None:
+    any); `reports_drafts` puts what became of each one's into the outputs. Snapshots of recurrent
+    states are made of prompts about every `snapshot_interval` tokens and at their last block
+    border; all of them together have at most `num_snapshot_blocks` blocks (None: any). A request
+    whose LoRA adapter has none of the slots is passed over at most `max_adapter_passes` times
+    before a slot is drained for it.
+    """
+
+    steps: StepsPlan
     max_model_len: int
     block_size: int
     num_blocks: int
     groups: tuple[KVGroupSpec, ...] = (KVGroupSpec(),)
-    policy: str = "fcfs"
     enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
     num_drafts: int = 0
     max_drafts: int | None = None
     reports_drafts: bool = False

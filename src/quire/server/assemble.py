@@ -60,26 +60,26 @@ def build_server(
     siblings = siblings or Siblings()
     kept = (args.num_stored_responses, args.max_stored_bytes)
     parser_plan = _parser_plan(tokenizer, plan, args)
-    if not plan.reasoning_marks:
+    if not plan.sampling.reasoning_marks:
         engine.front_end.inputs.generation.reasoning_marks = _reasoning_marks(parser_plan)
     return Server(
         engine=engine,
         tokenizer=tokenizer,
-        names=plan.served_model_names,
-        root=plan.model,
+        names=plan.model.served_model_names,
+        root=plan.model.model,
         limits=Limits(
-            max_model_len=plan.max_model_len,
+            max_model_len=plan.model.max_model_len,
             body_bytes=args.max_body_bytes,
             body_timeout_s=args.body_timeout_s,
             completions=args.max_completions,
             stop_strings=args.max_stop_strings,
             token_ids=_NO_VOCABULARY if tokenizer is None else tokenizer.vocab_size,
             reader_timeout_s=args.reader_timeout_s,
-            extra_args=None if plan.logits_processors else EXTRA_ARGS,
+            extra_args=None if plan.sampling.logits_processors else EXTRA_ARGS,
         ),
-        sampling_defaults=plan.sampling_defaults,
+        sampling_defaults=plan.sampling.sampling_defaults,
         chat=ChatSettings(
-            template=plan.chat_template,
+            template=plan.model.chat_template,
             content_format=args.chat_template_content_format,
             trusts_requests=args.trust_request_chat_template,
             default_kwargs=args.default_chat_template_kwargs or {},
@@ -103,7 +103,7 @@ def build_server(
         conversations=OwnedStore(*kept),
         in_flight=InFlightRequests(siblings.neighbours),
         abort_elsewhere=siblings.abort_elsewhere,
-        texts=None if tokenizer is None else LongTexts(tokenizer, plan.max_model_len),
+        texts=None if tokenizer is None else LongTexts(tokenizer, plan.model.max_model_len),
         adapters=_served_adapters(engine, plan),
         plan={
             name: {"value": _plain(value), "reason": plan.reasons[name]}
@@ -119,7 +119,7 @@ def _served_adapters(engine: AsyncLLM, plan: EnginePlan) -> ServedAdapters:
         load=None if plan.adapters is None else engine.add_lora,
         may_change=environment.may_load_adapters,
         folder=environment.adapter_folder,
-        models=(*plan.served_model_names, plan.model),
+        models=(*plan.model.served_model_names, plan.model.model),
     )
 
 
@@ -134,13 +134,13 @@ async def load_modules(adapters: ServedAdapters, args: ServerArgs) -> None:
 
 def _pooling_settings(plan: EnginePlan, *, cuts: bool) -> PoolingSettings:
     """How a model that pools is served."""
-    config = plan.pooler_config or PoolerConfig()
+    config = plan.model.pooler_config or PoolerConfig()
     longest = config.max_embed_len
     if not config.enable_chunked_processing:
-        longest = min(longest or plan.max_model_len, plan.max_model_len)
+        longest = min(longest or plan.model.max_model_len, plan.model.max_model_len)
     return PoolingSettings(
-        prompts=plan.prompts,
-        window=_BATCHES_AT_ONCE * plan.max_num_seqs,
+        prompts=plan.model.prompts,
+        window=_BATCHES_AT_ONCE * plan.steps.max_num_seqs,
         longest=longest,
         has_pieces=config.enable_chunked_processing,
         cuts=cuts and not config.enable_chunked_processing,
@@ -150,8 +150,8 @@ def _pooling_settings(plan: EnginePlan, *, cuts: bool) -> PoolingSettings:
 def _parser_plan(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs) -> ParserPlan:
     """How outputs are parsed. Raises InvalidParameter for a format that does not exist."""
     template = None
-    if tokenizer is not None and (plan.chat_template or tokenizer.chat_template):
-        template = tokenizer.get_chat_template(plan.chat_template, tools=())
+    if tokenizer is not None and (plan.model.chat_template or tokenizer.chat_template):
+        template = tokenizer.get_chat_template(plan.model.chat_template, tools=())
     return choose_parsers(args.tool_call_parser, args.reasoning_parser, template)
 
 

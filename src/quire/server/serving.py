@@ -57,7 +57,9 @@ async def serve(
         if admin_listener is not None:
             logger.info("Administration at %s", address_of(admin_listener, how.tls))
         logger.info("Output parsing: %s", server.chat.parser_plan.described)
-        logger.info("Serving %s at %s", plan.served_model_names[0], address_of(listener, how.tls))
+        logger.info(
+            "Serving %s at %s", plan.model.served_model_names[0], address_of(listener, how.tls)
+        )
 
     async def drain() -> None:
         server.in_flight.is_draining = True

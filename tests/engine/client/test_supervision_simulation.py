@@ -11,7 +11,7 @@ from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal, JournalEntry
 from quire.engine.wire.codec import FrameOrder
 from quire.engine.wire.delivery_monitor import Overdue
-from tests.support.simulate_faults import SimulatedCores, World, run_traces
+from tests.support.simulation.simulate_faults import SimulatedCores, World, run_traces
 
 NUM_TRACES = 10_000
 BY_DEFAULT = 1_000

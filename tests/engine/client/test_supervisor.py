@@ -264,7 +264,7 @@ def test_without_restarts_the_first_death_is_the_end(no_orphans):
 
 def test_streams_of_an_event_loop_go_on_whatever_their_kind(expected, no_orphans):
     plan = EngineArgs(**SMALL).create_engine_config()
-    client = launch_async(plan, plan.max_core_restarts)
+    client = launch_async(plan, plan.parallel.max_core_restarts)
     engine = AsyncLLM(plan, front_end=build_front_end(plan, client))
 
     async def stream(index):

@@ -4,10 +4,10 @@ from quire.engine.core.core import EngineCore
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.params import SamplingParams
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import SchedulerConfig
 from quire.step.columns import RunnerOutput
-from tests.support import invariants
-from tests.support.hash_model import HashRunner, oracle
+from tests.support.simulation import invariants
+from tests.support.simulation.hash_model import HashRunner, oracle
+from tests.support.simulation.scheduler_settings import scheduler_config
 
 VOCAB = 50
 
@@ -56,7 +56,7 @@ def make_core(*, depth=1, fail=lambda plan: None, host_ids=False, **config):
         "num_blocks": 24,
         **config,
     }
-    scheduler = Scheduler(SchedulerConfig(**facts))
+    scheduler = Scheduler(scheduler_config(**facts))
     runner = HashRunner(
         num_blocks=facts["num_blocks"], block_size=facts["block_size"], vocab_size=VOCAB
     )

@@ -8,7 +8,7 @@ from quire.engine.wire.output_parts import FinishReason
 from quire.errors import InvalidParameter, InvalidType
 from quire.params import SamplingParams
 from tests.engine.core.core_over_hashes import drain, expected, make_core, request
-from tests.support import invariants
+from tests.support.simulation import invariants
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -18,9 +18,9 @@ from quire.engine.wire.output_parts import FinishReason
 from quire.errors import RequestError
 from quire.params import SamplingParams
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import SchedulerConfig
 from tests.engine.core.core_over_hashes import VOCAB, FakeExecutor, drain
-from tests.support.hash_model import HashRunner, oracle
+from tests.support.simulation.hash_model import HashRunner, oracle
+from tests.support.simulation.scheduler_settings import scheduler_config
 
 CONFIG = "adapter_config.json"
 PROMPT = list(range(1, 7))
@@ -64,7 +64,7 @@ class Library:
     def __init__(self, path, *, slots=2, most_kept=None, depth=1, passes=3, fail=None):
         self.path, self.workers = path, Workers()
         scheduler = Scheduler(
-            SchedulerConfig(
+            scheduler_config(
                 max_num_seqs=6, max_num_batched_tokens=64, max_model_len=60, block_size=4,
                 num_blocks=120, num_adapter_slots=slots, max_adapter_passes=passes,
             )

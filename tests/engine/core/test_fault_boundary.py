@@ -16,7 +16,7 @@ from quire.step.faults import RowFailures, processor_text
 from quire.step.plan import StepPlan
 from quire.step.result import StepResult
 from tests.engine.core.core_over_hashes import drain, expected, make_core, request
-from tests.support import invariants
+from tests.support.simulation import invariants
 
 depths = pytest.mark.parametrize("depth", [1, 2])
 

@@ -12,11 +12,11 @@ from quire.engine.core.step_pace import StepPace
 from quire.params import SamplingParams
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import SchedulerConfig
 from quire.step.plan import PromptAllowance, StepPlan
 from quire.step.result import StepResult
 from tests.engine.core.core_over_hashes import FakeExecutor, FakeStep
-from tests.support import invariants
+from tests.support.simulation import invariants
+from tests.support.simulation.scheduler_settings import scheduler_config
 
 GOAL = 0.25
 STREAMS, LONG = 4, 16_384
@@ -68,7 +68,7 @@ class Scene:
         self.machine = msgspec.convert(vars(machine), Machine, from_attributes=True)
         self.steps = []
         scheduler = Scheduler(
-            SchedulerConfig(
+            scheduler_config(
                 max_num_seqs=STREAMS + 8,
                 max_num_batched_tokens=BUDGET,
                 max_model_len=2 * LONG,

@@ -79,11 +79,11 @@ def test_blocks_are_what_was_measured_up_to_enough(folder):
     )
     plan = plan_of(folder, on_gpu, max_num_seqs=4, max_model_len=1000)
     config = worker_config(plan)
-    memories = memories_of([read_spec(plan.hf_config)])
-    pool = plan_kv_pool(memories, plan.block_size, NumberBytes(2, 2))
-    block_bytes = plan.kv_cache_bytes // plan.num_blocks
+    memories = memories_of([read_spec(plan.model.hf_config)])
+    pool = plan_kv_pool(memories, plan.memory.block_size, NumberBytes(2, 2))
+    block_bytes = plan.memory.kv_cache_bytes // plan.memory.num_blocks
     gib = 1 << 30
-    roomy = MeasuredMemory(80 * gib, 60 * gib, plan.memory_share)
+    roomy = MeasuredMemory(80 * gib, 60 * gib, plan.memory.memory_share)
     assert blocks_for(config, pool, roomy, block_bytes) == 1 + 4 * 32
     tight = MeasuredMemory(10 * gib, 10 * gib - 9 * gib + 50 * block_bytes, 0.9)
     assert blocks_for(config, pool, tight, block_bytes) == 50

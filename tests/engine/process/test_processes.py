@@ -135,7 +135,7 @@ def test_a_forked_child_is_refused_and_harms_nothing():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the threads of /proc")
 def test_the_threads_of_an_engine_are_bound_and_the_caller_is_not(plan):
     before = os.sched_getaffinity(0)
-    bound = msgspec.structs.replace(plan, num_threads=2, thread_cpus=(str(min(before)),))
+    bound = plan.changed(num_threads=2, thread_cpus=(str(min(before)),))
 
     def computing(pid):
         tasks = Path(f"/proc/{pid}/task").iterdir()
@@ -420,7 +420,7 @@ def test_repeated_outputs_are_dropped_and_a_gap_is_the_death_of_the_core(plan):
 
 def test_a_core_that_cannot_load_says_why(plan, tmp_path):
     before = children()
-    broken = msgspec.structs.replace(plan, model_folder=str(tmp_path))
+    broken = plan.changed(model_folder=str(tmp_path))
     with pytest.raises(LoadError) as caught:
         launch_sync(broken)
     assert str(tmp_path) in str(caught.value)

@@ -62,7 +62,7 @@ class Loop:
         pipe, self._pipe = socket.socketpair()
         addresses = EngineZmqAddresses(*(f"ipc://{folder}/{name}" for name in sockets))
         message = StartMessage(
-            plan=SimpleNamespace(log_stats=False),
+            plan=SimpleNamespace(serving=SimpleNamespace(log_stats=False)),
             engine_index=0,
             incarnation=1,
             addresses=addresses,

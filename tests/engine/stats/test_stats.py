@@ -5,7 +5,6 @@ import logging
 import random
 from pathlib import Path
 
-import msgspec
 import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -242,7 +241,7 @@ def test_all_labels_exist_before_the_first_request():
 
 
 def test_adapters_are_one_series_with_the_names_of_the_moment():
-    plan = msgspec.structs.replace(make_plan(), adapters=AdapterPlan(3, 16, 3, "float32"))
+    plan = make_plan().changed(adapters=AdapterPlan(3, 16, 3, "float32"))
     stats = EngineStats("m", 100, plan=plan, options=StatsOptions((), False), engine_indexes=(0, 1))
     for core, names in ((0, ["a", "b"]), (1, ["b", "c"]), (0, ["b"])):
         told = SchedulerStats(running_adapters=names, waiting_adapters=["d"])
@@ -323,10 +322,10 @@ def test_installed_stat_loggers_turn_statistics_on(monkeypatch):
         def load(self):
             return self.found
 
-    plan = msgspec.structs.replace(make_plan(), log_stats=False)
+    plan = make_plan().changed(log_stats=False)
     monkeypatch.setattr(loggers, "entry_points", lambda group: [Point(Recorder)])
     found, options = with_stat_loggers(plan)
-    assert options == StatsOptions((Recorder,), False) and found.log_stats
+    assert options == StatsOptions((Recorder,), False) and found.serving.log_stats
     monkeypatch.setattr(loggers, "entry_points", lambda group: [Point(dict)])
     with pytest.raises(InvalidType, match="plugins: mine=<class 'dict'> is not allowed"):
         with_stat_loggers(plan, None)

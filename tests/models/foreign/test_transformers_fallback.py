@@ -117,7 +117,7 @@ def test_a_family_of_ours_gives_the_same_through_transformers(tmp_path):
 
 def test_automatic_choice_says_what_it_costs(nanochat, caplog):
     plan = make_plan(EngineArgs(model=str(nanochat), skip_tokenizer_init=True))
-    assert plan.model_impl == "transformers" and not plan.use_graphs
+    assert plan.model.model_impl == "transformers" and not plan.parallel.use_graphs
     assert "short steps take longer" in caplog.text
     assert "no family of Quire" in plan.explain()
 

@@ -51,4 +51,4 @@ class Decisions:
 
     def plan(self) -> EnginePlan:
         """The finished plan."""
-        return EnginePlan(**self._values, reasons=self._reasons, notes=tuple(self._notes))
+        return EnginePlan.of(self._values, self._reasons, self._notes)

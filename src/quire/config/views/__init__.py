@@ -30,12 +30,14 @@ class PlanViews:
 
     __slots__ = ()
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"vllm_config has no {name!r}: there is one flat plan, and explain() shows its fields.",
-            name=name,
-            obj=self,
-        )
+    if not TYPE_CHECKING:  # or every name would be one that the plan has
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"vllm_config has no {name!r}: a plan has parts, and explain() shows their fields.",
+                name=name,
+                obj=self,
+            )
 
     @property
     def model_config(self) -> ModelView:
@@ -91,14 +93,14 @@ class PlanViews:
     def structured_outputs_config(self) -> StructuredOutputsConfig:
         """How structured outputs are generated."""
         plan: Any = self
-        found: StructuredOutputsConfig = plan.structured_outputs
+        found: StructuredOutputsConfig = plan.sampling.structured_outputs
         return found
 
     @property
     def profiler_config(self) -> ProfilerConfig | None:
         """What `start_profile` traces; None: nothing can be profiled."""
         plan: Any = self
-        found: ProfilerConfig | None = plan.profiler
+        found: ProfilerConfig | None = plan.parallel.profiler
         return found
 
     @property

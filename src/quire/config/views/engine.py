@@ -14,6 +14,7 @@ class CacheView(PlanView):
     """`vllm_config.cache_config`: sizes of the KV cache; `num_gpu_blocks` counts the null block."""
 
     name = "cache_config"
+    part = "memory"
     block_size = Fact()
     num_gpu_blocks = Fact("num_blocks")
     num_cpu_blocks = Fixed(0)
@@ -28,6 +29,7 @@ class ParallelView(PlanView):
     """`vllm_config.parallel_config`: the workers of a core, and the cores of an engine."""
 
     name = "parallel_config"
+    part = "parallel"
     tensor_parallel_size = Fixed(1)
     pipeline_parallel_size = Fixed(1)
     data_parallel_size = Fact()
@@ -41,7 +43,7 @@ class ParallelView(PlanView):
     @property
     def worker_extension_cls(self) -> str:
         """The class whose methods workers have besides their own; empty without one."""
-        return str(self.plan.worker_extension_cls or "")
+        return str(self.plan.parallel.worker_extension_cls or "")
 
     @property
     def world_size(self) -> int:
@@ -58,59 +60,61 @@ class ParallelView(PlanView):
     @property
     def data_parallel_size_local(self) -> int:
         """The cores on this machine."""
-        return len(self.plan.data_parallel_ranks)
+        return len(self.plan.parallel.data_parallel_ranks)
 
     @property
     def data_parallel_rank(self) -> int:
         """The first core on this machine; 0 on a machine without cores."""
-        ranks: tuple[int, ...] = self.plan.data_parallel_ranks
+        ranks: tuple[int, ...] = self.plan.parallel.data_parallel_ranks
         return ranks[0] if ranks else 0
 
     @property
     def data_parallel_master_ip(self) -> str:
         """Where cores on other machines find the front end; this machine where there are none."""
-        address: str | None = self.plan.data_parallel_address
+        address: str | None = self.plan.parallel.data_parallel_address
         return address or "127.0.0.1"
 
     @property
     def data_parallel_external_lb(self) -> bool:
         """Whether load is balanced outside, with one core here."""
-        return bool(self.plan.data_parallel_mode == "external")
+        return bool(self.plan.parallel.data_parallel_mode == "external")
 
     @property
     def data_parallel_hybrid_lb(self) -> bool:
         """Whether load is balanced between machines outside, and between cores here."""
-        return bool(self.plan.data_parallel_mode == "hybrid")
+        return bool(self.plan.parallel.data_parallel_mode == "hybrid")
 
 
 class SchedulerView(PlanView):
     """`vllm_config.scheduler_config`: how much a step computes, and of whom."""
 
     name = "scheduler_config"
+    part = "steps"
     max_num_batched_tokens = Fact()
     max_num_seqs = Fact()
-    max_model_len = Fact()
+    max_model_len = Fact(part="model")
     enable_chunked_prefill = Fact()
     chunked_prefill_enabled = Fact("enable_chunked_prefill")
     long_prefill_token_threshold = Fact()
     policy = Fact("scheduling_policy")
-    stream_interval = Fact()
+    stream_interval = Fact(part="serving")
 
     @property
     def async_scheduling(self) -> bool:
         """Whether a step is planned while another one runs."""
-        return bool(self.plan.max_steps_in_flight > 1)
+        return bool(self.plan.steps.max_steps_in_flight > 1)
 
     @property
     def runner_type(self) -> str:
         """generate or pooling."""
-        return "generate" if self.plan.generates else "pooling"
+        return "generate" if self.plan.model.generates else "pooling"
 
 
 class DeviceView(PlanView):
     """`vllm_config.device_config`."""
 
     name = "device_config"
+    part = "parallel"
     device_type = Fact("device")
 
     @property
@@ -118,7 +122,7 @@ class DeviceView(PlanView):
         """The device as torch names it; torch is imported for it."""
         import torch
 
-        return torch.device(self.plan.device)
+        return torch.device(self.plan.parallel.device)
 
 
 class SpeculativeView(PlanView):
@@ -148,6 +152,7 @@ class LoadView(PlanView):
     """`vllm_config.load_config`."""
 
     name = "load_config"
+    part = "model"
     load_format = Fact()
 
 
@@ -155,5 +160,6 @@ class ObservabilityView(PlanView):
     """`vllm_config.observability_config`."""
 
     name = "observability_config"
+    part = "serving"
     otlp_traces_endpoint = Fact()
-    per_request_spec_decode_metrics = Fact("draft_reports")
+    per_request_spec_decode_metrics = Fact("draft_reports", "sampling")

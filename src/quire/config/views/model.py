@@ -20,18 +20,19 @@ class ModelView(PlanView):
     """
 
     name = "model_config"
+    part = "model"
     model = Fact()
     model_impl = Fact()
     architecture = Fact()
     seed = Fact()
     max_model_len = Fact()
-    max_logprobs = Fact()
-    logprobs_mode = Fact()
+    max_logprobs = Fact(part="sampling")
+    logprobs_mode = Fact(part="sampling")
     quantization = Fact()
     tokenizer_mode = Fact()
     pooler_config = Fact()
-    enable_return_routed_experts = Fact()
-    logits_processors = Fact()
+    enable_return_routed_experts = Fact(part="sampling")
+    logits_processors = Fact(part="sampling")
     trust_remote_code = Fixed(False)
     enable_sleep_mode = Fixed(True)
     enable_prompt_embeds = Fixed(False)
@@ -41,12 +42,12 @@ class ModelView(PlanView):
     @property
     def served_model_name(self) -> str:
         """The first name that the model answers to."""
-        return str(self.plan.served_model_names[0])
+        return str(self.plan.model.served_model_names[0])
 
     @property
     def tokenizer(self) -> str | None:
         """The tokenizer's folder; None for an engine without."""
-        folder: str | None = self.plan.tokenizer_folder
+        folder: str | None = self.plan.model.tokenizer_folder
         return folder
 
     @property
@@ -57,31 +58,33 @@ class ModelView(PlanView):
     @property
     def enforce_eager(self) -> bool:
         """Whether steps run without captured graphs."""
-        return not self.plan.use_graphs
+        return not self.plan.parallel.use_graphs
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of weights and activations; torch is imported for it."""
         import torch
 
-        found: torch.dtype = getattr(torch, self.plan.dtype)
+        found: torch.dtype = getattr(torch, self.plan.model.dtype)
         return found
 
     @property
     def runner_type(self) -> str:
         """generate or pooling."""
-        return "generate" if self.plan.generates else "pooling"
+        return "generate" if self.plan.model.generates else "pooling"
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
         """What requests may ask for."""
-        pooled: tuple[str, ...] = () if self.plan.pooler is None else self.plan.pooler.tasks
-        return ("generate", *pooled) if self.plan.generates else pooled
+        pooled: tuple[str, ...] = (
+            () if self.plan.model.pooler is None else self.plan.model.pooler.tasks
+        )
+        return ("generate", *pooled) if self.plan.model.generates else pooled
 
     @property
     def hf_config(self) -> ConfigJson:
         """The model's config.json."""
-        return ConfigJson(self.plan.hf_config)
+        return ConfigJson(self.plan.model.hf_config)
 
     @property
     def hf_text_config(self) -> ConfigJson:
@@ -91,7 +94,7 @@ class ModelView(PlanView):
     @property
     def architectures(self) -> list[str]:
         """Those that config.json names."""
-        named: list[str] = self.plan.hf_config["architectures"]
+        named: list[str] = self.plan.model.hf_config["architectures"]
         return list(named)
 
     @property
@@ -107,12 +110,14 @@ class ModelView(PlanView):
     @property
     def embedding_size(self) -> int:
         """The length of a pooled vector; of a model that generates, of a hidden state."""
-        size: int = self.plan.embedding_size if self.plan.pooler else self.get_hidden_size()
+        size: int = (
+            self.plan.model.embedding_size if self.plan.model.pooler else self.get_hidden_size()
+        )
         return size
 
     def get_vocab_size(self) -> int:
         """The number of ids that it embeds."""
-        size: int = self.plan.vocab_size
+        size: int = self.plan.model.vocab_size
         return size
 
     def get_hidden_size(self) -> int:
@@ -174,12 +179,12 @@ class ModelView(PlanView):
 
     def get_diff_sampling_param(self) -> dict[str, Any]:
         """The sampling parameters that the model's files set."""
-        return dict(self.plan.sampling_defaults)
+        return dict(self.plan.sampling.sampling_defaults)
 
     @property
     def _decoder(self) -> AnyDecoder:
         plan: Any = self.plan
-        return describe_model(plan.hf_config, plan.model_impl, plan.pooler)
+        return describe_model(plan.model.hf_config, plan.model.model_impl, plan.model.pooler)
 
     @property
     def _attention(self) -> Attention | LatentAttention | ForeignAttention | None:

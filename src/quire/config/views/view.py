@@ -6,16 +6,20 @@ from typing import Any, NoReturn
 
 
 class Fact:
-    """An attribute of a view that reads the plan's `field` (None: the one of its own name)."""
+    """An attribute of a view that reads a `field` (None: the one of its own name) of a part of the
+    plan (None: the part of the view).
+    """
 
-    def __init__(self, field: str | None = None) -> None:
-        self.field = field or ""
+    def __init__(self, field: str | None = None, part: str | None = None) -> None:
+        self.field, self.part = field or "", part
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.field = self.field or name
 
     def __get__(self, view: Any, owner: type) -> Any:
-        return self if view is None else getattr(view.plan, self.field)
+        if view is None:
+            return self
+        return getattr(getattr(view.plan, self.part or view.part), self.field)
 
 
 class Fixed:
@@ -35,13 +39,15 @@ class PlanView:
 
     name = ""
     """The attribute of the plan that it is."""
+    part = ""
+    """The part of the plan that it mostly reads."""
 
     def __init__(self, plan: Any) -> None:
         object.__setattr__(self, "plan", plan)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"{self.name} has no {name!r}. What an engine decided is in the fields of its plan: "
+            f"{self.name} has no {name!r}. What an engine decided is in the parts of its plan: "
             f"vllm_config.explain() shows them.",
             name=name,
             obj=self,

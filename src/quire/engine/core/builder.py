@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from quire.config.plan import EnginePlan
-from quire.config.resolve.dtype import number_bytes
 from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.client.inproc import InprocClient
 from quire.engine.core.adapters import AdapterStore
@@ -25,11 +23,8 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.hardware.affinity import bound_thread
 from quire.hardware.cpu_list import parse_cpus
 from quire.models import read_spec
-from quire.models.foreign.implementation import ModelImpl
 from quire.models.kv_pool import SNAPSHOT_SHARE
-from quire.models.loading.folder_files import LoadFormat
 from quire.runner.sampling import find_logits_processors, make_logits_processors
-from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
 
@@ -38,7 +33,7 @@ def build_client(plan: EnginePlan) -> InprocClient:
     """Build an engine core in this process, ready to serve. Its threads are bound, the calling one
     is not.
     """
-    with bound_thread(parse_cpus(plan.thread_cpus[0])):
+    with bound_thread(parse_cpus(plan.parallel.thread_cpus[0])):
         return InprocClient(build_core(plan))
 
 
@@ -50,7 +45,7 @@ def build_core(
     `target` None: the device that the plan names. `group` are the cores that share the experts,
     with expert parallelism.
     """
-    exchange = _exchange(plan, group) if plan.enable_expert_parallel else None
+    exchange = _exchange(plan, group) if plan.parallel.enable_expert_parallel else None
     return core_over(plan, open_executor(plan, target, exchange), exchange)
 
 
@@ -58,7 +53,7 @@ def open_executor(
     plan: EnginePlan, target: Platform | None = None, exchange: ExpertExchange | None = None
 ) -> BuiltExecutor:
     """Start the workers of a plan, which load the model."""
-    backend = EXECUTORS[plan.distributed_executor_backend]
+    backend = EXECUTORS[plan.parallel.distributed_executor_backend]
     return backend(worker_config(plan), platform=target, exchange=exchange)
 
 
@@ -76,80 +71,54 @@ def core_parts(
     facts = executor.facts
     scheduler = Scheduler(
         SchedulerConfig(
-            max_num_seqs=plan.max_num_seqs,
-            max_num_batched_tokens=plan.max_num_batched_tokens,
-            max_model_len=plan.max_model_len,
-            block_size=plan.block_size,
+            steps=plan.steps,
+            max_model_len=plan.model.max_model_len,
+            block_size=plan.memory.block_size,
             num_blocks=facts.num_blocks,
             groups=facts.kv_groups,
-            policy=plan.scheduling_policy,
-            enable_prefix_caching=plan.enable_prefix_caching,
-            enable_chunked_prefill=plan.enable_chunked_prefill,
-            long_prefill_token_threshold=plan.long_prefill_token_threshold,
-            snapshot_interval=plan.snapshot_interval or plan.max_model_len,
+            enable_prefix_caching=plan.memory.enable_prefix_caching,
+            snapshot_interval=plan.memory.snapshot_interval or plan.model.max_model_len,
             num_snapshot_blocks=int(SNAPSHOT_SHARE * facts.num_blocks),
             num_adapter_slots=0 if plan.adapters is None else plan.adapters.max_loras,
             num_drafts=0 if plan.speculation is None else plan.speculation.num_tokens,
             max_drafts=None if plan.speculation is None else plan.speculation.max_drafts,
-            reports_drafts=plan.draft_reports != "none",
+            reports_drafts=plan.sampling.draft_reports != "none",
         )
     )
     adapters = None
     if plan.adapters is not None:
         adapters = AdapterStore(scheduler, executor, plan.adapters.max_cpu_loras)
-    grammars = GrammarCompiler(vocabulary_source(plan), plan.structured_outputs, plan.num_threads)
+    grammars = GrammarCompiler(
+        vocabulary_source(plan.model, plan.sampling),
+        plan.sampling.structured_outputs,
+        plan.parallel.num_threads,
+    )
     grammars.prepare()
     return {
         "scheduler": scheduler,
         "executor": executor,
-        "depth": plan.max_steps_in_flight,
-        "log_stats": plan.log_stats,
+        "depth": plan.steps.max_steps_in_flight,
+        "log_stats": plan.serving.log_stats,
         "has_own_memory": facts.has_own_memory,
         "grammars": grammars,
         "lock_step": exchange,
         "adapters": adapters,
-        "pace": None if plan.max_stall_s is None else StepPace(plan.max_stall_s),
+        "pace": None if plan.steps.max_stall_s is None else StepPace(plan.steps.max_stall_s),
     }
 
 
 def worker_config(plan: EnginePlan) -> WorkerConfig:
     """The part of a plan that the workers are built from."""
-    processors = find_logits_processors(plan.logits_processors)
+    processors = find_logits_processors(plan.sampling.logits_processors)
     return WorkerConfig(
-        model_folder=plan.model_folder,
-        hf_config=plan.hf_config,
-        generates=plan.generates,
-        pooler=plan.pooler,
-        model_impl=cast(ModelImpl, plan.model_impl),
-        load_format=cast(LoadFormat, plan.load_format),
-        weights_folder=None if plan.weights_folder is None else Path(plan.weights_folder),
-        packed_weights_bytes=plan.packed_weights_bytes,
-        dtype=getattr(torch, plan.dtype),
-        quantization=plan.quantization,
-        seed=plan.seed,
-        max_model_len=plan.max_model_len,
-        offload=plan.offload,
-        adapters=plan.adapters,
-        device=plan.device,
-        num_threads=plan.num_threads,
-        use_graphs=plan.use_graphs,
-        is_deterministic=plan.is_deterministic,
-        block_size=plan.block_size,
-        num_blocks=plan.num_blocks,
-        memory_share=plan.memory_share,
-        kv_dtype=getattr(torch, plan.kv_dtype),
-        number_bytes=number_bytes(plan.dtype, plan.kv_dtype),
-        enable_chunked_prefill=plan.enable_chunked_prefill,
-        max_num_seqs=plan.max_num_seqs,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        max_logprobs=plan.max_logprobs,
-        keeps_experts=plan.enable_return_routed_experts,
+        model=plan.model,
+        parallel=plan.parallel,
+        memory=plan.memory,
+        steps=plan.steps,
         speculation=plan.speculation,
-        hidden_states=plan.hidden_states,
-        logprobs_mode=cast(LogprobsMode, plan.logprobs_mode),
+        adapters=plan.adapters,
+        sampling=plan.sampling,
         make_processors=partial(make_logits_processors, processors, plan),
-        profiler=plan.profiler,
-        extension=plan.worker_extension_cls,
     )
 
 
@@ -159,12 +128,12 @@ def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange:
             "enable_expert_parallel", True, "cores that share experts are processes of their own",
             "Use LLM, AsyncLLM or quire serve, which start them.",
         )  # fmt: skip
-    blocks = read_spec(plan.hf_config).blocks
+    blocks = read_spec(plan.model.hf_config).blocks
     layers = [block.experts for block in blocks if block.experts is not None]
     return ExpertExchange(
         group,
         num_experts=layers[0].experts,
         num_layers=len(layers),
-        width=read_spec(plan.hf_config).dim,
-        dtype=getattr(torch, plan.dtype),
+        width=read_spec(plan.model.hf_config).dim,
+        dtype=getattr(torch, plan.model.dtype),
     )

@@ -39,7 +39,7 @@ class DocumentedEngineCore(HasCounterparts, core.EngineCore):
         plan = require_plan(vllm_config)
         check_executor_class(executor_class, plan)
         parts = core_parts(plan, open_executor(plan))
-        super().__init__(**(parts | {"log_stats": log_stats and plan.log_stats}))
+        super().__init__(**(parts | {"log_stats": log_stats and plan.serving.log_stats}))
         self.vllm_config = plan
         self._executor_fail_callback = executor_fail_callback
 
@@ -60,7 +60,9 @@ class DocumentedEngineCore(HasCounterparts, core.EngineCore):
         check_message(request)
         params = request.params.clone()
         if isinstance(params, SamplingParams):
-            params.limit_output(self.vllm_config.max_model_len - len(request.prompt_token_ids))
+            params.limit_output(
+                self.vllm_config.model.max_model_len - len(request.prompt_token_ids)
+            )
         super().add_request(msgspec.structs.replace(request, handle=-1, params=params))
 
     def step(self) -> tuple[dict[int, EngineCoreOutputs], bool]:  # type: ignore[override]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from quire.config.plan import EnginePlan
+from quire.config.plan_parts import ModelPlan, SamplingPlan
 from quire.grammar.trial import GrammarTrials
 from quire.grammar.vocabulary import VocabularySource
 
 
-def vocabulary_source(plan: EnginePlan) -> VocabularySource | None:
+def vocabulary_source(model: ModelPlan, sampling: SamplingPlan) -> VocabularySource | None:
     """The source of the vocabulary for grammars; None without a tokenizer."""
-    if plan.tokenizer_folder is None:
+    if model.tokenizer_folder is None:
         return None
     return VocabularySource(
-        plan.tokenizer_folder, plan.tokenizer_mode, plan.vocab_size, plan.generation_eos_token_ids
+        model.tokenizer_folder,
+        model.tokenizer_mode,
+        model.vocab_size,
+        sampling.generation_eos_token_ids,
     )
 
 
-def grammar_trials(plan: EnginePlan) -> GrammarTrials | None:
+def grammar_trials(model: ModelPlan, sampling: SamplingPlan) -> GrammarTrials | None:
     """The validator of requests' grammars; None without a tokenizer."""
-    source = vocabulary_source(plan)
-    return None if source is None else GrammarTrials(source, plan.structured_outputs)
+    source = vocabulary_source(model, sampling)
+    return None if source is None else GrammarTrials(source, sampling.structured_outputs)

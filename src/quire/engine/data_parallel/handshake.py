@@ -10,6 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 import zmq
@@ -29,17 +30,19 @@ MISSED_AFTER_S = 60.0
 """By then a front end has noticed the death of a core."""
 ASK_AGAIN_S = 0.25
 
-_DIGESTED = (
-    *("hf_config", "load_format", "dtype", "quantization", "seed", "max_model_len", "kv_dtype"),
-    *("block_size", "max_logprobs", "logprobs_mode", "data_parallel_size", "data_parallel_mode"),
+_DIGESTED = attrgetter(
+    *(f"model.{name}" for name in ("hf_config", "load_format", "dtype", "quantization", "seed")),
+    *("model.max_model_len", "memory.kv_dtype", "memory.block_size"),
+    *("sampling.max_logprobs", "sampling.logprobs_mode"),
+    *("parallel.data_parallel_size", "parallel.data_parallel_mode"),
 )
-"""The plan's fields that must be equal for two cores to give the same answers."""
+"""The plan's values that must be equal for two cores to give the same answers."""
 
 
 def plan_digest(plan: EnginePlan) -> str:
     """A digest of what cores of one engine must have in common."""
-    values = [getattr(plan, name) for name in _DIGESTED]
-    values += [str(each) for each in plan.logits_processors]
+    values = list(_DIGESTED(plan))
+    values += [str(each) for each in plan.sampling.logits_processors]
     return hashlib.sha256(msgspec.json.encode(values, order="deterministic")).hexdigest()
 
 
@@ -68,7 +71,7 @@ class HandshakeServer:
         self.socket.bind(endpoint)
         self._addresses = addresses
         self._digest = plan_digest(plan)
-        self._size = plan.data_parallel_size
+        self._size = plan.parallel.data_parallel_size
         self.missing = list(missing)
         self._hello = msgspec.msgpack.Decoder(Hello)
 
@@ -143,7 +146,7 @@ def _welcome(
     socket.heartbeat_ivl, socket.heartbeat_timeout = 2000, 10_000
     introduce(socket, server_key)
     socket.connect(endpoint)
-    ranks = list(plan.data_parallel_ranks)
+    ranks = list(plan.parallel.data_parallel_ranks)
     hello = Hello(PROTOCOL_VERSION, ranks, False, True, plan_digest(plan))
     end = time.monotonic() + min(timeout_s, MISSED_AFTER_S)
     while True:

@@ -42,7 +42,7 @@ def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 6
     plan = args.create_engine_config(headless=True)
     keys = cluster_keys(read_environment().cluster_secret)
     context = zmq.Context(io_threads=1)
-    endpoint = f"tcp://{plan.data_parallel_address}:{plan.data_parallel_rpc_port}"
+    endpoint = f"tcp://{plan.parallel.data_parallel_address}:{plan.parallel.data_parallel_rpc_port}"
     try:
         front_end, welcome = say_hello(context, endpoint, keys.public, plan, timeout_s)
         gone = front_end.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -58,13 +58,13 @@ def _start(plan: EnginePlan, welcome: Welcome, server_key: bytes) -> CorePool:
     pool = CorePool(
         plan,
         welcome.addresses,
-        plan.data_parallel_ranks,
+        plan.parallel.data_parallel_ranks,
         data_parallel_size=welcome.data_parallel_size,
         is_headless=True,
         server_key=server_key,
     )
     for engine_index, incarnation in zip(
-        plan.data_parallel_ranks, welcome.incarnations, strict=True
+        plan.parallel.data_parallel_ranks, welcome.incarnations, strict=True
     ):
         pool.incarnations[engine_index] = incarnation - 1
         pool.start(engine_index)

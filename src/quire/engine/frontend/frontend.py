@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from quire.config.plan import EnginePlan
+from quire.config.plan_parts import ModelPlan
 from quire.engine.client.client import CoreClient
 from quire.engine.core.structured_outputs import grammar_trials
 from quire.engine.frontend.custom_params import CustomParams
@@ -254,7 +255,7 @@ class FrontEnd(Generic[Client]):
         return group
 
     def _warn_of_priority(self, priority: int) -> None:
-        if priority and self.plan is not None and self.plan.scheduling_policy != "priority":
+        if priority and self.plan is not None and self.plan.steps.scheduling_policy != "priority":
             self._warn_once(
                 "Priorities of requests have no effect: set scheduling_policy=priority."
             )
@@ -265,7 +266,7 @@ class FrontEnd(Generic[Client]):
 
     def _files_of(self, request: EngineCoreRequest) -> Mapping[str, str] | None:
         """What a request's last output says of the files that the engine writes for it."""
-        plan = None if self.plan is None else self.plan.hidden_states
+        plan = None if self.plan is None else self.plan.sampling.hidden_states
         if plan is None:
             return None
         if request.resumable:
@@ -414,34 +415,39 @@ def build_front_end(
     Raises LoadError for tokenizer files that cannot be used.
     """
     tokenizer = None
-    if plan.tokenizer_folder is not None:
-        tokenizer = Tokenizer.from_folder(Path(plan.tokenizer_folder), mode=plan.tokenizer_mode)
+    if plan.model.tokenizer_folder is not None:
+        tokenizer = Tokenizer.from_folder(
+            Path(plan.model.tokenizer_folder), mode=plan.model.tokenizer_mode
+        )
     limits = ModelLimits(
-        vocab_size=plan.vocab_size,
-        max_model_len=plan.max_model_len,
-        max_logprobs=plan.max_logprobs,
-        eos_token_ids=plan.generation_eos_token_ids,
-        reports_experts=plan.enable_return_routed_experts,
-        generates=plan.generates,
-        pooling=_pooling_facts(plan),
+        vocab_size=plan.model.vocab_size,
+        max_model_len=plan.model.max_model_len,
+        max_logprobs=plan.sampling.max_logprobs,
+        eos_token_ids=plan.sampling.generation_eos_token_ids,
+        reports_experts=plan.sampling.enable_return_routed_experts,
+        generates=plan.model.generates,
+        pooling=_pooling_facts(plan.model),
         serves_adapters=plan.adapters is not None,
     )
     tracer = None
-    if plan.otlp_traces_endpoint is not None:
-        tracer = RequestTracer(exporter_to(plan.otlp_traces_endpoint), plan.served_model_names[0])
-    forms = grammar_trials(plan)
+    if plan.serving.otlp_traces_endpoint is not None:
+        tracer = RequestTracer(
+            exporter_to(plan.serving.otlp_traces_endpoint), plan.model.served_model_names[0]
+        )
+    forms = grammar_trials(plan.model, plan.sampling)
     if forms is not None:
         forms.prepare()
     stats = stats or EngineStats.of_plan(plan, client.engine_indices, stats_options)
+    processors = plan.sampling.logits_processors
     inputs = InputProcessor(
         tokenizer,
         limits,
         seed=_seed_of(plan, client_index),
         forms=forms,
-        custom=CustomParams(plan.logits_processors) if plan.logits_processors else None,
+        custom=CustomParams(processors) if processors else None,
     )
-    if plan.reasoning_marks:
-        start, end = plan.reasoning_marks
+    if plan.sampling.reasoning_marks:
+        start, end = plan.sampling.reasoning_marks
         inputs.generation.reasoning_marks = ReasoningMarks(start, end)
     return FrontEnd(
         client=client,
@@ -449,14 +455,14 @@ def build_front_end(
         inputs=inputs,
         outputs=OutputProcessor(
             tokenizer,
-            stream_interval=plan.stream_interval,
-            log_stats=plan.log_stats or tracer is not None,  # spans carry the same times
+            stream_interval=plan.serving.stream_interval,
+            log_stats=plan.serving.log_stats or tracer is not None,  # spans carry the same times
             drafts=_draft_reports(plan),
         ),
-        model_name=plan.served_model_names[0],
-        log_stats=plan.log_stats,
-        chat_template=plan.chat_template,
-        sampling_defaults=plan.sampling_defaults,
+        model_name=plan.model.served_model_names[0],
+        log_stats=plan.serving.log_stats,
+        chat_template=plan.model.chat_template,
+        sampling_defaults=plan.sampling.sampling_defaults,
         client_index=client_index,
         stats=stats,
         plan=plan,
@@ -464,15 +470,15 @@ def build_front_end(
     )
 
 
-def _pooling_facts(plan: EnginePlan) -> PoolingFacts | None:
-    if plan.pooler is None:
+def _pooling_facts(model: ModelPlan) -> PoolingFacts | None:
+    if model.pooler is None:
         return None
-    name = plan.served_model_names[0]
-    return PoolingFacts(plan.pooler, plan.embedding_size, name, plan.lowers_input)
+    name = model.served_model_names[0]
+    return PoolingFacts(model.pooler, model.embedding_size, name, model.lowers_input)
 
 
 def _draft_reports(plan: EnginePlan) -> DraftReports | None:
-    level = plan.draft_reports
+    level = plan.sampling.draft_reports
     if plan.speculation is None or level == "none":
         return None
     return DraftReports(plan.speculation.num_tokens, is_detailed=level == "detailed")
@@ -480,6 +486,6 @@ def _draft_reports(plan: EnginePlan) -> DraftReports | None:
 
 def _seed_of(plan: EnginePlan, client_index: int) -> int:
     if not client_index:
-        return plan.seed
-    name = f"{plan.seed}/{client_index}".encode()
+        return plan.model.seed
+    name = f"{plan.model.seed}/{client_index}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

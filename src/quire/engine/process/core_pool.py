@@ -64,15 +64,17 @@ class CorePool:
     @property
     def is_lock_step(self) -> bool:
         """Whether the cores share experts, so that they step, and restart, together."""
-        return self._message.plan.enable_expert_parallel
+        return self._message.plan.parallel.enable_expert_parallel
 
     def resize(self, num_cores: int) -> None:
         """Cores that start from now on share the machine's threads with `num_cores` in all."""
         plan = self._message.plan
-        num_threads = max(1, plan.num_threads * self._message.data_parallel_size // num_cores)
+        num_threads = max(
+            1, plan.parallel.num_threads * self._message.data_parallel_size // num_cores
+        )
         self._message = msgspec.structs.replace(
             self._message,
-            plan=msgspec.structs.replace(plan, num_threads=num_threads),
+            plan=plan.changed(num_threads=num_threads),
             data_parallel_size=num_cores,
         )
 
@@ -118,7 +120,7 @@ class CorePool:
 
     def _num_spares(self) -> int:
         """How many spares there should be; cores that restart together need one each."""
-        when = self._message.plan.spare_core
+        when = self._message.plan.parallel.spare_core
         has_restarted = max(self.incarnations.values(), default=0) > 1
         if when == "never" or (when == "after_death" and not has_restarted):
             return 0

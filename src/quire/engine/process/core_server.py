@@ -151,7 +151,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         """Send the statistics where no step follows whose outputs would have them, as while the
         core is paused.
         """
-        if self._message.plan.log_stats and not self.core.has_work:
+        if self._message.plan.serving.log_stats and not self.core.has_work:
             self._send(self.core.report())
 
     def request_shutdown(self, drain_s: float) -> None:
@@ -318,9 +318,9 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             max_model_len=config.max_model_len,
             num_gpu_blocks=config.num_blocks,
             block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            dtype=message.plan.dtype,
+            max_num_seqs=config.steps.max_num_seqs,
+            max_num_batched_tokens=config.steps.max_num_batched_tokens,
+            dtype=message.plan.model.dtype,
             version=__version__,
             is_headless=message.is_headless,
         )

@@ -20,6 +20,7 @@ from typing import Self
 import msgspec
 
 from quire.config.plan import EnginePlan
+from quire.config.plan_parts import MemoryPlan
 from quire.engine.stats.catalog import DESCRIPTIONS, HISTOGRAMS
 from quire.engine.stats.draft_totals import DraftTotals
 from quire.engine.stats.loggers import (
@@ -121,10 +122,14 @@ class EngineStats(Stats):
         """The statistics of an engine that the plan describes."""
         options = options or StatsOptions()
         if options.has_log_line is None:
-            options = replace(options, has_log_line=plan.log_stats)
-        name = plan.served_model_names[0]
+            options = replace(options, has_log_line=plan.serving.log_stats)
+        name = plan.model.served_model_names[0]
         return cls(
-            name, plan.max_model_len, plan=plan, options=options, engine_indexes=engine_indexes
+            name,
+            plan.model.max_model_len,
+            plan=plan,
+            options=options,
+            engine_indexes=engine_indexes,
         )
 
     def record(
@@ -171,7 +176,8 @@ class EngineStats(Stats):
                 labels = {"model_name": self._model_name, "engine": engine, "sleep_state": name}
                 yield Gauge("engine_sleep_state", labels, float(level == self._sleep_level))
             if self._plan is not None:
-                yield Gauge("cache_config_info", {**_cache_labels(self._plan), "engine": engine}, 1)
+                cache = _cache_labels(self._plan.memory)
+                yield Gauge("cache_config_info", cache | {"engine": engine}, 1)
         if self._plan is not None and self._plan.adapters is not None:
             yield self._adapters_info(self._plan.adapters.max_loras)
 
@@ -322,11 +328,11 @@ def _listed(names: Iterable[Sequence[str]]) -> str:
     return ",".join(sorted({name for each in names for name in each}))
 
 
-def _cache_labels(plan: EnginePlan) -> dict[str, str]:
+def _cache_labels(memory: MemoryPlan) -> dict[str, str]:
     facts = {
-        "block_size": plan.block_size,
-        "num_gpu_blocks": plan.num_blocks,
-        "cache_dtype": plan.kv_dtype,
-        "enable_prefix_caching": plan.enable_prefix_caching,
+        "block_size": memory.block_size,
+        "num_gpu_blocks": memory.num_blocks,
+        "cache_dtype": memory.kv_dtype,
+        "enable_prefix_caching": memory.enable_prefix_caching,
     }
     return {name: str(value) for name, value in facts.items()}

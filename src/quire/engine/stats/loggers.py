@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, cast
 
-import msgspec
-
 from quire.config.plan import EnginePlan
 from quire.engine.stats.draft_totals import DraftTotals, in_words
 from quire.engine.stats.step_stats import IterationStats
@@ -121,7 +119,9 @@ class LoggingStatLogger(StatLoggerBase):
         plan = self._plan
         if plan is not None:
             logger.info(
-                "The KV cache has %d blocks of %d tokens.", plan.num_blocks, plan.block_size
+                "The KV cache has %d blocks of %d tokens.",
+                plan.memory.num_blocks,
+                plan.memory.block_size,
             )
 
     def log(self) -> None:
@@ -250,7 +250,7 @@ class StatsOptions:
 
 def with_log_stats(plan: EnginePlan, log_stats: bool | None) -> EnginePlan:
     """The plan with statistics on or off; None: as it is."""
-    return plan if log_stats is None else msgspec.structs.replace(plan, log_stats=log_stats)
+    return plan if log_stats is None else plan.changed(log_stats=log_stats)
 
 
 def with_stat_loggers(
@@ -272,7 +272,7 @@ def with_stat_loggers(
                 raise InvalidType(f"{group}: {point.name}", factory, allowed)
             if factory not in factories:
                 factories.append(factory)
-    options = StatsOptions(tuple(factories), plan.log_stats, is_log_aggregated)
-    if factories and not plan.log_stats:
-        plan = msgspec.structs.replace(plan, log_stats=True)
+    options = StatsOptions(tuple(factories), plan.serving.log_stats, is_log_aggregated)
+    if factories and not plan.serving.log_stats:
+        plan = plan.changed(log_stats=True)
     return plan, options

@@ -224,7 +224,7 @@ class Fleet:
         tls = listening_of(self._args).tls
         if self._admin_listener is not None:
             logger.info("Administration at %s", address_of(self._admin_listener, tls))
-        name, where = self._plan.served_model_names[0], address_of(self._listeners[0], tls)
+        name, where = self._plan.model.served_model_names[0], address_of(self._listeners[0], tls)
         logger.info("%d API servers are up.", len(self._listeners))
         logger.info("Serving %s at %s", name, where)
 

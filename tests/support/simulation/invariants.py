@@ -25,11 +25,12 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     """The plan keeps the budget, and no row occurs twice."""
     rows = [*plan.decode_rows, *(chunk.row for chunk in plan.chunks)]
     assert len(rows) == len(set(rows)), "a row is planned twice"
-    assert plan.num_tokens <= scheduler.config.max_num_batched_tokens, "the budget is exceeded"
+    steps = scheduler.config.steps
+    assert plan.num_tokens <= steps.max_num_batched_tokens, "the budget is exceeded"
     most = scheduler.config.max_drafts
     assert most is None or sum(plan.sampled_drafts) <= most, "there are too many drafts"
     assert all(chunk.num_tokens > 0 for chunk in plan.chunks), "an empty chunk"
-    assert len(rows) <= scheduler.config.max_num_seqs, "more rows than allowed"
+    assert len(rows) <= steps.max_num_seqs, "more rows than allowed"
     drafts = plan.sampled_drafts
     assert max(drafts, default=0) <= scheduler.config.num_drafts, "more drafts than allowed"
     held = {b for r in scheduler.running.values() for t in r.block_ids for b in t}
@@ -47,7 +48,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert states is None or not states._writing, "keys of unmade snapshots leaked"
     assert not scheduler.chunked and not scheduler.lane.members
     assert not len(scheduler.rows.stops), "stop ids leaked"
-    assert len(scheduler.rows._free) == scheduler.config.max_num_seqs, "rows leaked"
+    assert len(scheduler.rows._free) == scheduler.config.steps.max_num_seqs, "rows leaked"
 
 
 def _snapshots(scheduler: Scheduler) -> set[int]:
@@ -119,7 +120,7 @@ def _check_places(scheduler: Scheduler) -> None:
     known = {r.handle for r in [*waiting, *scheduler.running.values(), *idle]}
     assert known == set(scheduler.requests)
     rows = sorted([*scheduler.rows._free, *scheduler.running])
-    assert rows == list(range(scheduler.config.max_num_seqs)), "a row is lost or double"
+    assert rows == list(range(scheduler.config.steps.max_num_seqs)), "a row is lost or double"
 
 
 def _check_request(scheduler: Scheduler, request: Request) -> None:

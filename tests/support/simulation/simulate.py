@@ -1,5 +1,5 @@
-"""Random lives of the scheduler against the hash model: `python -m tests.support.simulate --traces
-1000000`.
+"""Random lives of the scheduler against the hash model: `python -m
+tests.support.simulation.simulate --traces 1000000`.
 
 A trace draws a configuration (tiny pools, KV groups of every kind, either policy, drafts or none,
 depth 1 or 2) and a crowd of requests built from a few distinct blocks in every order, and lets
@@ -27,9 +27,10 @@ from quire.scheduling.scheduler_output import SchedulerOutput
 from quire.scheduling.settings import KVGroupSpec, Pause, SchedulerConfig
 from quire.step.plan import PromptAllowance, StepPlan
 from quire.step.result import StepResult
-from tests.support import invariants
-from tests.support.hash_model import EOS, WRONG, HashRow, HashRunner, oracle
-from tests.support.traces import run_as_command
+from tests.support.simulation import invariants
+from tests.support.simulation.hash_model import EOS, WRONG, HashRow, HashRunner, oracle
+from tests.support.simulation.scheduler_settings import scheduler_config
+from tests.support.simulation.traces import run_as_command
 
 VOCAB_SIZE = 40
 FULL, STATE, NOTHING = KVGroupSpec(), KVGroupSpec("state"), KVGroupSpec("none")
@@ -257,7 +258,7 @@ class Trace:
         spare = (0, 1, ring, ring, ring, 10, 60) if ring else (0, 0, 1, 3, 10, 60)
         chunked = pick.random() < 0.85 and NOTHING not in groups
         tokens = max(max_num_seqs, pick.choice((1, 2, 3, 7, 16, 1000)))
-        return SchedulerConfig(
+        return scheduler_config(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=tokens if chunked else max(tokens, max_model_len),
             max_model_len=max_model_len,
@@ -350,7 +351,7 @@ class Trace:
                 max_pattern_size=2, min_pattern_size=1, min_count=2
             )
         longest = min(len(expectation.prompt) + expectation.max_tokens, self.config.max_model_len)
-        fits = longest <= self.config.max_num_batched_tokens
+        fits = longest <= self.config.steps.max_num_batched_tokens
         is_indivisible = fits and (
             pick.random() < self.indivisible or NOTHING in self.config.groups
         )

@@ -1,5 +1,5 @@
-"""Random lives of supervised cores in virtual time: `python -m tests.support.simulate_faults
---traces 100000`.
+"""Random lives of supervised cores in virtual time: `python -m
+tests.support.simulation.simulate_faults --traces 100000`.
 
 A trace has one or two cores over the hash model, behind wires that delay, lose and repeat messages,
 and a supervisor. Requests arrive, are aborted, poison the steps that they are in or the core that
@@ -31,12 +31,12 @@ from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError
 from quire.params import RequestParams, SamplingParams
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import SchedulerConfig
 from quire.step.columns import RunnerOutput
 from quire.step.plan import StepPlan
-from tests.support import invariants
-from tests.support.hash_model import EOS, HashRunner, oracle
-from tests.support.traces import run_as_command
+from tests.support.simulation import invariants
+from tests.support.simulation.hash_model import EOS, HashRunner, oracle
+from tests.support.simulation.scheduler_settings import scheduler_config
+from tests.support.simulation.traces import run_as_command
 
 T = TypeVar("T")
 
@@ -441,7 +441,7 @@ class World:
         pick = self.random = random.Random(seed)
         self.clock = Clock()
         self.depth = pick.choice((1, 2))
-        self.config = SchedulerConfig(
+        self.config = scheduler_config(
             max_num_seqs=pick.choice((2, 4, 8)),
             max_num_batched_tokens=pick.choice((8, 16, 64)),
             max_model_len=32,

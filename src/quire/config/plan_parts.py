@@ -1,0 +1,125 @@
+"""The parts of a plan: a component takes those that are named after its concerns, never the whole.
+
+The part of steps is the scheduler's own (scheduling/settings.py), those of adapters and drafts have
+files of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.config.hidden_states import HiddenStatesPlan
+from quire.config.offload import Offload
+from quire.config.pooler_config import PoolerConfig
+from quire.config.profiler_config import ProfilerConfig
+from quire.config.structured_outputs_config import StructuredOutputsConfig
+from quire.models.pooling.spec import PoolerSpec
+
+
+class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The model: its files, names, sizes, types, tokenizer and template.
+
+    `generates`: whether requests may ask for text. `pooler`: of an engine that pools, and
+    `pooler_config` as it was given; its vectors have `embedding_size` numbers before they are cut;
+    input is made small letters where it `lowers_input`, and `prompts` are what clients may put
+    before texts. `tokenizer_folder` None: no tokenizer. `weights_folder`: where weights are kept in
+    mapped files; None: in memory. `offload`: which weights stay in host memory while a GPU runs the
+    model; None: none.
+    """
+
+    model: str
+    model_folder: str
+    served_model_names: tuple[str, ...]
+    architecture: str
+    model_impl: str
+    vocab_size: int
+    generates: bool
+    pooler: PoolerSpec | None
+    pooler_config: PoolerConfig | None
+    embedding_size: int
+    lowers_input: bool
+    prompts: dict[str, str]
+    hf_config: dict[str, Any]
+    load_format: str
+    weights_folder: str | None
+    packed_weights_bytes: int
+    offload: Offload | None
+    dtype: str
+    quantization: str | None
+    seed: int
+    max_model_len: int
+    tokenizer_folder: str | None
+    tokenizer_mode: str
+    chat_template: str | None
+
+
+class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The cores of an engine and the workers of a core: machines, processes, devices and threads.
+
+    `data_parallel_ranks` are the cores that run here; in the mode "internal" the others run on
+    other machines and connect to `data_parallel_address`. `num_threads` are each core's own;
+    `thread_cpus` lists the logical CPUs that the threads of each of these cores may run on, "" for
+    any.
+    """
+
+    device: str
+    num_threads: int
+    thread_cpus: tuple[str, ...]
+    data_parallel_size: int
+    max_core_restarts: int
+    spare_core: str
+    data_parallel_mode: str
+    data_parallel_ranks: tuple[int, ...]
+    data_parallel_address: str | None
+    data_parallel_rpc_port: int
+    enable_expert_parallel: bool
+    distributed_executor_backend: str
+    use_graphs: bool
+    is_deterministic: bool
+    profiler: ProfilerConfig | None
+    worker_extension_cls: str | None
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV memory of each core. `num_blocks` counts the null block; `kv_cache_bytes` is the size
+    of the blocks in all groups' layers. With a `memory_share` both are estimates: the worker
+    measures what its workspace leaves of that share of a device's free memory. `snapshot_interval`
+    None: there are no snapshots of recurrent states.
+    """
+
+    block_size: int
+    num_blocks: int
+    kv_cache_bytes: int
+    memory_share: float | None
+    kv_dtype: str
+    enable_prefix_caching: bool
+    snapshot_interval: int | None
+
+
+class SamplingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn, and what outputs may carry besides. `sampling_defaults` are fields of
+    SamplingParams; `max_logprobs` is at most the vocabulary.
+    """
+
+    max_logprobs: int
+    logprobs_mode: str
+    logits_processors: tuple[Any, ...]
+    sampling_defaults: dict[str, Any]
+    generation_eos_token_ids: tuple[int, ...]
+    reasoning_marks: tuple[str, ...]
+    structured_outputs: StructuredOutputsConfig
+    draft_reports: str
+    hidden_states: HiddenStatesPlan | None
+    enable_return_routed_experts: bool
+
+
+class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The front end: how many requests wait there, how often outputs are sent, what is recorded."""
+
+    log_stats: bool
+    stream_interval: int
+    max_num_queued_reqs: int
+    max_num_queued_tokens: int
+    otlp_traces_endpoint: str | None
