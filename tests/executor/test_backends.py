@@ -95,3 +95,26 @@ def test_engines_see_workers_through_the_executor_and_workers_no_plan():
     for folder in ("executor", "runner", "models", "ops", "scheduling"):
         for path in (SOURCE / folder).rglob("*.py"):
             assert "quire.config.plan" not in names_in(path), path
+
+
+WHOLE_PLAN = {
+    *("as_vllm.stand_ins", "config.args.engine_args", "config.planning"),
+    *("config.resolve.decisions", "config.resolve.resolve", "server.assemble"),
+    *("engine.launcher", "engine.core.builder", "engine.core.documented_core", "engine.arguments"),
+    *("engine.llm_engine", "engine.async_llm", "engine.frontend.frontend"),
+    *("engine.frontend.engine_attributes", "engine.stats.loggers", "engine.stats.engine_stats"),
+    *("engine.process.core_main", "engine.process.core_pool", "engine.process.start_message"),
+    *("engine.data_parallel.handshake", "engine.data_parallel.headless"),
+    *("server.fleet.api_server", "server.fleet.fleet"),
+}
+"""Who may have the whole plan: they make it, send it, assemble from it, or show it to programs."""
+
+
+def test_components_take_parts_of_the_plan():
+    """A component that took the whole would depend on every option; see config/plan_parts.py."""
+    taking = {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        for path in SOURCE.rglob("*.py")
+        if "quire.config.plan" in names_in(path)
+    }
+    assert {name for name in taking if not name.startswith("bench.")} <= WHOLE_PLAN
