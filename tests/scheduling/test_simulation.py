@@ -15,6 +15,7 @@ from quire.scheduling.request import Request
 from quire.scheduling.resources import Resources
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.state_blocks import StateBlocks
+from quire.scheduling.transfers import Transfers
 from tests.support.simulation.simulate import NOTHING, STATE, Trace, run_traces
 
 NUM_TRACES = 4_250
@@ -26,6 +27,10 @@ def test_every_request_gets_its_text(first):
     run_traces(first, PART)
 
 
+def test_a_request_that_is_alone_gives_up_snapshots_rather_than_itself():
+    run_traces(6402, 1)
+
+
 def test_the_traces_meet_what_they_are_for():
     met = Counter()
     for seed in range(500):
@@ -35,6 +40,7 @@ def test_the_traces_meet_what_they_are_for():
         met["preemptions"] += trace.scheduler.counters.num_preemptions
         met["prefix hits"] += trace.scheduler.counters.prefix_hits
         met["depth 2"] += trace.depth == 2
+        met["depth 4"] += trace.depth == 4
         met["accepted drafts"] += trace.num_accepted
         met["accepted drafts at depth 2"] += trace.num_accepted * (trace.depth - 1)
         met["windows"] += any(group.window for group in config.groups)
@@ -43,6 +49,12 @@ def test_the_traces_meet_what_they_are_for():
         met["snapshots that were taken over"] += trace.num_snapshots_taken
         met["groups without memory"] += NOTHING in config.groups
         met["groups of two block sizes"] += any(group.block_size for group in config.groups)
+        met["embedded spans"] += trace.num_embedded
+        met["changes of weights"] += trace.num_changes
+        if trace.tier is not None:
+            met["loads"] += trace.tier.num_loaded
+            met["failed loads"] += trace.tier.num_failed
+            met["stores"] += trace.tier.num_stored
         met["adapters"] += sum(e.adapter > 0 for e in expected)
         met["adapters that were read again"] += trace.host.num_read_again
         met["waits"] += trace.num_waits
@@ -53,7 +65,7 @@ def test_the_traces_meet_what_they_are_for():
         for expectation in expected:
             met[expectation.reason] += 1
     assert all(count >= 5 for count in met.values()), met
-    assert len(met) >= 18 + 5
+    assert len(met) >= 24 + 5
 
 
 def test_equal_seeds_give_equal_lives():
@@ -71,12 +83,27 @@ def test_equal_seeds_give_equal_lives():
 
 def forget_the_prefix(monkeypatch):
     real, root = block_pool.next_key, block_pool.root_key(None)
-    monkeypatch.setattr(block_tables, "next_key", lambda parent, ids: real(root, ids))
+    monkeypatch.setattr(
+        block_tables, "next_key", lambda parent, ids, embedded: real(root, ids, embedded)
+    )
 
 
 def leave_the_adapter_out_of_keys(monkeypatch):
     real = block_pool.root_key
-    monkeypatch.setattr(block_tables, "root_key", lambda salt, adapter: real(salt))
+    monkeypatch.setattr(
+        block_tables, "root_key", lambda salt, adapter, weights: real(salt, 0, weights)
+    )
+
+
+def leave_the_weights_out_of_keys(monkeypatch):
+    real = block_pool.root_key
+    monkeypatch.setattr(
+        block_tables, "root_key", lambda salt, adapter, weights: real(salt, adapter)
+    )
+
+
+def leave_digests_out_of_keys(monkeypatch):
+    monkeypatch.setattr(Request, "embedded_in", lambda self, start, end: b"")
 
 
 def touch_without_counting(monkeypatch):
@@ -292,13 +319,6 @@ def keep_more_snapshots_than_their_share(monkeypatch):
     monkeypatch.setattr(StateBlocks, "_make_room", make_room)
 
 
-def count_the_snapshot_in_what_a_request_needs(monkeypatch):
-    real = BlockTables.admission_cost
-    monkeypatch.setattr(
-        BlockTables, "admission_cost", lambda self, r: real(self, r) + self.snapshot_cost(r)
-    )
-
-
 def resume_a_state_that_went_on(monkeypatch):
     def pause(self, request, stop):
         self._leave_steps(request)
@@ -385,7 +405,49 @@ def want_more_than_fits(monkeypatch):
     monkeypatch.setattr(SlotAllocator, "_may_take_slot", may_take_slot)
 
 
+# Planted bugs: transfers
+
+
+def drop_the_lease(monkeypatch):
+    real = Transfers._lease
+
+    def lease(self, blocks):
+        number = real(self, blocks)
+        self._leases[number].end()
+        return number
+
+    monkeypatch.setattr(Transfers, "_lease", lease)
+
+
+def read_what_comes_late(monkeypatch):
+    real = Transfers.begin_load
+
+    def begin_load(self, request, outstanding):
+        begun = real(self, request, outstanding)
+        if begun:
+            self._memory.publish(request, request.load.num_tokens)
+            self.give_up(request)
+        return begun
+
+    monkeypatch.setattr(Transfers, "begin_load", begin_load)
+
+
+def keep_what_a_failed_load_left(monkeypatch):
+    real = Transfers.end
+    monkeypatch.setattr(Transfers, "end", lambda self, done, failed: real(self, done + failed, []))
+
+
+def store_what_is_gone(monkeypatch):
+    monkeypatch.setattr(Transfers, "evicted", lambda self, block, key: None)
+
+
 BUGS = [
+    drop_the_lease,
+    read_what_comes_late,
+    keep_what_a_failed_load_left,
+    store_what_is_gone,
+    leave_the_weights_out_of_keys,
+    leave_digests_out_of_keys,
     forget_the_prefix,
     leave_the_adapter_out_of_keys,
     touch_without_counting,
@@ -412,7 +474,6 @@ BUGS = [
     keep_a_snapshot_one_token_off,
     go_on_in_a_snapshot_that_stays_findable,
     keep_more_snapshots_than_their_share,
-    count_the_snapshot_in_what_a_request_needs,
     resume_a_state_that_went_on,
     preempt_an_indivisible_prompt,
     split_an_indivisible_prompt,

@@ -228,6 +228,8 @@ class ModelRunner:
         """Copy and zero blocks and fill slots of adapters before a step computes: once, however
         often it is launched.
         """
+        assert not plan.loads and not plan.stores, "this runner has no tier"
+        assert not any(new.embedded for new in plan.added), "this runner embeds token ids alone"
         if plan.copies:
             self.kv_cache.copy(plan.copies)
         if plan.zero_blocks:

@@ -10,11 +10,28 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 BlockKey = tuple[bytes, int]
 """(chained content digest, KV group)."""
 
 _HELD = -2
+
+
+class BlockListener(Protocol):
+    """Is told which contents a pool has, as they come and go."""
+
+    def published(self, block: int, key: BlockKey) -> None:
+        """A referenced block has become findable."""
+        ...
+
+    def evicted(self, block: int, key: BlockKey) -> None:
+        """A block is not findable any more."""
+        ...
+
+    def released(self, block: int) -> None:
+        """A block has lost its last reference; its content stays until it is allocated again."""
+        ...
 
 
 class BlockPool:
@@ -35,6 +52,7 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"a pool needs the null block, got {num_blocks} blocks")
         self.num_blocks = num_blocks
+        self.listeners: list[BlockListener] = []
         self.num_free = num_blocks - 1
         self._evicted_first = frozenset(evicted_first)
         self._ref = [0] * num_blocks
@@ -88,6 +106,8 @@ class BlockPool:
             if self._ref[block] == 0:
                 self._link(block)
                 self.num_free += 1
+                for listener in self.listeners:
+                    listener.released(block)
 
     def publish(self, block: int, key: BlockKey) -> None:
         """Make a full block findable. Content that is findable in another block already stays
@@ -97,6 +117,8 @@ class BlockPool:
             self._key[block] = key
             self._by_key[key] = block
             self.num_early += key[1] in self._evicted_first
+            for listener in self.listeners:
+                listener.published(block, key)
 
     def forget(self, block: int) -> None:
         """Make a referenced block, which is to be written, not findable any more."""
@@ -117,9 +139,12 @@ class BlockPool:
 
     def forget_all(self) -> None:
         """Make no block findable any more."""
-        self._by_key.clear()
+        forgotten, self._by_key = self._by_key, {}
         self._key = [None] * self.num_blocks
         self.num_early = 0
+        for listener in self.listeners:
+            for key, block in forgotten.items():
+                listener.evicted(block, key)
 
     @property
     def usage(self) -> float:
@@ -133,6 +158,8 @@ class BlockPool:
             del self._by_key[key]
             self._key[block] = None
             self.num_early -= key[1] in self._evicted_first
+            for listener in self.listeners:
+                listener.evicted(block, key)
 
     def _first_free(self) -> int:
         """The next block to allocate; there must be one."""
@@ -161,19 +188,36 @@ class BlockPool:
         self._next[block] = after
 
 
-def root_key(cache_salt: str | None, adapter: int = 0) -> bytes:
-    """Return the link before a request's first block: what must match besides the tokens."""
-    digest = hashlib.sha256(b"quire block key 2")
+class Lease:
+    """References to blocks for as long as something outside of requests reads or writes them."""
+
+    def __init__(self, pool: BlockPool, blocks: Iterable[int]) -> None:
+        self.blocks = tuple(blocks)
+        self._pool = pool
+        pool.touch(self.blocks)
+
+    def end(self) -> None:
+        """Give the blocks back."""
+        self._pool.release(self.blocks)
+        self.blocks = ()
+
+
+def root_key(cache_salt: str | None, adapter: int = 0, weights: int = 0) -> bytes:
+    """Return the link before a request's first block: what must match besides the tokens.
+    `weights` counts how often the model's weights have changed.
+    """
+    digest = hashlib.sha256(b"quire block key 3")
     salt = b"" if cache_salt is None else b"\x01" + cache_salt.encode()
     digest.update(len(salt).to_bytes(8, "little") + salt)
-    digest.update(adapter.to_bytes(8, "little"))
+    digest.update(adapter.to_bytes(8, "little") + weights.to_bytes(8, "little"))
     return digest.digest()
 
 
-def next_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the key of the block with these tokens after the block `parent`.
+def next_key(parent: bytes, token_ids: Sequence[int], embedded: bytes = b"") -> bytes:
+    """Return the key of the block with these tokens after the block `parent`; `embedded` names
+    what stands at its placeholders (`Request.embedded_in`).
 
     Token counts are equal within a cache and the parent has 32 bytes, so the concatenation is
     unambiguous.
     """
-    return hashlib.sha256(parent + array("i", token_ids).tobytes()).digest()
+    return hashlib.sha256(parent + array("i", token_ids).tobytes() + embedded).digest()

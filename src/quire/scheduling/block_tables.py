@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from quire.scheduling.block_groups import BlockGroup, EmptyGroup, Find, StateGroup, block_group
-from quire.scheduling.block_pool import BlockPool, next_key, root_key
+from quire.scheduling.block_pool import BlockKey, BlockPool, next_key, root_key
 from quire.scheduling.request import Request
 from quire.scheduling.settings import SchedulerConfig
 from quire.scheduling.state_blocks import StateBlocks
 from quire.step.plan import NULL_BLOCK, NewBlocks
+
+_TO_LOAD = -1
+"""What stands for a block that a tier has."""
 
 
 class BlockTables:
@@ -40,9 +43,10 @@ class BlockTables:
             g for g, spec in enumerate(config.groups) if spec.kind in ("full", "sliding")
         ]
         self._forgets = any(spec.kind == "sliding" for spec in config.groups)
-        self._decode_chunk = 1 + 2 * config.num_drafts
-        """The most tokens between the lower bound of a decoding request's position and the end of
-        its next step, with one step in flight.
+        depth = max(2, config.steps.max_steps_in_flight)
+        self._decode_chunk = 1 + depth * config.num_drafts + depth - 2
+        """The most tokens between the first position of which a decoding request keeps what is read
+        and the end of its next step, with all other steps in flight.
         """
         self._writing: dict[bytes, Request] = {}
         """Keys of prompt blocks that a running request will compute next."""
@@ -76,8 +80,14 @@ class BlockTables:
         keys = request.keys
         while len(keys) < num_blocks:
             start = len(keys) * self.block_size
-            parent = keys[-1] if keys else root_key(request.cache_salt, request.adapter)
-            keys.append(next_key(parent, request.token_ids(start, start + self.block_size)))
+            end = start + self.block_size
+            parent = keys[-1] if keys else self._root_key(request)
+            embedded = request.embedded_in(start, end) if request.embedded else b""
+            keys.append(next_key(parent, request.token_ids(start, end), embedded))
+
+    @staticmethod
+    def _root_key(request: Request) -> bytes:
+        return root_key(request.cache_salt, request.adapter, request.weights)
 
     # Resources
 
@@ -88,20 +98,70 @@ class BlockTables:
         request.num_hit_tokens = 0
         if self.enable_prefix_caching and not request.params.skip_reading_prefix_cache:
             self.compute_keys(request)
-            limit = (request.num_tokens - 1) // self.block_size * self.block_size
-            request.num_hit_tokens = self._longest_hit(request, limit)
+            request.num_hit_tokens = self._longest_hit(request, self._finder)
         return request.num_hit_tokens
 
-    def _longest_hit(self, request: Request, limit: int) -> int:
+    def _longest_hit(self, request: Request, finder: Callable[[Request, int], Find]) -> int:
         """Return the longest hit of all groups: each can only shorten it, so this terminates."""
-        length = limit
+        length = (request.num_tokens - 1) // self.block_size * self.block_size
         while True:
             before = length
             for index, group in enumerate(self.groups):
                 size = group.block_size
-                length = group.longest_hit(self._finder(request, index), length // size) * size
+                length = group.longest_hit(finder(request, index), length // size) * size
             if length == before:
                 return length
+
+    def begin_load(
+        self, request: Request, has: Callable[[BlockKey], bool], outstanding: int
+    ) -> list[tuple[int, BlockKey]]:
+        """Extend the hit of a waiting request by what a tier `has`: the request holds the blocks of
+        the longer hit from now on, and those that have to be loaded are returned with their keys.
+
+        None, and no change, where the hit is not longer, where so many blocks are not free beside
+        `outstanding` ones, and for recurrent state, whose snapshots are copied and not read.
+        """
+        if not self.enable_prefix_caching or self.states is not None:
+            return []
+        if request.params.skip_reading_prefix_cache:
+            return []
+
+        def finder(request: Request, group: int) -> Find:
+            def find(index: int) -> int | None:
+                key = self._key(request, group, index)
+                block = self.pool.find(key)
+                return _TO_LOAD if block is None and has(key) else block
+
+            return find
+
+        length = self._longest_hit(request, finder)
+        if length <= request.num_hit_tokens:
+            return []
+        tables = [
+            group.hit_blocks(finder(request, index), length // group.block_size)
+            for index, group in enumerate(self.groups)
+        ]
+        found = [block for table in tables for block in table if block != NULL_BLOCK]
+        cached = [block for block in found if block != _TO_LOAD]
+        cost = len(found) - len(cached) + sum(map(self.pool.is_free, cached))
+        if cost + outstanding > self.pool.num_free:
+            return []
+        self.pool.touch(cached)
+        blocks = iter(self.pool.allocate(len(found) - len(cached)) or ())
+        loaded = []
+        for number, table in enumerate(tables):
+            for index, block in enumerate(table):
+                if block == _TO_LOAD:
+                    table[index] = next(blocks)
+                    loaded.append((table[index], self._key(request, number, index)))
+        request.block_ids = tuple(tables)
+        request.num_published_tokens = request.num_hit_tokens
+        for key in request.keys[
+            request.num_hit_tokens // self.block_size : length // self.block_size
+        ]:
+            self._writing.setdefault(key, request)
+        request.num_hit_tokens = length
+        return loaded
 
     def is_being_written(self, request: Request) -> bool:
         """Whether a running request will next compute blocks that extend the hit, so that waiting
@@ -226,6 +286,12 @@ class BlockTables:
                 capacity = size
         return capacity
 
+    def give_up_snapshots(self, requests: Iterable[Request]) -> bool:
+        """Free the blocks of snapshots that are being made, which nobody needs; False if there are
+        none.
+        """
+        return self.states is not None and self.states.give_up(requests)
+
     def release_unread(self, request: Request, position: int) -> None:
         """Release the blocks that no query at `position` or later reads."""
         if not self._forgets:
@@ -271,10 +337,21 @@ class BlockTables:
         for table in request.block_ids:
             self.pool.release(block for block in reversed(table) if block != NULL_BLOCK)
         request.block_ids = ()
+        self._write_no_more(request)
+        request.num_published_tokens = 0
+
+    def rename(self, request: Request) -> None:
+        """What determines the keys of the request has changed: from now on its blocks are published
+        under other ones.
+        """
+        self._write_no_more(request)
+        request.keys.clear()
+        self.compute_keys(request)
+
+    def _write_no_more(self, request: Request) -> None:
         for key in request.keys[request.num_published_tokens // self.block_size :]:
             if self._writing.get(key) is request:
                 del self._writing[key]
-        request.num_published_tokens = 0
 
     def take_state_changes(self) -> tuple[list[tuple[int, int]], list[int]]:
         """Return the current plan's copies of recurrent state and blocks to zero."""

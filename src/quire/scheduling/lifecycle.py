@@ -17,7 +17,11 @@ from quire.scheduling.request import Request, State, Stop
 from quire.scheduling.resources import BlockBudget, Resource, Resources, RunningRows, TokenBudget
 from quire.scheduling.scheduler_output import FinishedRequest, InFlightStep
 from quire.scheduling.settings import SchedulerConfig
+from quire.scheduling.transfers import Tier, Transfers
 from quire.step.plan import PromptAllowance
+
+_OWN_WEIGHTS = 1 << 63
+"""Plus a request's handle: weights that only this request has."""
 
 Rank = tuple[float, ...]
 Policy = Callable[[Request], Rank]
@@ -96,7 +100,9 @@ class Lifecycle:
     its last token in flight; or it is idle without a row.
     """
 
-    def __init__(self, config: SchedulerConfig, resources: Sequence[Resource]) -> None:
+    def __init__(
+        self, config: SchedulerConfig, resources: Sequence[Resource], tier: Tier | None
+    ) -> None:
         """resources: those in addition to tokens, rows, blocks and slots of adapters."""
         self.max_model_len = config.max_model_len
         self.policy = POLICIES[config.steps.scheduling_policy]
@@ -108,6 +114,7 @@ class Lifecycle:
         self.chunked: list[Request] = []
         """Running requests outside the lane that have, or will have, tokens to compute."""
         self.memory = BlockTables(config)
+        self.transfers = None if tier is None else Transfers(tier, self.memory)
         self.tokens = TokenBudget(config, self.lane, self.requests)
         blocks = BlockBudget(self.memory, self.chunked)
         self.adapters: SlotAllocator | None = None
@@ -120,6 +127,8 @@ class Lifecycle:
         self.counters = Counters(num_accepted=[0] * (config.num_drafts + 1))
         self.now = 0.0
         """The time of the last plan."""
+        self.weights = 0
+        """How often the model's weights have changed."""
         self._num_arrived = 0
 
     def begin_step(self, allowance: PromptAllowance | None) -> None:
@@ -214,8 +223,26 @@ class Lifecycle:
             self._leave_row(request)
         elif request.state is not State.IDLE:
             self.waiting.remove(request)
+            self.give_up_load(request)
         request.state = State.FINISHED
         del self.requests[request.handle]
+
+    def change_weights(self) -> None:
+        """Name all blocks that are written from now on differently. What a running request has in
+        its blocks is of both weights, until it is preempted: nobody else may find it.
+        """
+        self.weights += 1
+        for request in self.requests.values():
+            self.give_up_load(request)
+            request.weights = self.weights if request.row < 0 else _OWN_WEIGHTS + request.handle
+            self.memory.rename(request)
+
+    def give_up_load(self, request: Request) -> None:
+        """Take the blocks of a waiting request away that something is loaded into; it may load them
+        again.
+        """
+        if self.transfers is not None:
+            self.transfers.give_up(request)
 
     def _leave_row(self, request: Request) -> None:
         self._leave_steps(request)
@@ -224,6 +251,10 @@ class Lifecycle:
         request.num_computed_tokens = request.num_confirmed_tokens = 0
         request.num_drafts = request.num_drafts_in_flight = 0
         request.is_decoding = False
+        request.load = None
+        if request.weights != self.weights:
+            request.weights = self.weights
+            self.memory.rename(request)
 
     def _leave_steps(self, request: Request) -> None:
         """Stop scheduling a request, and cancel its results in steps in flight."""

@@ -5,12 +5,13 @@ scheduler alone.
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from quire.params import RequestParams, SamplingParams
-from quire.step.plan import NewRow
+from quire.step.plan import EmbeddedSpan, NewRow
 
 
 class State(enum.IntEnum):
@@ -109,6 +110,10 @@ class Request:
     """When it was added, by the clock of `Scheduler.schedule`."""
     adapter: int = 0
     """Number of its LoRA adapter; 0: no adapter. Equal numbers mean equal weights."""
+    weights: int = 0
+    """The number of the weights that its blocks are computed with; set by the scheduler."""
+    embedded: Sequence[EmbeddedSpan] = ()
+    """What stands at placeholders among the prompt's ids, by position."""
     adapter_slot: int = 0
     """Where its adapter is while it has a row; 0: nowhere."""
     num_passes: int = 0
@@ -147,6 +152,8 @@ class Request:
     preempted_times: list[float] = field(default_factory=list)
     """When, by the clock of `Scheduler.schedule`."""
 
+    load: Prerequisite | None = None
+    """The load of cached blocks that it waits or has waited for since it last had a row."""
     num_hit_tokens: int = 0
     """Tokens found by the last lookup in the prefix cache."""
     block_ids: tuple[list[int], ...] = ()
@@ -217,6 +224,15 @@ class Request:
         """Whether all its prerequisites are ready."""
         return all(prerequisite.is_ready for prerequisite in self.prerequisites)
 
+    def embedded_in(self, start: int, end: int) -> bytes:
+        """Name what is embedded at positions [start, end): where, and by which digests."""
+        names = []
+        for span in self.embedded:
+            if span.start < end and start < span.end:
+                numbers = (len(span.digest), span.start - start, span.end - start)
+                names.append(struct.pack("<3q", *numbers) + span.digest)
+        return b"".join(names)
+
     def new_row(self, num_computed_tokens: int) -> NewRow:
         """Return everything that the runner needs to build this request's row."""
         return NewRow(
@@ -230,6 +246,7 @@ class Request:
             seed=self.seed,
             prompt_logprobs_done=self.prompt_logprobs_done,
             adapter=self.adapter_slot,
+            embedded=self.embedded,
         )
 
     def limit_length(self, max_model_len: int) -> None:

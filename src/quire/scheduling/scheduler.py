@@ -33,6 +33,7 @@ from quire.scheduling.scheduler_output import (
 )
 from quire.scheduling.settings import Pause, SchedulerConfig
 from quire.scheduling.stop import ends_with_prompt, find_stop, stop_ids
+from quire.scheduling.transfers import Tier
 from quire.step.plan import PromptAllowance, StepPlan
 from quire.step.result import StepResult
 
@@ -47,18 +48,25 @@ class Scheduler:
     its blocks back and is recomputed later.
     """
 
-    def __init__(self, config: SchedulerConfig, resources: Sequence[Resource] = ()) -> None:
-        """resources: further limits on running requests, in addition to tokens, rows and blocks."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        resources: Sequence[Resource] = (),
+        tier: Tier | None = None,
+    ) -> None:
+        """resources: further limits on running requests, in addition to tokens, rows and blocks.
+        tier: where contents of blocks are kept outside of the pool, if anywhere.
+        """
         self.config = config
         self._sees_own_step = any(group.kind == "none" for group in config.groups)
         self.pause = Pause.NONE
         self._next_step = 0
-        self._life = life = Lifecycle(config, resources)
+        self._life = life = Lifecycle(config, resources, tier)
         self.counters = life.counters
         self.policy, self.memory, self.rows = life.policy, life.memory, life.rows
         self.requests, self.waiting, self.running = life.requests, life.waiting, life.rows.requests
         self.lane, self.chunked, self.in_flight = life.lane, life.chunked, life.in_flight
-        self.adapters = life.adapters
+        self.adapters, self.transfers = life.adapters, life.transfers
 
     # ---- requests come and go
 
@@ -81,6 +89,7 @@ class Scheduler:
                 f"the cache has {config.num_blocks - 1}"
             )
         request.stop_ids = stop_ids(request)
+        request.weights = self._life.weights
         self.memory.compute_keys(request)
         self._life.queue(request)
 
@@ -88,8 +97,13 @@ class Scheduler:
         """Set the adapter of a waiting request that has no row and no output of another one."""
         assert request.row < 0, "a running request keeps its adapter"
         request.adapter = number
-        request.keys.clear()
-        self.memory.compute_keys(request)
+        self.memory.rename(request)
+
+    def change_weights(self) -> None:
+        """The model's weights have changed, before the next plan: what is computed from now on
+        shares no block with what was computed before.
+        """
+        self._life.change_weights()
 
     def abort(self, handle: int) -> bool:
         """End a request in any state, without an output. Returns False if it has already ended."""
@@ -128,6 +142,8 @@ class Scheduler:
         if reset_running_requests:
             for request in list(self.running.values()):
                 self._life.preempt(request)
+            for request in self.waiting:
+                self._life.give_up_load(request)
         return self.memory.reset_prefix_cache()
 
     @property
@@ -191,6 +207,13 @@ class Scheduler:
             self._fail(self.requests[handle], failure, out)
         return out
 
+    def end_transfers(self, done: Sequence[int], failed: Sequence[int]) -> None:
+        """Loads and stores, by their numbers, have ended or failed. Between two plans, as results
+        are taken.
+        """
+        if self.transfers is not None:
+            self.transfers.end(done, failed)
+
     # ---- planning
 
     def _run_due(self, step: InFlightStep) -> None:
@@ -201,7 +224,10 @@ class Scheduler:
             request.num_computed_tokens = position = self.lane.position(request)
             want = min(self.lane.stride, request.max_total_tokens - 1 - position)
             if request.capacity < position + want:
-                self.memory.release_unread(request, position - request.num_drafts_in_flight)
+                kept = position - request.num_drafts_in_flight
+                if request.resumable:  # the next result may stop it, and it goes on from there
+                    kept = min(kept, request.num_tokens)
+                self.memory.release_unread(request, kept)
                 if self._grow(step, request, want, least=1) == 0:
                     continue
             if position + self.lane.stride + 1 >= request.max_total_tokens:
@@ -237,6 +263,10 @@ class Scheduler:
             self.memory.find_hit(request)
             if self.memory.is_being_written(request):
                 continue  # a running request computes its next block: wait and hit it then
+            if self.transfers is not None and self.transfers.begin_load(
+                request, self.memory.outstanding(self.chunked)
+            ):
+                continue
             count, holds_back_others = self._life.resources.offer(request)
             if holds_back_others:
                 break
@@ -263,6 +293,8 @@ class Scheduler:
         `least`. Returns the number of tokens; 0 if the request itself was preempted.
         """
         while (grown := self.memory.grow(request, want, least)) is None:
+            if self.memory.give_up_snapshots(self.running.values()):
+                continue  # or a request that is alone would make them again and again
             victim = choose_victim(self.policy, self.running.values(), request)
             step.forget(victim.handle)
             step.has_preempted = True
@@ -289,13 +321,15 @@ class Scheduler:
 
     def _launch(self, step: InFlightStep) -> StepPlan | None:
         step.cohort = self.lane.cohort()
-        if step.cohort is None and not step.chunks:
+        has_transfers = self.transfers is not None and self.transfers.has_changes
+        if step.cohort is None and not step.chunks and not has_transfers:
             return None
         grown = [b for h, new in step.new_blocks.items() if not self.rows.is_new(h) for b in new]
         removed, added = self.rows.take_changes()
         step.cohort_drafts = self.lane.plan_drafts(self._life.tokens.drafts_left)
         copies, zero_blocks = self.memory.take_state_changes()
-        loads = [] if self.adapters is None else self.adapters.take_loads()
+        adapter_loads = [] if self.adapters is None else self.adapters.take_loads()
+        loads, stores = ([], []) if self.transfers is None else self.transfers.take_changes()
         plan = StepPlan(
             step_id=step.step_id,
             removed=removed,
@@ -306,7 +340,9 @@ class Scheduler:
             copies=copies,
             zero_blocks=zero_blocks,
             decode_drafts=step.cohort_drafts,
-            adapter_loads=loads,
+            adapter_loads=adapter_loads,
+            loads=loads,
+            stores=stores,
             allowance=self._life.tokens.allowance,
         )
         self._next_step += 1

@@ -4,7 +4,7 @@ hits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from quire.scheduling.block_groups import StateGroup
 from quire.scheduling.block_pool import BlockPool
@@ -100,6 +100,18 @@ class StateBlocks:
             for (number, group), block in zip(self._groups.items(), blocks, strict=True):
                 ring = request.block_ids[number]
                 self._copies.append((ring[request.num_state_updates % group.ring_size], block))
+
+    def give_up(self, requests: Iterable[Request]) -> bool:
+        """Give up the snapshots of these requests that steps in flight, or the current plan, still
+        make; False if there are none.
+        """
+        found = [request for request in requests if request.snapshots]
+        for request in found:
+            dropped = {block for blocks in request.snapshots.values() for block in blocks}
+            self._copies = [copy for copy in self._copies if copy[1] not in dropped]
+            for end in list(request.snapshots):
+                self._forget_plan(request, end)
+        return bool(found)
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """Make snapshots findable once steps up to `num_tokens` tokens have succeeded."""

@@ -25,6 +25,16 @@ allocated.
 """
 
 
+class EmbeddedSpan(msgspec.Struct, frozen=True, gc=False):
+    """Positions [start, end) of a prompt at which embeddings stand instead of those of the ids,
+    which are placeholders there. `digest` names the embeddings: equal digests, equal contents.
+    """
+
+    start: int
+    end: int
+    digest: bytes
+
+
 class NewRow(msgspec.Struct, frozen=True, gc=False):
     """A new or resumed request in a row; the runner builds the row's state from this alone.
 
@@ -51,6 +61,7 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
     seed: int
     prompt_logprobs_done: bool = False
     adapter: int = 0
+    embedded: Sequence[EmbeddedSpan] = ()
 
 
 class NewBlocks(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +85,17 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     num_drafts: int = 0
 
 
+class BlockTransfer(msgspec.Struct, frozen=True, gc=False):
+    """A block whose content is copied from a tier or to it, under the key of the content in a KV
+    group. The blocks of a load have one `number`, by which its end is told.
+    """
+
+    number: int
+    block: int
+    key: bytes
+    group: int
+
+
 class PromptAllowance(msgspec.Struct, frozen=True, gc=False):
     """How many tokens of prompts a step may compute while streams wait for it. A token at position
     p counts as 1 + `pair_cost` * p: `tokens` would all be at the start of their prompts.
@@ -95,7 +117,8 @@ class PromptAllowance(msgspec.Struct, frozen=True, gc=False):
 
 class StepPlan(msgspec.Struct, gc=False):
     """One step's work. Order of application: `removed`, `added`, `new_blocks`, `copies`,
-    `zero_blocks`, `adapter_loads`, then the tokens.
+    `zero_blocks`, `adapter_loads`, then the tokens. Loads and stores begin with the step, and the
+    step does not wait for their end. A plan may have no tokens.
 
     The step's tokens are ordered: those of each of `decode_rows`, then those of each chunk. A
     decode row has one token, the one sampled last in that row, which only the runner may know
@@ -120,6 +143,12 @@ class StepPlan(msgspec.Struct, gc=False):
     adapter_loads: list[tuple[int, int]] = []
     """(slot, number): LoRA adapters whose weights are copied into a slot, 1 or above, before the
     step computes. No row of a step that is in flight has an adapter in that slot.
+    """
+    loads: list[BlockTransfer] = []
+    """Blocks to be filled. This step and those before its end do not read them."""
+    stores: list[BlockTransfer] = []
+    """Blocks whose content, written by earlier steps, is to be kept; nobody writes them before its
+    end.
     """
     allowance: PromptAllowance | None = None
     """The bound on the tokens of prompts that the step was planned with."""

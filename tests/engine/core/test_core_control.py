@@ -353,6 +353,20 @@ def test_reloaded_weights_are_the_same(core):
     assert call(core, "collective_rpc", "get_supported_tasks") == [("generate",)]
 
 
+def test_blocks_of_the_weights_before_are_not_used_after_others_are_read(tmp_path):
+    folders = [make_checkpoint(tmp_path / str(seed), "tiny", seed=seed) for seed in (0, 1)]
+    other = build_core(plan_of(folders[1]))
+    right = run(other)
+    other.shutdown()
+    core = build_core(plan_of(folders[0]))
+    assert run(core) != right
+    for file in folders[1].glob("*.safetensors"):
+        (folders[0] / file.name).write_bytes(file.read_bytes())
+    call(core, "collective_rpc", "reload_weights")
+    assert run(core) == right
+    core.shutdown()
+
+
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "not one", "of other shapes"])
 def test_weights_that_do_not_fit_leave_the_core_with_its_own(tmp_path, damage):
     folder = make_checkpoint(tmp_path / "model", "tiny")

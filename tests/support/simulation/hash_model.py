@@ -3,8 +3,9 @@ wrong block is a wrong text.
 
 The K/V of a token is a hash chained over the K/V before it, read through the block table; a
 recurrent state is a hash chained over the tokens; the next token is a hash of all slots that a
-query at the last position sees, and of the state. The adapter in a row's slot of adapters is the
-beginning of every chain, and a part of every token's hash.
+query at the last position sees, and of the state. The adapter in a row's slot of adapters, with the
+number of the model's weights, is the beginning of every chain, and a part of every token's hash. An
+embedded span has other values than its placeholders.
 `oracle` computes the same from a plain list of ids.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quire.params import PoolingParams
 from quire.scheduling.settings import KVGroupSpec
-from quire.step.plan import NULL_BLOCK, NewRow, StepPlan
+from quire.step.plan import NULL_BLOCK, EmbeddedSpan, NewRow, StepPlan
 from quire.step.result import StepResult
 
 EOS = 0
@@ -22,6 +23,8 @@ WRONG = -1
 """A draft that is never right: no sampled id is negative."""
 
 
+_WEIGHTS = 1000
+"""More than there are adapters."""
 _STATE = 0x57A7E
 """Keeps hashes of states apart from those of K/V; a number, since hashes of text differ by process.
 """
@@ -48,9 +51,12 @@ def oracle(
     vocab_size: int,
     groups: Sequence[KVGroupSpec] = (KVGroupSpec(),),
     adapter: int = 0,
+    weights: int = 0,
+    embedded: Sequence[EmbeddedSpan] = (),
 ) -> list[int]:
     """The output that follows `prompt`, up to `num_tokens` ids, the first EOS included."""
-    tokens, slots, state = list(prompt), list[int](), 0
+    tokens, slots, state = with_embedded(prompt, embedded), list[int](), 0
+    adapter += weights * _WEIGHTS
     output: list[int] = []
     while len(output) < num_tokens:
         for position in range(len(slots), len(tokens)):
@@ -71,14 +77,24 @@ def _visible(group: KVGroupSpec, slots: list[int], state: int) -> list[int]:
     return slots if group.window is None else slots[max(0, len(slots) - group.window) :]
 
 
+def with_embedded(token_ids: Sequence[int], embedded: Sequence[EmbeddedSpan]) -> list[int]:
+    """The ids with the values of spans in place of placeholders; negative ones, as no id is."""
+    values = list(token_ids)
+    for span in embedded:
+        for position in range(span.start, span.end):
+            values[position] = -2 - abs(hash((*span.digest, position - span.start)))
+    return values
+
+
 class HashRow:
     """A row's state as a runner keeps it: its tokens, how many have K/V, its block tables, where
     its recurrent state is in the ring, and the drafts of its next tokens.
     """
 
-    def __init__(self, new: NewRow, adapters: Mapping[int, int]) -> None:
-        """adapters: what the slots of adapters have."""
-        self.tokens = list(new.token_ids)
+    def __init__(self, new: NewRow, adapters: Mapping[int, int], weights: int) -> None:
+        """adapters: what the slots of adapters have; weights: the number of the model's."""
+        self.tokens = with_embedded(new.token_ids, new.embedded)
+        self._weights = weights * _WEIGHTS
         self.num_computed = new.num_computed_tokens
         self.tables = [list(table) for table in new.block_ids]
         self.seed = new.seed
@@ -90,8 +106,10 @@ class HashRow:
 
     @property
     def adapter(self) -> int:
-        """The number of the adapter that its slot has now; 0 without a slot."""
-        return self._adapters[self._slot] if self._slot else 0
+        """The number of the adapter that its slot has now, 0 without a slot, and of the weights
+        that the model had when it got its row.
+        """
+        return self._weights + (self._adapters[self._slot] if self._slot else 0)
 
 
 Drafter = Callable[[HashRow], list[int]]
@@ -125,6 +143,8 @@ class HashRunner:
         self._rows: dict[int, HashRow] = {}
         self._adapters: dict[int, int] = {}
         self._step_id = -1
+        self.weights = 0
+        """The number of the model's weights."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Sampled ids stay in the rows too, as on a device, so a later plan needs no
@@ -158,7 +178,7 @@ class HashRunner:
             self._rows.pop(number, None)
         for new in plan.added:
             assert new.row not in self._rows, f"row {new.row} is taken"
-            self._rows[new.row] = HashRow(new, self._adapters)
+            self._rows[new.row] = HashRow(new, self._adapters, self.weights)
         for grown in plan.new_blocks:
             table = self._rows[grown.row].tables[grown.group]
             assert len(table) == grown.first, "blocks go to a table's end"
@@ -168,6 +188,17 @@ class HashRunner:
         for block in plan.zero_blocks:
             self._slots[block] = [0] * len(self._slots[block])
         self._adapters.update(plan.adapter_loads)
+
+    # Transfers
+
+    def content(self, block: int) -> list[int]:
+        """What a block holds now."""
+        return list(self._slots[block])
+
+    def fill(self, block: int, content: list[int] | None) -> None:
+        """Something outside writes a block; None: nothing of use."""
+        unwritten = [self.UNWRITTEN] * len(self._slots[block])
+        self._slots[block] = unwritten if content is None else list(content)
 
     # K/V and state
 

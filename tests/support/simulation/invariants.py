@@ -43,6 +43,9 @@ def check_idle(scheduler: Scheduler) -> None:
     check(scheduler)
     assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
     assert scheduler.memory.pool.num_free == scheduler.config.num_blocks - 1, "blocks leaked"
+    transfers = scheduler.transfers
+    assert transfers is None or not transfers.num_leased, "leases leaked"
+    assert transfers is None or not transfers._loads and not transfers._stores
     assert not scheduler.memory._writing, "keys of unwritten blocks leaked"
     states = scheduler.memory.states
     assert states is None or not states._writing, "keys of unmade snapshots leaked"
@@ -69,6 +72,10 @@ def _check_pool(scheduler: Scheduler) -> None:
         for block in table
         if block != NULL_BLOCK
     )
+    for request in scheduler.waiting:
+        held.update(b for table in request.block_ids for b in table if b != NULL_BLOCK)
+    if scheduler.transfers is not None:
+        held.update(b for lease in scheduler.transfers._leases.values() for b in lease.blocks)
     if scheduler.memory.states is not None:
         held.update(scheduler.memory.states._sources)
     assert pool._ref[NULL_BLOCK] == 0
@@ -91,7 +98,7 @@ def _check_keys(scheduler: Scheduler) -> None:
     named = {key: block for block, key in enumerate(pool._key) if key is not None}
     assert named == pool._by_key, "keys and blocks do not match"
     for request in scheduler.memory._writing.values():
-        assert request.row >= 0, "a request without a row is said to write a block"
+        assert request.row >= 0 or request.block_ids, "a request without blocks writes one"
 
 
 def _check_snapshots(scheduler: Scheduler) -> None:
@@ -111,7 +118,8 @@ def _check_places(scheduler: Scheduler) -> None:
     assert waiting == sorted(waiting, key=scheduler.policy)
     for request in waiting:
         assert request.state in (State.WAITING, State.PREEMPTED) and request.row == -1
-        assert request.num_computed_tokens == 0 and not request.block_ids
+        assert request.num_computed_tokens == 0
+        assert not request.block_ids or not request.load.is_ready, "blocks that nobody loads"
     for row, request in scheduler.running.items():
         assert request.row == row and request.state in (State.RUNNING, State.IDLE)
         places = (request in scheduler.lane) + scheduler.chunked.count(request)

@@ -2,7 +2,7 @@
 tests.support.simulation.simulate --traces 1000000`.
 
 A trace draws a configuration (tiny pools, KV groups of every kind, either policy, drafts or none,
-depth 1 or 2) and a crowd of requests built from a few distinct blocks in every order, and lets
+depth 1, 2 or 4) and a crowd of requests built from a few distinct blocks in every order, and lets
 them arrive, wait for something outside, be aborted, extended, failed and preempted. After each step
 the invariants are checked; at its end every request's ids are compared with the oracle's. A failure
 names the seed.
@@ -25,10 +25,11 @@ from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import SchedulerOutput
 from quire.scheduling.settings import KVGroupSpec, Pause, SchedulerConfig
-from quire.step.plan import PromptAllowance, StepPlan
+from quire.step.plan import EmbeddedSpan, PromptAllowance, StepPlan
 from quire.step.result import StepResult
 from tests.support.simulation import invariants
 from tests.support.simulation.hash_model import EOS, WRONG, HashRow, HashRunner, oracle
+from tests.support.simulation.hash_tier import HashTier
 from tests.support.simulation.scheduler_settings import scheduler_config
 from tests.support.simulation.traces import run_as_command
 
@@ -129,6 +130,9 @@ class Expectation:
     has_grammar: bool
     pools: bool = False
     """It draws no token, and ends with its prompt."""
+    embedded: list[EmbeddedSpan] = field(default_factory=list)
+    weights: int = 0
+    """The number of the weights that it is computed with."""
     turns: list[list[int]] = field(default_factory=list)
     """Further inputs, each taken when the request stops."""
     output: list[int] = field(default_factory=list)
@@ -159,6 +163,8 @@ class Expectation:
             groups=config.groups,
             adapter=self.adapter,
             vocab_size=VOCAB_SIZE,
+            weights=self.weights,
+            embedded=self.embedded,
         )
         for length in range(1, len(ids) + 1):
             tail = ids[:length]
@@ -180,11 +186,21 @@ class Trace:
         self.seed = seed
         self.random = random.Random(seed)
         self.config = self._draw_config()
-        self.depth = self.random.choice((1, 2))
+        self.depth = self.random.choice((1, 2)) if seed % 5 else 4
+        steps = msgspec.structs.replace(self.config.steps, max_steps_in_flight=self.depth)
         self.config = msgspec.structs.replace(
-            self.config, num_adapter_slots=self.random.choice((1, 2))
+            self.config, num_adapter_slots=self.random.choice((1, 2)), steps=steps
         )
-        self.scheduler = Scheduler(self.config)
+        self.runner = HashRunner(
+            num_blocks=self.config.num_blocks,
+            block_size=self.config.block_size,
+            groups=self.config.groups,
+            vocab_size=VOCAB_SIZE,
+            drafter=self._draft if self.config.num_drafts else None,
+        )
+        own = random.Random(f"{seed} tier")
+        self.tier = HashTier(self.runner, own) if own.random() < 0.6 else None
+        self.scheduler = Scheduler(self.config, tier=self.tier)
         assert self.scheduler.adapters is not None
         self.slots = self.scheduler.adapters
         self.host = HostMemory(
@@ -194,13 +210,6 @@ class Trace:
         """Seeds of requests for which nothing is ever drafted."""
         self.right_drafts = self.random.choice((0.0, 0.5, 0.9, 1.0))
         """How likely a draft is right."""
-        self.runner = HashRunner(
-            num_blocks=self.config.num_blocks,
-            block_size=self.config.block_size,
-            groups=self.config.groups,
-            vocab_size=VOCAB_SIZE,
-            drafter=self._draft if self.config.num_drafts else None,
-        )
         self.results: deque[StepResult] = deque()
         self.slots_in_flight: deque[set[int]] = deque()
         """Of each step in flight, the slots of adapters that it uses."""
@@ -213,6 +222,9 @@ class Trace:
         self.to_add = self.random.randrange(2, 9)
         self.crowding = self.random.choice((0.4, 0.9))
         """How likely another request arrives before the next step."""
+        if self.tier is not None:  # who comes later finds what earlier ones have stored
+            self.to_add += own.randrange(8)
+            self.crowding = own.choice((0.1, 0.4, 0.9))
         self.num_added = 0
         self.indivisible = self.random.choice((0.0, 0.1, 0.9))
         """How likely a prompt that fits into a step is indivisible."""
@@ -222,6 +234,10 @@ class Trace:
         self.num_snapshot_hits = 0
         self.num_snapshots_taken = 0
         self.num_waits = 0
+        self.num_embedded = 0
+        self.num_changes = 0
+        """How often the weights changed."""
+        self._own = random.Random(f"{seed} own")
         self.num_indivisible = 0
         self.num_whole_pools = 0
 
@@ -231,10 +247,13 @@ class Trace:
             self._disturb()
             self._step()
             self.host.step()
+            self._step_tier()
             invariants.check(self.scheduler)
             assert self.num_steps < 5000, "no progress"
         while self.results:
             self._update()
+        while self.tier is not None and (self.tier.is_busy or self._begin_stores()):
+            self._step_tier()
         invariants.check_idle(self.scheduler)
         self.slots.forget(self.slots.in_slots)
         assert not self.slots.in_slots, "adapter slots leaked"
@@ -303,6 +322,8 @@ class Trace:
                 self._feed(handle)
         if pick.random() < self.chaos:
             self.scheduler.reset_prefix_cache(reset_running_requests=pick.random() < 0.5)
+        if self._own.random() < 0.1:
+            self._change_weights()
         if pick.random() < self.chaos:
             self.scheduler.pause = pick.choice((Pause.NEW, Pause.ALL))
         elif self.scheduler.pause is not Pause.NONE and pick.random() < 0.5:
@@ -335,7 +356,24 @@ class Trace:
             stops_on_repetition=pick.random() < 0.1,
             has_grammar=pick.random() < 0.1,
             pools=self._pools(handle),
+            embedded=self._embedded(handle, len(prompt)),
+            weights=self.runner.weights,
         )
+
+    def _embedded(self, handle: int, length: int) -> list[EmbeddedSpan]:
+        """Spans of a prompt, drawn by themselves as what pools; few digests and places, so that
+        prompts share some of them.
+        """
+        pick = random.Random(f"{self.seed} {handle % 3} embedded")
+        if pick.random() < 0.7:
+            return []
+        starts = range(pick.randrange(3), length, 4)
+        spans = [
+            EmbeddedSpan(s, min(s + pick.randrange(1, 4), length), bytes([pick.randrange(2)]))
+            for s in starts
+        ]
+        self.num_embedded += len(spans)
+        return spans
 
     def _pools(self, handle: int) -> bool:
         """Drawn by itself, so that the rest of a trace does not depend on it."""
@@ -370,6 +408,7 @@ class Trace:
             prerequisites=[Outside(*self._opening())] if pick.random() < 0.2 else [],
             adapter=expectation.adapter,
             is_indivisible=is_indivisible,
+            embedded=expectation.embedded,
         )
         if pick.random() >= 0.9:
             self.undrafted.add(expectation.seed)
@@ -401,6 +440,39 @@ class Trace:
         assert not self.scheduler.abort(handle), "a request ended twice"
         self.open.remove(handle)
         self.expected[handle].is_cut = True
+
+    def _change_weights(self) -> None:
+        """Change the model's weights where nobody has begun, so that the oracle knows what is
+        computed with which.
+        """
+        if self.scheduler.running or self.results:
+            return
+        if any(self.expected[handle].output or self.expected[handle].turns for handle in self.open):
+            return
+        self.num_changes += 1
+        self.runner.weights += 1
+        self.scheduler.change_weights()
+        for handle in self.open:
+            self.expected[handle].weights = self.runner.weights
+
+    def _begin_stores(self) -> bool:
+        """Whether what became findable last has still to be stored."""
+        plan = self.scheduler.schedule(float(self.num_steps))
+        if plan is None:
+            return False
+        self.results.append(self._execute(plan))
+        self.slots_in_flight.append(set())
+        self._update()
+        return True
+
+    def _step_tier(self) -> None:
+        if self.tier is None:
+            return
+        self.scheduler.end_transfers(*self.tier.step())
+        if self._own.random() < self.tier.pressure:
+            # others need all free blocks for a moment: what was cached is only in the tier now
+            pool = self.scheduler.memory.pool
+            pool.release(pool.allocate(pool.num_free) or [])
 
     # one step
 
@@ -438,7 +510,7 @@ class Trace:
         for chunk in plan.chunks:
             request = self.scheduler.running[chunk.row]
             if request.is_indivisible and not request.generates:
-                found = request.num_cached_tokens or 0
+                found = request.num_hit_tokens
                 assert chunk.num_tokens == request.num_prompt_tokens - found, "a prompt was cut"
                 assert not chunk.samples, "a pooled prompt draws no token"
                 self.num_whole_pools += 1
@@ -458,12 +530,15 @@ class Trace:
         if self.seed % 2:  # as to a worker in another process
             plan = MessageDecoder(StepPlan).decode(MessageEncoder().encode(plan))
         result = self.runner.execute(plan)
+        if self.tier is not None:
+            self.tier.begin(plan)
         if self.seed % 2:
             result = MessageDecoder(StepResult).decode(MessageEncoder().encode(result))
         self.num_accepted += len(result.token_ids) - len(plan.sampled_rows)
         if self.random.random() < self.chaos / 2:
-            row = self.random.choice([*plan.decode_rows, *(c.row for c in plan.chunks)])
-            result.errors = {row: "injected"}
+            rows = [*plan.decode_rows, *(c.row for c in plan.chunks)]
+            if rows:
+                result.errors = {self.random.choice(rows): "injected"}
         return result
 
     def _update(self) -> None:

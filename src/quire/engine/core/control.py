@@ -225,7 +225,10 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         if method in OF_THE_CORE:
             allowed = "the core has to know of it, or it would go on as if nothing had happened"
             raise InvalidParameter("method", method, allowed, OF_THE_CORE[str(method)])
-        return self.executor.collective_rpc(method, tuple(args), kwargs or {})
+        results = self.executor.collective_rpc(method, tuple(args), kwargs or {})
+        if method == "reload_weights":  # raises, and changes nothing, where it fails
+            self.scheduler.change_weights()
+        return results
 
     def profile(
         self,

@@ -1,0 +1,154 @@
+"""Contents of blocks that come from a tier outside of the pool, or go there.
+
+A waiting request whose next blocks are in the tier gets blocks for them and waits on, as it does
+for a grammar; once they are loaded they are cached blocks like others. Blocks that become findable
+are stored where the tier wants them. Whoever copies is not waited for: a transfer's blocks are
+under a lease until it has ended, even if the request is aborted before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.scheduling.block_pool import BlockKey, BlockPool, Lease
+from quire.scheduling.block_tables import BlockTables
+from quire.scheduling.request import Request
+from quire.step.plan import BlockTransfer
+
+
+class Tier(Protocol):
+    """An index of the contents that are kept outside of the pool. The copies themselves are made by
+    whoever executes plans.
+    """
+
+    def has(self, key: BlockKey) -> bool:
+        """Whether this content can be loaded. A load that fails all the same costs only time."""
+        ...
+
+    def wants(self, key: BlockKey) -> bool:
+        """Whether this content, which has become findable, is to be stored."""
+        ...
+
+    def stored(self, key: BlockKey) -> None:
+        """A store has ended well: from now on the content can be loaded."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until a transfer has ended, at most for `timeout_s`."""
+        ...
+
+
+class TierLoad:
+    """The load that a waiting request waits for: one of its prerequisites."""
+
+    def __init__(self, request: Request, num_tokens: int, tier: Tier) -> None:
+        """num_tokens: the leading tokens of the request that are cached once it has ended."""
+        self.request: Request | None = request
+        """None once the request has given it up."""
+        self.num_tokens = num_tokens
+        self.is_ready = False
+        self._tier = tier
+
+    def wait(self, timeout_s: float) -> None:
+        """See `Prerequisite.wait`."""
+        self._tier.wait(timeout_s)
+
+
+class Transfers:
+    """The loads and stores of one scheduler."""
+
+    def __init__(self, tier: Tier, memory: BlockTables) -> None:
+        self._tier = tier
+        self._memory = memory
+        self._pool: BlockPool = memory.pool
+        self._next = 0
+        self._leases: dict[int, Lease] = {}
+        """Transfers that have not ended -> their blocks."""
+        self._loads: dict[int, TierLoad] = {}
+        self._stores: dict[int, BlockKey] = {}
+        self._to_load: list[BlockTransfer] = []
+        self._to_store: dict[BlockKey, int] = {}
+        self._pool.listeners.append(self)
+
+    @property
+    def num_leased(self) -> int:
+        """Blocks under a lease."""
+        return sum(len(lease.blocks) for lease in self._leases.values())
+
+    # Loads
+
+    def begin_load(self, request: Request, outstanding: int) -> bool:
+        """Give a waiting request blocks for what the tier has after its hit, and have them loaded.
+        False if there is nothing to load, or no room beside the `outstanding` blocks that running
+        requests still need.
+        """
+        if request.load is not None:
+            return False  # it has had one, which failed, or whose blocks are gone again
+        found = self._memory.begin_load(request, self._tier.has, outstanding)
+        if not found:
+            return False
+        number = self._lease([block for block, _ in found])
+        self._to_load += [BlockTransfer(number, block, *key) for block, key in found]
+        load = TierLoad(request, request.num_hit_tokens, self._tier)
+        request.load = self._loads[number] = load
+        request.prerequisites = [*request.prerequisites, load]
+        return True
+
+    def give_up(self, request: Request) -> None:
+        """The request, which waits or has ended, does not want what is loaded for it any more."""
+        load = request.load
+        if isinstance(load, TierLoad) and not load.is_ready:
+            load.request, load.is_ready = None, True
+            self._memory.release(request)
+        request.load = None
+
+    # Stores
+
+    def published(self, block: int, key: BlockKey) -> None:
+        """A block has become findable: see `BlockListener`."""
+        if self._tier.wants(key):
+            self._to_store[key] = block
+
+    def evicted(self, block: int, key: BlockKey) -> None:
+        """A block is not findable any more: what was to be stored of it is lost."""
+        self._to_store.pop(key, None)
+
+    def released(self, block: int) -> None:
+        """A block without references is still findable."""
+
+    # Steps
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the next plan has transfers to begin."""
+        return bool(self._to_load or self._to_store)
+
+    def take_changes(self) -> tuple[list[BlockTransfer], list[BlockTransfer]]:
+        """The loads and stores that the current plan begins."""
+        stores = []
+        for key, block in self._to_store.items():
+            number = self._lease([block])
+            self._stores[number] = key
+            stores.append(BlockTransfer(number, block, *key))
+        loads, self._to_load, self._to_store = self._to_load, [], {}
+        return loads, stores
+
+    def end(self, done: Sequence[int], failed: Sequence[int]) -> None:
+        """Transfers have ended: the blocks that were loaded are cached from now on."""
+        for number in (*done, *failed):
+            is_done = number in done
+            load, key = self._loads.pop(number, None), self._stores.pop(number, None)
+            if load is not None and (request := load.request) is not None:
+                if is_done:
+                    self._memory.publish(request, load.num_tokens)
+                self._memory.release(request)
+                load.request, load.is_ready = None, True
+            if key is not None and is_done:
+                self._tier.stored(key)
+            self._leases.pop(number).end()
+
+    def _lease(self, blocks: Sequence[int]) -> int:
+        self._next += 1
+        self._leases[self._next] = Lease(self._pool, blocks)
+        return self._next
