@@ -1,9 +1,10 @@
 """Imports go downward only; what must be light is light."""
 
+import re
 import subprocess
 import sys
 
-from tests.house.package import MODULES, NAMES
+from tests.house.package import MODULES, NAMES, ROOT
 
 LEVELS = {
     "errors": 0, "release": 0, "params": 0, "prompts": 0, "outputs": 0, "pooling_outputs": 0,
@@ -195,3 +196,9 @@ def test_import_is_quick():
         "import asyncio; print((middle - start) / (time.process_time() - middle))"
     )
     assert min(float(run_python(code).stdout) for _ in range(3)) < 0.8
+
+
+def test_the_core_names_no_feature():
+    """Adapters and grammars are plugged in (engine/core/features.py); so is what comes next."""
+    text = (ROOT / "src/quire/engine/core/core.py").read_text(encoding="utf-8")
+    assert re.findall(r"(?i)adapter|lora|grammar|structured", text) == []

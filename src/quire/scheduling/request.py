@@ -187,7 +187,12 @@ class Request:
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.prompt_token_ids)
         if self.grammar is not None:
-            self.prerequisites = [self.grammar, *self.prerequisites]
+            self.constrain(self.grammar)
+
+    def constrain(self, grammar: OutputGrammar) -> None:
+        """Have the output follow a grammar, which the request waits for. Before it is queued."""
+        self.grammar = grammar
+        self.prerequisites = [grammar, *self.prerequisites]
 
     @property
     def num_tokens(self) -> int:

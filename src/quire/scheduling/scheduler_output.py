@@ -126,9 +126,8 @@ class FinishedRequest:
     num_nans: int = 0
 
 
-@dataclass(slots=True)
-class StartedRequest:
-    """A request that has just got its first output."""
+class StartedRequest(NamedTuple):
+    """A request that has just got its first output; its fields are those of `Started`."""
 
     handle: int
     num_cached_tokens: int

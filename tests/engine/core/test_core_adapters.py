@@ -61,7 +61,7 @@ class Workers:
 class Library:
     """Folders of adapters, and a core that serves them."""
 
-    def __init__(self, path, *, slots=2, most_kept=None, depth=1, passes=3, fail=None):
+    def __init__(self, path, *, slots=2, most_kept=None, depth=1, passes=3, fail=None, serves=True):
         self.path, self.workers = path, Workers()
         scheduler = Scheduler(
             scheduler_config(
@@ -72,7 +72,9 @@ class Library:
         runner = HashRunner(num_blocks=120, block_size=4, vocab_size=VOCAB)
         store = AdapterStore(scheduler, self.workers, most_kept or slots)
         executor = FakeExecutor(runner, self._check if fail is None else fail)
-        self.core = EngineCore(scheduler, executor, depth=depth, adapters=store)
+        self.core = EngineCore(
+            scheduler, executor, depth=depth, features=[store] if serves else None
+        )
 
     def _check(self, plan):
         missing = {number for _, number in plan.adapter_loads} - self.workers.kept
@@ -185,8 +187,7 @@ def test_an_aborted_request_leaves_nothing_behind(library):
 
 
 def test_without_adapters_one_is_refused(tmp_path):
-    library = Library(tmp_path)
-    library.core.adapters = None
+    library = Library(tmp_path, serves=False)
     library.add(0, "7")
     _, ends = drain(library.core)
     assert ends[0].message.startswith("LoRA is not enabled: ")

@@ -16,10 +16,11 @@ from concurrent.futures import Future
 
 from quire.engine.core.adapter_folders import KnownFolders, read_unchanged, remember
 from quire.engine.core.adapter_loading import AdapterLoading, FolderReader
-from quire.engine.wire.messages import AdapterRef
+from quire.engine.core.features import CoreFeature
+from quire.engine.wire.messages import AdapterRef, EngineCoreRequest, SchedulerStats
 from quire.errors import InvalidParameter, RequestError
 from quire.executor.abstract import Executor
-from quire.lora.request import ADAPTER_FAILED
+from quire.lora.request import ADAPTER_FAILED, ADAPTERS_ARE_OFF
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
 
@@ -30,13 +31,25 @@ _FEW = 64
 """Requests of which it may be forgotten late that they have ended."""
 
 
-class AdapterStore:
+class AdaptersOff(CoreFeature):
+    """Of a core without adapters: requests that have one are refused."""
+
+    fields = ("adapter",)
+
+    def prepare(self, request: Request, message: EngineCoreRequest) -> None:
+        """Raise RequestError."""
+        raise RequestError(ADAPTERS_ARE_OFF, parameter="lora_request")
+
+
+class AdapterStore(CoreFeature):
     """Resolves the adapters of requests and keeps the most recently used in host memory.
 
     Invariants: at most `most_kept` adapters are kept, besides those that have just been read;
     `scheduler.adapters.kept` are exactly these. Only the core's thread changes anything but the
     workers' memory.
     """
+
+    fields = ("adapter",)
 
     def __init__(self, scheduler: Scheduler, workers: Executor, most_kept: int) -> None:
         assert scheduler.adapters is not None, "the scheduler has slots"
@@ -58,10 +71,12 @@ class AdapterStore:
 
     # requests
 
-    def attach(self, request: Request, ref: AdapterRef) -> None:
-        """Give a request its adapter, or the prerequisite that it is read. Before the request is
-        added to the scheduler. Raises RequestError if it cannot have it.
+    def prepare(self, request: Request, message: EngineCoreRequest) -> None:
+        """Give a request its adapter, or the prerequisite that it is read. Raises RequestError if
+        it cannot have it.
         """
+        ref = message.adapter
+        assert ref is not None, "the request concerns adapters"
         self._remember(request, ref)
         number = self._known.number(ref.folder, self._is_there)
         if number is None:
@@ -81,7 +96,7 @@ class AdapterStore:
         failed, self._failed = self._failed, []
         return failed
 
-    def load_wanted(self) -> None:
+    def planned(self) -> None:
         """Begin to read what the last planned step lacked."""
         for number in self._slots.wanted:
             if number in self._kept:
@@ -91,7 +106,6 @@ class AdapterStore:
                     self._load(self._asked[request.handle].folder).wanted.add(number)
         self._reader.begin()
 
-    @property
     def is_busy(self) -> bool:
         """Whether `poll` has, or will have, something to report apart from requests that wait."""
         return bool(self._failed) or any(loading.calls for loading in self._reader)
@@ -165,16 +179,15 @@ class AdapterStore:
         """The ids of the adapters that are in memory."""
         return {i for i, ref in self._ids.items() if self._is_there(self._number_of(ref))}
 
-    def names_in_use(self) -> tuple[list[str], list[str]]:
-        """The names of running requests' adapters, and of those that wait for a slot."""
+    def report(self, stats: SchedulerStats) -> None:
+        """Add the names of running requests' adapters, and of those that wait for a slot."""
         waiting = dict.fromkeys(r.adapter for r in self._scheduler.waiting if r.adapter)
         unread = [ref.name for each in self._reader for _, ref in each.requests]
-        return self._names_of(self._slots.in_use), [*self._names_of(waiting), *unread]
+        stats.running_adapters = self._names_of(self._slots.in_use)
+        stats.waiting_adapters = [*self._names_of(waiting), *unread]
 
-    def forget_slots(self) -> None:
-        """The memory of the slots is released: fill them again where they are used. No request may
-        have a row.
-        """
+    def forget_weights(self) -> None:
+        """The memory of the slots is released: fill them again where they are used."""
         self._slots.forget(self._slots.in_slots)
 
     def close(self) -> None:

@@ -10,8 +10,10 @@ import torch
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.client.inproc import InprocClient
-from quire.engine.core.adapters import AdapterStore
+from quire.engine.core.adapters import AdaptersOff, AdapterStore
+from quire.engine.core.constrained_outputs import ConstrainedOutputs
 from quire.engine.core.core import EngineCore
+from quire.engine.core.features import CoreFeature
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
 from quire.errors import InvalidParameter
@@ -85,7 +87,7 @@ def core_parts(
             reports_drafts=plan.sampling.draft_reports != "none",
         )
     )
-    adapters = None
+    adapters: CoreFeature = AdaptersOff()
     if plan.adapters is not None:
         adapters = AdapterStore(scheduler, executor, plan.adapters.max_cpu_loras)
     grammars = GrammarCompiler(
@@ -100,9 +102,8 @@ def core_parts(
         "depth": plan.steps.max_steps_in_flight,
         "log_stats": plan.serving.log_stats,
         "has_own_memory": facts.has_own_memory,
-        "grammars": grammars,
+        "features": [ConstrainedOutputs(grammars, scheduler), adapters],
         "lock_step": exchange,
-        "adapters": adapters,
         "pace": None if plan.steps.max_stall_s is None else StepPace(plan.steps.max_stall_s),
     }
 

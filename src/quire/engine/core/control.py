@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from quire.engine.core.adapters import AdapterStore
+from quire.engine.core.adapter_verbs import AdapterVerbs
+from quire.engine.core.features import CoreFeature
 from quire.engine.unbuilt import UnbuiltCoreMethods
-from quire.engine.wire.messages import AdapterRef
-from quire.errors import EngineError, InvalidParameter, RequestError
+from quire.errors import EngineError, InvalidParameter
 from quire.executor.abstract import Executor
-from quire.lora.request import ADAPTERS_ARE_OFF
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import Pause
 
@@ -35,7 +34,7 @@ OF_THE_CORE = {
 """Methods of workers that the core alone calls, and what to do instead."""
 
 
-class CoreControl(UnbuiltCoreMethods, ABC):
+class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
     """The control methods of `EngineCore`, and the state that they change: paused, asleep, awake.
 
     `keeps_weights`: other cores share its experts and compute with its weights while it sleeps.
@@ -51,14 +50,13 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         *,
         keeps_weights: bool = False,
         has_own_memory: bool = False,
-        adapters: AdapterStore | None = None,
+        features: Sequence[CoreFeature] = (),
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._keeps_weights = keeps_weights
         self._has_own_memory = has_own_memory
-        self.adapters = adapters
-        """None: no adapters are served."""
+        self.features = features
         self._is_paused = False
         self._waiting: list[tuple[Future[None], Callable[[], None]]] = []
         self._asleep: set[str] = set()
@@ -173,8 +171,9 @@ class CoreControl(UnbuiltCoreMethods, ABC):
     def _release(self, tags: tuple[str, ...], *, keep_weights: bool = False) -> None:
         self._forget_cached()
         if tags:
-            if self.adapters is not None and "weights" in tags:
-                self.adapters.forget_slots()
+            if "weights" in tags:
+                for feature in self.features:
+                    feature.forget_weights()
             self.executor.collective_rpc("sleep", (list(tags), keep_weights), {})
         self._asleep.update(tags, ("scheduling",))
 
@@ -247,38 +246,6 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         """Write every worker's part of the weights into a folder; returns the files."""
         written = self.executor.collective_rpc("save_sharded_state", (path, pattern, max_size), {})
         return [file for files in written for file in files]
-
-    # adapters
-
-    def check_lora(self, folder: str) -> None:
-        """Raise RequestError for an adapter that cannot be used, as far as that shows before its
-        values are read.
-        """
-        self._require_adapters().check(folder)
-
-    def add_lora(self, name: str, lora_id: int, folder: str, again: bool = False) -> Future[bool]:
-        """Read an adapter into host memory; `again`: even if its files look the same."""
-        return self._require_adapters().add(AdapterRef(name, lora_id, folder), again=again)
-
-    def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter; False if the id is unknown."""
-        return self._require_adapters().remove(lora_id)
-
-    def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory and in its slot. Raises InvalidParameter for an unknown id, and
-        where all slots are pinned.
-        """
-        self._require_adapters().pin(lora_id)
-        return True
-
-    def list_loras(self) -> list[int]:
-        """Return the ids of the adapters that are in memory, in ascending order."""
-        return [] if self.adapters is None else sorted(self.adapters.ids())
-
-    def _require_adapters(self) -> AdapterStore:
-        if self.adapters is None:
-            raise RequestError(ADAPTERS_ARE_OFF, parameter="lora_request")
-        return self.adapters
 
 
 def _complete(future: Future[None], then: Callable[[], None]) -> None:

@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.control import CoreControl
 from quire.engine.core.fault_isolation import FaultBoundary, GuardedStep
+from quire.engine.core.features import CoreFeature, Masked, overridden
+from quire.engine.core.plain_features import plain_features
 from quire.engine.core.step_pace import StepPace
 from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.direct_requests import DirectRequests
@@ -25,15 +26,11 @@ from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Sch
 from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.errors import EngineDeadError, InvalidParameter, RequestError
 from quire.executor.abstract import Executor, LaunchedStep
-from quire.grammar.compiler import GrammarCompiler
-from quire.grammar.constraint import Constraint
-from quire.params import RequestParams, SamplingParams
-from quire.params.thinking import Thinking
+from quire.params import SamplingParams
 from quire.scheduling.request import Reason, Request
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import FinishedRequest, SchedulerOutput, handles_of
 from quire.step.columns import LogprobColumns, PooledOutput, RunnerOutput
-from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import StepPlan
 
 if TYPE_CHECKING:
@@ -42,8 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PREREQUISITE_NAP_S = 0.01
-"""The longest delay of new input while every request waits for a prerequisite, such as a grammar.
-"""
+"""The longest delay of new input while every request waits for a prerequisite."""
 
 _WARN_AGAIN_S = 60.0
 
@@ -63,28 +59,33 @@ class EngineCore(CoreControl):
         *,
         depth: int = 1,
         log_stats: bool = True,
-        grammars: GrammarCompiler | None = None,
         lock_step: ExpertExchange | None = None,
         has_own_memory: bool = False,
-        adapters: AdapterStore | None = None,
+        features: Sequence[CoreFeature] | None = None,
         pace: StepPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """features: None: those of a core that is built without a plan."""
         super().__init__(
             scheduler,
             executor,
             keeps_weights=lock_step is not None,
             has_own_memory=has_own_memory,
-            adapters=adapters,
+            features=plain_features(scheduler) if features is None else tuple(features),
         )
         self._depth = depth
         self._log_stats = log_stats
         self._clock = clock
         self.lock_step = lock_step
         """The rounds of a core that shares experts with others; None: it steps independently."""
-        self._grammars = grammars or GrammarCompiler(None)
-        self._constrained_masks = self._grammars.masks_of(scheduler.rows.constrained)
+        masks = [feature.masks for feature in self.features if feature.masks is not None]
+        assert len(masks) <= 1, "one feature says what rows may draw"
+        self._constrained_masks = masks[0] if masks else None
         self._boundary = FaultBoundary(executor, self._masks)
+        self._poll = overridden(self.features, "poll")
+        self._is_busy = overridden(self.features, "is_busy")
+        self._planned = overridden(self.features, "planned")
+        self._report = overridden(self.features, "report")
         self._steps: deque[GuardedStep] = deque()
         self._pace = pace
         self._refused: list[Finished] = []
@@ -118,8 +119,8 @@ class EngineCore(CoreControl):
         if request.handle in self.scheduler.requests:
             raise InvalidParameter("handle", request.handle, "another request has it")
         params = request.params
+        concerned = self._concerned(request)
         try:
-            grammar = self._grammar(params, request.thinking)
             own = Request(
                 handle=request.handle,
                 prompt_token_ids=request.prompt_token_ids,
@@ -130,13 +131,12 @@ class EngineCore(CoreControl):
                 queued_time=self._clock(),
                 cache_salt=request.cache_salt,
                 output_token_ids=list(request.output_token_ids),
-                needs_host_ids=self._needs_host_ids(params, request.thinking),
+                needs_host_ids=self._needs_host_ids(request, concerned),
                 prompt_logprobs_done=request.prompt_logprobs_done,
                 resumable=request.resumable,
-                grammar=grammar,
             )
-            if request.adapter is not None:
-                self._require_adapters().attach(own, request.adapter)
+            for feature in concerned:
+                feature.prepare(own, request)
             self.scheduler.add(own)
         except RequestError as error:
             self._refuse(request.handle, str(error))
@@ -157,34 +157,37 @@ class EngineCore(CoreControl):
             request.prompt_token_ids,
             resumable=request.resumable,
             params=params if request.prompt_token_ids else None,
-            needs_host_ids=self._needs_host_ids(params),
+            needs_host_ids=self._needs_host_ids(request, self._concerned(request)),
         )
         if ending is not None:
             self._refused.append(_finished(ending))
 
-    def _masks(self, plan: StepPlan, launched: LaunchedStep) -> GrammarMask | None:
-        """The masks of a step; None where no running request has a grammar."""
-        if not self.scheduler.rows.constrained:
+    def _masks(self, plan: StepPlan, launched: LaunchedStep) -> Masked:
+        """The masks of a step; None where no running request is constrained."""
+        if self._constrained_masks is None or not self.scheduler.rows.constrained:
             return None
         return self._constrained_masks(plan, launched)
 
-    def _grammar(self, params: RequestParams, thinking: Thinking | None) -> Constraint | None:
-        """The constraint on the output; None without one, or if nothing is generated."""
-        if not isinstance(params, SamplingParams):
-            return None
-        if params.structured_outputs is None and thinking is None:
-            return None
-        return self._grammars.constraint(params, thinking)
+    def _concerned(self, message: EngineCoreRequest) -> list[CoreFeature]:
+        """The features that a request concerns: nearly none concerns any."""
+        params = message.params
+        found = {
+            feature: None
+            for feature in self.features
+            for name in feature.fields
+            if getattr(message, name, None) is not None or getattr(params, name, None) is not None
+        }
+        return list(found)
 
-    def _needs_host_ids(self, params: RequestParams, thinking: Thinking | None = None) -> bool:
-        """Whether the next step of a request needs its ids on the host: masks are made from the ids
-        so far, so such a request is not scheduled ahead. Raises RequestError for a kind of request
-        that the model has no head for.
+    def _needs_host_ids(
+        self, message: EngineCoreRequest, concerned: Collection[CoreFeature]
+    ) -> bool:
+        """Whether the next step of a request needs its ids on the host: such a request is not
+        scheduled ahead. Raises RequestError for a kind of request that the model has no head for.
         """
-        has_form = isinstance(params, SamplingParams) and params.structured_outputs is not None
-        has_masks = has_form or thinking is not None
-        is_ahead = self._depth > 1 and has_masks
-        return is_ahead or self.executor.needs_host_ids(params)
+        if self._depth > 1 and any(feature.follows_ids for feature in concerned):
+            return True
+        return self.executor.needs_host_ids(message.params)
 
     def abort_requests(self, handles: Sequence[int | str]) -> None:
         """Abort requests without an output, by their handles or, where they have come without one,
@@ -200,7 +203,7 @@ class EngineCore(CoreControl):
         """Whether `step` would make progress."""
         if self._steps or self._refused or self.scheduler.has_work:
             return True
-        return self.adapters is not None and self.adapters.is_busy
+        return any(is_busy() for is_busy in self._is_busy)
 
     @property
     def max_handles_in_flight(self) -> int:
@@ -209,13 +212,13 @@ class EngineCore(CoreControl):
 
     def step(self) -> EngineCoreOutputs:
         """Launch what can be launched, read the oldest step in flight, and return its outputs."""
-        if self.adapters is not None:
-            self._refused += [_refusal(*failed) for failed in self.adapters.poll()]
+        for poll in self._poll:
+            self._refused += [_refusal(*failed) for failed in poll()]
         while len(self._steps) < self._depth:
             allowance = None if self._pace is None else self._pace.allowance
             plan = self.scheduler.schedule(self._clock(), allowance)
-            if self.adapters is not None:
-                self.adapters.load_wanted()
+            for planned in self._planned:
+                planned()
             if plan is None:
                 break
             if self.on_launch is not None:
@@ -255,9 +258,8 @@ class EngineCore(CoreControl):
         """Abort all requests and release the device."""
         self.abort_requests(list(self.scheduler.requests))
         self._steps.clear()
-        self._grammars.close()
-        if self.adapters is not None:
-            self.adapters.close()
+        for feature in self.features:
+            feature.close()
         self.executor.shutdown()
 
     def _wait_for_prerequisite(self) -> None:
@@ -267,8 +269,8 @@ class EngineCore(CoreControl):
                 if not prerequisite.is_ready:
                     prerequisite.wait(_PREREQUISITE_NAP_S)
                     return
-        if self.adapters is not None:
-            self.adapters.wait(_PREREQUISITE_NAP_S)
+        for feature in self.features:
+            feature.wait(_PREREQUISITE_NAP_S)
 
     def _abort_up_to(self, order: int) -> None:
         """Abort the requests up to this one and report them."""
@@ -294,16 +296,7 @@ class EngineCore(CoreControl):
             token_ids=list(scheduler_output.token_ids),
             counts=scheduler_output.counts,
             finished=refused + [_finished(ending) for ending in scheduler_output.finished],
-            started=[
-                Started(
-                    start.handle,
-                    start.num_cached_tokens,
-                    start.scheduled_time,
-                    start.queued_time,
-                    start.adapter,
-                )
-                for start in scheduler_output.started
-            ],
+            started=[Started(*start) for start in scheduler_output.started],
             logprobs=_columns(runner_output, scheduler_output.kept) if runner_output else None,
             prompt_logprobs=runner_output.prompt_logprobs if runner_output else [],
             routed_experts=runner_output.routed_experts if runner_output else [],
@@ -341,8 +334,8 @@ class EngineCore(CoreControl):
         queries, hits, preemptions, requests = since
         stats = SchedulerStats(*queue, queries, hits, preemptions, requests)
         stats.num_deferred_reqs = scheduler.waiting.num_deferred
-        if self.adapters is not None:
-            stats.running_adapters, stats.waiting_adapters = self.adapters.names_in_use()
+        for report in self._report:
+            report(stats)
         if scheduler.config.num_drafts:
             stats.num_draft_tokens, stats.num_accepted = self._draft_counts()
         return stats

@@ -9,16 +9,16 @@ cheap: without a failure it costs one `try`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import msgspec
 
+from quire.engine.core.features import Masks
 from quire.errors import EngineDeadError
 from quire.executor.abstract import Executor, LaunchedStep
 from quire.step.columns import RunnerOutput, join_columns
 from quire.step.faults import ProcessorFailure, RowFailures
-from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import StepPlan
 from quire.step.result import StepResult
 
@@ -35,12 +35,7 @@ class FaultBoundary:
     was planned ahead, before the scheduler knew of the failure, runs without them.
     """
 
-    def __init__(
-        self, executor: Executor, masks: Callable[[StepPlan, LaunchedStep], GrammarMask | None]
-    ) -> None:
-        """`masks` returns the masks of a launched plan while the device runs; it may raise
-        RowFailures.
-        """
+    def __init__(self, executor: Executor, masks: Masks) -> None:
         self._executor = executor
         self._masks = masks
         self._failed: dict[int, str] = {}

@@ -1,0 +1,74 @@
+"""The seam for what some requests need besides tokens, rows and blocks: adapters, grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.engine.wire.messages import EngineCoreRequest, SchedulerStats
+from quire.executor.abstract import LaunchedStep
+from quire.scheduling.request import Request
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import StepPlan
+
+Masked = GrammarMask | None
+Masks = Callable[[StepPlan, LaunchedStep], Masked]
+"""Makes the masks of a launched plan while the device runs; None: no row has one. It may raise
+RowFailures.
+"""
+
+
+class CoreFeature:
+    """Is called by the core at these moments, in its thread; a feature overrides those that it is
+    about, and only these are called. None of them waits, but for `wait`.
+    """
+
+    fields: tuple[str, ...] = ()
+    """The fields of a request or of its parameters of which one makes it concern the feature, if it
+    is not None.
+    """
+    follows_ids = False
+    """Whether what the feature does for the next step of a request that concerns it follows from
+    the ids so far, so that no step is planned ahead of them.
+    """
+
+    @property
+    def masks(self) -> Masks | None:
+        """What the feature forbids constrained rows to draw; at most one feature of a core does."""
+        return None
+
+    def prepare(self, request: Request, message: EngineCoreRequest) -> None:
+        """Give a new request that concerns the feature what it needs, or prerequisites that wait
+        for it, before the scheduler has it. Raises RequestError if it cannot have it.
+        """
+
+    def poll(self) -> Sequence[tuple[int, str]]:
+        """Before steps are planned: take in what became ready; the requests, by their handles, that
+        end by it, with the reason.
+        """
+        return ()
+
+    def planned(self) -> None:
+        """After a step was planned, or could not be."""
+
+    def is_busy(self) -> bool:
+        """Whether `poll` has, or will have, something to report apart from requests that wait."""
+        return False
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until something became ready, at most for `timeout_s`; at once if nothing will."""
+
+    def report(self, stats: SchedulerStats) -> None:
+        """Add what the feature counts."""
+
+    def forget_weights(self) -> None:
+        """The memory of the model's weights is released; no request has a row."""
+
+    def close(self) -> None:
+        """The core ends."""
+
+
+def overridden(features: Sequence[CoreFeature], name: str) -> list[Callable[..., Any]]:
+    """The methods of this name of the features that have one of their own."""
+    base = getattr(CoreFeature, name)
+    return [getattr(each, name) for each in features if getattr(type(each), name) is not base]

@@ -1,0 +1,14 @@
+"""The features of a core that is built without a plan: no tokenizer, no adapters."""
+
+from __future__ import annotations
+
+from quire.engine.core.adapters import AdaptersOff
+from quire.engine.core.constrained_outputs import ConstrainedOutputs
+from quire.engine.core.features import CoreFeature
+from quire.grammar.compiler import GrammarCompiler
+from quire.scheduling.scheduler import Scheduler
+
+
+def plain_features(scheduler: Scheduler) -> tuple[CoreFeature, ...]:
+    """What refuses requests that need more than tokens."""
+    return ConstrainedOutputs(GrammarCompiler(None), scheduler), AdaptersOff()
