@@ -26,6 +26,7 @@ REQUEST_OPTIONS = (
 )  # fmt: skip
 FACES = {
     "llm.py", "llm_pooling.py", "engine/llm_engine.py", "engine/async_llm.py", "outputs.py",
+    "engine/control_verbs.py", "engine/core/documented_core.py", "engine/wire/documented.py",
 }  # fmt: skip
 """Files whose signatures are documented, and therefore written out."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from quire.lora.request import LoRARequest
 from quire.outputs import CompletionOutput, Logprob
 from quire.params import BeamSearchParams, SamplingParams
+from quire.request_options import RequestOptions
 
 
 def step_params(params: BeamSearchParams) -> SamplingParams:
@@ -62,10 +63,10 @@ class BeamSearch:
         params: BeamSearchParams,
         eos_token_id: int | None,
         max_tokens: int,
-        lora_request: LoRARequest | None = None,
+        options: RequestOptions | None = None,
     ) -> None:
-        self.lora_request = lora_request
-        self.beams = [BeamSearchSequence(prompt, list(token_ids), lora_request=lora_request)]
+        adapter = None if options is None else options.lora_request
+        self.beams = [BeamSearchSequence(prompt, list(token_ids), lora_request=adapter)]
         self.done: list[BeamSearchSequence] = []
         self._params = params
         self._eos_token_id = None if params.ignore_eos else eos_token_id

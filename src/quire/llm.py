@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from quire.beam_search import BeamSearchOutput
@@ -30,6 +31,7 @@ from quire.outputs import RequestOutput
 from quire.params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.pooling_outputs import PoolingRequestOutput
 from quire.prompts import as_prompts
+from quire.request_options import BatchOptions
 from quire.text.chat import render_chat
 from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer
@@ -115,9 +117,11 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
             prompts,
             sampling_params,
             mm_processor_kwargs,
-            lora_request=lora_request,
-            priority=priority,
-            tokenization_kwargs=tokenization_kwargs,
+            BatchOptions(
+                lora_request=lora_request,
+                priority=priority,
+                tokenization_kwargs=tokenization_kwargs,
+            ),
         )
         return self._requests.run(batch, use_tqdm)
 
@@ -144,9 +148,11 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
             sampling_params,
             mm_processor_kwargs,
             chat_template,
-            lora_request=lora_request,
-            priority=priority,
-            tokenization_kwargs=tokenization_kwargs,
+            BatchOptions(
+                lora_request=lora_request,
+                priority=priority,
+                tokenization_kwargs=tokenization_kwargs,
+            ),
             content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -171,9 +177,11 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
             prompts,
             sampling_params,
             mm_processor_kwargs,
-            lora_request=lora_request,
-            priority=priority,
-            tokenization_kwargs=tokenization_kwargs,
+            BatchOptions(
+                lora_request=lora_request,
+                priority=priority,
+                tokenization_kwargs=tokenization_kwargs,
+            ),
         )
         return self._requests.enqueue(batch, use_tqdm)
 
@@ -204,9 +212,11 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
             sampling_params,
             mm_processor_kwargs,
             chat_template,
-            lora_request=lora_request,
-            priority=priority,
-            tokenization_kwargs=tokenization_kwargs,
+            BatchOptions(
+                lora_request=lora_request,
+                priority=priority,
+                tokenization_kwargs=tokenization_kwargs,
+            ),
             content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -255,9 +265,8 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
 
         The texts are decoded from prompt and output together.
         """
-        runner = BeamRunner(
-            self.llm_engine, self._requests, params, concurrency_limit, lora_request
-        )
+        options = BatchOptions(lora_request=lora_request)
+        runner = BeamRunner(self.llm_engine, self._requests, params, concurrency_limit, options)
         return runner.run(as_prompts(prompts), use_tqdm)
 
     # the engine
@@ -328,13 +337,13 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         prompts: Any,
         sampling_params: Any,
         mm_processor_kwargs: Mapping[str, Any] | None,
-        **options: Any,
+        options: BatchOptions,
     ) -> OfflineBatch:
         """The batch of `generate`. Raises RequestError."""
         _refuse_media(mm_processor_kwargs)
         given = as_prompts(prompts)
         params = self._params(sampling_params)
-        return OfflineBatch(prompts=given, total=len(given), params=params, **options)
+        return OfflineBatch(prompts=given, total=len(given), params=params, options=options)
 
     def _chats(
         self,
@@ -342,15 +351,13 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         sampling_params: Any,
         mm_processor_kwargs: Mapping[str, Any] | None,
         chat_template: str | None,
-        *,
-        lora_request: GivenAdapters,
-        priority: int | Sequence[int] | None,
-        tokenization_kwargs: Mapping[str, Any] | None,
+        options: BatchOptions,
         **rendering: Any,
     ) -> OfflineBatch:
         """The batch of `chat`, whose conversations are rendered one by one. Raises RequestError."""
         _refuse_media(mm_processor_kwargs)
         tokenizer, chats = self.get_tokenizer(), _as_chats(messages)
+        encoding = encode_options(options.tokenization_kwargs)
         template = chat_template or self.llm_engine.front_end.chat_template
         rendered = (
             render_chat(tokenizer, chat, chat_template=template, **rendering) for chat in chats
@@ -359,12 +366,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
             prompts=rendered,
             total=len(chats),
             params=self._params(sampling_params),
-            lora_request=lora_request,
-            priority=priority,
-            tokenization_kwargs={
-                "add_special_tokens": False,
-                **encode_options(tokenization_kwargs),
-            },
+            options=replace(options, tokenization_kwargs={"add_special_tokens": False, **encoding}),
         )
 
     def _params(self, given: Any) -> Any:

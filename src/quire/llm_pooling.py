@@ -25,6 +25,7 @@ from quire.pooling_outputs import (
     ScoringRequestOutput,
 )
 from quire.prompts import TokensPrompt, as_prompts
+from quire.request_options import BatchOptions
 
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 """Whether to show a progress bar, or a callable that makes one, with `tqdm.tqdm`'s arguments."""
@@ -66,7 +67,11 @@ class PoolingMethods:
         import torch  # which an engine in another process does not need here
 
         outputs = self._pooled(
-            prompts, pooling_params, pooling_task, use_tqdm, lora_request, tokenization_kwargs
+            prompts,
+            pooling_params,
+            pooling_task,
+            use_tqdm,
+            BatchOptions(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs),
         )
         for output in outputs:
             output.outputs = PoolingOutput(torch.from_numpy(np.array(output.outputs.data)))
@@ -84,7 +89,11 @@ class PoolingMethods:
     ) -> list[EmbeddingRequestOutput]:
         """Make a vector of each prompt; arguments as in `encode`."""
         outputs = self._pooled(
-            prompts, pooling_params, "embed", use_tqdm, lora_request, tokenization_kwargs
+            prompts,
+            pooling_params,
+            "embed",
+            use_tqdm,
+            BatchOptions(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs),
         )
         return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
@@ -100,7 +109,11 @@ class PoolingMethods:
     ) -> list[ClassificationRequestOutput]:
         """Give the labels of each prompt their numbers; arguments as in `encode`."""
         outputs = self._pooled(
-            prompts, pooling_params, "classify", use_tqdm, lora_request, tokenization_kwargs
+            prompts,
+            pooling_params,
+            "classify",
+            use_tqdm,
+            BatchOptions(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs),
         )
         return [ClassificationRequestOutput.from_base(output) for output in outputs]
 
@@ -138,7 +151,8 @@ class PoolingMethods:
             prompts, each = self._cross_prompts(
                 queries, second, params, template, tokenization_kwargs
             )
-            outputs = self._pooled(prompts, each, task, use_tqdm, lora_request, None)
+            options = BatchOptions(lora_request=lora_request)
+            outputs = self._pooled(prompts, each, task, use_tqdm, options)
             return [ScoringRequestOutput.from_base(output) for output in outputs]
         if task not in ("embed", "token_embed"):
             raise InvalidParameter("method", "score", f"the engine serves {task!r}, no scores")
@@ -146,12 +160,13 @@ class PoolingMethods:
             allowed = "this model reads each text by itself, without a template"
             raise InvalidParameter("chat_template", chat_template, allowed)
         first, second, params = self._texts_read(first, second, params)
-        queries = self._pooled(first, params, task, use_tqdm, lora_request, tokenization_kwargs)
+        options = BatchOptions(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        queries = self._pooled(first, params, task, use_tqdm, options)
         queries *= len(second) // len(first)
         each = [
             params if query.error else params.comparing(query.outputs.data) for query in queries
         ]
-        documents = self._pooled(second, each, task, use_tqdm, lora_request, tokenization_kwargs)
+        documents = self._pooled(second, each, task, use_tqdm, options)
         return [
             _scored(query, document) for query, document in zip(queries, documents, strict=True)
         ]
@@ -201,8 +216,7 @@ class PoolingMethods:
         params: GivenParams,
         task: str | None,
         use_tqdm: UseTqdm,
-        lora_request: GivenAdapters,
-        tokenization_kwargs: Mapping[str, Any] | None,
+        options: BatchOptions,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         self._check_task(task)
         given = as_prompts(prompts)
@@ -212,8 +226,7 @@ class PoolingMethods:
             prompts=given,
             total=len(given),
             params=_with_task(params, task),
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
+            options=options,
         )
         return self._requests.run(batch, use_tqdm)
 

@@ -11,6 +11,7 @@ from quire.errors import InvalidParameter
 from quire.grammar.guidance import GuidanceMatcher
 from quire.grammar.library import GrammarError
 from quire.params import StructuredOutputsParams as Form
+from quire.request_options import RequestOptions
 from tests.grammar.schemas import bounded_schema, without_strings
 
 REGEXES = (
@@ -147,9 +148,8 @@ def test_outputs_do_not_depend_on_the_load(llm, options):
 
 
 def core_request(llm, params, handle):
-    request, _ = llm.llm_engine.front_end.inputs.process(
-        "x = ", params, handle=handle, arrival_time=0.0
-    )
+    options = RequestOptions(arrival_time=0.0)
+    request, _ = llm.llm_engine.front_end.inputs.process("x = ", params, options, handle=handle)
     return request
 
 

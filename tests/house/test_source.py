@@ -137,3 +137,26 @@ def test_the_eight_files_say_where_the_reader_is():
 def test_examples_of_public_homes_import():
     for home in set(quire._HOMES.values()):
         importlib.import_module(home)
+
+
+FACES = {
+    "llm", "llm_pooling", "engine.llm_engine", "engine.async_llm", "engine.control_verbs",
+    "engine.core.documented_core", "engine.wire.documented",
+    "engine.frontend.input_processor",  # process_inputs
+    "request_options", "outputs", "pooling_outputs",
+}  # fmt: skip
+"""Modules with documented signatures, which are written out, and the one that makes the value."""
+
+
+def test_a_request_s_options_are_carried_whole():
+    """See request_options.py: below the faces no signature has one of them."""
+    named = {}
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                for argument in arguments:
+                    if argument.arg in ("priority", "lora_request"):
+                        named.setdefault(module.name.removeprefix("quire."), []).append(node.name)
+    assert named.keys() <= FACES, named
+    assert set(named["engine.frontend.input_processor"]) == {"process_inputs"}

@@ -56,6 +56,7 @@ from quire.observability.watchdog import LoopWatch, Watchdog
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from quire.request_options import RequestOptions
 
 T = TypeVar("T")
 
@@ -250,26 +251,23 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         self._require_alive()
         self._start_handler()
         self.check_admission(params.n if isinstance(params, SamplingParams) else 1)
-        options: dict[str, Any] = {
-            "arrival_time": arrival_time,
-            "prompt_text": prompt_text,
-            "timeout_s": timeout_s,
-            "trace_headers": trace_headers,
-        }
-        inputs: dict[str, Any] = {
-            "priority": priority,
-            "lora_request": lora_request,
-            "tokenization_kwargs": tokenization_kwargs,
-            "data_parallel_rank": data_parallel_rank,
-        }
+        options = RequestOptions(
+            arrival_time=arrival_time,
+            priority=priority,
+            lora_request=lora_request,
+            data_parallel_rank=data_parallel_rank,
+            trace_headers=trace_headers,
+            tokenization_kwargs=tokenization_kwargs,
+            prompt_text=prompt_text,
+            timeout_s=timeout_s,
+        )
         if inspect.isasyncgen(prompt):
             stream = cast(InputStream, prompt)
-            group = self._feeders.add(request_id, stream, params, options, inputs)
+            group = self._feeders.add(request_id, stream, params, options)
         else:
             if (trial := self.front_end.inputs.prepare(params)) is not None:
                 await asyncio.wrap_future(trial)
-            options["has_mailbox"] = True
-            group = self.front_end.add(request_id, prompt, params, **options, **inputs)
+            group = self.front_end.add(request_id, prompt, params, options, has_mailbox=True)
         assert group.mailbox is not None
         try:
             if self._log_requests:

@@ -8,12 +8,12 @@ from typing import Any
 
 from quire.beam_search import BeamSearch, BeamSearchOutput, step_params
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.offline import OfflineBatch, OfflineRequests, one_each
+from quire.engine.offline import OfflineBatch, OfflineRequests, options_of_each
 from quire.engine.progress import Progress
 from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
-from quire.lora.request import GivenAdapters, LoRARequest
 from quire.params import BeamSearchParams, checks
 from quire.prompts import parse_prompt
+from quire.request_options import BatchOptions, RequestOptions
 
 
 class BeamRunner:
@@ -29,7 +29,7 @@ class BeamRunner:
         requests: OfflineRequests,
         params: BeamSearchParams,
         concurrency_limit: int | None,
-        lora_request: GivenAdapters = None,
+        options: BatchOptions,
     ) -> None:
         if not isinstance(params, BeamSearchParams):
             raise InvalidType("params", params, "it must be a BeamSearchParams")
@@ -44,7 +44,7 @@ class BeamRunner:
         self._requests = requests
         self._params = params
         self._at_once = concurrency_limit
-        self._lora_request = lora_request
+        self._options = options
         limit = self._inputs.limits.max_logprobs
         if limit != -1 and 2 * params.beam_width > limit:
             allowed = f"a step asks for 2 * beam_width logprobs, and max_logprobs is {limit}"
@@ -55,9 +55,9 @@ class BeamRunner:
         self, prompts: Sequence[object], use_tqdm: bool | Callable[..., Any]
     ) -> list[BeamSearchOutput]:
         """One output per prompt, in order."""
-        adapters = one_each("lora_request", self._lora_request, len(prompts))
+        options = options_of_each(self._options, len(prompts))
         searches = [
-            self._search(prompt, adapter) for prompt, adapter in zip(prompts, adapters, strict=True)
+            self._search(prompt, each) for prompt, each in zip(prompts, options, strict=True)
         ]
         at_once = self._at_once or max(1, len(searches))
         with (
@@ -74,22 +74,21 @@ class BeamRunner:
                         bar.tick()
         return [self._output(search) for search in searches]
 
-    def _search(self, prompt: object, adapter: LoRARequest | None) -> BeamSearch:
+    def _search(self, prompt: object, options: RequestOptions) -> BeamSearch:
         token_ids = self._inputs.generation.prompt_token_ids(parse_prompt(prompt), None)
         room = self._inputs.limits.max_model_len - len(token_ids)
         tokenizer = self._engine.tokenizer
         eos = None if tokenizer is None else tokenizer.eos_token_id
         most = min(room, self._params.max_tokens)
-        return BeamSearch(prompt, token_ids, self._params, eos, most, adapter)
+        return BeamSearch(prompt, token_ids, self._params, eos, most, options)
 
     def _step(self, searches: list[BeamSearch]) -> None:
         """One token more for every live text of `searches`, all in one batch."""
         params = step_params(self._params)
         prompts = [beam.tokens for search in searches for beam in search.beams]
-        adapters = [search.lora_request for search in searches for _ in search.beams]
-        batch = OfflineBatch(
-            prompts=prompts, total=len(prompts), params=params, lora_request=adapters
-        )
+        adapters = [beam.lora_request for search in searches for beam in search.beams]
+        options = BatchOptions(lora_request=adapters)
+        batch = OfflineBatch(prompts=prompts, total=len(prompts), params=params, options=options)
         completions = iter([out.outputs[0] for out in self._requests.run(batch, False)])
         for search in searches:
             own = [next(completions) for _ in search.beams]

@@ -30,6 +30,7 @@ from quire.engine.wire.control_calls import Utility
 from quire.environment import read_environment
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, SamplingParams, checks
+from quire.request_options import RequestOptions
 
 T = TypeVar("T")
 
@@ -134,10 +135,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
         """
         if unbuilt:
             refuse_keywords(unbuilt)
-        group = self.front_end.add(
-            request_id,
-            prompt,
-            params,
+        options = RequestOptions(
             arrival_time=arrival_time,
             priority=priority,
             prompt_text=prompt_text,
@@ -145,7 +143,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
             lora_request=lora_request,
             trace_headers=trace_headers,
         )
-        return group.internal_id
+        return self.front_end.add(request_id, prompt, params, options).internal_id
 
     def step(self) -> list[Any]:
         """Run one step of the core and return the outputs that are due, `RequestOutput`s or

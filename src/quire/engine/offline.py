@@ -8,7 +8,7 @@ import copy
 import logging
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -19,8 +19,9 @@ from quire.engine.frontend.output_processor import AnyOutput, failure_of
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.progress import Progress
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
-from quire.lora.request import GivenAdapters, LoRARequest
+from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, RequestOutputKind, RequestParams, SamplingParams
+from quire.request_options import BatchOptions, RequestOptions
 
 logger = logging.getLogger(__name__)
 
@@ -130,18 +131,12 @@ class OfflineRequests:
             if use_tqdm and batch.total
             else nullcontext() as bar
         ):
-            for prompt, params, priority, adapter in each:
+            for prompt, params, options in each:
                 request_id = str(self._next_id)
                 self._next_id += 1
                 work.ids.append(request_id)
-                self._queued[request_id] = self._engine.add_request(
-                    request_id,
-                    prompt,
-                    params,
-                    lora_request=adapter,
-                    tokenization_kwargs=batch.tokenization_kwargs,
-                    priority=priority,
-                )
+                group = self._engine.front_end.add(request_id, prompt, params, options)
+                self._queued[request_id] = group.internal_id
                 if bar is not None:
                     bar.tick()
                 work.interrupt.check()
@@ -232,26 +227,23 @@ class OfflineBatch:
     prompts: Iterable[object]
     total: int
     params: RequestParams | Sequence[RequestParams]
-    priority: int | Sequence[int] | None = None
-    lora_request: GivenAdapters = None
-    tokenization_kwargs: Mapping[str, Any] | None = None
+    options: BatchOptions
 
-    def each(self) -> Iterable[tuple[object, Any, Any, Any]]:
-        """(prompt, parameters, priority, adapter) of each. Raises InvalidParameter for a list of
-        another length than the prompts.
+    def each(self) -> Iterable[tuple[object, Any, RequestOptions]]:
+        """(prompt, parameters, options) of each. Raises InvalidParameter for a list of another
+        length than the prompts.
         """
         params = self.params
         one = params[0] if isinstance(params, Sequence) and params else params
         name = "pooling_params" if isinstance(one, PoolingParams) else "sampling_params"
-        each_params = [_final_only(own) for own in one_each(name, params, self.total)]
-        priority = 0 if self.priority is None else self.priority
-        priorities = one_each("priority", priority, self.total)
-        adapters = one_each("lora_request", self.lora_request, self.total)
-        return zip(self.prompts, each_params, priorities, adapters, strict=True)
+        each_params = [_final_only(own) for own in _one_each(name, params, self.total)]
+        return zip(
+            self.prompts, each_params, options_of_each(self.options, self.total), strict=True
+        )
 
     def adapters(self) -> list[LoRARequest]:
         """The adapters of the prompts, each once."""
-        return _distinct(one_each("lora_request", self.lora_request, self.total))
+        return _distinct(_one_each("lora_request", self.options.lora_request, self.total))
 
 
 def _require_outputs(engine: LLMEngine, outputs: list[AnyOutput], num_missing: int) -> None:
@@ -300,10 +292,20 @@ class DeferredInterrupt:
         self._is_due = True
 
 
-def one_each(name: str, given: Any, total: int) -> list[Any]:
-    """One value for each of `total` prompts, from one for all or a list. Raises InvalidParameter
-    for a list of another length.
-    """
+def options_of_each(options: BatchOptions, total: int) -> list[RequestOptions]:
+    """Those of each of `total` prompts. Raises InvalidParameter for a list of another length."""
+    given = 0 if options.priority is None else options.priority
+    priorities = _one_each("priority", given, total)
+    adapters = _one_each("lora_request", options.lora_request, total)
+    kwargs = options.tokenization_kwargs
+    return [
+        RequestOptions(priority=number, lora_request=adapter, tokenization_kwargs=kwargs)
+        for number, adapter in zip(priorities, adapters, strict=True)
+    ]
+
+
+def _one_each(name: str, given: Any, total: int) -> list[Any]:
+    """One value for each of `total` prompts, from one for all or a list."""
     if not isinstance(given, (list, tuple)):
         return [given] * total
     if len(given) != total:

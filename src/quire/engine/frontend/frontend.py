@@ -12,6 +12,7 @@ import heapq
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -40,9 +41,9 @@ from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import give_handles
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet
-from quire.lora.request import LoRARequest
 from quire.observability.tracing import RequestTracer, exporter_to
 from quire.params import PoolingParams, SamplingParams, checks
+from quire.request_options import RequestOptions
 from quire.text.tokenizer import Tokenizer
 
 Client = TypeVar("Client", bound=CoreClient)
@@ -120,44 +121,28 @@ class FrontEnd(Generic[Client]):
         request_id: str,
         prompt: Any,
         params: SamplingParams | PoolingParams,
+        options: RequestOptions,
         *,
-        arrival_time: float | None = None,
-        priority: int = 0,
-        prompt_text: str | None = None,
         has_mailbox: bool = False,
-        timeout_s: float | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        **inputs: Any,
     ) -> RequestGroup:
-        """Check a request, register it for its outputs and send it; `inputs` go to the input
-        processor. An `EngineCoreRequest` as prompt brings its own id, parameters and times.
-
-        With tracing on, its span belongs to the trace of `trace_headers`. It ends `timeout_s`
-        seconds from now (None: the timeout in its `extra_args`, if any). Raises subclasses of
-        RequestError; then nothing has changed.
+        """Check a request, register it for its outputs and send it. An `EngineCoreRequest` as
+        prompt brings its own id, parameters and times. With tracing on, its span belongs to the
+        trace of its headers. Raises subclasses of RequestError; then nothing has changed.
         """
         if isinstance(prompt, EngineCoreRequest):
             from quire.engine.frontend.prepared_request import parts_of  # few give one
 
-            parts = parts_of(prompt, prompt_text)
-            more = {"has_mailbox": has_mailbox, "timeout_s": timeout_s}
-            return self.add(**{**inputs, **more, **parts})
-        _refuse_text(prompt_text)
-        headers = checked_headers(trace_headers)
-        limit_s = _timeout_s(timeout_s, params)
-        request, text = self.inputs.process(
-            prompt,
-            params,
-            arrival_time=time.time() if arrival_time is None else arrival_time,
-            priority=priority,
-            **self._new_names(request_id),
-            **inputs,
-        )
-        self._warn_of_priority(priority)
+            return self.add(*parts_of(prompt, options), has_mailbox=has_mailbox)
+        _refuse_text(options.prompt_text)
+        headers = checked_headers(options.trace_headers)
+        limit_s = _timeout_s(options.timeout_s, params)
+        names = self._new_names(request_id)
+        request, text = self.inputs.process(prompt, params, options, **names)
+        self._warn_of_priority(options)
         requests, own = [request], request.params
         if isinstance(own, SamplingParams) and own.n > 1:
             requests = fan_out(request, own)
-        group = self._register(requests, request, text, inputs.get("lora_request"), has_mailbox)
+        group = self._register(requests, request, text, options, has_mailbox)
         try:
             self._trace(group, headers, request)
             self._limit_time(group, limit_s)
@@ -172,50 +157,48 @@ class FrontEnd(Generic[Client]):
         self,
         request_id: str,
         params: SamplingParams,
-        *,
-        arrival_time: float | None = None,
-        priority: int = 0,
-        prompt_text: str | None = None,
-        timeout_s: float | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        **inputs: Any,
-    ) -> tuple[RequestGroup, dict[str, Any]]:
+        options: RequestOptions,
+    ) -> tuple[RequestGroup, EngineCoreRequest]:
         """Check and register a request whose prompt comes in parts, of which none is here yet; with
-        a mailbox. What is known of it goes with its first part to `begin`. Raises as `add`.
+        a mailbox. The message, which lacks its prompt, goes with the first part to `begin`. Raises
+        as `add`.
         """
-        _refuse_text(prompt_text)
-        headers = checked_headers(trace_headers)
-        limit_s = _timeout_s(timeout_s, params)
-        known = {
-            "arrival_time": time.time() if arrival_time is None else arrival_time,
-            "priority": priority,
-            "resumable": True,
-            **self._new_names(request_id),
-            **inputs,
-        }
-        request = self.inputs.open(params, **known)
-        self._warn_of_priority(priority)
-        group = self._register([request], request, None, inputs.get("lora_request"), True)
+        _refuse_text(options.prompt_text)
+        limit_s = _timeout_s(options.timeout_s, params)
+        headers = checked_headers(options.trace_headers)
+        names = self._new_names(request_id)
+        request = self.inputs.open(params, options, trace_headers=headers, **names)
+        self._warn_of_priority(options)
+        group = self._register([request], request, None, options, True)
         self._limit_time(group, limit_s)
-        return group, {**known, "seed": request.seed, "trace_headers": headers}
+        return group, request
 
     def begin(
         self,
         group: RequestGroup,
+        opened: EngineCoreRequest,
+        options: RequestOptions,
         prompt: Any,
         params: SamplingParams,
-        *,
-        trace_headers: Mapping[str, str] | None = None,
-        **known: Any,
     ) -> None:
-        """Send the first part of a prompt that comes in parts. Raises RequestErrors."""
-        request, text = self.inputs.process(prompt, params, **known)
+        """Send the first part of a prompt that comes in parts, whose message is `opened`. Raises
+        RequestErrors.
+        """
+        request, text = self.inputs.process(
+            prompt,
+            params,
+            replace(options, arrival_time=opened.arrival_time),
+            handle=opened.handle,
+            request_id=opened.request_id,
+            external_req_id=opened.external_req_id,
+            seed=opened.seed,
+        )
         if not self.outputs.is_unfinished(group):
             return
         group.prompt, group.prompt_token_ids = text, request.prompt_token_ids
         group.set_output_kind(request.params.output_kind)
         self.outputs.begin(group, request, time.monotonic())
-        self._trace(group, trace_headers, request)
+        self._trace(group, opened.trace_headers, request)
         self.client.add_request(request)
 
     def _new_names(self, request_id: str) -> dict[str, Any]:
@@ -230,7 +213,7 @@ class FrontEnd(Generic[Client]):
         requests: Sequence[EngineCoreRequest],
         request: EngineCoreRequest,
         text: str | None,
-        lora_request: LoRARequest | None,
+        options: RequestOptions,
         has_mailbox: bool,
     ) -> RequestGroup:
         """Expect the outputs of `requests`, the completions of one `request`."""
@@ -243,7 +226,7 @@ class FrontEnd(Generic[Client]):
             output_kind=request.params.output_kind,
             handles=range(request.handle, request.handle + len(requests)),
             num_open=len(requests),
-            lora_request=lora_request,
+            lora_request=options.lora_request,
             kv_transfer_params=self._files_of(request),
         )
         if has_mailbox:
@@ -254,8 +237,10 @@ class FrontEnd(Generic[Client]):
         self.outputs.add(group, requests, time.monotonic())
         return group
 
-    def _warn_of_priority(self, priority: int) -> None:
-        if priority and self.plan is not None and self.plan.steps.scheduling_policy != "priority":
+    def _warn_of_priority(self, options: RequestOptions) -> None:
+        if not options.priority or self.plan is None:
+            return
+        if self.plan.steps.scheduling_policy != "priority":
             self._warn_once(
                 "Priorities of requests have no effect: set scheduling_policy=priority."
             )
@@ -298,21 +283,16 @@ class FrontEnd(Generic[Client]):
         group: RequestGroup,
         prompt: Any,
         params: SamplingParams,
-        *,
-        priority: int = 0,
-        **inputs: Any,
+        options: RequestOptions,
     ) -> None:
         """Send the next input of a resumable request. Raises subclasses of RequestError."""
         request, _ = self.inputs.process(
             prompt,
             params,
+            replace(options, arrival_time=None),
             handle=group.handles.start,
-            arrival_time=time.time(),
-            priority=priority,
-            resumable=True,
             continues=True,
             seed=0,  # that of the request stays
-            **inputs,
         )
         if self.outputs.is_unfinished(group):
             self.client.add_request(request)

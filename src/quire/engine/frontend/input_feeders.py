@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.frontend.frontend import FrontEnd
@@ -20,6 +20,7 @@ from quire.engine.frontend.streaming_input import (
 )
 from quire.errors import InputStreamError, RequestError
 from quire.params import SamplingParams
+from quire.request_options import RequestOptions
 
 
 class InputFeeders:
@@ -40,8 +41,7 @@ class InputFeeders:
         request_id: str,
         stream: InputStream,
         params: object,
-        options: dict[str, Any],
-        inputs: dict[str, Any],
+        options: RequestOptions,
     ) -> RequestGroup:
         """Register a request and start the task that sends its parts as they come; the first may be
         long in coming. Raises RequestError for what such a request cannot have.
@@ -50,9 +50,10 @@ class InputFeeders:
         """
         own = check_streamable(params).clone()
         own.skip_clone = True  # nobody else has it
-        group, known = self._front_end.open(request_id, own, **options, **inputs)
-        first = partial(self._front_end.begin, group, **known)
-        more = partial(self._front_end.extend, group, **inputs)
+        options = replace(options, resumable=True)
+        group, opened = self._front_end.open(request_id, own, options)
+        first = partial(self._front_end.begin, group, opened, options)
+        more = partial(self._front_end.extend, group, options=options)
         task = asyncio.create_task(self._feed(group, stream, own, first, more))
         self.running[task] = group
         task.add_done_callback(partial(self._on_end, group))

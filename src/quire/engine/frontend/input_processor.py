@@ -36,6 +36,7 @@ from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.structured import StructuredOutputsParams
 from quire.params.thinking import Thinking
 from quire.prompts import ParsedPrompt, check_token_ids, parse_prompt
+from quire.request_options import RequestOptions
 from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer, encode_prompt
 
@@ -134,58 +135,47 @@ class InputProcessor(HasCounterparts):
         self,
         prompt: object,
         params: RequestParams,
-        *,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
+        options: RequestOptions,
         **known: Any,
     ) -> tuple[EngineCoreRequest, str | None]:
         """Return the message for the core, and the prompt's text if it is known. The caller's
         `params` are not modified; `known` are further fields of the message, which is complete and
-        of the declared types, and what `_fields` takes. Raises subclasses of RequestError, and
-        changes nothing if it does.
+        of the declared types. Raises subclasses of RequestError, and changes nothing if it does.
         """
-        fields = self._fields(**known)
+        fields = self._fields(options, **known)
         inputs = self._inputs_of(params)
         parsed = parse_prompt(prompt)
-        options = {} if tokenization_kwargs is None else encode_options(tokenization_kwargs)
-        request = inputs.process(parsed, params, options, cache_salt=parsed.cache_salt, **fields)
+        given = options.tokenization_kwargs
+        encoding = {} if given is None else encode_options(given)
+        request = inputs.process(parsed, params, encoding, cache_salt=parsed.cache_salt, **fields)
         check_message(request)
         return request, parsed.text
 
     def open(
-        self,
-        params: SamplingParams,
-        *,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        **known: Any,
+        self, params: SamplingParams, options: RequestOptions, **known: Any
     ) -> EngineCoreRequest:
         """As `process`, for a prompt that comes in parts: a message without a prompt, which shows
         that everything else can be served, and has the seed.
         """
-        fields = self._fields(**known)
-        if tokenization_kwargs is not None:
-            encode_options(tokenization_kwargs)
+        fields = self._fields(options, **known)
+        if options.tokenization_kwargs is not None:
+            encode_options(options.tokenization_kwargs)
         if not self.limits.generates:
             self._inputs_of(params)
         request = self.generation.open(params, **fields)
         check_message(request)
         return request
 
-    def _fields(
-        self,
-        *,
-        arrival_time: float,
-        priority: int = 0,
-        lora_request: LoRARequest | None = None,
-        data_parallel_rank: int | None = None,
-        **known: Any,
-    ) -> dict[str, Any]:
+    def _fields(self, options: RequestOptions, **known: Any) -> dict[str, Any]:
         """The fields of a message that depend on neither prompt nor parameters."""
+        arrived, rank = options.arrival_time, options.data_parallel_rank
         return {
             **known,
-            "arrival_time": _arrival_time(arrival_time),
-            "priority": _priority(priority),
-            "adapter": self._adapter(lora_request),
-            "data_parallel_rank": None if data_parallel_rank is None else _rank(data_parallel_rank),
+            "arrival_time": _arrival_time(time.time() if arrived is None else arrived),
+            "priority": _priority(options.priority),
+            "adapter": self._adapter(options.lora_request),
+            "data_parallel_rank": None if rank is None else _rank(rank),
+            "resumable": options.resumable,
         }
 
     def _inputs_of(self, params: object) -> KindOfInputs:
@@ -227,16 +217,19 @@ class InputProcessor(HasCounterparts):
         refuse_keywords(unbuilt)
         if supported_tasks is not None:
             self._check_tasks(supported_tasks)
-        request, text = self.process(
-            prompt,
-            params,
-            handle=-1,
-            arrival_time=time.time() if arrival_time is None else arrival_time,
+        options = RequestOptions(
+            arrival_time=arrival_time,
             lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             priority=priority,
             data_parallel_rank=data_parallel_rank,
             resumable=resumable,
+        )
+        request, text = self.process(
+            prompt,
+            params,
+            options,
+            handle=-1,
             request_id=checks.text("request_id", request_id),
             trace_headers=checked_headers(trace_headers),
         )
