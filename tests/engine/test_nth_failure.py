@@ -7,11 +7,12 @@ import pytest
 from quire import EngineArgs, SamplingParams
 from quire.engine.frontend import output_processor
 from quire.engine.frontend.input_processor import InputProcessor
-from quire.engine.frontend.output_logprobs import OutputLogprobs, PromptLogprobsBuilder
 from quire.engine.frontend.output_text import OutputText
 from quire.engine.frontend.request_state import RequestState
 from quire.engine.frontend.stop_strings import StopStringFinder
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.outputs.logprobs import OutputLogprobs
+from quire.engine.outputs.prompt_logprobs import PromptLogprobsBuilder
 from quire.executor.uniproc import UniprocExecutor
 from quire.models.decoder import DecoderModel
 from quire.runner.batch import BatchBuilder

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
-from quire.engine.frontend.output_experts import OutputExperts
+from quire.engine.outputs.experts import OutputExperts
 from quire.errors import InvalidParameter
 from quire.models import read_spec
 from quire.models.config_reader import read_config
@@ -138,7 +138,7 @@ def test_they_are_absent_unless_asked_for(folders):
         LLM(enable_return_routed_experts=True)
 
 
-def test_later_messages_replace_earlier_ones():
+def test_later_parts_replace_earlier_ones():
     experts = OutputExperts(2)
     assert experts.of(4) is None
     for first, values in ((0, [1, 2, 3]), (3, [4, 5]), (4, [6, 7, 8])):

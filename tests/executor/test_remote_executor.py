@@ -9,7 +9,9 @@ import pytest
 from quire import EngineArgs, SamplingParams, StructuredOutputsParams
 from quire.engine.core.builder import build_core, core_over
 from quire.engine.wire.messages import EngineCoreRequest
+from quire.step.columns import PromptLogprobs
 from tests.executor.remote_executor import RemoteExecutor
+from tests.support.output_parts import of_kind
 
 PROMPTS = ([60, 61, 62, 63, 64, 65] * 4, [70, 71], [80], [90, 91, 92, 93] * 6)
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
@@ -48,7 +50,7 @@ def answers(core):
             if out.logprobs is not None and place in out.logprobs.index:
                 entry = out.logprobs.index.index(place)
                 found[handle]["columns"].append(out.logprobs.values[entry].tobytes())
-        for prompt in out.prompt_logprobs:
+        for prompt in of_kind(PromptLogprobs, out):
             found[prompt.handle]["prompt"] += prompt.values.tobytes()
         for end in out.finished:
             found[end.handle]["end"] = end.reason

@@ -10,6 +10,8 @@ from quire import EngineArgs, SamplingParams
 from quire.engine.core.builder import core_over, worker_config
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.executor.uniproc import open_uniproc
+from quire.step.columns import PromptLogprobs
+from tests.support.output_parts import of_kind
 from tests.support.simulation import invariants
 
 WISHES = {
@@ -77,7 +79,7 @@ def serve(core, given=None):
             columns = zip(out.logprobs.index, out.logprobs.values, out.logprobs.counts, strict=True)
             for place, values, count in columns:
                 found.logprobs.setdefault(out.handles[place], []).append(values[:count])
-        found.prompts |= {one.handle: one.values for one in out.prompt_logprobs}
+        found.prompts |= {one.handle: one.values for one in of_kind(PromptLogprobs, out)}
         found.ends |= {one.handle: one for one in out.finished}
     invariants.check_idle(core.scheduler)
     return found

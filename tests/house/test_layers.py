@@ -3,7 +3,9 @@
 import re
 import subprocess
 import sys
+from typing import get_args
 
+from quire.step.columns import AnyPart
 from tests.house.package import MODULES, NAMES, ROOT
 
 LEVELS = {
@@ -24,6 +26,7 @@ LEVELS = {
 ROOMS = {
     "unbuilt": 0, "counterparts": 0, "arguments": 0, "event_loop": 0, "progress": 0, "wire": 0,
     "stats": 1, "control_verbs": 1,
+    "outputs": 2,
     "core": 2,
     "process": 3,
     "data_parallel": 4,
@@ -203,3 +206,36 @@ def test_the_core_names_no_feature():
     """Adapters and grammars are plugged in (engine/core/features.py); so is what comes next."""
     text = (ROOT / "src/quire/engine/core/core.py").read_text(encoding="utf-8")
     assert re.findall(r"(?i)adapter|lora|grammar|structured", text) == []
+
+
+MOST_FILES_OF_A_PART = 6
+"""Files below the faces that may name a kind of output: the kind, the half that makes it, the half
+that keeps it, and who builds these two.
+"""
+
+FACES_OF_PARTS = ("quire.outputs", "quire.server.", "quire.as_vllm.", "quire.testing.")
+
+
+def test_a_kind_of_output_is_known_in_few_files():
+    """Messages, broker, journal, core and front end treat all alike (step/part.py)."""
+    for kind in get_args(AnyPart):
+        named = {
+            module.name
+            for module in MODULES
+            if not module.name.startswith(FACES_OF_PARTS)
+            and re.search(rf"\b{kind.__name__}\b", module.text)
+        }
+        assert len(named) <= MOST_FILES_OF_A_PART, sorted(named)
+        assert not named & ALIKE, kind
+
+
+ALIKE = {
+    "quire.engine.wire.messages",
+    "quire.engine.shared_cores.split_outputs",
+    "quire.engine.client.journal",
+    "quire.engine.core.core",
+    "quire.engine.core.fault_isolation",
+    "quire.engine.frontend.output_processor",
+    "quire.engine.frontend.request_state",
+}
+"""Modules that treat all kinds of output alike."""

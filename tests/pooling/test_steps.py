@@ -10,9 +10,11 @@ from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.kernels.cpu.runtime import find_native
 from quire.runner.warm_up import warm_up_pooling
+from quire.step.columns import PooledOutput
 from quire.testing import make_checkpoint
 from tests.pooling import models
 from tests.runner.late_engines import open_core
+from tests.support.output_parts import of_kind
 from tests.support.simulation import invariants
 
 pytestmark = pytest.mark.skipif(
@@ -51,8 +53,8 @@ def drain(core, disturb=lambda core, step: None):
         disturb(core, step)
         out = core.step()
         invariants.check(core.scheduler)
-        assert not {one.handle for one in out.pooled} & found.keys(), "two results"
-        found |= {one.handle: one.values for one in out.pooled}
+        assert not {one.handle for one in of_kind(PooledOutput, out)} & found.keys(), "two results"
+        found |= {one.handle: one.values for one in of_kind(PooledOutput, out)}
         ends |= {one.handle: one.reason for one in out.finished}
     invariants.check_idle(core.scheduler)
     return found, ends

@@ -16,7 +16,9 @@ from quire.executor.platform import Platform
 from quire.ops import select
 from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.forward import EagerForward
+from quire.step.columns import PromptLogprobs
 from tests.support.late_driver import LateDriver
+from tests.support.output_parts import of_kind
 from tests.support.simulation import invariants
 
 EOS = 7
@@ -149,7 +151,7 @@ class Found:
                 width = out.logprobs.counts[m]
                 entry = (out.logprobs.token_ids[m][:width].tolist(), int(out.logprobs.ranks[m]))
                 self.logprobs.setdefault(handles[index], []).append(entry)
-        for prompt in out.prompt_logprobs:
+        for prompt in of_kind(PromptLogprobs, out):
             self.prompts[prompt.handle] = (prompt.token_ids.tolist(), prompt.ranks.tolist())
         for end in out.finished:
             assert end.handle not in self.ends, "a request ended twice"

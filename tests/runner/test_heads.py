@@ -21,6 +21,7 @@ from quire.scheduling.scheduler import Scheduler
 from quire.step.columns import PooledOutput
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, open_core
+from tests.support.output_parts import of_kind
 from tests.support.simulation import invariants
 
 native_only = pytest.mark.skipif(
@@ -77,7 +78,7 @@ class LastHiddenStep:
             if handle in self.head.fails:
                 output.result.errors[row] = "the prompt could not be pooled"
             else:
-                output.pooled.append(PooledOutput(handle, vector.numpy().copy()))
+                output.parts.append(PooledOutput(handle, vector.numpy().copy()))
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +109,10 @@ def drain(core):
     while core.has_work:
         out = core.step()
         invariants.check(core.scheduler)
-        assert not {one.handle for one in out.pooled} & vectors.keys(), "two results"
-        vectors |= {one.handle: one.values for one in out.pooled}
+        assert not {one.handle for one in of_kind(PooledOutput, out)} & vectors.keys(), (
+            "two results"
+        )
+        vectors |= {one.handle: one.values for one in of_kind(PooledOutput, out)}
         starts |= {one.handle: one for one in out.started}
         ends |= {one.handle: one for one in out.finished}
     invariants.check_idle(core.scheduler)
@@ -157,8 +160,8 @@ def test_kinds_share_steps_and_neither_changes_the_other_s_bits(folder, seed, nu
         for handle, prompt in itertools.islice(coming, 1):
             core.add_request(pooling(handle, prompt))
         out = step()
-        vectors.update((one.handle, one.values) for one in out.pooled)
-        mixed.add(bool(out.token_ids and out.pooled))
+        vectors.update((one.handle, one.values) for one in of_kind(PooledOutput, out))
+        mixed.add(bool(out.token_ids and of_kind(PooledOutput, out)))
         return out
 
     core.step = watched
@@ -222,7 +225,7 @@ def test_a_vector_travels_with_its_request_s_end(folder):
     arrived = MessageDecoder(EngineCoreOutputs).decode(frames)
     [view] = arrived.outputs
     assert view.finished and view.new_token_ids == []
-    assert np.array_equal(view.pooling_output, out.pooled[0].values)
+    assert np.array_equal(view.pooling_output, out.parts[0].values)
     core.shutdown()
 
 
@@ -266,7 +269,7 @@ def test_rows_that_pool_move_on_with_rows_whose_drafts_are_verified(folder):
         ids = iter(out.token_ids)
         for handle, count in zip(out.handles, out.counts or [1] * len(out.handles), strict=True):
             found.setdefault(handle, []).extend(itertools.islice(ids, count))
-        vectors |= {one.handle: one.values for one in out.pooled}
+        vectors |= {one.handle: one.values for one in of_kind(PooledOutput, out)}
     core.shutdown()
     assert found == tokens and vectors.keys() == right.keys()
     for handle, vector in vectors.items():

@@ -621,7 +621,7 @@ async def _handle_outputs(
                 return
             own._take_in(step)
             del own
-            num_rows += len(step.handles) + len(step.pooled)
+            num_rows += len(step.handles) + len(step.parts)
             if num_rows >= SLICE_ROWS:
                 num_rows = 0
                 await asyncio.sleep(0)

@@ -134,6 +134,4 @@ class RoutedStep:
         for handle, span, length, end in zip(
             self._handles, self._spans, lengths, ends, strict=True
         ):
-            output.routed_experts.append(
-                RoutedExperts(handle, span.first, parts[end - length : end])
-            )
+            output.parts.append(RoutedExperts(handle, span.first, parts[end - length : end]))

@@ -186,7 +186,7 @@ class TokenStep:
         output.result.errors |= errors | self._errors
         output.result.nans |= {int(rows[index]): count for index, count in sampled.nans.items()}
         output.logprobs = sampled.logprobs
-        output.prompt_logprobs += prompts
+        output.parts += prompts
 
     def _verify(
         self, result: StepResult, sampled: SampledTokens, guesses: Tensor

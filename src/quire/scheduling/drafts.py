@@ -9,17 +9,18 @@ from operator import sub
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.lifecycle import Counters
 from quire.scheduling.scheduler_output import InFlightStep
+from quire.step.part import VerifiedDrafts
 from quire.step.result import StepResult
 
 
 def verified_drafts(
     step: InFlightStep, result: StepResult, gone: Collection[int]
-) -> list[tuple[int, int, int]]:
-    """Return (handle, drafts, how many of them were right) of the requests that verified some."""
+) -> list[VerifiedDrafts]:
+    """Return the drafts of the requests that verified some."""
     requests, asked = step.asked_drafts()
     rows = zip(requests, asked, result.counts or [1] * len(asked), strict=True)
     return [
-        (request.handle, drafts, count - 1)
+        VerifiedDrafts(request.handle, drafts, count - 1)
         for request, drafts, count in rows
         if drafts and request.handle not in gone
     ]

@@ -198,7 +198,7 @@ class Scheduler:
         if self.config.num_drafts:
             record_drafts(step, result, self.lane, gone, self.counters)
             if self.config.reports_drafts:
-                out.verified = verified_drafts(step, result, gone)
+                out.parts += verified_drafts(step, result, gone)
         for handle, chunk in step.chunks.items():
             if handle not in gone:
                 self._confirm(chunk, out)

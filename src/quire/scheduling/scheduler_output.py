@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from quire.scheduling.decode_lane import Cohort
 from quire.scheduling.request import Reason, Request, Stop
+from quire.step.part import VerifiedDrafts
 from quire.step.plan import Chunk, NewBlocks
 from quire.step.result import StepResult
 
@@ -142,8 +143,8 @@ class SchedulerOutput:
     each), which are already in its output.
 
     `kept[j]` is the place of the j-th token id among those of the step's result (None: all of
-    them, in order), to cut other columns alike. `verified` has (handle, drafts, right ones) of the
-    requests that verified drafts, where that is wanted.
+    them, in order), to cut other columns alike. `parts` tells what became of drafts, where that is
+    wanted.
     """
 
     requests: Sequence[Request] = ()
@@ -153,7 +154,7 @@ class SchedulerOutput:
     kept: list[int] | None = None
     finished: list[FinishedRequest] = field(default_factory=list)
     started: list[StartedRequest] = field(default_factory=list)
-    verified: list[tuple[int, int, int]] = field(default_factory=list)
+    parts: list[VerifiedDrafts] = field(default_factory=list)
 
     def num_new(self) -> dict[int, int]:
         """The number of new tokens by handle, for those that do not have exactly one."""

@@ -5,11 +5,12 @@ for, which are sent to front ends as they are.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 import numpy as np
 
+from quire.step.part import OutputPart, VerifiedDrafts
 from quire.step.result import StepResult
 
 PAD_ID = -1
@@ -50,43 +51,85 @@ class LogprobColumns(msgspec.Struct, array_like=True, gc=False):
         )
 
 
-class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
+class PromptLogprobs(OutputPart):
     """The prompt's log-probabilities of one request: row i describes prompt token i + 1."""
 
-    handle: int
+    done_field = "prompt_logprobs_done"
+    documented = "new_prompt_logprobs_tensors"
+
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
     values: np.ndarray[Any, np.dtype[np.float32]]
     ranks: np.ndarray[Any, np.dtype[np.int32]]
 
+    @property
+    def value(self) -> PromptLogprobs:
+        """The part itself."""
+        return self
 
-class RoutedExperts(msgspec.Struct, array_like=True, gc=False):
+    @classmethod
+    def of_value(cls, handle: int, value: PromptLogprobs) -> PromptLogprobs:
+        """The same columns for a request with this handle."""
+        return msgspec.structs.replace(value, handle=handle)
+
+
+class RoutedExperts(OutputPart):
     """The experts that tokens of one request were sent to, from position `first` on: values [n, L,
     k] for n tokens and L layers, 0 in layers without experts.
     """
 
-    handle: int
+    documented = "routed_experts"
+
     first: int
     values: np.ndarray[Any, np.dtype[np.int16]]
 
+    @property
+    def value(self) -> np.ndarray[Any, np.dtype[np.int16]]:
+        """The experts, [n, L, k]."""
+        return self.values
 
-class PooledOutput(msgspec.Struct, array_like=True, gc=False):
+    @classmethod
+    def of_value(cls, handle: int, value: Any) -> RoutedExperts:
+        """The experts of a request's first tokens."""
+        return cls(handle, 0, np.asarray(value, np.int16))
+
+
+class PooledOutput(OutputPart):
     """The result of one pooling request: a vector [D], or a vector for each token [n, D]."""
 
-    handle: int
+    comes_at_end = True
+    documented = "pooling_output"
+
     values: np.ndarray[Any, np.dtype[np.float32]]
+
+    @property
+    def value(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The vectors."""
+        return self.values
+
+    @classmethod
+    def of_value(cls, handle: int, value: Any) -> PooledOutput:
+        """The result of a request with this handle."""
+        return cls(handle, np.asarray(value, np.float32))
+
+
+AnyPart: TypeAlias = PromptLogprobs | RoutedExperts | PooledOutput | VerifiedDrafts
+"""The kinds of parts that travel."""
+
+DOCUMENTED_PARTS: dict[str, type[OutputPart]] = {
+    kind.documented: kind for kind in get_args(AnyPart) if kind.documented is not None
+}
+"""Kinds by their fields of `EngineCoreOutput`."""
 
 
 class RunnerOutput(msgspec.Struct, gc=False):
-    """The output of a step: `result` for the rows that generate, `pooled` for those whose complete
-    prompt was pooled. Errors of both are in `result`. `logprobs.index` indexes the ids of the
-    result. `routed_experts` has the experts of tokens, where they are reported.
+    """The output of a step: `result` for the rows that generate, and the parts of requests that
+    have more than ids, such as pooled prompts. Errors of all are in `result`. `logprobs.index`
+    indexes the ids of the result.
     """
 
     result: StepResult
-    pooled: list[PooledOutput] = []
     logprobs: LogprobColumns | None = None
-    prompt_logprobs: list[PromptLogprobs] = []
-    routed_experts: list[RoutedExperts] = []
+    parts: list[AnyPart] = []
 
 
 def join_columns(parts: Sequence[LogprobColumns]) -> LogprobColumns:

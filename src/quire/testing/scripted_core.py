@@ -228,7 +228,7 @@ class ScriptedCore:
         if start == 0:
             outputs.started.append(Started(request.handle, 0, 0.0))
             if _sampling(request).prompt_logprobs is not None:
-                outputs.prompt_logprobs.append(prompt_logprobs(request, self._vocab_size))
+                outputs.parts.append(prompt_logprobs(request, self._vocab_size))
         self._given[request.handle] += len(tokens)
         outputs.handles.append(request.handle)
         assert outputs.counts is not None

@@ -244,11 +244,9 @@ def test_a_step_that_ran_in_parts_reports_the_experts_of_all():
     plan = StepPlan(4, [], [], [], [0, 1], [])
     step = fault_isolation.GuardedStep(plan)
     for row in (0, 1):
-        output = RunnerOutput(
-            StepResult(4, [50 + row]), routed_experts=[RoutedExperts(row, 3, None)]
-        )
+        output = RunnerOutput(StepResult(4, [50 + row]), parts=[RoutedExperts(row, 3, None)])
         part = fault_isolation.without(plan, {1 - row})
         step.parts.append((part, SimpleNamespace(result=lambda output=output: output)))
     found = step.result()
     assert found.result.token_ids == [50, 51]
-    assert [columns.handle for columns in found.routed_experts] == [0, 1]
+    assert [columns.handle for columns in found.parts] == [0, 1]

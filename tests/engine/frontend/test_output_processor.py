@@ -402,7 +402,7 @@ def test_a_generation_that_gets_a_pooled_result_fails_alone():
     for name in ("0", "1"):
         engine.add_request(name, {"prompt_token_ids": PROMPT}, SamplingParams(max_tokens=3))
     vector = np.zeros(4, np.float32)
-    pooled = EngineCoreOutputs(pooled=[PooledOutput(0, vector), PooledOutput(99, vector)])
+    pooled = EngineCoreOutputs(parts=[PooledOutput(0, vector), PooledOutput(99, vector)])
     processed = engine.front_end.outputs.process(pooled)
     [failed] = processed.outputs
     assert failed.request_id == "0" and failed.outputs[0].finish_reason == "error"

@@ -8,6 +8,7 @@ from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, SchedulerStats
 from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs
+from quire.step.part import VerifiedDrafts
 
 NUM_CLIENTS = 3
 
@@ -39,10 +40,12 @@ def steps(draw):
         counts=counts,
         finished=[Finished(handle, FinishReason.STOP) for handle in ended],
         started=[Started(handle, 1, 0.5) for handle in ended],
-        prompt_logprobs=[PromptLogprobs(handle, *arrays) for handle in ended],
+        parts=[
+            *(PromptLogprobs(handle, *arrays) for handle in ended),
+            *(PooledOutput(handle, arrays[1][0]) for handle in ended if draw(st.booleans())),
+            *(VerifiedDrafts(handle, 3, handle % 4) for handle in handles if draw(st.booleans())),
+        ],
         logprobs=columns(index) if draw(st.booleans()) else None,
-        pooled=[PooledOutput(handle, arrays[1][0]) for handle in ended if draw(st.booleans())],
-        verified=[(handle, 3, handle % 4) for handle in handles if draw(st.booleans())],
         stats=SchedulerStats(num_running_reqs=4),
         timestamp=3.5,
         engine_index=2,
@@ -60,7 +63,11 @@ def rows(step):
             one.new_prompt_logprobs is not None,
             one.pooling_output is not None,
             one.num_cached_tokens,
-            [each for each in step.verified if each[0] == int(one.request_id)],
+            [
+                (type(part), getattr(part, "num_accepted", None))
+                for part in step.parts
+                if part.handle == int(one.request_id)
+            ],
             None
             if one.new_logprobs is None
             else (one.new_logprobs.index, one.new_logprobs.token_ids.tolist()),

@@ -33,7 +33,8 @@ from quire.engine.wire.messages import (
 )
 from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.params import PoolingParams, SamplingParams
-from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs
+from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs, RoutedExperts
+from quire.step.part import VerifiedDrafts
 
 MESSAGES = [
     *(EngineCoreRequest, EngineCoreOutputs, UtilityRequest, UtilityOutput),
@@ -79,13 +80,14 @@ def test_outputs_arrive_as_they_were_sent(rows):
         finished=[Finished(7, FinishReason.STOP, "end"), Finished(8, FinishReason.ERROR, 3, "x")],
         started=[Started(7, 5, 1.5)],
         logprobs=columns(rows, 3),
-        prompt_logprobs=[
-            PromptLogprobs(7, two.token_ids, two.values, two.ranks)
+        parts=[
+            PromptLogprobs(7, two.token_ids, two.values, two.ranks),
+            *([PooledOutput(8, two.values[:1, 0]), PooledOutput(9, two.values)] if rows else []),
+            RoutedExperts(7, 2, np.ones((rows, 1, 2), np.int16)), VerifiedDrafts(7, 3, 1),
         ],
         stats=SchedulerStats(1, 2, 0.5),
         incarnation=4,
         utility_output=UtilityOutput(3, None, {"a": [1, None]}),
-        pooled=[PooledOutput(8, two.values[:1, 0]), PooledOutput(9, two.values)] if rows else [],
     )  # fmt: skip
     assert same(outputs, over_the_wire(outputs))
 

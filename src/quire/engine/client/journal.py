@@ -39,7 +39,8 @@ class JournalEntry:
     has_started: bool = False
     adapter: int = 0
     """Number of the adapter that its output was computed with."""
-    has_prompt_logprobs: bool = False
+    reported: dict[str, bool] = field(default_factory=dict)
+    """True for each field of the request that says that a part of its output was reported."""
     inputs: list[EngineCoreRequest] = field(default_factory=list)
     """Further input of a resumable request that is not sent yet."""
 
@@ -56,8 +57,8 @@ class JournalEntry:
             self.request,
             adapter=adapter,
             output_token_ids=[*self.request.output_token_ids, *self.output],
-            prompt_logprobs_done=self.request.prompt_logprobs_done or self.has_prompt_logprobs,
             data_parallel_rank=engine_index,
+            **self.reported,
         )
         inputs, self.inputs = self.inputs, []
         yield from inputs
@@ -122,10 +123,9 @@ class CoreJournal:
         if outputs.handles or outputs.finished:
             self._has_progress = True
             self._note_tokens(outputs)
-        for prompt in outputs.prompt_logprobs:
-            entry = self.entries.get(prompt.handle)
-            if entry is not None:
-                entry.has_prompt_logprobs = True
+        for part in outputs.parts:
+            if part.done_field is not None and part.handle in self.entries:
+                self.entries[part.handle].reported[part.done_field] = True
         if outputs.started:
             outputs.started = [start for start in outputs.started if self._is_first(start)]
         for end in outputs.finished:

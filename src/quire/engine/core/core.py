@@ -30,7 +30,7 @@ from quire.params import SamplingParams
 from quire.scheduling.request import Reason, Request
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import FinishedRequest, SchedulerOutput, handles_of
-from quire.step.columns import LogprobColumns, PooledOutput, RunnerOutput
+from quire.step.columns import AnyPart, LogprobColumns, RunnerOutput
 from quire.step.plan import StepPlan
 
 if TYPE_CHECKING:
@@ -298,10 +298,7 @@ class EngineCore(CoreControl):
             finished=refused + [_finished(ending) for ending in scheduler_output.finished],
             started=[Started(*start) for start in scheduler_output.started],
             logprobs=_columns(runner_output, scheduler_output.kept) if runner_output else None,
-            prompt_logprobs=runner_output.prompt_logprobs if runner_output else [],
-            routed_experts=runner_output.routed_experts if runner_output else [],
-            pooled=_pooled(runner_output, scheduler_output.finished) if runner_output else [],
-            verified=scheduler_output.verified,
+            parts=_parts(runner_output, scheduler_output) if runner_output else [],
             stats=self._stats() if self._log_stats else None,
             timestamp=self._clock(),
         )
@@ -371,14 +368,16 @@ def _finished(ending: FinishedRequest) -> Finished:
     )
 
 
-def _pooled(
-    runner_output: RunnerOutput, endings: Collection[FinishedRequest]
-) -> list[PooledOutput]:
-    """The pooled results of the requests that end in this step; a request that was preempted
-    meanwhile gets its result from a later step.
+def _parts(runner_output: RunnerOutput, scheduler_output: SchedulerOutput) -> list[AnyPart]:
+    """The parts of both, but for results of requests that do not end in this step: a request that
+    was preempted meanwhile gets its result from a later step.
     """
+    if not runner_output.parts:
+        return [*scheduler_output.parts]
+    endings = scheduler_output.finished
     ended = {ending.handle for ending in endings if ending.reason is not Reason.ERROR}
-    return [one for one in runner_output.pooled if one.handle in ended]
+    kept = [one for one in runner_output.parts if not one.comes_at_end or one.handle in ended]
+    return [*kept, *scheduler_output.parts]
 
 
 def _columns(runner_output: RunnerOutput, kept: list[int] | None) -> LogprobColumns | None:

@@ -77,7 +77,7 @@ class DocumentedEngineCore(HasCounterparts, core.EngineCore):
             if self._executor_fail_callback is not None:
                 self._executor_fail_callback()
             raise
-        was_run = bool(outputs.handles or outputs.started or outputs.pooled)
+        was_run = bool(outputs.handles or outputs.started or outputs.parts)
         return {0: outputs}, was_run
 
     def step_with_batch_queue(self) -> tuple[dict[int, EngineCoreOutputs] | None, bool]:  # type: ignore[override]

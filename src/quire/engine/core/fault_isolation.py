@@ -168,9 +168,7 @@ def _merged(
     for part, output in parts:
         result.errors.update(output.result.errors)
         result.nans.update(output.result.nans)
-        merged.prompt_logprobs += output.prompt_logprobs
-        merged.pooled += output.pooled
-        merged.routed_experts += output.routed_experts
+        merged.parts += output.parts
         if output.logprobs is not None:
             rows = _by_row(part, output.result)
             places = [starts[row] + i for row, token_ids, _ in rows for i in range(len(token_ids))]

@@ -33,9 +33,9 @@ from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.frontend.request_spans import begun_attributes
 from quire.engine.frontend.request_state import RequestGroup
+from quire.engine.outputs.kinds import kinds_of
 from quire.engine.stats.engine_stats import EngineStats, Stats
 from quire.engine.stats.loggers import StatsOptions
-from quire.engine.stats.request_drafts import DraftReports
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import give_handles
@@ -437,7 +437,7 @@ def build_front_end(
             tokenizer,
             stream_interval=plan.serving.stream_interval,
             log_stats=plan.serving.log_stats or tracer is not None,  # spans carry the same times
-            drafts=_draft_reports(plan),
+            kinds=kinds_of(plan.sampling, plan.speculation),
         ),
         model_name=plan.model.served_model_names[0],
         log_stats=plan.serving.log_stats,
@@ -455,13 +455,6 @@ def _pooling_facts(model: ModelPlan) -> PoolingFacts | None:
         return None
     name = model.served_model_names[0]
     return PoolingFacts(model.pooler, model.embedding_size, name, model.lowers_input)
-
-
-def _draft_reports(plan: EnginePlan) -> DraftReports | None:
-    level = plan.sampling.draft_reports
-    if plan.speculation is None or level == "none":
-        return None
-    return DraftReports(plan.speculation.num_tokens, is_detailed=level == "detailed")
 
 
 def _seed_of(plan: EnginePlan, client_index: int) -> int:

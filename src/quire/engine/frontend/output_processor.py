@@ -13,17 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from quire.engine.counterparts import HasCounterparts
-from quire.engine.frontend.output_experts import OutputExperts
-from quire.engine.frontend.output_logprobs import (
-    LogprobFrame,
-    OutputLogprobs,
-    PromptLogprobsBuilder,
-)
 from quire.engine.frontend.output_text import OutputText
 from quire.engine.frontend.pooling_state import PoolingState
 from quire.engine.frontend.request_spans import end_span
 from quire.engine.frontend.request_state import RequestGroup, RequestState
-from quire.engine.stats.request_drafts import DraftReports
+from quire.engine.outputs.kept_part import PartKind
+from quire.engine.outputs.kinds import PLAIN_KINDS
+from quire.engine.outputs.logprobs import LogprobFrame, OutputLogprobs
 from quire.engine.stats.step_stats import IterationStats, finished_stats, note_tokens
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Finished, FinishReason
@@ -76,13 +72,13 @@ class OutputProcessor(HasCounterparts):
         *,
         stream_interval: int = 1,
         log_stats: bool = False,
-        drafts: DraftReports | None = None,
+        kinds: Sequence[PartKind] = PLAIN_KINDS,
     ) -> None:
-        """`drafts` None: what becomes of the drafts of each completion is not reported."""
+        """`kinds`: the parts of outputs that completions keep."""
         self._tokenizer = tokenizer
         self._stream_interval = stream_interval
         self._log_stats = log_stats
-        self._drafts = drafts
+        self._kinds = kinds
         self._states: dict[int, State] = {}
         self._groups: dict[str, RequestGroup] = {}
         self._by_name: dict[str, list[RequestGroup]] = {}
@@ -114,11 +110,8 @@ class OutputProcessor(HasCounterparts):
         processed = Processed([], [], [], {})
         stats = self._new_stats(outputs, processed)
         self._note_starts(outputs, stats)
-        self._note_prompts(outputs, processed)
-        self._note_experts(outputs)
-        self._note_pooled(outputs, stats, processed)
-        if self._drafts is not None:
-            self._note_drafts(self._drafts, outputs)
+        if outputs.parts:
+            self._note_parts(outputs, stats, processed)
         frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
         ended = {finished.handle: finished for finished in outputs.finished}
         position = 0
@@ -204,13 +197,13 @@ class OutputProcessor(HasCounterparts):
             OutputText(_detokenizer(tokenizer, request.prompt_token_ids, params), params),
             interval=max(self._stream_interval, params.stream_interval or 1),
             logprobs=OutputLogprobs(params, tokenizer) if wants_logprobs else None,
-            prompt_logprobs=None
-            if params.prompt_logprobs is None
-            else PromptLogprobsBuilder(params, prompt, tokenizer),
+            kept={
+                kind.part: kind.keep(params, prompt, tokenizer)
+                for kind in self._kinds
+                if kind.asked_by is None or getattr(params, kind.asked_by) is not None
+            },
             times=times,
             max_tokens=params.max_tokens,
-            experts_start=params.routed_experts_prompt_start,
-            drafts=None if self._drafts is None else self._drafts.new(),
         )
 
     def _new_stats(self, outputs: EngineCoreOutputs, processed: Processed) -> IterationStats | None:
@@ -233,42 +226,21 @@ class OutputProcessor(HasCounterparts):
                     stats.num_prompt_tokens += len(state.group.prompt_token_ids)
                     stats.num_cached_tokens += started.num_cached_tokens
 
-    def _note_prompts(self, outputs: EngineCoreOutputs, processed: Processed) -> None:
-        for message in outputs.prompt_logprobs:
-            state = self._states.get(message.handle)
-            if isinstance(state, RequestState) and state.prompt_logprobs is not None:
-                try:
-                    state.prompt_logprobs.add(message)
-                except Exception as error:
-                    state.prompt_logprobs = None
-                    self._fail(state, error, processed)
-
-    def _note_experts(self, outputs: EngineCoreOutputs) -> None:
-        for message in outputs.routed_experts:
-            state = self._states.get(message.handle)
-            if isinstance(state, RequestState):
-                if state.experts is None:
-                    state.experts = OutputExperts(state.experts_start)
-                state.experts.add(message)
-
-    def _note_drafts(self, reports: DraftReports, outputs: EngineCoreOutputs) -> None:
-        for handle, num_drafts, num_accepted in outputs.verified:
-            state = self._states.get(handle)
-            if isinstance(state, RequestState) and state.drafts is not None:
-                state.drafts.observe(num_drafts, num_accepted, reports.is_detailed)
-
-    def _note_pooled(
+    def _note_parts(
         self, outputs: EngineCoreOutputs, stats: IterationStats | None, processed: Processed
     ) -> None:
-        """Take in the results of pooling requests; fail generation requests that got one."""
-        for pooled in outputs.pooled:
-            state = self._states.get(pooled.handle)
-            if isinstance(state, PoolingState):
-                state.values = pooled.values
-                if stats is not None and state.times is not None:
-                    note_tokens(stats, state.times, 0, outputs.timestamp)
-            elif state is not None:
-                self._fail(state, TypeError("a generation got a pooled result"), processed)
+        """Give each request its parts; an exception in one fails that request."""
+        for part in outputs.parts:
+            state = self._states.get(part.handle)
+            if state is None:
+                continue
+            try:
+                state.take_part(part)
+            except Exception as error:
+                self._fail(state, error, processed)
+                continue
+            if part.comes_at_end and stats is not None and state.times is not None:
+                note_tokens(stats, state.times, 0, outputs.timestamp)
 
     def _end(self, state: State, end: Finished, processed: Processed) -> None:
         """Process the end of a request that has no new token."""

@@ -10,6 +10,8 @@ from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.outputs import RequestStateStats
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from quire.step.columns import PooledOutput
+from quire.step.part import OutputPart
 
 _NO_VALUES = np.zeros(0, dtype=np.float32)
 
@@ -27,6 +29,11 @@ class PoolingState:
         self.engine_index = 0
         self.values: np.ndarray[Any, np.dtype[np.float32]] | None = None
         """The result: [D], or [n, D] for n tokens."""
+
+    def take_part(self, part: OutputPart) -> None:
+        """Take in the result; other parts are ignored."""
+        if isinstance(part, PooledOutput):
+            self.values = part.values
 
     def final(self, end: Finished) -> PoolingRequestOutput[PoolingOutput]:
         """The output at the end of the request."""

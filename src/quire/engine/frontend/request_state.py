@@ -8,16 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.engine.frontend.output_experts import OutputExperts
-from quire.engine.frontend.output_logprobs import (
-    MAX_CONTEXT,
-    LogprobFrame,
-    OutputLogprobs,
-    PromptLogprobsBuilder,
-)
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.output_text import OutputText
-from quire.engine.stats.request_drafts import RequestSpecDecodeMetrics
+from quire.engine.outputs.kept_part import KeptPart
+from quire.engine.outputs.logprobs import MAX_CONTEXT, LogprobFrame, OutputLogprobs
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.lora.request import LoRARequest
 from quire.observability.tracing import RequestSpan
@@ -28,6 +22,7 @@ from quire.outputs import (
     make_request_output,
 )
 from quire.params import RequestOutputKind
+from quire.step.part import OutputPart
 
 _CUMULATIVE, _DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA
 
@@ -111,14 +106,13 @@ class RequestState:
     """Collects a completion's tokens and makes `RequestOutput`s of the requested kind.
 
     `interval`: a DELTA output comes with the first token, then every `interval` tokens, then at the
-    end. `engine_index` is the core that runs it; `times` is kept if statistics are on, `drafts` if
-    what becomes of them is reported.
+    end. `engine_index` is the core that runs it; `times` is kept if statistics are on. `kept` has,
+    by kind, the parts of its output that are apart from its tokens.
     """
 
     __slots__ = (
         *("_interval", "_kind", "_num_given", "engine_index", "group", "handle", "index"),
-        *("experts", "experts_start", "is_ended", "logprobs", "max_tokens", "prompt_logprobs"),
-        *("drafts", "text", "times"),
+        *("is_ended", "kept", "logprobs", "max_tokens", "text", "times"),
     )
 
     def __init__(
@@ -129,11 +123,9 @@ class RequestState:
         *,
         interval: int,
         logprobs: OutputLogprobs | None = None,
-        prompt_logprobs: PromptLogprobsBuilder | None = None,
+        kept: dict[type[OutputPart], KeptPart] | None = None,
         times: RequestStateStats | None = None,
         max_tokens: int | None = None,
-        experts_start: int = 0,
-        drafts: RequestSpecDecodeMetrics | None = None,
     ) -> None:
         self.handle = handle
         self.index = handle - group.handles.start
@@ -141,13 +133,9 @@ class RequestState:
         self.is_ended = False
         self.text = text
         self.logprobs = logprobs
-        self.prompt_logprobs = prompt_logprobs
+        self.kept = kept
         self.times = times
         self.max_tokens = max_tokens
-        self.experts: OutputExperts | None = None
-        """None until the core reports some, from `experts_start` on."""
-        self.experts_start = experts_start
-        self.drafts = drafts
         self.engine_index = 0
         self._kind = group.output_kind
         self._interval = interval
@@ -169,6 +157,19 @@ class RequestState:
             self.logprobs.add(frame, frame.at[position + place - before], context)
         return stop
 
+    def take_part(self, part: OutputPart) -> None:
+        """Take in a part of a kind that is kept; others are ignored. One that fails is not kept."""
+        kept = None if self.kept is None else self.kept.get(part.__class__)
+        if self.kept is None or kept is None:
+            if part.comes_at_end:
+                raise TypeError(f"a generation got a {type(part).__name__}")
+            return
+        try:
+            kept.add(part)
+        except Exception:
+            del self.kept[part.__class__]
+            raise
+
     @property
     def is_due(self) -> bool:
         """Whether an output is due before the end."""
@@ -184,7 +185,7 @@ class RequestState:
     def news(self) -> RequestOutput | None:
         """The output with everything new, whether it is due or not."""
         completion = self._completion()
-        if self.prompt_logprobs is not None:
+        if self.kept:
             return self._output(completion)
         return self.group.output(completion, self.times)
 
@@ -194,10 +195,10 @@ class RequestState:
         completion = self._completion()
         completion.finish_reason, completion.stop_reason = end.reason.name.lower(), end.stop_reason
         completion.error = end.message
-        if self.experts is not None:
+        if self.kept:
             num_tokens = len(self.group.prompt_token_ids) + len(self.text.token_ids)
-            completion.routed_experts = self.experts.of(num_tokens)
-        completion.spec_decode_metrics = self.drafts
+            for kept in self.kept.values():
+                kept.end(completion, num_tokens)
         self.is_ended = True
         self.group.num_open -= 1
         return self._output(completion)
@@ -209,10 +210,9 @@ class RequestState:
         return self.final(Finished(self.handle, FinishReason.ERROR, None, error))
 
     def _output(self, completion: CompletionOutput) -> RequestOutput | None:
-        if self.prompt_logprobs is not None:
-            self.group.prompt_logprobs = self.prompt_logprobs.positions
-            if self._kind is _DELTA:
-                self.prompt_logprobs = None
+        if self.kept:
+            for kept in self.kept.values():
+                kept.join(self.group)
         return self.group.output(completion, self.times)
 
     def _completion(self) -> CompletionOutput:

@@ -11,10 +11,7 @@ def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs
     """
     handles = [*outputs.handles, *(end.handle for end in outputs.finished)]
     handles += [one.handle for one in outputs.started]
-    handles += [one.handle for one in outputs.prompt_logprobs]
-    handles += [one.handle for one in outputs.pooled]
-    handles += [one.handle for one in outputs.routed_experts]
-    handles += [handle for handle, _, _ in outputs.verified]
+    handles += [part.handle for part in outputs.parts]
     clients = {handle >> CLIENT_SHIFT for handle in handles}
     if len(clients) == 1:
         return {clients.pop(): outputs}
@@ -41,10 +38,7 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs:
         counts=None if outputs.counts is None else [counts[row] for row in rows],
         finished=[end for end in outputs.finished if end.handle >> CLIENT_SHIFT == client],
         started=[one for one in outputs.started if one.handle >> CLIENT_SHIFT == client],
-        prompt_logprobs=[p for p in outputs.prompt_logprobs if p.handle >> CLIENT_SHIFT == client],
-        pooled=[one for one in outputs.pooled if one.handle >> CLIENT_SHIFT == client],
-        routed_experts=[r for r in outputs.routed_experts if r.handle >> CLIENT_SHIFT == client],
-        verified=[each for each in outputs.verified if each[0] >> CLIENT_SHIFT == client],
+        parts=[part for part in outputs.parts if part.handle >> CLIENT_SHIFT == client],
         logprobs=None if outputs.logprobs is None else outputs.logprobs.at(where),
         timestamp=outputs.timestamp,
         engine_index=outputs.engine_index,

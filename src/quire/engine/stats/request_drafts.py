@@ -53,17 +53,3 @@ class RequestSpecDecodeMetrics:
             found["per_step_accepted"] = self.per_step_accepted
             found["per_step_drafted"] = self.per_step_drafted
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class DraftReports:
-    """Each completion reports what became of its drafts, of which a step has at most
-    `num_spec_tokens`; step by step if `is_detailed`.
-    """
-
-    num_spec_tokens: int
-    is_detailed: bool = False
-
-    def new(self) -> RequestSpecDecodeMetrics:
-        """The counts of a new completion."""
-        return RequestSpecDecodeMetrics.new(self.num_spec_tokens)

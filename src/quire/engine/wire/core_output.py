@@ -10,7 +10,6 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from quire.engine.wire.output_parts import (
@@ -21,7 +20,7 @@ from quire.engine.wire.output_parts import (
     Started,
 )
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
-from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs, RoutedExperts
+from quire.step.columns import DOCUMENTED_PARTS, AnyPart, LogprobColumns, PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -102,9 +101,7 @@ class Columns(Protocol):
     finished: list[Finished]
     started: list[Started]
     logprobs: LogprobColumns | None
-    prompt_logprobs: list[PromptLogprobs]
-    pooled: list[PooledOutput]
-    routed_experts: list[RoutedExperts]
+    parts: list[AnyPart]
     names: dict[int, str]
 
 
@@ -127,20 +124,22 @@ def _output_of(
     columns: Columns, handle: int, end: Finished | None, start: int, count: int
 ) -> EngineCoreOutput:
     begin = next((s for s in columns.started if s.handle == handle), None)
-    asked = next((p for p in columns.prompt_logprobs if p.handle == handle), None)
+    parts: dict[str, Any] = {
+        part.documented: part.value
+        for part in reversed(columns.parts)
+        if part.handle == handle and part.documented is not None
+    }
     own = {start + place: place for place in range(count)}
     return EngineCoreOutput(
         request_id=columns.names.get(handle, str(handle)),
         new_token_ids=columns.token_ids[start : start + count],
         new_logprobs=None if columns.logprobs is None else columns.logprobs.at(own),
-        new_prompt_logprobs_tensors=asked,
-        pooling_output=next((p.values for p in columns.pooled if p.handle == handle), None),
         finish_reason=None if end is None else end.reason,
         stop_reason=None if end is None else end.stop_reason,
         events=_events(begin, end) or None,
         num_cached_tokens=0 if begin is None else begin.num_cached_tokens,
-        routed_experts=next((r.values for r in columns.routed_experts if r.handle == handle), None),
         num_nans_in_logits=0 if end is None else end.num_nans_in_logits,
+        **parts,
     )
 
 
@@ -181,17 +180,10 @@ def columns_of(
         "finished": [_end(*each) for each in named if each[1].finished] + aborted,
         "started": [*filter(None, (_begin(*each) for each in named))],
         "logprobs": _joined(made),
-        "prompt_logprobs": [
-            msgspec.structs.replace(output.new_prompt_logprobs_tensors, handle=handle)
-            for handle, output in named if output.new_prompt_logprobs_tensors is not None
-        ],
-        "pooled": [
-            PooledOutput(handle, np.asarray(output.pooling_output, np.float32))
-            for handle, output in named if output.pooling_output is not None
-        ],
-        "routed_experts": [
-            RoutedExperts(handle, 0, np.asarray(output.routed_experts, np.int16))
-            for handle, output in named if output.routed_experts is not None
+        "parts": [
+            kind.of_value(handle, getattr(output, field))
+            for field, kind in DOCUMENTED_PARTS.items()
+            for handle, output in named if getattr(output, field) is not None
         ],
         "names": {handle: name for name, handle in names.given.items()},
     }  # fmt: skip
@@ -275,10 +267,7 @@ def give_handles(columns: Columns, find: Callable[[str], int | None]) -> None:
     known = {old: find(name) for old, name in columns.names.items() if old < 0}
     handles = {old: new for old, new in known.items() if new is not None}
     columns.handles = [handles.get(handle, handle) for handle in columns.handles]
-    parts: Iterable[Any] = chain(
-        *(columns.finished, columns.started, columns.prompt_logprobs),
-        *(columns.pooled, columns.routed_experts),
-    )
+    parts: Iterable[Any] = chain(columns.finished, columns.started, columns.parts)
     for part in parts:
         part.handle = handles.get(part.handle, part.handle)
     columns.names = {handles.get(old, old): name for old, name in columns.names.items()}

@@ -28,9 +28,9 @@ from quire.errors import EngineError
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.thinking import Thinking
-from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs, RoutedExperts
+from quire.step.columns import AnyPart, LogprobColumns
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Front end and core must have the same; HELLO and READY carry it."""
 
 CLIENT_SHIFT = 40
@@ -273,9 +273,9 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     """The output of one step, as columns: request `handles[i]` got `counts[i]` of the flat
     `token_ids` (None: one each).
 
-    `verified` has (handle, drafts, right ones) of those that verified drafts, where that is wanted.
-    A request in `finished` may have no new token (an error, an abort by the core); one that pooled
-    its prompt has its result in `pooled` instead. Outputs of a
+    `parts` are the outputs apart from ids and their `logprobs`, of requests that have some
+    (step/columns.py has the kinds). A request in `finished` may have no new token (an error, an
+    abort by the core); one that pooled its prompt has its result in `parts` instead. Outputs of a
     core process carry its `incarnation`: a front end drops those of an earlier one. Their
     `sequence` counts the messages of one incarnation from 1, so that a lost one is noticed; 0 is a
     heartbeat, which overtakes them.
@@ -290,7 +290,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     finished: list[Finished] = []
     started: list[Started] = []
     logprobs: LogprobColumns | None = None
-    prompt_logprobs: list[PromptLogprobs] = []
+    parts: list[AnyPart] = []
     stats: SchedulerStats | None = None
     timestamp: float = 0.0
     engine_index: int = 0
@@ -301,10 +301,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     start_wave: int | None = None
     protocol_version: int = 0
     sequence: int = 0
-    pooled: list[PooledOutput] = []
-    routed_experts: list[RoutedExperts] = []
     names: dict[int, str] = {}
-    verified: list[tuple[int, int, int]] = []
 
     @property
     def outputs(self) -> OutputList:
@@ -334,10 +331,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
 def handles_in(outputs: EngineCoreOutputs) -> list[int]:
     """The requests that a message says something of."""
-    parts: Iterable[Any] = chain(
-        *(outputs.finished, outputs.started, outputs.prompt_logprobs),
-        *(outputs.pooled, outputs.routed_experts),
-    )
+    parts: Iterable[Any] = chain(outputs.finished, outputs.started, outputs.parts)
     return list(dict.fromkeys([*outputs.handles, *(part.handle for part in parts)]))
 
 

@@ -247,6 +247,6 @@ class PoolingStep:
             prompt = part.prompt
             found = finished(matrix[place].float().numpy(), self._head.spec, prompt.params)
             if np.isfinite(found).all():
-                output.pooled.append(PooledOutput(prompt.handle, found))
+                output.parts.append(PooledOutput(prompt.handle, found))
             else:
                 output.result.errors[part.row] = _NOT_FINITE

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from quire.engine.outputs.kept_part import KeptPart, PartKind
+from quire.outputs import CompletionOutput
 from quire.step.columns import RoutedExperts
 
 
-class OutputExperts:
-    """What is known of the tokens from position `start` on; a later message replaces what an
+class OutputExperts(KeptPart):
+    """What is known of the tokens from position `start` on; a later part replaces what an
     earlier one says of the same tokens.
     """
 
@@ -20,11 +22,11 @@ class OutputExperts:
         self._start = self._end = start
         self._values: np.ndarray[Any, Any] | None = None
 
-    def add(self, message: RoutedExperts) -> None:
-        """Take in the experts of the message's tokens."""
-        skipped = max(0, self._start - message.first)
-        values = message.values[skipped:]
-        first = message.first + skipped - self._start
+    def add(self, part: RoutedExperts) -> None:
+        """Take in the experts of the part's tokens."""
+        skipped = max(0, self._start - part.first)
+        values = part.values[skipped:]
+        first = part.first + skipped - self._start
         end = first + len(values)
         known = 0 if self._values is None else len(self._values)
         if self._values is None or end > known:
@@ -43,3 +45,12 @@ class OutputExperts:
             return None
         end = max(self._start, min(self._end, num_tokens - 1))
         return self._values[: end - self._start].copy()
+
+    def end(self, completion: CompletionOutput, num_tokens: int) -> None:
+        """Give the completion the experts of its tokens."""
+        completion.routed_experts = self.of(num_tokens)
+
+
+EXPERTS = PartKind(
+    RoutedExperts, lambda params, *_: OutputExperts(params.routed_experts_prompt_start)
+)

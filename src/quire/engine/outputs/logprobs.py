@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from quire.outputs import FlatLogprobs, Logprob
 from quire.params import SamplingParams
-from quire.step.columns import LogprobColumns, PromptLogprobs
+from quire.step.columns import LogprobColumns
 from quire.text.tokenizer import Tokenizer
 
 MAX_CONTEXT = 4
@@ -102,36 +102,4 @@ class OutputLogprobs:
     @property
     def positions(self) -> list[dict[int, Logprob] | None] | FlatLogprobs:
         """One entry per token; the list itself, which keeps growing."""
-        return self._builder.positions
-
-
-class PromptLogprobsBuilder:
-    """The logprobs of a prompt, from one message or, chunk by chunk, from several."""
-
-    __slots__ = ("_builder", "_prompt")
-
-    def __init__(
-        self, params: SamplingParams, prompt_token_ids: Sequence[int], tokenizer: Tokenizer | None
-    ) -> None:
-        self._prompt = prompt_token_ids
-        self._builder = Positions(
-            flat=params.flat_logprobs,
-            most=params.prompt_logprobs,
-            listed=False,
-            tokenizer=tokenizer,
-        )
-        self._builder.positions.append(None)
-
-    def add(self, message: PromptLogprobs) -> None:
-        """Add the rows of a message, which continue those before."""
-        columns = message.token_ids.tolist(), message.values.tolist(), message.ranks.tolist()
-        for ids, values, rank in zip(*columns, strict=True):
-            count = ids.index(-1) if -1 in ids else len(ids)
-            here = len(self._builder.positions)
-            context = self._prompt[max(0, here - MAX_CONTEXT) : here]
-            self._builder.add(ids[:count], values[:count], rank, context)
-
-    @property
-    def positions(self) -> list[dict[int, Logprob] | None] | FlatLogprobs:
-        """One entry per prompt token, the first None."""
         return self._builder.positions

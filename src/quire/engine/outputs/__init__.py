@@ -1,0 +1,1 @@
+"""What a front end keeps of the parts of outputs, by their kinds."""
