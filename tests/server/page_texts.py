@@ -1,4 +1,4 @@
-"""Answers for the tests of the page: long, rich and hostile ones, and the HTML of Markdown."""
+"""Answers for the tests of the page: long, rich and hostile ones."""
 
 LONG = "\n\n".join(f"Line {i}" + " that wraps" * (i % 10 == 0) * 20 for i in range(200))
 RICH = """# Title
@@ -44,39 +44,3 @@ UNITS = (
     *("```" + "a" * 200_000 + "`", "|a\n-" + " " * 200_000 + "x", "# " + " " * 200_000 + "\r"),
 )
 """What makes careless scans slow: short ones repeated, long ones as they are."""
-
-GROWING = "- a\n\n- b\n\n  c\n\n-\n- d\n\ne | f\n- | -\n1 | 2\n"
-
-_LINK = 'rel="noopener noreferrer" target="_blank"'
-MARKDOWN = {
-    "# A *b* #": "<h3>A <em>b</em></h3>",
-    "a **b *c*** __d__ ~~e~~ f_g_h": (
-        "<p>a <strong>b <em>c</em></strong> <strong>d</strong> <del>e</del> f_g_h</p>"
-    ),
-    "2 * 3 * 4 and **open": "<p>2 * 3 * 4 and **open</p>",
-    "``a ` b`` \\*c\\* `open": "<p><code>a ` b</code> *c* `open</p>",
-    "- a\n  more\n  1. b\n- c\n\ntext": (
-        '<ul><li>a\nmore<ol start="1"><li>b</li></ol></li><li>c</li></ul><p>text</p>'
-    ),
-    "3. a\n\n4. b": '<ol start="3"><li>a</li><li>b</li></ol>',
-    "> a\n> > b": "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>",
-    "a\n***\nb": "<p>a</p><hr><p>b</p>",
-    "|a|b|\n|:-:|-|\n|1 \\| 2|": (
-        '<div class="table" tabindex="0"><table>'
-        '<thead><tr><th class="center">a</th><th>b</th></tr></thead>'
-        '<tbody><tr><td class="center">1 | 2</td><td></td></tr></tbody></table></div>'
-    ),
-    "[a](https://x.test/b_(c) 'd') <https://x.test/e>.": (
-        f'<p><a href="https://x.test/b_(c)" {_LINK}>a</a> '
-        f'<a href="https://x.test/e" {_LINK}>https://x.test/e</a>.</p>'
-    ),
-    "[a](mailto:b@x.test) [c](/d) ![e](f.png)": (
-        f'<p><a href="mailto:b@x.test" {_LINK}>a</a> <span>c</span> <span>e</span></p>'
-    ),
-    "~~~py x\n**a**\n```\n\n<b>": (
-        '<div class="code"><div class="code-head"><span>py</span>'
-        '<button class="plain" type="button" data-copies="code">Copy</button></div>'
-        '<pre tabindex="0"><code>**a**\n```\n\n&lt;b&gt;</code></pre></div>'
-    ),
-}
-"""Some Markdown and its HTML."""

@@ -53,11 +53,23 @@ def find_gpu(load: Load = ctypes.CDLL) -> tuple[GpuFacts | None, str]:
     except _Missing as missing:
         return None, str(missing)
     try:
-        free = _free_bytes(_library(load, "libnvidia-ml.so.1"), uuid)
+        free = int(_memory_of(_library(load, "libnvidia-ml.so.1"), uuid).free)
     except _Missing as missing:
         logger.info("The GPU's free memory cannot be read yet: %s.", missing)
         free = total
     return GpuFacts(name, capability, multiprocessors, total, free), ""
+
+
+def gpu_bytes_in_use(load: Load = ctypes.CDLL) -> int | None:
+    """How much memory of the first GPU that this process may use is taken, by whatever; None where
+    that cannot be told.
+    """
+    try:
+        *_, uuid = _first_device(_library(load, "libcuda.so.1"))
+        memory = _memory_of(_library(load, "libnvidia-ml.so.1"), uuid)
+    except _Missing:
+        return None
+    return int(memory.used)
 
 
 def torch_cuda_version(text: str | None = None) -> str | None:
@@ -123,7 +135,7 @@ def _attribute(cuda: Any, which: int, device: ctypes.c_int) -> int:
     return value.value
 
 
-def _free_bytes(nvml: Any, uuid: str) -> int:
+def _memory_of(nvml: Any, uuid: str) -> _Memory:
     _check(nvml.nvmlInit_v2(), "nvmlInit")
     try:
         handle = ctypes.c_void_p()
@@ -133,7 +145,7 @@ def _free_bytes(nvml: Any, uuid: str) -> int:
         _check(
             nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)), "nvmlDeviceGetMemoryInfo"
         )
-        return int(memory.free)
+        return memory
     finally:
         nvml.nvmlShutdown()
 

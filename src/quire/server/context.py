@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import InvalidParameter
+from quire.observability.history import MetricsHistory
 from quire.observability.tracing import HEADERS
 from quire.params import RequestParams, SamplingParams
 from quire.params.structured import StructuredOutputsParams
@@ -120,6 +121,7 @@ class Server:
     abort_elsewhere: AbortElsewhere | None = None
     texts: LongTexts | None = None
     adapters: ServedAdapters = field(default_factory=ServedAdapters)
+    history: MetricsHistory = field(default_factory=MetricsHistory)
 
     @cached_property
     def abilities(self) -> Abilities:

@@ -3,7 +3,8 @@
 Short texts are tokenized where they are. Long ones, and what could take a time or memory without
 bound (templates of requests, expressions that backtrack), go to two processes of their own
 (text_process.py), which start when they are first needed: one for texts that take fractions of a
-second, one for the rest. A text that cannot fit is refused by its size alone.
+second, one for the rest. A text that cannot fit is refused by its size alone. A third process
+draws answers for the page, so that neither prompts nor streams wait for that.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from quire.engine.process.start_message import LENGTH
 from quire.errors import CapacityError, EngineError, PromptTooLong, RequestError
 from quire.hardware.task_limits import OVER_TIME
 from quire.server.text_process import (
+    DrawTask,
     EncodeTask,
     PairTask,
     RenderTask,
@@ -50,6 +52,8 @@ MEDIUM_CHARS = 2**18
 """Texts above this wait for each other."""
 TIME_S = 20.0
 MEMORY_BYTES = 2 * 2**30
+DRAWING_TIME_S = 5.0
+DRAWING_MEMORY_BYTES = 2**29
 MOST_LISTED = 2**21
 """Most ids of a reply, unless the model takes more."""
 
@@ -89,7 +93,15 @@ class LongTexts:
         self._tokenizing = _Pace("Tokenizing", is_slow=tokenizer.may_backtrack)
         self._rendering = _Pace("The chat template")
         self._most_listed = max(MOST_LISTED, max_model_len)
-        self._medium, self._long = _Lane(start), _Lane(start)
+        doing = "Tokenizing this text"
+        self._medium, self._long = _Lane(start, doing, "prompt"), _Lane(start, doing, "prompt")
+        drawing = TextStart(
+            tokenizer_folder=None,
+            tokenizer_mode="auto",
+            time_s=min(time_s, DRAWING_TIME_S),
+            memory_bytes=min(memory_bytes, DRAWING_MEMORY_BYTES),
+        )
+        self._drawing = _Lane(drawing, "Drawing this text", "text")
 
     async def ids(
         self,
@@ -158,10 +170,18 @@ class LongTexts:
         raise_failure(answer, None)
         return answer.text or ""
 
+    async def drawing(self, text: str, *, is_whole: bool) -> str:
+        """The finished blocks of an answer as nodes (`Drawing`), as JSON. Raises RequestError for
+        a text that takes too much time or memory, CapacityError when too many others wait.
+        """
+        answer = await self._drawing.answer(DrawTask(text, is_whole))
+        raise_failure(answer, None)
+        return answer.text or ""
+
     def close(self) -> None:
         """End the processes."""
-        self._medium.close()
-        self._long.close()
+        for lane in (self._medium, self._long, self._drawing):
+            lane.close()
 
     async def _refuse_by_size(self, text: str, limit: int) -> None:
         longest = await asyncio.to_thread(lambda: self._tokenizer.longest_token_bytes)
@@ -196,11 +216,12 @@ class _Pace:
 
 class _Lane:
     """One process that does one task after the other. It is started at the first, and again after
-    it has ended.
+    it has ended. `doing` and `parameter`: what an error says of a text that ends it.
     """
 
-    def __init__(self, start: TextStart) -> None:
+    def __init__(self, start: TextStart, doing: str, parameter: str) -> None:
         self._start = start
+        self._doing, self._parameter = doing, parameter
         self._child: ChildProcess | None = None
         self._turn = asyncio.Lock()
         self._num_waiting = 0
@@ -208,7 +229,7 @@ class _Lane:
     async def answer(self, task: TextTask) -> TextAnswer:
         """Have a task done. Raises RequestError where it ends the process, CapacityError."""
         if self._num_waiting >= _MOST_WAITING:
-            raise CapacityError("Too many long texts wait to be tokenized.", retry_after_s=1.0)
+            raise CapacityError("Too many texts wait for their turn.", retry_after_s=1.0)
         self._num_waiting += 1
         try:
             async with self._turn:
@@ -244,7 +265,7 @@ class _Lane:
         except TimeoutError:
             reason = f"takes more than {start.time_s:g} s"
         except (EOFError, OSError):
-            reason = f"takes more than {start.memory_bytes >> 20} MiB, or makes the tokenizer fail"
+            reason = f"takes more than {start.memory_bytes >> 20} MiB, or makes the process fail"
             await asyncio.to_thread(child.exit_words)
             if child.exit_code == -OVER_TIME:
                 reason = f"takes more than {start.time_s:g} s"
@@ -253,9 +274,9 @@ class _Lane:
             raise
         self._child = None
         await asyncio.to_thread(child.end, 0.0)  # the system takes its time to free memory
-        logger.warning("The process for long texts was ended: a text %s.", reason)
+        logger.warning("The process for long texts was ended: %s %s.", self._doing, reason)
         raise RequestError(
-            f"Tokenizing this text {reason}; send a shorter one.", parameter="prompt"
+            f"{self._doing} {reason}; send a shorter one.", parameter=self._parameter
         )
 
     async def _started(self) -> ChildProcess:

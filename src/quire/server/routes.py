@@ -22,6 +22,7 @@ from quire.server.openai.completions import completions
 from quire.server.openai.replies import ChatReply, CompletionReply
 from quire.server.openai.requests import ChatRequest, CompletionRequest
 from quire.server.page import page
+from quire.server.page.routes import PAGE_ROUTES
 from quire.server.pooling.classification import classify
 from quire.server.pooling.cohere import CohereReply, CohereRequest, embed
 from quire.server.pooling.embeddings import embeddings, pooling
@@ -125,6 +126,7 @@ _GENERATION: tuple[RouteEntry, ...] = (
 
 _ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/", page),
+    *PAGE_ROUTES,
     *HEALTH_ROUTES,
     *(RouteEntry("POST", path, health.unserved) for path in UNSERVED),
     RouteEntry("POST", "/v1/load_lora_adapter", adapters.load_adapter,

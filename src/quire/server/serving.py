@@ -16,6 +16,7 @@ from quire.server.app import build_app
 from quire.server.assemble import Siblings, access_of, build_server, listening_of, load_modules
 from quire.server.context import RouteEntry
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
+from quire.server.page.history import keep_history
 from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO
 
 _MOST_ADMINISTRATORS = 16
@@ -69,6 +70,8 @@ async def serve(
         await engine.abort(server.in_flight.keys())
 
     watch = asyncio.create_task(_watch(engine, ending))
+    has_gpu = plan.parallel.device.startswith("cuda")
+    history = asyncio.create_task(keep_history(server, has_gpu=has_gpu))
     try:
         await listen(
             served,
@@ -80,6 +83,7 @@ async def serve(
         )
     finally:
         watch.cancel()
+        history.cancel()
         server.close()
     logger.info("Stopped.")
     return ending.exit_code
@@ -91,10 +95,20 @@ async def make_app(
     """The app of a server that somebody else runs, with all its routes, and what ends the processes
     that it has started.
     """
-    server = build_server(engine, engine.tokenizer, engine.vllm_config, args, keys)
+    plan = engine.vllm_config
+    assert plan is not None, "engines for serving are made from plans"
+    server = build_server(engine, engine.tokenizer, plan, args, keys)
     await load_modules(server.adapters, args)
     app = build_app(server, access_of(args, keys), _routes(args, with_admin=args.enable_admin))
-    return app, server.close
+    history = asyncio.create_task(
+        keep_history(server, has_gpu=plan.parallel.device.startswith("cuda"))
+    )
+
+    def close() -> None:
+        history.cancel()
+        server.close()
+
+    return app, close
 
 
 def _routes(args: ServerArgs, *, with_admin: bool) -> list[RouteEntry]:

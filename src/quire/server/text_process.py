@@ -1,5 +1,5 @@
-"""The process in which long texts are tokenized and long conversations rendered, one after the
-other and within limits. long_texts.py is the other end of its pipe.
+"""The process in which long texts are tokenized, long conversations rendered and answers drawn for
+the page, one after the other and within limits. long_texts.py is the other end of its pipe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from quire.encodable import json_or_repr, text_of, to_msgpack
+from quire.encodable import json_or_repr, text_of, to_json, to_msgpack
 from quire.engine.frontend.pooling_input import PoolingFacts, Truncation
 from quire.engine.frontend.score_prompts import CrossPrompts
 from quire.engine.process.child_main import ChildProgram
@@ -23,6 +23,7 @@ from quire.errors import PromptTooLong, RequestError
 from quire.hardware.task_limits import cpu_time, limit_memory
 from quire.params import PoolingParams
 from quire.text.chat import render_chat
+from quire.text.markup import draw
 from quire.text.tokenizer import Tokenizer
 
 READY = b"ready"
@@ -37,10 +38,10 @@ _TRIMMED_BYTES = 1 << 20
 
 class TextStart(ChildStart, kw_only=True):
     """Whose texts, and within which limits: CPU seconds for each task, bytes for all it holds in
-    addition to the tokenizer.
+    addition to the tokenizer. Without a folder there is no tokenizer, and the process only draws.
     """
 
-    tokenizer_folder: str
+    tokenizer_folder: str | None
     tokenizer_mode: str
     time_s: float
     memory_bytes: int
@@ -102,13 +103,21 @@ class RenderTask(msgspec.Struct, tag="render"):
     options: dict[str, Any]
 
 
-TextTask = EncodeTask | PairTask | RenderTask
+class DrawTask(msgspec.Struct, tag="draw"):
+    """Draw the finished blocks of an answer, or if it `is_whole` all of it (`Drawing`)."""
+
+    text: str
+    is_whole: bool
+
+
+TextTask = EncodeTask | PairTask | RenderTask | DrawTask
 _decoder = msgspec.msgpack.Decoder(TextTask)
 
 
 class TextAnswer(msgspec.Struct, omit_defaults=True):
     """The ids as 32-bit integers, for a pair also where its second text begins, or the rendered
-    text, or why there is none: more than `num_tokens` tokens, or an error at `parameter`.
+    text, or a drawing as JSON, or why there is none: more than `num_tokens` tokens, or an error at
+    `parameter`.
     """
 
     ids: bytes = b""
@@ -119,10 +128,14 @@ class TextAnswer(msgspec.Struct, omit_defaults=True):
     parameter: str | None = None
 
 
-def answer_to(tokenizer: Tokenizer, data: bytes | bytearray) -> TextAnswer:
+def answer_to(tokenizer: Tokenizer | None, data: bytes | bytearray) -> TextAnswer:
     """Do one task, which is sent as MessagePack."""
     try:
         task = _decoder.decode(data)
+        if isinstance(task, DrawTask):
+            drawing = draw(task.text, is_whole=task.is_whole)
+            return TextAnswer(text=to_json(drawing).decode())
+        assert tokenizer is not None, "the process that only draws gets no other tasks"
         if isinstance(task, RenderTask):
             return TextAnswer(text=render_chat(tokenizer, task.messages, **task.options))
         if isinstance(task, PairTask):
@@ -160,8 +173,12 @@ def _run(start: TextStart, pipe: socket.socket) -> int:
     takes too much time.
     """
     os.nice(NICENESS)
-    tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder), mode=start.tokenizer_mode)
-    tokenizer.encode("a")
+    tokenizer = None
+    if start.tokenizer_folder is None:
+        draw("a", is_whole=True)  # what it imports is not part of a task
+    else:
+        tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder), mode=start.tokenizer_mode)
+        tokenizer.encode("a")
     limit_memory(start.memory_bytes)
     send_frame(pipe, READY)
     while True:

@@ -29,7 +29,12 @@ TRACE_SLOT = "quire.traceparent"
 _MAX_NAMES = 32
 """How many ignored fields the header names."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
-_UNCOUNTED = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
+_UNCOUNTED = frozenset(
+    (
+        *("/health", "/ping", "/ready", "/load", "/version", "/metrics"),
+        *("/page/facts", "/page/drawing", "/page/history"),
+    )
+)
 
 
 def own_request_id(connection: HTTPConnection) -> str | None:
@@ -64,6 +69,11 @@ class InFlightRequests:
             self._count(-1)
             if not self.num_requests:
                 self._idle.set()
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether this is one of several API servers."""
+        return self._neighbours is not None
 
     @property
     def num_everywhere(self) -> int:

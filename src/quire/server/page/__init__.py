@@ -17,10 +17,13 @@ from quire.server.context import Server
 
 _SCRIPTS = (
     "server.js",
-    "markdown.js",
+    "nodes.js",
+    "drawing.js",
     "conversations.js",
     "odds.js",
     "transcript.js",
+    "settings.js",
+    "composer.js",
     "chat.js",
     "history.js",
     "nearest.js",

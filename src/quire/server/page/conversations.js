@@ -1,5 +1,7 @@
-// The conversations: {id, title, changed, messages: [{role, content, reasoning?, note?, isFailed?, isPlain?}]}.
-// localStorage keeps each under a key of its own, so that two tabs do not overwrite each other's.
+// The conversations: {id, title, changed, system, leaf, messages: [{id, parent, role, content, ...}]}.
+// The messages are a tree, since answers are regenerated and questions edited; what is shown is the
+// path to `leaf`. localStorage keeps each conversation under a key of its own, so that two tabs do not
+// overwrite each other's.
 
 const STORAGE_PREFIX = "quire-conversation-1-";
 const MAX_CONVERSATIONS = 100;
@@ -8,17 +10,12 @@ const MAX_TITLE_CHARS = 60;
 
 const conversations = new Map(); // by id
 
-// null where the browser keeps nothing for this site: the conversations then live as long as the page.
-const storage = (() => {
-  try {
-    return window.localStorage;
-  } catch {
-    return null;
-  }
-})();
+function randomId() {
+  return crypto.getRandomValues(new Uint32Array(2)).join("-");
+}
 
 function newConversation() {
-  return { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), title: "", changed: Date.now(), messages: [] };
+  return { id: randomId(), title: "", changed: Date.now(), system: "", leaf: null, messages: [] };
 }
 
 function newestFirst() {
@@ -30,6 +27,98 @@ function titleFrom(text) {
   return line.length > MAX_TITLE_CHARS ? `${line.slice(0, MAX_TITLE_CHARS - 1)}…` : line;
 }
 
+// The tree.
+
+function messageById({ messages }, id) {
+  return messages.find((message) => message.id === id);
+}
+
+// The messages from the first to `leaf`.
+function pathTo(conversation, leaf = conversation.leaf) {
+  const parents = new Map(conversation.messages.map((message) => [message.id, message]));
+  const path = [];
+  for (let at = parents.get(leaf); at; at = parents.get(at.parent)) path.unshift(at);
+  return path;
+}
+
+function siblingsOf(conversation, message) {
+  return conversation.messages.filter((other) => other.parent === message.parent);
+}
+
+function addTo(conversation, parent, facts) {
+  const message = { id: randomId(), parent, ...facts };
+  conversation.messages.push(message);
+  conversation.leaf = message.id;
+  return message;
+}
+
+// Shows the branch of a message, to its newest end.
+function chooseBranch(conversation, message) {
+  let leaf = message;
+  for (let next = leaf; next; next = conversation.messages.findLast((other) => other.parent === leaf.id)) leaf = next;
+  conversation.leaf = leaf.id;
+}
+
+// Removes a message and all that follows it; another branch is shown instead, if there is one.
+function removeBranch(conversation, message) {
+  const gone = new Set([message.id]);
+  for (const other of conversation.messages) if (gone.has(other.parent)) gone.add(other.id);
+  conversation.messages = conversation.messages.filter((other) => !gone.has(other.id));
+  if (!gone.has(conversation.leaf)) return;
+  const beside = conversation.messages.findLast((other) => other.parent === message.parent);
+  if (beside) chooseBranch(conversation, beside);
+  else conversation.leaf = message.parent;
+}
+
+// Reading what is stored or imported: nothing of it is trusted.
+
+const OPTIONAL_FIELDS = {
+  reasoning: (value) => typeof value === "string",
+  note: (value) => typeof value === "string",
+  isFailed: (value) => typeof value === "boolean",
+  isPlain: (value) => typeof value === "boolean",
+  usage: (value) => [value?.prompt, value?.completion].every(Number.isFinite),
+  files: (value) => Array.isArray(value) && value.every((file) => [file?.name, file?.text].every((text) => typeof text === "string")),
+};
+
+// A conversation from a JSON value: one of ours, or a list of messages as the API takes them. Returns
+// null for another value.
+function readConversation(given) {
+  const list = Array.isArray(given) ? given : given?.messages;
+  if (!Array.isArray(list)) return null;
+  const made = { ...newConversation(), title: titleFrom(String(given.title ?? "")) };
+  if (typeof given.system === "string") made.system = given.system;
+  if (Number.isFinite(given.changed)) made.changed = given.changed;
+  const seen = new Set();
+  let before = null;
+  for (const item of list) {
+    const content = textOf(item?.content);
+    if (content === null || !["system", "user", "assistant"].includes(item.role)) return null;
+    if (item.role === "system") {
+      made.system ||= content;
+      continue;
+    }
+    const { id = randomId(), parent = before } = item;
+    if (typeof id !== "string" || seen.has(id) || (parent !== null && !seen.has(parent))) return null;
+    const message = { id, parent, role: item.role, content };
+    for (const [name, isValid] of Object.entries(OPTIONAL_FIELDS)) if (isValid(item[name])) message[name] = item[name];
+    made.messages.push(message);
+    seen.add(before = id);
+  }
+  if (!made.messages.length) return null;
+  made.leaf = seen.has(given.leaf) ? given.leaf : before;
+  made.title ||= titleFrom(made.messages[0].content);
+  return made;
+}
+
+function textOf(content) {
+  if (typeof content === "string") return content;
+  if (!Array.isArray(content) || !content.every((part) => typeof part?.text === "string")) return null;
+  return content.map((part) => part.text).join("\n");
+}
+
+// Storage.
+
 function loadConversations() {
   conversations.clear();
   for (const name of Object.keys(storage ?? {})) {
@@ -39,20 +128,15 @@ function loadConversations() {
 
 // What another tab or an earlier visit has stored; what cannot be read is dropped.
 function takeStored(name, text) {
-  const conversation = parseConversation(text);
-  if (conversation?.id === name.slice(STORAGE_PREFIX.length)) conversations.set(conversation.id, conversation);
-  else if (text !== null) storage.removeItem(name);
-}
-
-function parseConversation(text) {
+  let given = null;
   try {
-    const { id, title, changed, messages } = JSON.parse(text);
-    const isMessage = (m) => ["user", "assistant"].includes(m.role) && typeof m.content === "string";
-    const isWhole = typeof id === "string" && typeof title === "string" && Number.isFinite(changed);
-    return isWhole && messages.length && messages.every(isMessage) ? { id, title, changed, messages } : null;
+    given = JSON.parse(text);
   } catch {
-    return null;
+    // half of a value
   }
+  const read = given?.id === name.slice(STORAGE_PREFIX.length) ? readConversation(given) : null;
+  if (read) conversations.set(given.id, { ...read, id: given.id });
+  else if (text !== null) storage.removeItem(name);
 }
 
 // Returns what stands in the way, or "".
@@ -88,13 +172,41 @@ function deleteConversation(conversation) {
   storage?.removeItem(STORAGE_PREFIX + conversation.id);
 }
 
-// As files.
-
-function asMarkdown({ title, messages }) {
-  const names = { user: "You", assistant: "Model" };
-  return `# ${title}\n\n${messages.map((m) => `## ${names[m.role]}\n\n${m.content}\n`).join("\n")}`;
+// What is sent of a message: its files come first, in fences that none of their lines can close.
+function contentOf({ content, files = [] }) {
+  const parts = files.map(({ name, text }) => {
+    const longest = Math.max(2, ...(text.match(/`{3,}/g) ?? []).map((ticks) => ticks.length));
+    const fence = "`".repeat(longest + 1);
+    return `File ${JSON.stringify(name)}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
+  });
+  return [...parts, content].filter(Boolean).join("\n\n");
 }
 
-function asJson({ title, messages }) {
-  return `${JSON.stringify({ title, messages }, null, 2)}\n`;
+// As files.
+
+function asMarkdown(conversation) {
+  const names = { user: "You", assistant: "Model" };
+  const { title, system } = conversation;
+  const parts = pathTo(conversation).map((m) => `## ${names[m.role]}\n\n${contentOf(m)}\n`);
+  if (system) parts.unshift(`## System\n\n${system}\n`);
+  return `# ${title}\n\n${parts.join("\n")}`;
+}
+
+function asJson(value) {
+  return `${JSON.stringify(value, null, 2)}\n`;
+}
+
+// The conversations in a file that has been saved here, or a list of messages. Throws an Error that says
+// why there are none.
+function importFrom(text) {
+  let given;
+  try {
+    given = JSON.parse(text);
+  } catch {
+    throw new Error("It is not JSON.");
+  }
+  const list = Array.isArray(given?.conversations) ? given.conversations : [given];
+  const read = list.map(readConversation);
+  if (!read.length || read.includes(null)) throw new Error("It has no messages with a role and a content.");
+  return read;
 }

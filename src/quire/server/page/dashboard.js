@@ -1,192 +1,155 @@
-// The dashboard: /metrics, read every two seconds while it is looked at.
+// The dashboard: what the server has kept of the last hour, asked for every few seconds while it is
+// looked at.
 
-const PERIOD_MS = 2000;
-const FIRST_PERIOD_MS = 400; // a rate takes two samples, and the first is not waited for long
-const STALE_MS = 3 * PERIOD_MS; // older samples are of another time than the one that is looked at
-const SHOWN_MS = 300_000; // five minutes, by a curve
+const FIRST_PERIOD_MS = 1000; // until there are two samples
 
 const TILES = [
-  ["Running", (m) => m.gauge("num_requests_running"), whole],
-  ["Waiting", (m) => m.gauge("num_requests_waiting"), whole],
-  ["KV cache in use", (m) => m.gauge("kv_cache_usage_perc"), share],
-  ["Prefix cache hits", (m) => m.ratio("prefix_cache_hits_total", "prefix_cache_queries_total"), share],
-  ["Generated tokens/s", (m) => m.rate("generation_tokens_total"), whole],
-  ["Prompt tokens/s", (m) => m.rate("prompt_tokens_total"), whole],
+  ["Running", [["", "running"]], whole],
+  ["Waiting", [["", "waiting"]], whole],
+  ["Generated tokens/s", [["", "generated_rate"]], whole],
+  ["Prompt tokens/s", [["", "prompt_rate"]], whole],
+  ["Ended requests/s", [["", "request_rate"]], whole],
+  ["KV cache in use", [["", "kv_cache"]], share],
+  ["Prefix cache hits", [["", "prefix_hits"]], share],
+  ["Process memory", [["", "process_bytes"]], bytes],
+  ["GPU memory (first)", [["", "gpu_bytes"]], bytes],
 ];
-
-const HISTOGRAMS = [
-  ["Time to first token", "time_to_first_token_seconds"],
-  ["Time between tokens", "inter_token_latency_seconds"],
+const CHARTS = [
+  ["Time to first token", [["half within", "first_token_p50"], ["95 % within", "first_token_p95"]], duration],
+  ["Time between tokens", [["half within", "token_gap_p50"], ["95 % within", "token_gap_p95"]], duration],
+  ["Time of a whole request", [["half within", "latency_p50"], ["95 % within", "latency_p95"]], duration],
+  ["Time in the queue", [["mean", "queue_mean"]], duration],
 ];
+const OPTIONAL = new Set(["gpu_bytes"]);
 
 function whole(value) {
-  return value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
+  return value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
 }
 
 function share(value) {
-  return value === null ? "–" : `${(100 * value).toFixed(1)} %`;
+  return `${(100 * value).toFixed(1)} %`;
+}
+
+function bytes(value) {
+  return value < 2 ** 30 ? `${Math.round(value / 2 ** 20)} MiB` : `${(value / 2 ** 30).toFixed(1)} GiB`;
 }
 
 function duration(seconds) {
-  if (seconds === Infinity) return "more";
   return seconds < 1 ? `${+(seconds * 1000).toPrecision(2)} ms` : `${+seconds.toPrecision(2)} s`;
 }
 
-// Sums over all labels but `le`, by name without prefix.
-function parseMetrics(text) {
-  const sums = new Map();
-  const buckets = new Map();
-  for (const line of text.split("\n")) {
-    const match = /^(?:\w+:)?(\w+)(?:\{(.*)\})? (\S+)/.exec(line);
-    if (!match) continue;
-    const [, name, labels, number] = match;
-    const value = Number(number.replace("+Inf", "Infinity"));
-    const le = /(?:^|,)le="([^"]+)"/.exec(labels ?? "");
-    if (!le) {
-      sums.set(name, (sums.get(name) ?? 0) + value);
-      continue;
-    }
-    const base = name.replace(/_bucket$/, "");
-    const bounds = buckets.get(base) ?? new Map();
-    const bound = le[1] === "+Inf" ? Infinity : Number(le[1]);
-    bounds.set(bound, (bounds.get(bound) ?? 0) + value);
-    buckets.set(base, bounds);
-  }
-  return { sums, buckets, at: performance.now() };
-}
-
-// Two samples: what is, and what changed.
-class Measures {
-  constructor(now, before) {
-    this.now = now;
-    this.before = before;
-  }
-
-  gauge(name) {
-    return this.now.sums.get(name) ?? null;
-  }
-
-  change(name) {
-    const now = this.now.sums.get(name);
-    const before = this.before?.sums.get(name);
-    return now === undefined || before === undefined || now < before ? null : now - before;
-  }
-
-  rate(name) {
-    const change = this.change(name);
-    return change === null ? null : change / ((this.now.at - this.before.at) / 1000);
-  }
-
-  ratio(part, all) {
-    const whole = this.gauge(all);
-    return whole ? this.gauge(part) / whole : null;
-  }
-}
-
-class Tile {
-  constructor([title, read, format]) {
-    Object.assign(this, { title, read, format, history: [] });
-    [this.box, this.value] = box(title, byId("tiles"));
-    this.curve = drawing(this.box, title, "curve", "polyline");
-  }
-
-  show(measures) {
-    const value = this.read(measures);
-    this.value.textContent = this.format(value);
-    if (value === null) return;
-    const { at: now } = measures.now;
-    this.history.push({ at: now, value });
-    while (this.history[0].at < now - SHOWN_MS) this.history.shift();
-    const top = Math.max(...this.history.map((sample) => sample.value)) || 1;
-    const x = (at) => 100 - (100 * (now - at)) / SHOWN_MS;
-    this.curve.setAttribute("points", this.history.map((s) => `${x(s.at)},${29 - (28 * s.value) / top}`).join(" "));
-    this.curve.parentNode.setAttribute("aria-label", `${this.title}: now ${this.format(value)}, at most ${this.format(top)} in the last five minutes`);
-  }
-}
-
-class Histogram {
-  constructor([title, name]) {
-    Object.assign(this, { title, name });
-    [this.box, this.value] = box(title, byId("charts"));
-    this.box.classList.add("wide-chart");
-    this.bars = drawing(this.box, title, "bars", "g");
-    this.axis = document.createElement("div");
-    this.axis.className = "axis";
-    this.box.append(this.axis);
-  }
-
-  show(measures) {
-    const bounds = [...(measures.now.buckets.get(this.name) ?? [])].sort(([a], [b]) => a - b);
-    const counts = bounds.map(([, upTo], i) => upTo - (i ? bounds[i - 1][1] : 0));
-    const total = counts.reduce((a, b) => a + b, 0);
-    if (!total) return void (this.value.textContent = "no requests yet");
-    const from = counts.findIndex((n) => n > 0);
-    const to = counts.findLastIndex((n) => n > 0);
-    const shown = counts.slice(from, to + 1);
-    const top = Math.max(...shown);
-    this.bars.replaceChildren(...shown.map((count, i) => {
-      const bar = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-      const width = 100 / shown.length;
-      const height = (29 * count) / top;
-      const facts = { x: i * width + width * 0.08, width: width * 0.84, y: 30 - height, height, class: "bar" };
-      for (const [name, value] of Object.entries(facts)) bar.setAttribute(name, value);
-      const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
-      title.textContent = `up to ${duration(bounds[from + i][0])}: ${count}`;
-      bar.append(title);
-      return bar;
-    }));
-    const percentile = (share) => duration(bounds.find(([, upTo]) => upTo >= share * total)[0]);
-    const summary = `half within ${percentile(0.5)}, 95 % within ${percentile(0.95)}`;
-    this.value.textContent = summary;
-    this.bars.parentNode.setAttribute("aria-label", `${this.title} of ${total}: ${summary}`);
-    const left = from ? duration(bounds[from - 1][0]) : "0";
-    this.axis.replaceChildren(left, document.createElement("span"), duration(bounds[to][0]));
-  }
-}
-
-function box(title, parent) {
-  const section = document.createElement("section");
-  section.className = "tile";
-  const heading = document.createElement("h2");
-  heading.textContent = title;
-  const value = document.createElement("div");
-  value.className = "value";
-  value.textContent = "–";
-  section.append(heading, value);
-  parent.append(section);
-  return [section, value];
-}
-
-function drawing(parent, title, name, kind) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 100 30");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${title}: nothing yet`);
+function svgPart(kind, facts) {
   const part = document.createElementNS("http://www.w3.org/2000/svg", kind);
-  part.setAttribute("class", name);
-  svg.append(part);
-  parent.append(svg);
+  for (const [name, value] of Object.entries(facts)) part.setAttribute(name, value);
   return part;
 }
 
-const parts = [...TILES.map((facts) => new Tile(facts)), ...HISTOGRAMS.map((facts) => new Histogram(facts))];
-let sampleBefore = null;
+const course = { times: [], series: {}, periodS: 5, keptS: 3600 };
+
+function takeCourse({ times, series, period_s: periodS, kept_s: keptS }) {
+  const names = new Set([...Object.keys(course.series), ...Object.keys(series)]);
+  const before = course.times.length;
+  for (const name of names) {
+    const old = course.series[name] ?? Array(before).fill(null);
+    course.series[name] = [...old, ...(series[name] ?? Array(times.length).fill(null))];
+  }
+  course.times.push(...times);
+  Object.assign(course, { periodS, keptS });
+  const numOld = course.times.findIndex((at) => at > course.times.at(-1) - keptS);
+  if (numOld > 0) for (const values of [course.times, ...Object.values(course.series)]) values.splice(0, numOld);
+}
+
+// One value or several over time; the pointer reads an earlier one.
+class Curves {
+  constructor([title, lines, format], parent) {
+    Object.assign(this, { title, lines, format, at: null });
+    this.value = make("div", "value", ["–"]);
+    this.svg = svgPart("svg", { viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img", "aria-label": title });
+    this.paths = lines.map((_, i) => svgPart("path", { class: `curve curve-${i}` }));
+    this.mark = svgPart("line", { class: "mark", y1: 0, y2: 30 });
+    this.svg.append(...this.paths, this.mark);
+    this.peak = make("span");
+    this.age = make("span");
+    this.box = make("section", "tile", [make("h2", "", [title]), this.value, this.svg, make("div", "axis", [this.age, this.peak])]);
+    this.svg.addEventListener("pointermove", (event) => this.read(event));
+    this.svg.addEventListener("pointerleave", () => this.show((this.at = null)));
+    parent.append(this.box);
+  }
+
+  read({ clientX }) {
+    const { left, width } = this.svg.getBoundingClientRect();
+    const { from, to } = range();
+    const wanted = from + ((clientX - left) / width) * (to - from);
+    const distances = course.times.map((at) => Math.abs(at - wanted));
+    this.at = distances.indexOf(Math.min(...distances));
+    this.show();
+  }
+
+  show() {
+    const series = this.lines.map(([, name]) => course.series[name] ?? []);
+    this.box.hidden = this.lines.every(([, name]) => OPTIONAL.has(name)) && !series.some((values) => values.length);
+    const { from, to, first } = range();
+    const shown = series.flatMap((values) => values.slice(first).filter((value) => value !== null));
+    const top = Math.max(0, ...shown) || 1;
+    series.forEach((values, i) => this.paths[i].setAttribute("d", pathOf(values, first, (at) => (100 * (at - from)) / (to - from), top)));
+    const texts = series.map((values, i) => this.textOf(values, this.lines[i][0], first)).filter(Boolean);
+    this.value.textContent = texts.join(", ") || "–";
+    this.peak.textContent = shown.length ? `at most ${this.format(Math.max(...shown))}` : "nothing yet";
+    this.age.textContent = this.at === null ? "" : `${Math.round(to - course.times[this.at])} s ago`;
+    const x = this.at === null ? -1 : (100 * (course.times[this.at] - from)) / (to - from);
+    this.mark.setAttribute("x1", x);
+    this.mark.setAttribute("x2", x);
+    this.svg.setAttribute("aria-label", `${this.title}: ${this.value.textContent}, ${this.peak.textContent}`);
+  }
+
+  // The newest value, or that at the pointer.
+  textOf(values, label, first) {
+    const value = this.at === null ? values.slice(first).findLast((each) => each !== null) : values[this.at];
+    return value === undefined || value === null ? "" : `${label} ${this.format(value)}`.trim();
+  }
+}
+
+// Lines between neighbours, and a short one where a value stands alone.
+function pathOf(values, first, x, top) {
+  let path = "";
+  for (let i = first; i < values.length; i++) {
+    if (values[i] === null) continue;
+    const point = `${x(course.times[i]).toFixed(2)},${(29 - (28 * values[i]) / top).toFixed(2)}`;
+    const goesOn = i > first && values[i - 1] !== null && course.times[i] - course.times[i - 1] < 3 * course.periodS;
+    path += goesOn ? `L${point}` : `M${point}h0.3`;
+  }
+  return path;
+}
+
+function range() {
+  const to = course.times.at(-1) ?? 0;
+  const from = to - Number(byId("range").value);
+  const first = course.times.findIndex((at) => at >= from);
+  return { from, to, first: Math.max(0, first) };
+}
+
+const curves = [
+  ...TILES.map((given) => new Curves(given, byId("tiles"))),
+  ...CHARTS.map((given) => new Curves(given, byId("charts"))),
+];
+for (const { box } of curves.slice(TILES.length)) box.classList.add("wide-chart");
 let timer = null;
+
+function showCourse() {
+  for (const each of curves) each.show();
+}
+
+byId("range").addEventListener("change", showCourse);
 
 async function refresh() {
   try {
-    const now = parseMetrics(await (await ask("metrics")).text());
-    const isFresh = sampleBefore && now.at - sampleBefore.at < STALE_MS;
-    const measures = new Measures(now, isFresh ? sampleBefore : null);
-    sampleBefore = now;
-    for (const part of parts) part.show(measures);
+    takeCourse(await (await ask(`page/history?since=${course.times.at(-1) ?? 0}`)).json());
+    showCourse();
     byId("live-note").textContent = "";
-    return isFresh ? PERIOD_MS : FIRST_PERIOD_MS;
   } catch (error) {
     byId("live-note").textContent = error instanceof Refused ? error.message : "The server does not answer.";
-    return PERIOD_MS;
   }
+  return course.times.length < 2 ? FIRST_PERIOD_MS : 1000 * course.periodS;
 }
 
 async function watch() {

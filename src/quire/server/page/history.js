@@ -6,21 +6,29 @@ function showHistory() {
   const hash = current.messages.length ? `#${current.id}` : "";
   if (location.hash !== hash) history.replaceState(null, "", location.pathname + location.search + hash);
   for (const id of ["rename", "delete", "export-markdown", "export-json"]) byId(id).disabled = !hash;
-  const entries = newestFirst().map((conversation) => [conversation, conversation.title || "Untitled"]);
+  const wanted = byId("search").value.trim().toLowerCase();
+  const found = newestFirst().filter((conversation) => !wanted || isAbout(conversation, wanted));
+  const entries = found.map((conversation) => [conversation, conversation.title || "Untitled"]);
+  byId("search-note").textContent = wanted && !found.length ? "Nothing found." : "";
   const shown = JSON.stringify([current.id, entries.map(([{ id }, title]) => [id, title])]);
   if (shown === shownEntries) return;
   shownEntries = shown;
   const list = byId("conversations");
   const hadFocus = list.contains(document.activeElement);
   list.replaceChildren(...entries.map(([conversation, title]) => {
-    const button = make("button", "plain", [title]);
-    button.type = "button";
-    if (conversation === current) button.setAttribute("aria-current", "true");
-    button.addEventListener("click", () => choose(conversation));
-    return make("li", "", [button]);
+    const entry = button(title);
+    if (conversation === current) entry.setAttribute("aria-current", "true");
+    entry.addEventListener("click", () => choose(conversation));
+    return make("li", "", [entry]);
   }));
   if (hadFocus) list.querySelector("[aria-current]")?.focus();
 }
+
+function isAbout({ title, messages }, wanted) {
+  return [title, ...messages.map((message) => message.content)].some((text) => text.toLowerCase().includes(wanted));
+}
+
+byId("search").addEventListener("input", showHistory);
 
 function choose(conversation) {
   show(conversation);
@@ -48,9 +56,14 @@ byId("rename").addEventListener("click", () => {
     keep(current);
   });
 });
+function askToDelete(title, text, use) {
+  byId("delete-title").textContent = title;
+  byId("delete-text").textContent = text;
+  askFirst(byId("delete-dialog"), use);
+}
+
 byId("delete").addEventListener("click", () => {
-  byId("delete-name").textContent = current.title;
-  askFirst(byId("delete-dialog"), () => {
+  askToDelete("Delete the conversation?", `“${current.title}” cannot be brought back.`, () => {
     stop();
     deleteConversation(current);
     show(newestFirst()[0] ?? newConversation());
@@ -58,16 +71,35 @@ byId("delete").addEventListener("click", () => {
   });
 });
 
-function download(text, ending, type) {
+function download(text, ending, type, name = current.title) {
   const link = make("a");
   link.href = URL.createObjectURL(new Blob([text], { type }));
-  link.download = `${current.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation"}.${ending}`;
+  link.download = `${name.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation"}.${ending}`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
 byId("export-markdown").addEventListener("click", () => download(asMarkdown(current), "md", "text/markdown"));
 byId("export-json").addEventListener("click", () => download(asJson(current), "json", "application/json"));
+byId("export-all").addEventListener("click", () => {
+  download(asJson({ conversations: newestFirst() }), "json", "application/json", "conversations");
+});
+
+byId("import").addEventListener("click", () => byId("import-file").click());
+byId("import-file").addEventListener("change", async () => {
+  const notes = [];
+  for (const file of byId("import-file").files) {
+    try {
+      const read = importFrom(await file.text());
+      for (const conversation of read) notes.push(saveConversation(conversation));
+      show(read.at(-1));
+    } catch (error) {
+      notes.push(`“${file.name}” cannot be imported. ${error.message}`);
+    }
+  }
+  byId("import-file").value = "";
+  byId("storage-note").textContent = notes.filter(Boolean).join(" ");
+});
 
 // What another tab does. A conversation that is being answered here stays as it is here.
 addEventListener("storage", ({ key: name, newValue }) => {
@@ -79,7 +111,7 @@ addEventListener("storage", ({ key: name, newValue }) => {
   for (const conversation of running) conversations.set(conversation.id, conversation);
   const stored = conversations.get(current.id);
   if (!stored && current.messages.length) return show(newConversation());
-  if (stored && stored !== current) showMessages((current = stored).messages);
+  if (stored && stored !== current) return show(stored, { keepsDraft: true });
   showState();
   showHistory();
 });

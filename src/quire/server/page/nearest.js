@@ -28,6 +28,6 @@ byId("compare").addEventListener("submit", async (event) => {
     note.textContent = `${results.length} texts, ${usage.prompt_tokens} tokens`;
   } catch (error) {
     if (own.signal.aborted) return;
-    note.textContent = error instanceof Refused ? error.message : "The server cannot be reached.";
+    note.textContent = reasonIn(error);
   }
 });

@@ -12,7 +12,10 @@ function openTab(tab) {
     other.tabIndex = isOpen ? 0 : -1;
     byId(other.getAttribute("aria-controls")).hidden = !isOpen;
   }
-  if (tab.id === "tab-live") watch();
+  if (tab.id === "tab-live") {
+    keyIsDeclined = false;
+    watch();
+  }
 }
 
 for (const tab of tabs) {
@@ -31,6 +34,7 @@ byId("theme").addEventListener("click", () => {
   const isDark = getComputedStyle(root).colorScheme === "dark"
     || (root.dataset.theme === undefined && matchMedia("(prefers-color-scheme: dark)").matches);
   root.dataset.theme = isDark ? "light" : "dark";
+  keepSetting("theme-1", root.dataset.theme);
 });
 
 async function checkHealth() {
@@ -57,9 +61,11 @@ document.addEventListener("pointerdown", ({ target }) => {
 
 checkHealth();
 setInterval(checkHealth, 10_000);
-ask("v1/models").then(async (response) => {
-  byId("model").textContent = (await response.json()).data[0].id;
-}, () => {});
+const theme = keptSetting("theme-1");
+if (["light", "dark"].includes(theme)) document.documentElement.dataset.theme = theme;
+restoreSettings();
+loadModels().then(() => showUsage());
+loadFacts().then(() => showUsage());
 if (can.includes("generate")) {
   loadConversations();
   show(conversations.get(location.hash.slice(1)) ?? newConversation());

@@ -22,9 +22,20 @@ function keepPlace() {
   byId("latest").hidden = isFollowing || distanceToEnd() < 4;
 }
 
+// Drawing changes heights, and the browser moves what is in view along: only a reader's own move counts.
+let readerMovedAt = -Infinity;
+for (const kind of ["wheel", "touchmove", "keydown", "pointerdown", "pointermove"]) {
+  transcript.addEventListener(kind, (event) => {
+    if (kind !== "pointermove" || event.buttons) readerMovedAt = performance.now();
+    if (event.deltaY < 0 && transcript.scrollTop > 0) isFollowing = false;
+  }, { passive: true });
+}
+
 transcript.addEventListener("scroll", () => {
-  if (distanceToEnd() < 4) isFollowing = true;
-  else if (transcript.scrollTop < lastTop) isFollowing = false;
+  if (performance.now() - readerMovedAt < 1000) {
+    if (transcript.scrollTop < lastTop) isFollowing = false;
+    else if (transcript.scrollTop > lastTop && distanceToEnd() < 4) isFollowing = true;
+  }
   keepPlace();
 });
 // After each layout and before it is painted, whatever has changed the height.
@@ -49,25 +60,28 @@ class MessageView {
   constructor(message) {
     this.message = message;
     this.text = make("div", "text");
-    this.note = make("p", message.isFailed ? "note failed" : "note");
-    this.copy = actionButton("Copy", "copies", "message");
-    this.again = actionButton("Regenerate", "regenerates", "");
-    const actions = make("div", "actions", [this.copy, this.again]);
+    this.note = make("p", "note");
+    this.files = make("ul", "files");
+    this.actions = make("div", "actions");
     const who = make("h2", "who", [message.isPlain && message.role === "assistant" ? "Continuation" : NAMES[message.role]]);
-    this.item = make("li", `${message.role}${message.isPlain ? " plain-text" : ""}`, [who, this.text, this.note, actions]);
+    this.item = make("li", `${message.role}${message.isPlain ? " plain-text" : ""}`, [who, this.files, this.text, this.note, this.actions]);
+    for (const { name, text } of message.files ?? []) {
+      this.files.append(make("li", "", [make("details", "", [make("summary", "", [name]), make("pre", "", [text])])]));
+    }
     this.draw();
   }
 
-  draw() {
+  draw(isWhole = true) {
     const { message } = this;
     const form = this.form();
-    if (form !== this.drawnForm) {
+    if (form !== this.drawnForm || (form !== "prose" && !message.content.startsWith(this.drawnText ?? ""))) {
       this.text.replaceChildren();
       this.text.className = `text ${form}`;
-      this.markdown = new Markdown(this.text);
+      this.answer = form === "prose" ? new DrawnAnswer(this.text) : null;
       Object.assign(this, { drawnForm: form, numDrawn: 0 });
     }
-    this[form]();
+    this[form](isWhole);
+    this.drawnText = message.content;
     if (message.reasoning) this.think(message.reasoning);
     this.note.textContent = message.note ?? "";
     this.note.classList.toggle("failed", Boolean(message.isFailed));
@@ -88,31 +102,100 @@ class MessageView {
     this.numDrawn = this.message.content.length;
   }
 
-  prose() {
-    this.markdown.draw(this.message.content);
+  prose(isWhole) {
+    this.answer.show(this.message.content, isWhole);
   }
 
   think(text) {
     if (!this.thoughts) {
       this.thoughts = make("p");
-      this.text.before(make("details", "", [make("summary", "", ["Reasoning"]), this.thoughts]));
+      this.text.before(make("details", "thoughts", [make("summary", "", ["Reasoning"]), this.thoughts]));
     }
     this.thoughts.textContent = text;
   }
 
-  // What the end of a message brings: its note, and what can be done with it.
-  offer(isEnded, canRegenerate) {
-    this.note.hidden = !isEnded;
-    this.copy.hidden = !isEnded || !this.message.content;
-    this.again.hidden = !canRegenerate;
+  // What can be done with the message. `isBusy`: an answer is being written in this conversation.
+  offer(siblings, isLast, isBusy) {
+    const { message } = this;
+    const isGrowing = isBusy && isLast;
+    this.note.hidden = isGrowing;
+    const wanted = isGrowing ? [] : [["Copy", "copy", message.content !== ""]];
+    if (!isBusy) {
+      wanted.push(["Edit", "edit", true]);
+      if (message.role === "assistant") {
+        wanted.push(["Regenerate", "regenerate", true]);
+        wanted.push(["Continue", "continue", isLast && message.content !== ""]);
+      } else {
+        wanted.push(["Answer", "answer", isLast]);
+      }
+      wanted.push(["Delete", "delete", true]);
+    }
+    const shown = wanted.filter(([, , isOffered]) => isOffered).map(([label, action]) => {
+      const made = button(label);
+      made.dataset.action = action;
+      return made;
+    });
+    if (siblings.length > 1 && !isBusy) shown.push(this.branches(siblings));
+    const focused = document.activeElement?.dataset?.action;
+    const hadFocus = this.actions.contains(document.activeElement);
+    this.actions.replaceChildren(...shown);
+    if (hadFocus) this.actions.querySelector(`[data-action="${focused}"]`)?.focus();
   }
-}
 
-function actionButton(label, name, value) {
-  const button = make("button", "plain", [label]);
-  button.type = "button";
-  button.dataset[name] = value;
-  return button;
+  branches(siblings) {
+    const at = siblings.indexOf(this.message);
+    const [back, on] = [["‹", "Previous version", at - 1], ["›", "Next version", at + 1]].map(([sign, label, to]) => {
+      const made = button(sign);
+      made.setAttribute("aria-label", label);
+      made.dataset.action = to < at ? "back" : "on";
+      made.disabled = !siblings[to];
+      return made;
+    });
+    const group = make("span", "branches", [back, make("span", "", [`${at + 1} / ${siblings.length}`]), on]);
+    group.setAttribute("role", "group");
+    group.setAttribute("aria-label", "Versions");
+    return group;
+  }
+
+  // Has the text edited in its place; `use(text, kind)` gets it, with the name of the button.
+  edit(kinds, use) {
+    if (this.editor) return;
+    const area = make("textarea");
+    area.value = this.message.content;
+    area.setAttribute("aria-label", "Text of the message");
+    const close = () => {
+      this.editor.remove();
+      this.editor = null;
+      this.item.classList.remove("is-edited");
+    };
+    const finish = (kind) => {
+      const text = area.value;
+      close();
+      use(text, kind);
+    };
+    const buttons = kinds.map((kind, i) => {
+      const made = button(kind, i ? "plain" : "");
+      made.addEventListener("click", () => finish(kind));
+      return made;
+    });
+    const cancel = button("Cancel");
+    cancel.addEventListener("click", () => {
+      close();
+      this.actions.querySelector("[data-action=edit]")?.focus();
+    });
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        cancel.click();
+      } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        finish(kinds[0]);
+      }
+    });
+    this.editor = make("div", "editor", [area, make("div", "row", [...buttons, cancel])]);
+    this.item.classList.add("is-edited");
+    this.text.after(this.editor);
+    area.focus();
+  }
 }
 
 const views = new Map(); // message -> its view, of the conversation that is shown
@@ -133,32 +216,28 @@ function addMessage(message) {
   messageList.append(view.item);
 }
 
-function removeMessage(message) {
-  views.get(message)?.item.remove();
-  views.delete(message);
+function viewAt(node) {
+  const item = node.closest("#messages > li");
+  return [...views.values()].find((view) => view.item === item);
 }
 
 // Many pieces make one drawing: at most one a frame, and drawing takes a fifth of the time at most.
 const changed = new Set();
 let isDrawing = false;
 
-function drawSoon(message) {
+function showGrowth(message) {
   changed.add(message);
   if (isDrawing) return;
   isDrawing = true;
   requestAnimationFrame(() => {
     const start = performance.now();
-    drawChanged();
+    for (const grown of changed) views.get(grown)?.draw(false);
+    changed.clear();
     setTimeout(() => {
       isDrawing = false;
-      if (changed.size) drawSoon(message);
+      for (const grown of changed) showGrowth(grown);
     }, 4 * (performance.now() - start));
   });
-}
-
-function drawChanged() {
-  for (const message of changed) views.get(message)?.draw();
-  changed.clear();
 }
 
 // Copying, also where a page without TLS has no clipboard of its own.
@@ -176,16 +255,16 @@ async function copyText(text) {
   }
 }
 
-messageList.addEventListener("click", async ({ target }) => {
-  const kind = target.dataset.copies;
-  if (!kind) return;
-  const item = target.closest("#messages > li");
-  const whole = [...views.values()].find((view) => view.item === item).message.content;
-  await copyText(kind === "code" ? target.closest(".code").querySelector("code").textContent : whole);
+async function copyFrom(target, text) {
+  await copyText(text);
   target.focus();
   target.textContent = "Copied";
   announce("Copied");
   setTimeout(() => (target.textContent = "Copy"), 1500);
+}
+
+messageList.addEventListener("click", ({ target }) => {
+  if (target.dataset.copies) copyFrom(target, target.closest(".code").querySelector("pre").textContent);
 });
 
 // To screen readers: the end of an answer rather than each of its tokens.
