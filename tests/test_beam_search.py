@@ -5,6 +5,8 @@ import math
 import random
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire.beam_search import BeamSearch
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
@@ -67,6 +69,44 @@ def test_a_wide_search_finds_the_best_of_all_texts(seed, penalty, ignore_eos):
     assert [beam.tokens for beam in best] == [tokens for tokens, _ in expected]
     assert [beam.cum_logprob for beam in best] == pytest.approx([total for _, total in expected])
     assert all(len(beam.logprobs) == len(beam.tokens) - len(PROMPT) for beam in best)
+
+
+@pytest.mark.parametrize("penalty", [-1.5, 1.0, 2.0])
+def test_lengths_of_outputs_rank_as_transformers_does(penalty):
+    """A small random model, and a search so wide that it keeps every text."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=6, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, eos_token_id=EOS, pad_token_id=5, initializer_range=0.8,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    prompt = [3, 1, 4]
+    theirs = model.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, 3), num_beams=160, max_new_tokens=3,
+        length_penalty=penalty, early_stopping="never", num_return_sequences=12, do_sample=False,
+        return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+
+    def texts(rule):
+        params = BeamSearchParams(160, 3, length_penalty=penalty, length_rule=rule)
+        found = BeamSearch("p", prompt, params, EOS, params.max_tokens)
+        while not found.is_over:
+            with torch.no_grad():
+                logits = model(torch.tensor([beam.tokens for beam in found.beams])).logits[:, -1]
+            rows = logits.log_softmax(-1).tolist()
+            found.advance([{i: Logprob(value) for i, value in enumerate(row)} for row in rows])
+        best = found.best()[:12]
+        return [beam.tokens for beam in best], [found.score(beam) for beam in best]
+
+    expected = [_without_padding(tokens) for tokens in theirs.sequences.tolist()]
+    tokens, scores = texts("output")
+    assert tokens == expected
+    assert scores == pytest.approx(theirs.sequences_scores.tolist(), rel=1e-4)
+    assert texts("sequence")[0] != expected
+
+
+def _without_padding(tokens):
+    return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
 
 
 def test_width_one_is_greedy():

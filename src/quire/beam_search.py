@@ -70,7 +70,8 @@ class BeamSearch:
         self.done: list[BeamSearchSequence] = []
         self._params = params
         self._eos_token_id = None if params.ignore_eos else eos_token_id
-        self._max_length = len(token_ids) + max_tokens
+        self._prompt_length = len(token_ids)
+        self._max_length = self._prompt_length + max_tokens
 
     @property
     def is_over(self) -> bool:
@@ -110,10 +111,12 @@ class BeamSearch:
         return everything[: self._params.beam_width]
 
     def score(self, beam: BeamSearchSequence) -> float:
-        """Summed logprob / (tokens of prompt and output, less a trailing EOS) ** length penalty."""
-        length = len(beam.tokens)
-        if length and beam.tokens[-1] == self._eos_token_id:
-            length -= 1
+        """Summed logprob / length ** length penalty; BeamSearchParams has the rules of lengths."""
+        if self._params.length_rule == "output":
+            length = len(beam.tokens) - self._prompt_length
+        else:
+            ended = bool(beam.tokens) and beam.tokens[-1] == self._eos_token_id
+            length = len(beam.tokens) - ended
         return float(beam.cum_logprob / max(length, 1) ** self._params.length_penalty)
 
 

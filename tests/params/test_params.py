@@ -560,6 +560,10 @@ def test_repetition_detection(fields, text):
             {"beam_width": 2, "max_tokens": 1, "length_penalty": math.nan},
             "length_penalty=nan is not allowed: it must be a number from -100 to 100.",
         ),
+        (
+            {"beam_width": 2, "max_tokens": 1, "length_rule": "vllm"},
+            'length_rule=\'vllm\' is not allowed: it must be "sequence" or "output".',
+        ),
     ],
 )
 def test_beam_search_params(fields, text):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from quire.environment import max_sequences
-from quire.errors import InvalidType
+from quire.errors import InvalidParameter, InvalidType
 from quire.params import checks
 from quire.params.checks import MAX_INT
 from quire.params.structured import StructuredOutputsParams
+
+LengthRule = Literal["sequence", "output"]
+_RULES = " or ".join(f'"{rule}"' for rule in get_args(LengthRule))
 
 
 class BeamSearchParams(msgspec.Struct, omit_defaults=True, metaclass=checks.CheckedMeta):
     """How `LLM.beam_search` searches for the likeliest texts.
 
-    The score of a text is its summed logprob / (length of prompt and output) ** `length_penalty`,
-    where a trailing EOS is not counted.
+    The score of a text is its summed logprob / length ** `length_penalty`. By the `length_rule`
+    "sequence" the length is that of prompt and output without a trailing EOS; by "output" it is
+    that of the output with its EOS, as in transformers.
     """
 
     beam_width: int
@@ -29,6 +33,7 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, metaclass=checks.Chec
     structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
     watermarking: Any = None
+    length_rule: LengthRule = "sequence"
 
     def __post_init__(self) -> None:
         most = max_sequences()
@@ -42,6 +47,8 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, metaclass=checks.Chec
         self.length_penalty = checks.number(
             "length_penalty", self.length_penalty, -100, 100, allowed
         )
+        if self.length_rule not in get_args(LengthRule):
+            raise InvalidParameter("length_rule", self.length_rule, f"it must be {_RULES}")
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             checks.flag(name, getattr(self, name))
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):

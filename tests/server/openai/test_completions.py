@@ -220,13 +220,17 @@ def test_best_of_returns_the_completions_with_the_highest_mean_logprob(client):
             create(client, temperature=1, **fields)
 
 
-@pytest.mark.parametrize("penalty", [1.0, -2.0])
-def test_beam_search_finds_what_llm_finds(client, llm, penalty):
-    params = BeamSearchParams(beam_width=3, max_tokens=8, length_penalty=penalty)
+@pytest.mark.parametrize(
+    "lengths",
+    [{"length_penalty": 1.0}, {"length_penalty": -2.0},
+     {"length_penalty": -2.0, "length_rule": "output"}],
+)  # fmt: skip
+def test_beam_search_finds_what_llm_finds(client, llm, lengths):
+    params = BeamSearchParams(beam_width=3, max_tokens=8, **lengths)
     [right] = llm.beam_search([PROMPT], params)
     texts = [llm.get_tokenizer().decode(beam.tokens, skip_special_tokens=True) for beam in
              right.sequences]  # fmt: skip
-    extra = {"use_beam_search": True, "length_penalty": penalty, "return_token_ids": True}
+    extra = {"use_beam_search": True, "return_token_ids": True, **lengths}
     reply = create(client, n=3, max_tokens=8, extra_body=extra)
     assert [PROMPT + choice.text for choice in reply.choices] == texts
     assert [c.index for c in reply.choices] == [0, 1, 2]
@@ -244,6 +248,7 @@ def test_beam_search_finds_what_llm_finds(client, llm, penalty):
         ({"n": 11}, "n"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"use_beam_search": False, "length_penalty": 1.5}, "length_penalty"),
+        ({"use_beam_search": False, "length_rule": "output"}, "length_rule"),
     ],
 )
 def test_what_a_beam_search_cannot_honour_is_refused(server, fields, param):

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from quire.errors import InvalidParameter, NotBuiltYet, UnknownParameter
 from quire.params import SamplingParams
+from quire.params.beam import LengthRule
 from quire.params.kinds import RequestOutputKind
 from quire.params.structured import RepetitionDetectionParams
 from quire.server.http.fields import PlainObject, objects_in
@@ -127,6 +128,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
 
     use_beam_search: bool | None = None
     length_penalty: float | None = None
+    length_rule: LengthRule | None = None
     detokenize: bool | None = None
     data_parallel_rank: Annotated[int, Meta(ge=0, lt=2**16)] | None = None
     kv_transfer_params: dict[str, Any] | None = None
@@ -211,9 +213,10 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
 
     def refuse_unbuilt(self) -> None:
         """Raise NotBuiltYet for a documented field that this release does not implement."""
-        if self.length_penalty is not None and not self.use_beam_search:
-            allowed = "it goes with use_beam_search=true only"
-            raise InvalidParameter("length_penalty", self.length_penalty, allowed)
+        for name in () if self.use_beam_search else ("length_penalty", "length_rule"):
+            if getattr(self, name) is not None:
+                allowed = "it goes with use_beam_search=true only"
+                raise InvalidParameter(name, getattr(self, name), allowed)
         if self.kv_transfer_params:
             raise NotBuiltYet("kv_transfer_params", self.kv_transfer_params, "Leave it out.")
 

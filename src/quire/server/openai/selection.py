@@ -77,6 +77,7 @@ class _Beams:
             ignore_eos=bool(body.ignore_eos),
             temperature=1.0 if body.temperature is None else body.temperature,
             length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+            length_rule=body.length_rule or "sequence",
         )
         self._skips_special = body.skip_special_tokens is not False
         self._eos = server.need_tokenizer().eos_token_id
