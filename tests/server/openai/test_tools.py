@@ -356,6 +356,25 @@ def test_the_channels_of_gpt_oss(choice, stream):
         )
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@pytest.mark.parametrize("opening", ["", "<|message_model|><|content_thinking|>"])
+def test_forced_calls_of_inkling_after_an_open_reasoning_too(choice, opening):
+    call = '<|content_invoke_tool_json|>{"name":"weather","args":{"city": "Bonn"}}'
+    says = ("hm<|end_message|>" if opening else "") + "<|message_model|>" + call
+    template = {"chat_template_kwargs": {"opening": opening}}
+    with scripted(plan_parsers("inkling", "inkling")) as server:
+        reply = ask(server, says, tools=[WEATHER], tool_choice=choice, extra_body=template)
+        assert without_ids(said(reply)) == {
+            "content": "",
+            "reasoning": "hm" if opening else "",
+            "calls": [["weather", '{"city": "Bonn"}']],
+            "finish": "stop" if choice == NAMED else "tool_calls",
+        }
+        form = server.seen[-1].sampling_params.structured_outputs
+        begins = json.loads(form.structural_tag)["format"]["elements"][0]["type"]
+        assert begins == ("any_text" if opening else "or")
+
+
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
 @pytest.mark.parametrize(
     "options", [{}, {"logprobs": True, "top_logprobs": 1}], ids=["", "logprobs"]

@@ -125,13 +125,26 @@ THOUGHT = "<|channel|>analysis<|message|>hm\n{}<|end|><|start|>assistant"
 TO_WEATHER = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
 
 
+def with_control_tokens(*names):
+    """The embedded tokenizer with `<|name|>` for each of the names."""
+    library = Tokenizer.from_file(str(embedded.path() / "tokenizer.json"))
+    library.add_special_tokens([f"<|{name}|>" for name in names])
+    return library
+
+
+def is_allowed_by(grammar, tokenizer, output, end):
+    """Whether the grammar, in the library's notation, lets the output be written."""
+    library = llguidance.LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id(end))
+    matcher = llguidance.LLMatcher(library, llguidance.LLMatcher.grammar_from_lark(grammar))
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokenizer.encode(output, add_special_tokens=False).ids
+    return matcher.validate_tokens(ids) == len(ids)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     """The embedded one with the control tokens of gpt-oss."""
-    library = Tokenizer.from_file(str(embedded.path() / "tokenizer.json"))
-    delimiters = ["channel", "message", "start", "end", "constrain", "call"]
-    library.add_special_tokens([f"<|{delimiter}|>" for delimiter in delimiters])
-    return library
+    return with_control_tokens("channel", "message", "start", "end", "constrain", "call")
 
 
 @pytest.mark.parametrize(
@@ -149,15 +162,8 @@ def tokenizer():
 def test_a_forced_call_of_gpt_oss_is_written_in_its_own_form(tokenizer, output, is_allowed):
     use = decide_tool_use(TOOLS, "required", GPT_OSS)
     assert (use.forced, use.is_named, use.schema) == (False, False, None)
-    library = llguidance.LLTokenizer(
-        tokenizer.to_str(), eos_token=tokenizer.token_to_id("<|call|>")
-    )
-    matcher = llguidance.LLMatcher(
-        library, llguidance.LLMatcher.grammar_from_lark(lark_of_calls(tokenizer, use))
-    )
-    assert not matcher.is_error(), matcher.get_error()
-    ids = tokenizer.encode(output, add_special_tokens=False).ids
-    assert (matcher.validate_tokens(ids) == len(ids)) is is_allowed
+    grammar = lark_of_calls(tokenizer, use)
+    assert is_allowed_by(grammar, tokenizer, output, "<|call|>") is is_allowed
     if is_allowed and output.endswith("}"):
         [call] = GPT_OSS.read(output, tools=use.tools).tool_calls
         assert call.name == "weather" and json.loads(call.arguments) in (
@@ -166,11 +172,73 @@ def test_a_forced_call_of_gpt_oss_is_written_in_its_own_form(tokenizer, output, 
         )
 
 
-def lark_of_calls(tokenizer, use):
-    tag = GPT_OSS.whole_output("start", use.calls)
+def lark_of_calls(tokenizer, use, plan=GPT_OSS, place="start"):
+    tag = plan.whole_output(place, use.calls)
     source = source_of(StructuredOutputsParams(structural_tag=tag))
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     return lowered(source, special).text
+
+
+INKLING = plan_parsers("inkling", "inkling")
+MODEL, THINKING, INVOKE, ENDED = (
+    "<|message_model|>", "<|content_thinking|>", "<|content_invoke_tool_json|>", "<|end_message|>",
+)  # fmt: skip
+INKLING_BONN = '{"name":"weather","args":{"city": "Bonn", "days": 2}}'
+
+
+@pytest.fixture(scope="module")
+def inkling_tokenizer():
+    """The embedded one with the control tokens of Inkling."""
+    return with_control_tokens(
+        "message_model", "content_thinking", "content_invoke_tool_json", "content_text",
+        "end_message", "content_model_end_sampling",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "is_allowed"),
+    [
+        (MODEL, INVOKE + INKLING_BONN, True),
+        ("", MODEL + INVOKE + INKLING_BONN, True),
+        ("", f"{MODEL}{THINKING}hm\n{ENDED}{MODEL}{INVOKE}{INKLING_BONN}", True),
+        (MODEL + THINKING, f"hm{ENDED}{MODEL}{INVOKE}{INKLING_BONN}", True),
+        (MODEL + THINKING, INVOKE + INKLING_BONN, False),
+        (MODEL, INVOKE + '{"name":"weather","args":{"days": "two"}}', False),
+        (MODEL, INVOKE + '{"name":"clock","args":{}}', False),
+        (MODEL, "<|content_text|>", False),
+        (MODEL, f"{THINKING}hm{ENDED}{MODEL}<|content_text|>", False),
+    ],
+)
+def test_a_forced_call_of_inkling_is_written_in_its_own_form(
+    inkling_tokenizer, prompt, output, is_allowed
+):
+    use = decide_tool_use(TOOLS, "required", INKLING)
+    place = INKLING.place(prompt)
+    grammar = lark_of_calls(inkling_tokenizer, use, INKLING, place)
+    end = "<|content_model_end_sampling|>"
+    assert is_allowed_by(grammar, inkling_tokenizer, output, end) is is_allowed
+    if is_allowed:
+        found = INKLING.read(output + ENDED, place, tools=use.tools)
+        assert [(call.name, call.arguments) for call in found.tool_calls] == [
+            ("weather", '{"city": "Bonn", "days": 2}')
+        ]
+        assert not found.content
+
+
+def test_an_answer_of_inkling_in_a_form_has_its_header(inkling_tokenizer):
+    form = {"type": "json_schema", "json_schema": {"type": "integer"}}
+    tag = INKLING.whole_output("start", [INKLING.answer_format(form)])
+    special = [token.content for token in inkling_tokenizer.get_added_tokens_decoder().values()]
+    grammar = lowered(source_of(StructuredOutputsParams(structural_tag=tag)), special).text
+    outputs = {f"{MODEL}<|content_text|>12": True, f"{MODEL}<|content_text|>a": False, "12": False}
+    for output, is_allowed in outputs.items():
+        assert is_allowed_by(grammar, inkling_tokenizer, output, ENDED) is is_allowed, output
+
+
+def test_calls_of_muse_glimmer_cannot_be_forced():
+    plan = plan_parsers("muse_glimmer", "muse_glimmer")
+    with pytest.raises(NotBuiltYet, match=r"Choose auto; .* \(gpt-oss\) and inkling take it"):
+        decide_tool_use(TOOLS, "required", plan)
 
 
 def test_a_named_call_of_gpt_oss_is_of_that_tool():

@@ -85,7 +85,7 @@ def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: 
     if plan.needs_special_tokens(special, reads_calls=reads_calls):
         params.skip_special_tokens = False
     if tools.calls is not None:
-        if place != plan.place(""):
+        if place not in ("start", "reasoning"):
             allowed = "a message that is continued cannot become a call"
             raise InvalidParameter("continue_final_message", True, allowed)
         tag = plan.whole_output(place, tools.calls)

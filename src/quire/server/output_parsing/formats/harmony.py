@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.server.output_parsing.formats.whole_outputs import after_thoughts, const, sequence
 from quire.server.output_parsing.state_table import (
     Head,
     ParserState,
@@ -64,47 +65,23 @@ def _states(with_calls: bool) -> dict[str, ParserState]:
     }  # fmt: skip
 
 
-_NEXT = {"type": "const_string", "value": "<|start|>assistant"}
-_THOUGHT = {
-    "type": "tag",
-    "begin": "<|channel|>analysis<|message|>",
-    "content": {"type": "any_text"},
-    "end": "<|end|>",
-}
-
-
 def output_of(place: str, lasts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The format of an output from `place` on: analysis as the model likes, then one of `lasts`."""
-    last = {"type": "or", "elements": [*lasts]}
-    thoughts = {
-        "type": "tags_with_separator",
-        "tags": [_THOUGHT],
-        "separator": _NEXT["value"],
-        "at_least_one": True,
-    }
-    from_start = {"type": "or", "elements": [last, _sequence(thoughts, _NEXT, last)]}
-    if place != "reasoning":
-        return from_start
-    rest = _sequence({"type": "any_text"}, {"type": "const_string", "value": _THOUGHT["end"]})
-    return _sequence(rest, _NEXT, from_start)
+    return after_thoughts(
+        place, lasts, begin="<|channel|>analysis<|message|>", end="<|end|>",
+        next_message="<|start|>assistant",
+    )  # fmt: skip
 
 
 def forced_calls(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The formats of a call of each of these tools with arguments that follow its schema."""
     return [
-        _sequence(
-            {
-                "type": "const_string",
-                "value": f"{_CALL}{tool['name']} <|constrain|>json<|message|>",
-            },
+        sequence(
+            const(f"{_CALL}{tool['name']} <|constrain|>json<|message|>"),
             {"type": "json_schema", "json_schema": tool["parameters"]},
         )
         for tool in tools
     ]
-
-
-def _sequence(*elements: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "sequence", "elements": [*elements]}
 
 
 HARMONY = ToolFormat(

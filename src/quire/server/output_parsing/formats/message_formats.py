@@ -4,10 +4,18 @@ is.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from quire.server.output_parsing.formats.call_tables import marked_parameters
+from quire.server.output_parsing.formats.whole_outputs import (
+    after_thoughts,
+    const,
+    one_of,
+    sequence,
+)
 from quire.server.output_parsing.state_table import (
     Head,
     ParserState,
@@ -65,9 +73,11 @@ def muse_states_with_calls() -> dict[str, ParserState]:
     }
 
 
+INKLING_MODEL = "<|message_model|>"
+INKLING_CALL = "<|content_invoke_tool_json|>"
 INKLING_ENDS = {
     **dict.fromkeys(("<|end_message|>", "<|content_model_end_sampling|>"), "content"),
-    **dict.fromkeys(("<|message_model|>", "<|content_text|>"), "content"),
+    **dict.fromkeys((INKLING_MODEL, "<|content_text|>"), "content"),
     "<|content_thinking|>": "reasoning",
 }
 
@@ -81,18 +91,44 @@ def inkling_states(ends: Mapping[str, str]) -> dict[str, ParserState]:
     }
 
 
+def inkling_output_of(place: str, lasts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The format of an output from `place` on: thoughts as the model likes, then one of `lasts`.
+    The prompt may end with the role of the first message or leave it to the output.
+    """
+    output = after_thoughts(
+        place, lasts, begin="<|content_thinking|>", end="<|end_message|>",
+        next_message=INKLING_MODEL,
+    )  # fmt: skip
+    if place == "reasoning":
+        return output
+    return sequence(one_of([const(""), const(INKLING_MODEL)]), output)
+
+
+def inkling_forced_calls(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The formats of a call of each of these tools with arguments that follow its schema."""
+    return [
+        sequence(
+            const(f'{INKLING_CALL}{{"name":{json.dumps(tool["name"])},"args":'),
+            {"type": "json_schema", "json_schema": tool["parameters"]},
+            const("}"),
+        )
+        for tool in tools
+    ]
+
+
 MUSE_GLIMMER = ToolFormat(
     "muse_glimmer", muse_states_with_calls(), start="start", has_reasoning=True
 )
 INKLING = ToolFormat(
     "inkling",
     {
-        **inkling_states({**INKLING_ENDS, "<|content_invoke_tool_json|>": "call"}),
+        **inkling_states({**INKLING_ENDS, INKLING_CALL: "call"}),
         "call": ParserState(Reads.ENVELOPE, INKLING_ENDS, then="content"),
     },
     start="start",
     argument_keys=("args", "arguments", "parameters"),
     has_reasoning=True,
+    forced_calls=inkling_forced_calls,
 )
 MUSE_GLIMMER_REASONING = ReasoningFormat(
     "muse_glimmer",
@@ -108,6 +144,8 @@ INKLING_REASONING = ReasoningFormat(
     ("<|content_thinking|>",),
     ("<|end_message|>",),
     answer_starts=("<|content_text|>",),
+    begins_call=INKLING_CALL,
+    output_of=inkling_output_of,
     table=ToolFormat("inkling", inkling_states(INKLING_ENDS), start="start", has_reasoning=True),
 )
 MESSAGE_FORMATS = (MUSE_GLIMMER, INKLING)
