@@ -300,17 +300,20 @@ def test_a_form_behind_a_reasoning(llm, is_text):
         assert tokenizer.decode(ids[start:]) in ("left", "right")
 
 
-BAD = {
-    "regex": ("(a", "unclosed group"),
-    "json": ({"contains": {"type": "null"}}, "contains is not supported"),
-    "grammar": ("start: missing", "unknown name"),
-    "structural_tag": ('{"structures": [], "triggers": []}', "at least one of its structures"),
-}
+CUT = "ends in the middle of an escape"
+BAD = [
+    ("regex", "(a", "unclosed group"),
+    ("regex", "a\\", CUT),
+    ("json", {"type": "string", "pattern": "a\\"}, CUT),
+    ("json", {"type": "object", "patternProperties": {"a\\": True}}, CUT),
+    ("json", {"contains": {"type": "null"}}, "contains is not supported"),
+    ("grammar", "start: missing", "unknown name"),
+    ("structural_tag", '{"structures": [], "triggers": []}', "at least one of its structures"),
+]
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_what_cannot_be_served_is_refused_by_its_name(llm, kind):
-    value, text = BAD[kind]
+@pytest.mark.parametrize(("kind", "value", "text"), BAD)
+def test_what_cannot_be_served_is_refused_by_its_name(llm, kind, value, text):
     with pytest.raises(InvalidParameter, match=text) as caught:
         generate(llm, sampled(Form(**{kind: value})))
     assert str(caught.value).startswith(f"structured_outputs.{kind}=")

@@ -12,7 +12,7 @@ from quire.config.structured_outputs_config import (
     structured_outputs_config,
 )
 from quire.errors import InvalidParameter, NotBuiltYet
-from quire.grammar.regular import narrowed, one_of
+from quire.grammar.regular import PatternError, narrowed, one_of
 from quire.grammar.source import source_of, with_defaults
 from quire.params import StructuredOutputsParams as Form
 
@@ -129,10 +129,16 @@ def test_a_choice_matches_its_texts_only(texts, other):
         (r"\d+", "[0-9]+"),
         (r"[\d-]\\d", r"[[0-9]-]\\d"),
         (r"\w\.\n", r"[0-9A-Za-z_]\.\n"),
-        ("a\\", "a\\"),
         (r"[[:alpha:]]&~[", r"[\[:alpha:]]&~["),
         (r"[]a[]x[^]&&\d]~", r"[]a\[]x[^]\&\&[0-9]]~"),
     ],
 )
 def test_classes_are_narrowed_and_escapes_kept(pattern, expected):
     assert narrowed(pattern) == expected
+
+
+def test_an_escape_has_a_character():
+    assert narrowed(r"a\\") == r"a\\"
+    for pattern in ("\\", "a\\", "a\\\\\\"):
+        with pytest.raises(PatternError, match="middle of an escape"):
+            narrowed(pattern)

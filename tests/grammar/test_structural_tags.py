@@ -158,6 +158,7 @@ REFUSED = {
     "any text before a rule": ({"format": sequence(ANY, JSON_POINT)}, "followed by a text"),
     "a bad schema": ({"format": {"type": "json_schema", "json_schema": False}}, "no value follows"),
     "a style": ({"format": {**JSON_POINT, "style": "qwen_xml"}}, "no style 'qwen_xml'"),
+    "a cut escape": ({"format": {"type": "regex", "pattern": "a\\"}}, "middle of an escape"),
     "no end": ({"format": {"type": "tag", "begin": "a", "content": ANY}}, "needs an end"),
 }  # fmt: skip
 

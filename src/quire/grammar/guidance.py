@@ -16,7 +16,7 @@ import numpy as np
 from quire.grammar.bits import mask_words
 from quire.grammar.library import GrammarError, in_short
 from quire.grammar.lowering import lark_of
-from quire.grammar.regular import narrowed, one_of
+from quire.grammar.regular import PatternError, narrowed, one_of
 from quire.grammar.source import LoweredSource
 from quire.grammar.vocabulary import Vocabulary
 
@@ -179,6 +179,8 @@ class GuidanceMatcher:
 
 def _as_grammar_error(error: BaseException) -> BaseException:
     """Convert a panic of the library, which is not an Exception, to a GrammarError."""
+    if isinstance(error, PatternError):
+        return GrammarError(str(error))
     if type(error).__module__ == "pyo3_runtime":
         return GrammarError("the library that makes masks failed")
     return error

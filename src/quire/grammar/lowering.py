@@ -13,6 +13,7 @@ from quire.grammar.json_schema.patterns import all_but, for_library
 from quire.grammar.json_schema.places import SchemaError, joined
 from quire.grammar.json_schema.preparing import PreparedSchema
 from quire.grammar.library import GrammarError, in_short
+from quire.grammar.regular import PatternError, check_escapes
 from quire.grammar.source import GrammarSource, LoweredSource
 from quire.grammar.structural_tag import TagError, tag_grammar
 
@@ -30,7 +31,7 @@ def lowered(source: GrammarSource, special_texts: Collection[str]) -> LoweredSou
         schemas = _TagSchemas(source)
         try:
             text = tag_grammar(source.text, special_texts, schemas.expression, lark_of)
-        except TagError as error:
+        except (TagError, PatternError) as error:
             raise GrammarError(str(error)) from None
         unenforced = tuple(schemas.unenforced)
         return LoweredSource("lark", text, source.whitespace, unenforced=unenforced)
@@ -94,6 +95,10 @@ class GuidancePatterns:
 
     def error_of(self, pattern: str) -> str | None:
         """See `PatternRules`."""
+        try:
+            check_escapes(pattern)
+        except PatternError as invalid:
+            return str(invalid)
         if pattern not in self._errors:
             error = _error_of({"type": "string", "pattern": for_library(pattern)})
             reason = error.rpartition("error: ")[2] or error

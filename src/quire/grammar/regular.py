@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from quire.errors import EngineError
+
 _CLASSES = {
     "d": "[0-9]",
     "w": "[0-9A-Za-z_]",
@@ -18,10 +20,24 @@ disagree about rare characters only, and those are left out.
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$/-#&~")
 
 
+class PatternError(EngineError):
+    """A regular expression is invalid; the text says why."""
+
+
+def check_escapes(pattern: str) -> None:
+    """Raise PatternError where the last escape lacks its character: llguidance drops the backslash,
+    and between slashes it would escape the one that ends the pattern.
+    """
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise PatternError("the pattern ends in the middle of an escape: write two for a backslash")
+
+
 def narrowed(pattern: str) -> str:
     """`pattern` with its character classes in terms that all engines agree on. Python has no sets
-    within sets: there `[`, `&` and `~` are characters.
+    within sets: there `[`, `&` and `~` are characters. Raises PatternError for an escape without
+    its character.
     """
+    check_escapes(pattern)
     parts, escaped = [], False
     set_began: int | None = None  # where the first character of the set is, which may be `]`
     for at, char in enumerate(pattern):
@@ -38,7 +54,7 @@ def narrowed(pattern: str) -> str:
             parts.append("\\" + char if char in "[&~" else char)
             if char == "]" and at > set_began:
                 set_began = None
-    return "".join(parts) + ("\\" if escaped else "")
+    return "".join(parts)
 
 
 def terminal(pattern: str) -> str:
