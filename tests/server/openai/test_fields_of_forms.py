@@ -56,8 +56,12 @@ def refusal_of(reply):
     return error.get("param"), error["message"]
 
 
-def test_json_object_with_a_schema_is_served(server):
-    given = {"type": "json_object", "schema": CITY}
+@pytest.mark.parametrize("name", ["schema", "value"])
+def test_json_object_with_a_schema_is_served(server, name):
+    """`value` is its name in text-generation-inference, and what huggingface_hub makes of a
+    `json_schema`.
+    """
+    given = {"type": "json_object", name: CITY}
     found = content_of(post(server, response_format=given))
     assert "name" in found and found.keys() <= {"name", "when"}
 
@@ -73,6 +77,10 @@ def test_json_object_with_a_schema_is_served(server):
         ({"type": "json_object", "json_schema": {"name": "n", "schema": CITY}},
          "response_format.json_schema"),
         ({"type": "json_object", "schema": [1]}, "response_format.schema"),
+        ({"type": "json_object", "value": [1]}, "response_format.value"),
+        ({"type": "json_object", "schema": CITY, "value": OPEN}, "response_format.value"),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": CITY}, "value": CITY},
+         "response_format.value"),
         ({"type": "json_object", "strict": True}, "response_format.strict"),
         ({"type": "json_schema", "schema": CITY}, "response_format.schema"),
         ({"schema": CITY}, "response_format"),

@@ -47,6 +47,14 @@ def test_the_generation_config_bounds_what_is_asked_for(asked, default, allowed)
     assert output_budget(asked, "max_tokens", defaults, 6, 16) == allowed
 
 
+def test_a_function_is_chosen_by_its_name_alone(server):
+    """huggingface_hub describes a choice without a type, and vLLM's type has a default."""
+    reply = chat(
+        server, tools=[FUNCTION], tool_choice={"function": {"name": "f"}}, max_tokens=40
+    ).json()["choices"][0]
+    assert reply["message"]["tool_calls"][0]["function"]["name"] == "f"
+
+
 def test_a_client_of_messages_may_ask_for_more_than_the_context(server):
     with anthropic.Anthropic(base_url=server.url, api_key="-", max_retries=0) as client:
         message = client.messages.create(

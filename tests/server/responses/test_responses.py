@@ -49,6 +49,12 @@ def test_the_events_tell_of_the_response(client):
     assert text == events[-1].response.output_text == create(client).output_text
 
 
+def test_the_events_have_all_fields_that_the_client_declares(client):
+    """The client does not check that, but others generate their types from the same description."""
+    for event in create(client, stream=True):
+        type(event).model_validate_json(event.model_dump_json(exclude_unset=True))
+
+
 def test_a_response_is_kept_and_gone_on_from(client):
     first = create(client)
     assert client.responses.retrieve(first.id).output_text == first.output_text

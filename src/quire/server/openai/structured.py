@@ -63,11 +63,11 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 _FORMAT_FIELDS = {
     "text": (),
-    "json_object": ("schema",),
+    "json_object": ("schema", "value"),
     "json_schema": ("json_schema",),
 }
 """The fields of a response format in addition to its type, by the type; those of `structural_tag`
-are the tag itself.
+are the tag itself. `value` is the schema's name in text-generation-inference.
 """
 
 
@@ -163,9 +163,18 @@ def _of_format(given: dict[str, Any] | None) -> dict[str, Any]:
             raise InvalidParameter(f"response_format.{name[:80]}", value, allowed, hint)
     if kind == "json_schema":
         return _of_schema(given)
-    if kind == "json_object" and given.get("schema") is not None:
-        return {"json": _checked_schema("response_format.schema", given["schema"])}
+    if kind == "json_object" and (schema := _schema_of_object(given)) is not None:
+        return {"json": schema}
     return {"json_object": True} if kind == "json_object" else {}
+
+
+def _schema_of_object(given: dict[str, Any]) -> str | None:
+    names = [name for name in _FORMAT_FIELDS["json_object"] if given.get(name) is not None]
+    schemas = [_checked_schema(f"response_format.{name}", given[name]) for name in names]
+    if len(names) > 1 and given[names[0]] != given[names[1]]:
+        allowed = f"{names[0]} has another schema"
+        raise InvalidParameter(f"response_format.{names[1]}", given[names[1]], allowed)
+    return schemas[0] if schemas else None
 
 
 def _of_schema(given: dict[str, Any]) -> dict[str, Any]:

@@ -170,10 +170,11 @@ def _chosen(tools: Sequence[Tool], choice: Any) -> Tool:
 
 
 def _chosen_name(choice: Any) -> str:
-    """The name in `{"type": "function", "function": {"name": ...}}` (or "custom"), or flat as in
-    Responses.
+    """The name in `{"type": "function", "function": {"name": ...}}` (or "custom"; a function needs
+    no type), or flat as in Responses.
     """
-    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    given = choice if isinstance(choice, Mapping) else {}
+    kind = given.get("type", "function" if "function" in given else None)
     if kind in ("function", "custom"):
         described = choice.get(kind, choice)
         name = described.get("name") if isinstance(described, Mapping) else None

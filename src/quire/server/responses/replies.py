@@ -73,6 +73,7 @@ class InputDetails(msgspec.Struct):
     """Where input tokens came from."""
 
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct):
