@@ -23,7 +23,6 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.client.multiprocess import AsyncMPClient
 from quire.engine.event_loop import loop_factory
-from quire.engine.frontend.admission import QueueLimits
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.launcher import start
 from quire.engine.process.child_process import ChildProcess
@@ -141,7 +140,7 @@ def engine_without_model(plan: EnginePlan) -> AsyncLLM:
     client = AsyncMPClient(cores, plan.parallel.max_core_restarts)
     front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, client)
     client.wait_until_ready()
-    return AsyncLLM(front_end=front_end, limits=_limits(plan), log_requests=False)
+    return AsyncLLM(front_end=front_end, log_requests=False)
 
 
 def front_end_alone(plan: EnginePlan) -> AsyncLLM:
@@ -149,11 +148,7 @@ def front_end_alone(plan: EnginePlan) -> AsyncLLM:
     core = SteadyCore(plan.model.vocab_size)
     client = LoopClient(core, lambda: core.has_work)
     front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, client)
-    return AsyncLLM(front_end=front_end, limits=_limits(plan), log_requests=False)
-
-
-def _limits(plan: EnginePlan) -> QueueLimits:
-    return QueueLimits(plan.serving.max_num_queued_reqs, plan.serving.max_num_queued_tokens)
+    return AsyncLLM(front_end=front_end, log_requests=False)
 
 
 async def stream(

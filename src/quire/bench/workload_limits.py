@@ -87,12 +87,11 @@ def operand_of(plan: EnginePlan) -> str:
 
 def _coded(plan: EnginePlan) -> list[StoredTensor]:
     """The tensors that a core keeps in codes."""
-    storage = read_storage(plan.model.hf_config)
+    config = plan.model.hf_config
+    storage = read_storage(config)
     if storage is None:
         return []
-    return coded_tensors(
-        find_family(plan.model.hf_config), read_spec(plan.model.hf_config), storage
-    )
+    return coded_tensors(find_family(config), read_spec(config), storage)
 
 
 def _bytes_as_stored(

@@ -99,7 +99,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn, and what outputs may carry besides. `sampling_defaults` are fields of
+    """The options for drawing tokens and for what outputs carry. `sampling_defaults` are fields of
     SamplingParams; `max_logprobs` is at most the vocabulary.
     """
 

@@ -120,7 +120,8 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     `first` is a process that was started ahead; it becomes this machine's first core. Raises
     InvalidParameter where cores on other machines are to come and no secret is set.
     """
-    here = list(plan.parallel.data_parallel_ranks)
+    parallel = plan.parallel
+    here = list(parallel.data_parallel_ranks)
     missing = _missing(plan)
     keys = cluster_keys(read_environment().cluster_secret) if missing else None
     if first is not None and not here:
@@ -129,11 +130,11 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     try:
         sockets = _sockets(plan, folder, keys)
         addresses, handshake, coordinator = sockets.addresses, None, None
-        if plan.parallel.enable_expert_parallel:
-            coordinator = DPCoordinator(folder, plan.parallel.data_parallel_size)
+        if parallel.enable_expert_parallel:
+            coordinator = DPCoordinator(folder, parallel.data_parallel_size)
             addresses = coordinator.addresses(addresses)
         if keys is not None:
-            endpoint = f"tcp://{plan.parallel.data_parallel_address}:{plan.parallel.data_parallel_rpc_port}"
+            endpoint = f"tcp://{parallel.data_parallel_address}:{parallel.data_parallel_rpc_port}"
             handshake = HandshakeServer(endpoint, keys, addresses, plan, missing)
     except BaseException:
         remove_socket_folder(folder)
@@ -142,7 +143,7 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
         plan,
         addresses,
         here,
-        data_parallel_size=plan.parallel.data_parallel_size,
+        data_parallel_size=parallel.data_parallel_size,
         socket_folder=folder,
         first=first,
         server_key=None if keys is None else keys.public,
@@ -159,13 +160,11 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
 
 def _missing(plan: EnginePlan) -> list[int]:
     """The cores that come from other machines."""
-    if plan.parallel.data_parallel_mode != INTERNAL:
+    parallel = plan.parallel
+    if parallel.data_parallel_mode != INTERNAL:
         return []
-    return [
-        i
-        for i in range(plan.parallel.data_parallel_size)
-        if i not in plan.parallel.data_parallel_ranks
-    ]
+    here = parallel.data_parallel_ranks
+    return [i for i in range(parallel.data_parallel_size) if i not in here]
 
 
 def _sockets(plan: EnginePlan, folder: Path, keys: ClusterKeys | None) -> CoreSockets:

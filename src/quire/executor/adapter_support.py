@@ -33,8 +33,8 @@ def adapter_support(config: WorkerConfig) -> AdapterSupport | None:
     plan = config.adapters
     if plan is None:
         return None
-    family, spec = find_family(config.model.hf_config, config.model.pooler), config.model.hf_config
-    targets = AdapterTargets(family, read_spec(spec, config.model.pooler), plan.target_modules)
+    model = (config.model.hf_config, config.model.pooler)
+    targets = AdapterTargets(find_family(*model), read_spec(*model), plan.target_modules)
     dtype = getattr(torch, plan.lora_dtype)
     return AdapterSupport(
         AdapterRoom(plan.max_loras, plan.max_lora_rank, dtype, targets.leaves),

@@ -70,8 +70,7 @@ async def serve(
         await engine.abort(server.in_flight.keys())
 
     watch = asyncio.create_task(_watch(engine, ending))
-    has_gpu = plan.parallel.device.startswith("cuda")
-    history = asyncio.create_task(keep_history(server, has_gpu=has_gpu))
+    history = asyncio.create_task(keep_history(server, plan.parallel.device))
     try:
         await listen(
             served,
@@ -100,9 +99,7 @@ async def make_app(
     server = build_server(engine, engine.tokenizer, plan, args, keys)
     await load_modules(server.adapters, args)
     app = build_app(server, access_of(args, keys), _routes(args, with_admin=args.enable_admin))
-    history = asyncio.create_task(
-        keep_history(server, has_gpu=plan.parallel.device.startswith("cuda"))
-    )
+    history = asyncio.create_task(keep_history(server, plan.parallel.device))
 
     def close() -> None:
         history.cancel()

@@ -32,7 +32,7 @@ _FEW = 64
 
 
 class AdaptersOff(CoreFeature):
-    """Of a core without adapters: requests that have one are refused."""
+    """Refuses requests that have an adapter, in a core without adapters."""
 
     fields = ("adapter",)
 

@@ -129,12 +129,12 @@ def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange:
             "enable_expert_parallel", True, "cores that share experts are processes of their own",
             "Use LLM, AsyncLLM or quire serve, which start them.",
         )  # fmt: skip
-    blocks = read_spec(plan.model.hf_config).blocks
-    layers = [block.experts for block in blocks if block.experts is not None]
+    decoder = read_spec(plan.model.hf_config)
+    layers = [block.experts for block in decoder.blocks if block.experts is not None]
     return ExpertExchange(
         group,
         num_experts=layers[0].experts,
         num_layers=len(layers),
-        width=read_spec(plan.model.hf_config).dim,
+        width=decoder.dim,
         dtype=getattr(torch, plan.model.dtype),
     )

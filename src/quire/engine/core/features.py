@@ -34,7 +34,7 @@ class CoreFeature:
 
     @property
     def masks(self) -> Masks | None:
-        """What the feature forbids constrained rows to draw; at most one feature of a core does."""
+        """The masks of constrained rows; at most one feature of a core has them."""
         return None
 
     def prepare(self, request: Request, message: EngineCoreRequest) -> None:

@@ -10,5 +10,5 @@ from quire.scheduling.scheduler import Scheduler
 
 
 def plain_features(scheduler: Scheduler) -> tuple[CoreFeature, ...]:
-    """What refuses requests that need more than tokens."""
+    """Features that refuse requests that need more than tokens."""
     return ConstrainedOutputs(GrammarCompiler(None), scheduler), AdaptersOff()

@@ -1,1 +1,1 @@
-"""What a front end keeps of the parts of outputs, by their kinds."""
+"""The parts of outputs that a front end keeps, by their kinds."""

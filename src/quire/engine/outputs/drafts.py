@@ -1,4 +1,4 @@
-"""What became of the drafts of a completion, counted over its steps."""
+"""Counts of the drafts of a completion, proposed and accepted, over its steps."""
 
 from __future__ import annotations
 

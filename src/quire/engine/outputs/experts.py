@@ -12,8 +12,8 @@ from quire.step.columns import RoutedExperts
 
 
 class OutputExperts(KeptPart):
-    """What is known of the tokens from position `start` on; a later part replaces what an
-    earlier one says of the same tokens.
+    """The experts of the tokens from position `start` on; a later part replaces those that an
+    earlier one has for the same tokens.
     """
 
     __slots__ = ("_end", "_start", "_values")

@@ -13,7 +13,7 @@ from quire.text.tokenizer import Tokenizer
 
 
 class SharedOutput(Protocol):
-    """What the completions of a request share."""
+    """The state that the completions of a request share."""
 
     output_kind: RequestOutputKind
     prompt_logprobs: object

@@ -65,9 +65,8 @@ def _title(message: StartMessage) -> str:
 def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> EngineCoreProc:
     """The core that the message describes, with its loop."""
     plan = message.plan
-    bind_thread(
-        parse_cpus(plan.parallel.thread_cpus[message.engine_index % len(plan.parallel.thread_cpus)])
-    )
+    cpus = plan.parallel.thread_cpus
+    bind_thread(parse_cpus(cpus[message.engine_index % len(cpus)]))
     core = build(plan, group=_group(message) if plan.parallel.enable_expert_parallel else None)
     kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
     proc = kind(core, message, pipe)
