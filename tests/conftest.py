@@ -83,7 +83,7 @@ def pytest_terminal_summary(terminalreporter):
     names = Counter(part for report in passed for part in set(re.split(r"[][-]", report.nodeid)))
     if not names["portable"]:
         return
-    from quire.kernels.cpu.runtime import find_native
+    from quire.hardware.native import find_native
 
     native, _ = find_native()
     parts = [f"{name} {why or f'in {names[name]} tests'}" for name, why in native.levels()]
@@ -96,7 +96,7 @@ def pytest_generate_tests(metafunc):
     csrc/kernels. Levels that this machine lacks are skipped with the reason.
     """
     if "isa" in metafunc.fixturenames:
-        from quire.kernels.cpu.runtime import find_native
+        from quire.hardware.native import find_native
         from tests.support.native_levels import levels_with
 
         native, _ = find_native()

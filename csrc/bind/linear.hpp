@@ -101,18 +101,23 @@ void experts(Context& c, int64_t num_experts, uintptr_t up, uintptr_t down, int6
     c.submit(c.kernels.experts, args, tokens);
 }
 
-// Fill the panels of a weight from [out, in], its rows source_row apart; peaks: or 0.
+// Fill outputs first..first+count-1 of a weight's panels from [count, in], its rows source_row
+// apart; peaks [count]: or 0.
 template <class Context>
-void pack(Context& c, const PackedWeight& weight, uintptr_t source, int64_t source_row,
-          uintptr_t panels, uintptr_t peaks) {
+void pack(Context& c, const PackedWeight& weight, int64_t first, int64_t count, uintptr_t source,
+          int64_t source_row, uintptr_t panels, uintptr_t peaks) {
     const Rows from{reinterpret_cast<void*>(source), source_row, 0};
+    const Outputs outputs{first, count};
     if (weight.form == WeightForm::plain) {
-        const PackArgs args{weight, from, reinterpret_cast<void*>(panels)};
+        const PackArgs args{weight, from, reinterpret_cast<void*>(panels), outputs};
         return c.submit(c.kernels.pack, args, weight.out);
     }
-    const PackQuantizedArgs args{weight, from, reinterpret_cast<uint8_t*>(panels),
+    const PackQuantizedArgs args{weight,
+                                 from,
+                                 reinterpret_cast<uint8_t*>(panels),
                                  const_cast<float*>(weight.scales),
-                                 reinterpret_cast<const float*>(peaks)};
+                                 reinterpret_cast<const float*>(peaks),
+                                 outputs};
     c.submit(c.kernels.pack_quantized, args, weight.out);
 }
 

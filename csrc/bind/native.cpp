@@ -157,6 +157,10 @@ void bind_memory(nb::module_& m) {
         .def_prop_ro("address", [](const Buffer& b) { return reinterpret_cast<Address>(b.data); });
     m.def("allocate", &allocate, "size"_a,
           "Zeroed memory; from 2 MiB on the kernel is asked for huge pages.");
+    m.def("prepare_memory", &prepare_memory, "size"_a,
+          "Have a thread touch pages that `allocate` takes from then on.");
+    m.def("end_preparation", &end_preparation, nb::call_guard<nb::gil_scoped_release>(),
+          "Free those that nobody has taken.");
 }
 
 void bind_pool(nb::module_& m) {

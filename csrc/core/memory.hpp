@@ -6,6 +6,14 @@
 
 namespace quire {
 
+// Has a thread touch huge pages of `size` bytes together, which `Memory` of a huge page or more
+// takes from then on: the kernel clears them while this process does something else. Does nothing
+// on systems without huge pages, or while it is doing so already.
+void prepare_memory(size_t size);
+
+// Ends that, and frees what nobody has taken.
+void end_preparation();
+
 // Zeroed memory, aligned to 64 bytes, or to 2 MiB from that size on, where the kernel is asked to
 // use huge pages. Pages that nobody has touched take no memory. Freed with the object.
 class Memory {

@@ -368,11 +368,17 @@ struct ExpertsArgs {
     Kernel<LoraShrinkArgs> shrink;
 };
 
-// A source [out, in], its rows as "tokens", into the panels of a weight.
+// Outputs first..first+count-1 of a weight: those of one of the tensors that it is made from.
+struct Outputs {
+    int64_t first, count;
+};
+
+// A source [outputs.count, in], its rows as "tokens", into the panels of a weight.
 struct PackArgs {
     PackedWeight weight;
     Rows source;
     void* panels;
+    Outputs outputs;
 };
 
 // The same into int8 or int4; `panels` and `scales` are zero and those of the weight. peaks: see
@@ -382,7 +388,8 @@ struct PackQuantizedArgs {
     Rows source;
     uint8_t* panels;
     float* scales;
-    const float* peaks = nullptr;
+    const float* peaks;
+    Outputs outputs;
 };
 
 // Codes [out, in] and, [out, groups] each, scales and zero points (or null) into `panels`, which

@@ -28,16 +28,18 @@ template <class E>
 inline void pack_panel(const PackArgs& a, int64_t panel) {
     const int64_t in = a.weight.in, even_in = (in + 1) / 2 * 2;
     const PanelOutputs outputs(a.weight, panel);
+    const Lanes lanes = outputs.lanes_of(a.outputs);
     E* to = static_cast<E*>(a.panels) + panel * even_in * kPanel;
     for (int64_t k = 0; k < in; k += kPacked) {
         const int64_t stop = k + kPacked < in ? k + kPacked : in;
-        for (int64_t lane = 0; lane < outputs.count; ++lane) {
-            const E* row = row_of<E>(a.source, outputs.first + lane, 0);
-            pack_run(to, lane, row, k, stop);
+        for (int64_t lane = lanes.begin; lane < lanes.end; ++lane) {
+            const int64_t row = outputs.first + lane - a.outputs.first;
+            pack_run(to, lane, row_of<E>(a.source, row, 0), k, stop);
         }
     }
-    // The memory may be used again, so zeros are written.
-    for (int64_t lane = 0; lane < kPanel; ++lane)
+    // The memory may be used again, so zeros are written: after the last output with its source.
+    const int64_t end = lanes.end == outputs.count ? kPanel : lanes.end;
+    for (int64_t lane = lanes.begin; lane < end; ++lane)
         for (int64_t i = lane < outputs.count ? in : 0; i < even_in; ++i)
             to[place_of<E>(lane, i)] = E{};
 }

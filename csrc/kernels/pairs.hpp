@@ -19,6 +19,10 @@ inline int64_t num_panels(const PackedWeight& w) {
 }
 
 // The outputs that one of them has.
+struct Lanes {
+    int64_t begin, end;
+};
+
 struct PanelOutputs {
     int64_t first, count;
 
@@ -27,6 +31,13 @@ struct PanelOutputs {
         const int64_t lane = panel / halves * kPanel;
         first = panel % halves * width + lane;
         count = width - lane < kPanel ? width - lane : kPanel;
+    }
+
+    // The lanes of those among `wanted`; none: begin is at the end.
+    Lanes lanes_of(const Outputs& wanted) const {
+        const int64_t begin = wanted.first - first, end = begin + wanted.count;
+        const int64_t from = begin < 0 ? 0 : begin, to = end < count ? end : count;
+        return {from < to ? from : to, to};
     }
 };
 

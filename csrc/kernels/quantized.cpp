@@ -359,13 +359,14 @@ Status pack(const PackQuantizedArgs& a, int64_t, Pool& pool) {
             const PanelOutputs outputs(a.weight, panel);
             const size_t room = round_up(a.weight.in + a.weight.group, kLine);
             auto* bytes = static_cast<int8_t*>(scratch(pool, worker, room));
-            for (int64_t lane = 0; lane < outputs.count; ++lane) {
-                const int64_t output = outputs.first + lane;
-                const E* row = row_of<E>(a.source, output, 0);
+            const Lanes lanes = outputs.lanes_of(a.outputs);
+            for (int64_t lane = lanes.begin; lane < lanes.end; ++lane) {
+                const int64_t at = outputs.first + lane - a.outputs.first;
+                const E* row = row_of<E>(a.source, at, 0);
                 if (is_int4(a.weight))
                     pack_nibbles(a, row, panel, lane, bytes);
                 else
-                    pack_bytes(a, row, a.peaks == nullptr ? nullptr : a.peaks + output, panel, lane,
+                    pack_bytes(a, row, a.peaks == nullptr ? nullptr : a.peaks + at, panel, lane,
                                bytes);
             }
         });

@@ -65,13 +65,18 @@ struct Weight {
 inline void pack(Pool& pool, const Kernels& kernels, Weight& weight) {
     const PackedWeight& w = weight.packed;
     Bytes source(w.in * w.out * size_of(w.type));
-    const Rows rows{source.fill(w.type, 1).as<void>(), w.in, 0};
+    source.fill(w.type, 1);
     Pool::Lease lease(pool);
-    if (w.form == WeightForm::plain)
-        kernels.pack({w, rows, weight.panels.as<void>()}, w.out, pool);
-    else
-        kernels.pack_quantized({w, rows, weight.panels.as<uint8_t>(), weight.scales.as<float>()},
-                               w.out, pool);
+    const int64_t first = w.out / 3;  // in two parts, as leaves are that become one weight
+    for (const Outputs part : {Outputs{0, first}, Outputs{first, w.out - first}}) {
+        const Rows rows{source.data.get() + part.first * w.in * size_of(w.type), w.in, 0};
+        if (w.form == WeightForm::plain)
+            kernels.pack({w, rows, weight.panels.as<void>(), part}, w.out, pool);
+        else
+            kernels.pack_quantized({w, rows, weight.panels.as<uint8_t>(),
+                                    weight.scales.as<float>(), nullptr, part},
+                                   w.out, pool);
+    }
 }
 
 // A weight in codes, with scales of a type, zero points, and its inputs backwards.

@@ -17,7 +17,7 @@ from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import LoadError
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.models import families
 from quire.models.families.llama import RULES
 from quire.models.positions import Rope

@@ -20,7 +20,7 @@ from quire.engine.control_verbs import perform
 from quire.engine.core import builder
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.params import RequestOutputKind, SamplingParams
 from quire.scheduling.state_blocks import StateBlocks
 from tests.models.hostile.models import Library

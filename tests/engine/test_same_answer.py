@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.hardware.native import find_native
 from quire.kernels.cpu.linear_ops import LinearOps
-from quire.kernels.cpu.runtime import find_native
 from quire.observability.metrics import Counter
 from quire.testing import make_checkpoint
 

@@ -6,7 +6,7 @@ import pytest
 from quire import SamplingParams
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import LoadError
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from tests.executor.worker_cores import open_core, same_bits, serve
 from tests.models.hostile.models import DENSE, HOSTILE, cases, write
 

@@ -17,7 +17,7 @@ from quire.engine.control_verbs import perform
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError, LoadError
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.step.faults import RowFailures
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve

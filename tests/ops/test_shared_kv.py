@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.kernels.triton.attention import paged_kv
 from quire.ops import select
 from quire.ops.kv import (

@@ -7,7 +7,7 @@ import torch
 
 from quire import LLM, EngineArgs, LLMEngine, PoolingParams, SamplingParams
 from quire.errors import InvalidParameter, InvalidType, LoadError, RequestError
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from tests.models.hostile.encoders import ENCODERS, make_encoder
 from tests.pooling import models
 

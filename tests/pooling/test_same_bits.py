@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, PoolingParams
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from tests.pooling import models
 
 pytestmark = pytest.mark.skipif(

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from quire import LLM, EngineArgs
 from quire.cli import main as cli
 from quire.errors import LoadError, UnsupportedConfigValue
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.models.pooling.sentence_transformers import read_sentence_files
 from tests.models.hostile.encoders import ENCODERS, make_encoder
 from tests.pooling import models

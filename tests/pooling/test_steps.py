@@ -8,7 +8,7 @@ import pytest
 from quire import PoolingParams
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.runner.warm_up import warm_up_pooling
 from quire.step.columns import PooledOutput
 from quire.testing import make_checkpoint

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from quire.errors import NotBuiltYet
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.ops import WeightFormat, fp8, select
 from quire.ops.fp8 import fp8_rows
 from tests.support.op_cases.costs import nbytes

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, LoRARequest, SamplingParams, embedded
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from tests.speculation.crowd import answers
 
 NATIVE, REASON = find_native()

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from quire import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, embedded
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.params import RequestOutputKind
 from tests.speculation.crowd import MARKS, PROMPTS, answers, crowd
 

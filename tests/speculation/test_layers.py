@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from tests.models.hostile.models import Library
 from tests.runner.drafting.test_mtp import NAMES, Oracle
 from tests.speculation.crowd import answers

@@ -12,7 +12,7 @@ from quire.engine.core.builder import build_client, build_core
 from quire.engine.frontend.frontend import build_front_end
 from quire.engine.frontend.streaming_input import StreamingInput
 from quire.engine.wire.messages import EngineCoreRequest
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.params import RequestOutputKind
 from quire.runner.drafting.drafting import Drafting
 from quire.runner.drafting.pace import FixedPace

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from quire import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, embedded
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.params import RequestOutputKind
 from tests.runner.drafting.draft_checkpoints import (
     read,

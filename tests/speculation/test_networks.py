@@ -5,7 +5,7 @@ the model's own weights is right wherever there is no grammar.
 import pytest
 
 from quire import LLM, SamplingParams, embedded
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.runner.drafting.pace import FixedPace
 from tests.speculation.crowd import MARKS, answers, crowd
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, AdapterLogitsProcessor, SamplingParams
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from tests.speculation.crowd import ELSEWHERE, MARKS, REPORTS, VARIANTS, answers, crowd, params_of
 from tests.speculation.drafters import Failing, Lying, Recorder, Replay, Wild, install
 

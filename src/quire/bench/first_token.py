@@ -32,15 +32,17 @@ _PROMPT_LEN = 16
 def main(engine_args: dict[str, Any]) -> dict[str, Any]:
     """Build the engine, generate one token; the moments and the seconds of a worker's parts."""
     from quire import LLM, EngineArgs, LLMEngine, SamplingParams
+    from quire.executor.packed_file import prepare_memory, weight_memory
 
+    plan = EngineArgs(**engine_args).create_engine_config()
+    planned = time.monotonic()
+    prepare_memory(weight_memory(plan.model, plan.parallel))  # as engines do before these imports
     parts = dict.fromkeys(STAGES.values(), 0.0)
     for name, part in STAGES.items():
         module_name, function = name.split(".")
         module = importlib.import_module(f"quire.executor.{module_name}")
         setattr(module, function, _timed(getattr(module, function), parts, part))
     imported = time.monotonic()
-    plan = EngineArgs(**engine_args).create_engine_config()
-    planned = time.monotonic()
     engine = LLMEngine.from_vllm_config(plan, disable_log_stats=True)
     ready = time.monotonic()
     with LLM.from_engine(engine) as llm:
@@ -50,8 +52,8 @@ def main(engine_args: dict[str, Any]) -> dict[str, Any]:
     return {
         "moments": {
             "begun": _BEGUN,
-            "imported": imported,
             "planned": planned,
+            "imported": imported,
             "ready": ready,
             "first_token": first,
         },

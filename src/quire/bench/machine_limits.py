@@ -18,7 +18,8 @@ import msgspec
 import torch
 
 from quire.environment import read_environment
-from quire.kernels.cpu.runtime import CpuRuntime, find_native, huge_tensor
+from quire.hardware.native import find_native
+from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
 
 _READ_BYTES = 512 << 20
 _SMALLEST, _LARGEST = 64, 2048

@@ -19,7 +19,8 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.args.option import default_of
 from quire.errors import LoadError
 
-PARTS = ("interpreter", "imports", "planning", "engine", "first step")
+PARTS = ("interpreter", "planning", "imports", "engine", "first step")
+"""Of a start. Planning imports all that needs no torch, which the imports after it are."""
 BUILDER_PARTS = ("weights", "kv_memory", "recording")
 
 

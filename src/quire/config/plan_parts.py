@@ -25,8 +25,9 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     `pooler_config` as it was given; its vectors have `embedding_size` numbers before they are cut;
     input is made small letters where it `lowers_input`, and `prompts` are what clients may put
     before texts. `tokenizer_folder` None: no tokenizer. `weights_folder`: where weights are kept in
-    mapped files; None: in memory. `offload`: which weights stay in host memory while a GPU runs the
-    model; None: none.
+    mapped files; None: in memory. A core's weights take about `weight_bytes`, and the files of
+    packed ones at most `packed_weights_bytes`. `offload`: which weights stay in host memory while a
+    GPU runs the model; None: none.
     """
 
     model: str
@@ -44,6 +45,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     hf_config: dict[str, Any]
     load_format: str
     weights_folder: str | None
+    weight_bytes: int
     packed_weights_bytes: int
     offload: Offload | None
     dtype: str

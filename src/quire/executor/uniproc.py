@@ -20,7 +20,7 @@ from quire.executor.worker import Worker
 from quire.executor.worker_builder import build_worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_threads import WorkerThreads
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.params import RequestParams
 from quire.runner.runner import NoTokens, Step
 from quire.step.columns import RunnerOutput

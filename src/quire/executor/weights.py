@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
-from quire.environment import read_environment
+from quire.executor.packed_file import packed_file
 from quire.executor.platform import Platform
 from quire.executor.worker import SaveWeights
 from quire.executor.worker_config import WorkerConfig
@@ -19,7 +19,7 @@ from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
 from quire.models.loading.options import ModelOptions
-from quire.models.loading.packed_weights import PackedWeights, files_key
+from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import check_weights, load_model, save_sharded_state
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
@@ -101,29 +101,13 @@ def stored_weights(
     exchange: ExpertExchange | None,
     group: WorkerGroup | None,
 ) -> PackedWeights | None:
-    """The packed weights of earlier starts; None where none are kept: for weights without files,
-    those that are parts of a model, and those that are in mapped files of their own.
-    """
-    if not config.model.packed_weights_bytes or platform.codec is None:
+    """The packed weights of earlier starts; None where none are kept."""
+    if platform.codec is None or exchange is not None or group is not None:
         return None
-    if config.load_format == "dummy" or config.weights_folder is not None:
+    find_path = partial(packed_file, config.model, config.parallel)
+    if find_path() is None:
         return None
-    if config.model_impl == "transformers" or exchange is not None or group is not None:
-        return None
-
-    def key() -> dict[str, Any]:
-        return {
-            "files": files_key(Path(config.model.model_folder)),
-            "config": config.model.hf_config,
-            "load_format": config.load_format,
-            "dtype": str(config.dtype),
-            "quantization": config.model.quantization,
-            "generates": config.model.generates,
-            "pooler": repr(config.model.pooler),
-        }
-
-    folder = read_environment().cache_dir / "packed"
-    return PackedWeights(folder, key, platform.codec, config.model.packed_weights_bytes)
+    return PackedWeights(find_path, platform.codec, config.model.packed_weights_bytes)
 
 
 def make_saver(

@@ -11,6 +11,7 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.executor.adapter_support import adapter_support
 from quire.executor.drafting import build_drafting, read_draft_network
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
+from quire.executor.packed_file import end_preparation
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
 from quire.executor.weights import make_checker, make_loader, make_saver, stored_weights
@@ -73,7 +74,10 @@ def build_worker(
     room = None if support is None else support.room
     stored = stored_weights(config, platform, exchange, group)
     load = make_loader(config, platform, exchange, group, room, network, stored)
-    model = load()
+    try:
+        model = load()
+    finally:
+        end_preparation()
     specs = [model.spec] if network is None else [model.spec, network.spec]
     kv_cache = _kv_cache(config, specs, platform)
     runner, forward = _runner(config, platform, model, kv_cache, exchange)

@@ -342,9 +342,10 @@ class Assembly:
         return self._head_rows
 
     def _packed_table(self) -> LinearWeight:
-        packed: LinearWeight = self._ops.pack_linear(
-            self._make.weights.tensor("embed.weight"), None, None
-        )
+        make = self._make
+        read = make.weights.linear_rows if make.takes_rows else make.weights.linear
+        weight, _ = read("embed")
+        packed: LinearWeight = self._ops.pack_linear(weight, None, None)
         return packed
 
     def _table(self) -> Tensor | LinearWeight:

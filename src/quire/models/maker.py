@@ -31,6 +31,7 @@ from quire.ops import (
     Ops,
     RotaryTable,
 )
+from quire.ops.formats.row_stack import RowStack
 from quire.ops.linear import PlainLinear
 from quire.ops.mixers.latent import PlainHeads
 from quire.ops.moe import SeparateExperts
@@ -84,7 +85,9 @@ class Maker:
         """How projections of this role are stored; None: in the model's dtype."""
         return self._recipe.format_of(role)
 
-    def format_for(self, role: Role, weight: Tensor | CodedWeight) -> WeightFormat | None:
+    def format_for(
+        self, role: Role, weight: Tensor | RowStack | CodedWeight
+    ) -> WeightFormat | None:
         """What the recipe makes of a weight; one in codes stays as it is."""
         return None if isinstance(weight, CodedWeight) else self.format_of(role)
 
@@ -140,10 +143,7 @@ class Maker:
         sizes = self.weights.rows(*leaves)
 
         def pack() -> LinearWeight:
-            weight, bias = self.weights.linear(*leaves)
-            if change is not None:
-                weight = change(self._widened(weight))
-                bias = None if bias is None else change(bias)
+            weight, bias = self._linear(leaves, change)
             stored_as = self.format_for(role, weight)
             packed: LinearWeight = self.ops.pack_linear(weight, bias, stored_as, gated=gated)
             return packed
@@ -226,8 +226,7 @@ class Maker:
 
         def pack() -> LinearWeight:
             nonlocal needs_peaks, segments
-            weight, bias = self.weights.linear(name)
-            weight = weight if change is None else change(self._widened(weight))
+            weight, bias = self._linear([name], change, changes_bias=False)
             stored_as = self.format_for("projection", weight)
             scaled, needs_peaks = 0, stored_as is not None and stored_as.rounds_rows
             if isinstance(weight, CodedWeight):
@@ -253,6 +252,28 @@ class Maker:
         if group is None:
             return partial(self.ops.linear, w=packed)
         return SharedProjection(self.ops, group, packed, needs_peaks)
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether weights are packed from rows as they are read. Workers of a group look at the
+        whole of theirs first.
+        """
+        return self.ops.takes_rows and self.group is None
+
+    def _linear(
+        self,
+        leaves: Sequence[str],
+        change: Callable[[Tensor], Tensor] | None,
+        changes_bias: bool = True,
+    ) -> tuple[Tensor | RowStack | CodedWeight, Tensor | None]:
+        """Weight and bias of projections, after `change`, to be packed at once."""
+        if change is None:
+            read = self.weights.linear_rows if self.takes_rows else self.weights.linear
+            return read(*leaves)
+        weight, bias = self.weights.linear(*leaves)
+        if bias is not None and changes_bias:
+            bias = change(bias)
+        return change(self._widened(weight)), bias
 
     def _widened(self, weight: Tensor | CodedWeight) -> Tensor:
         return weight.widened().to(self.dtype) if isinstance(weight, CodedWeight) else weight

@@ -17,6 +17,7 @@ from torch import Tensor
 from quire.ops.activation import ACTIVATIONS, bounded_gated, gated, gated_with_limit
 from quire.ops.formats.coded import CodedWeight
 from quire.ops.formats.lora import NO_ADAPTER, Bank, lora
+from quire.ops.formats.row_stack import RowStack
 from quire.ops.linear import pack_linear
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import op
@@ -76,6 +77,8 @@ class ExpertAdapters:
         return torch.where(slots < 0, NO_ADAPTER, slots * self.experts + chosen.int())
 
 
+Experts = Tensor | Sequence[RowStack] | Sequence[CodedWeight]
+"""The weights [E, out, in] of experts, or one for each of them."""
 Expert = Callable[[int, Tensor, "Tensor | None"], Tensor]
 """An expert's number, rows [n, C], and their slots in banks of experts [n], where they may have
 adapters -> [n, C]."""
@@ -111,7 +114,7 @@ def pack_experts(
 
 def pack_each(
     pack: Callable[..., Any],
-    weight: Tensor | Sequence[CodedWeight],
+    weight: Experts,
     bias: Tensor | None,
     stored_as: WeightFormat | None,
 ) -> tuple[Any, ...]:

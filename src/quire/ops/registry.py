@@ -83,7 +83,8 @@ class Implementation:
     """A provider's body for one op.
 
     `supports` answers True, or the reason for refusing as a short sentence. `batch_invariant`
-    claims that a row's bits do not depend on the other rows of the step.
+    claims that a row's bits do not depend on the other rows of the step. `takes_rows`: what packs
+    weights takes them as `RowStack`s, too.
     """
 
     op: str
@@ -91,6 +92,7 @@ class Implementation:
     function: Callable[..., Any]
     supports: Supports
     batch_invariant: bool = False
+    takes_rows: bool = False
 
 
 def op(

@@ -43,7 +43,8 @@ class Ops:
 
     Each attribute is documented as the op of the same name in this package. `batch_invariant`: a
     row's bits do not depend on what else is in the step, for a model that calls only the ops of all
-    models; `invariance_reason` says why, or why not.
+    models; `invariance_reason` says why, or why not. `takes_rows`: `pack_linear` and `pack_experts`
+    take weights as `RowStack`s, too.
     """
 
     embed: TensorOp
@@ -115,6 +116,7 @@ class Ops:
     choices: tuple[Choice, ...]
     batch_invariant: bool
     invariance_reason: str
+    takes_rows: bool
 
     def report(self) -> list[Choice]:
         """(op, provider, why the better were refused) for every op, as start-up prints it."""
@@ -177,6 +179,7 @@ def bind(
     functions: dict[str, Callable[..., Any]] = {}
     choices: list[Choice] = []
     variant: list[str] = []
+    takes_rows = False
     groups = {record.group: _members(record.group) for record in CATALOG.values()}
     for group, members in groups.items():
         wanted = [settled[group]] if group in settled else [n for n in order if n != PLAIN]
@@ -190,6 +193,8 @@ def bind(
             functions[name] = _bound(name, chosen, facts)
             choices.append(Choice(name, provider, why))
             record = CATALOG[name]
+            if chosen is not None and name == "pack_linear":
+                takes_rows = chosen.takes_rows
             is_invariant = record.is_invariant if chosen is None else chosen.batch_invariant
             if not is_invariant and not record.only_for:
                 variant.append(name)
@@ -201,6 +206,7 @@ def bind(
         choices=tuple(choices),
         batch_invariant=not variant,
         invariance_reason=_invariance_reason(choices, variant),
+        takes_rows=takes_rows,
     )
 
 

@@ -16,7 +16,7 @@ from quire.executor import platform
 from quire.executor.kv_sizing import blocks_for
 from quire.executor.platform import open_platform
 from quire.hardware.facts import GpuFacts
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.models import memories_of, plan_kv_pool, read_spec
 from quire.models.layer_memory import NumberBytes
 from quire.ops import CATALOG, Facts, Implementation, bind

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.ops import AttentionArgs
 from tests.kernels.cpu.native_ops import cpu_ops
 

@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 
+from quire.hardware.native import find_native
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.attention_ops import AttentionOps
 from quire.kernels.cpu.kv_ops import KVOps
 from quire.kernels.cpu.prompt_ops import PromptOps
-from quire.kernels.cpu.runtime import find_native
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import QKNorm, RotaryTable
 from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, is_sharp

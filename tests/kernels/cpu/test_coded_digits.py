@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.ops import CodedWeight
 from quire.ops.formats.row_rounding import RowRounding
 from quire.ops.segments import Addend

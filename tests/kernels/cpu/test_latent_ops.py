@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from quire.hardware.native import find_native
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.latent_ops import LatentOps
-from quire.kernels.cpu.runtime import find_native
 from quire.ops import NormWeight
 from quire.ops.kv import LatentShape
 from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, is_sharp

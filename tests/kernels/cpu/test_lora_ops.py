@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.ops.formats.lora import LoraPart, LoraShape
 from tests.kernels.cpu import segment_worker
 from tests.kernels.cpu.native_ops import dtype_id

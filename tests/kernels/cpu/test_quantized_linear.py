@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.ops import CodedWeight, MoeArgs, RouteArgs, WeightFormat, select
 from quire.ops.formats.coded import integer_linear
 from quire.ops.formats.row_rounding import RowRounding

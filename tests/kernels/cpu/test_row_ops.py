@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from quire.hardware.native import find_native
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.row_ops import RowOps
-from quire.kernels.cpu.runtime import find_native
 from quire.ops import NormWeight, select
 from tests.kernels.cpu import native_ops
 from tests.kernels.cpu.native_ops import DTYPES, case_id, dtype_id, is_sharp

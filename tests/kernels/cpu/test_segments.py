@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.ops.segments import Addend
 from tests.kernels.cpu import native_ops, segment_worker
 from tests.kernels.cpu.native_ops import dtype_id

@@ -9,8 +9,8 @@ import dataclasses
 import pytest
 import torch
 
+from quire.hardware.native import find_native
 from quire.kernels.cpu import ops_of
-from quire.kernels.cpu.runtime import find_native
 from quire.kernels.cpu.state_ops import StateOps
 from quire.ops import NO_BLOCK
 from tests.kernels.cpu import native_ops

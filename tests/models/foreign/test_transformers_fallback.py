@@ -18,7 +18,7 @@ from quire.errors import (
     UnsupportedConfigValue,
     WeightMismatch,
 )
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.models.config_reader import read_config
 from quire.models.foreign.dry_run import describe_foreign
 from quire.models.foreign.implementation import choose_implementation

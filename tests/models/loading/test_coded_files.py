@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from quire.errors import NotBuiltYet
 from quire.hardware import weight_file
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, plan_of, same_bits, serve
 from tests.quantization.byte_checkpoints import BYTE_FORMATS

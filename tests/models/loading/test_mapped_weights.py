@@ -14,7 +14,7 @@ import pytest
 from quire.errors import LoadError
 from quire.hardware import weight_file
 from quire.hardware.disk import free_disk_bytes
-from quire.kernels.cpu.runtime import find_native
+from quire.hardware.native import find_native
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
 from tests.executor.worker_cores import open_core, same_bits, serve

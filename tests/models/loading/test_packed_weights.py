@@ -8,12 +8,14 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from quire.kernels.cpu.runtime import find_native
+from quire.executor import packed_file
+from quire.hardware.native import find_native
 from quire.models.loading import packed_weights
 from quire.testing import make_checkpoint
-from tests.executor.worker_cores import open_core, same_bits, serve
+from tests.executor.worker_cores import open_core, plan_of, same_bits, serve
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS, write
 
@@ -135,7 +137,7 @@ def test_whatever_weights_are_made_from_is_in_the_name(own, cache, monkeypatch):
     weights.write_bytes(data)
     os.utime(weights, ns=(1, 1))
     assert is_packed(), "another file"
-    monkeypatch.setattr(packed_weights, "_code_version", lambda: "another")
+    monkeypatch.setattr(packed_file, "_code_version", lambda: "another")
     assert is_packed()
     assert not is_packed()
 
@@ -271,3 +273,19 @@ def test_random_weights_and_small_models_have_no_file(tiny, cache, monkeypatch):
     monkeypatch.setattr(packed_weights, "LEAST_BYTES", 64 << 20)
     answers(tiny)
     assert not cache.exists()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
+def test_weights_are_packed_into_memory_that_was_prepared(tmp_path, family):
+    """As many bytes as the plan expects are enough, unless a file has the weights."""
+    shape = {"num_hidden_layers": 2, "vocab_size": 9000, "hidden_size": 256}
+    folder = make_checkpoint(tmp_path / "model", shape, family, dtype="bfloat16")
+    plan = plan_of(folder)
+    assert packed_file.weight_memory(plan.model, plan.parallel) == plan.model.weight_bytes
+    right = answers(folder, packed_weights_gib=0)
+    packed_file.prepare_memory(plan.model.weight_bytes)
+    assert same_bits(answers(folder), right)
+    assert not packed_file.weight_memory(plan.model, plan.parallel), "now a file has them"
+    for changed in ({"load_format": "dummy"}, {"model_impl": "transformers"}):
+        other = msgspec.structs.replace(plan.model, **changed)
+        assert not packed_file.weight_memory(other, plan.parallel)

@@ -47,7 +47,8 @@ def decide_weights_folder(d: Decisions, workspace: int) -> None:
 
 
 def decide_packed_weights(d: Decisions) -> None:
-    """Fix packed_weights_bytes, the most that the files of packed weights take."""
+    """Fix weight_bytes, and packed_weights_bytes, the most that files of packed weights take."""
+    d.decide("weight_bytes", weight_bytes(d), "what the config says of sizes and formats")
     given = d.args.packed_weights_gib
     if d.machine.device != "cpu":
         d.decide("packed_weights_bytes", 0, "weights are packed by the GPU itself")

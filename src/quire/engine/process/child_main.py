@@ -13,13 +13,16 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn
 
 from quire.engine.process.liveness import ORPHANED
 from quire.engine.process.owner_signals import leave_to_owner
-from quire.engine.process.start_message import M, receive_start
+from quire.engine.process.start_message import ChildStart, M, decode_start, receive_frame
+from quire.executor.packed_file import prepare_memory
 
 LOG_FORMAT = "({} pid=%(process)d) %(levelname)s %(name)s: %(message)s"
 
@@ -52,9 +55,11 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
         _die_with_parent(parent_pid)
     pipe = socket.socket(fileno=pipe_fd)
     pipe.set_inheritable(False)
+    received: Future[bytearray] = Future()
+    threading.Thread(target=_receive, args=(pipe, received), daemon=True).start()
     program: ChildProgram[Any] = importlib.import_module(module).PROGRAM
     try:
-        start = receive_start(pipe, program.start)
+        start = decode_start(received.result(), program.start)
     except (EOFError, ConnectionResetError):
         sys.exit(ORPHANED)
     sys.path[:] = start.sys_path
@@ -62,6 +67,16 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
     _name_process(title)
     logging.basicConfig(level=start.log_level, format=program.log_format.format(title))
     sys.exit(program.run(start, pipe))
+
+
+def _receive(pipe: socket.socket, received: Future[bytearray]) -> None:
+    """Wait for the start message, and begin what can be done while the program is imported."""
+    try:
+        data = receive_frame(pipe)
+        prepare_memory(decode_start(data, ChildStart).prepared_bytes)
+        received.set_result(data)
+    except Exception as error:
+        received.set_exception(error)
 
 
 def _die_with_parent(parent_pid: int) -> None:

@@ -15,6 +15,7 @@ from quire.engine.process.child_process import GRACE_S, ChildProcess
 from quire.engine.process.start_message import StartMessage
 from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, LoadError
+from quire.executor.packed_file import weight_memory
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +86,14 @@ class CorePool:
             old.end(0.0)
         process, self._first = self._first or self._take_spare() or ChildProcess(CORE_PROGRAM), None
         self._started_at = time.monotonic()
-        incarnation = self.incarnations.get(engine_index, 0) + 1
+        incarnation, plan = self.incarnations.get(engine_index, 0) + 1, self._message.plan
         try:
             process.start(
                 msgspec.structs.replace(
-                    self._message, engine_index=engine_index, incarnation=incarnation
+                    self._message,
+                    engine_index=engine_index,
+                    incarnation=incarnation,
+                    prepared_bytes=weight_memory(plan.model, plan.parallel),
                 )
             )
         except BaseException:

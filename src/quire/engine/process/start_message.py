@@ -23,12 +23,13 @@ LENGTH = struct.Struct("<Q")
 
 class ChildStart(msgspec.Struct, kw_only=True):
     """The settings of every child process; `ChildProcess.start` fills them in. `sys_path` is that
-    of the starter.
+    of the starter. `prepared_bytes`: of memory that the process will soon fill.
     """
 
     protocol_version: int = PROTOCOL_VERSION
     sys_path: list[str] = []
     log_level: int = 30
+    prepared_bytes: int = 0
 
 
 class StartMessage(ChildStart, kw_only=True):
@@ -63,11 +64,8 @@ def send_start(pipe: socket.socket, message: ChildStart) -> None:
     send_frame(pipe, data)
 
 
-def receive_start(pipe: socket.socket, kind: type[M]) -> M:
-    """Wait for the message, of the struct `kind`. Raises EOFError when the sender has exited,
-    EngineError when it is of another version.
-    """
-    data = receive_frame(pipe)
+def decode_start(data: bytearray, kind: type[M]) -> M:
+    """The message, of the struct `kind`. Raises EngineError when it is of another version."""
     if msgspec.msgpack.decode(data)["protocol_version"] != PROTOCOL_VERSION:
         raise EngineError("This process and its starter are of different releases; restart both.")
     return msgspec.msgpack.decode(data, type=kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.hardware.native import find_native
 from quire.kernels.cpu.attention_ops import AttentionOps
 from quire.kernels.cpu.expert_ops import ExpertOps
 from quire.kernels.cpu.kv_ops import KVOps
@@ -13,7 +14,7 @@ from quire.kernels.cpu.lora_ops import LoraOps
 from quire.kernels.cpu.mask_ops import MaskOps
 from quire.kernels.cpu.prompt_ops import PromptOps
 from quire.kernels.cpu.row_ops import RowOps
-from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import CpuRuntime
 from quire.kernels.cpu.sample_ops import SampleOps
 from quire.kernels.cpu.state_ops import StateOps
 from quire.ops.catalog import CATALOG
@@ -43,7 +44,9 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         for kind in FAMILIES
     ]
     return tuple(
-        Implementation(name, "cpu", getattr(family, name), supports, batch_invariant=True)
+        Implementation(
+            *(name, "cpu", getattr(family, name), supports), batch_invariant=True, takes_rows=True
+        )
         for family in families
         for name in ops_of(type(family))
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from quire.kernels.cpu.linear_ops import CpuLinear, LinearOps, address_of
 from quire.kernels.cpu.lora_ops import CpuBank, bank_tensors
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.formats.coded import CodedWeight, of_one_kind
-from quire.ops.moe import ExpertAdapters, MoeArgs, pack_each
+from quire.ops.formats.row_stack import RowStack
+from quire.ops.moe import ExpertAdapters, Experts, MoeArgs, pack_each
 from quire.ops.quantized import WeightFormat
 from quire.ops.routing import RouteArgs
 
@@ -49,8 +50,8 @@ class ExpertOps:
 
     def pack_experts(
         self,
-        up: Tensor | Sequence[CodedWeight],
-        down: Tensor | Sequence[CodedWeight],
+        up: Experts,
+        down: Experts,
         up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
@@ -62,10 +63,7 @@ class ExpertOps:
         An expert alone is often less than a huge page, and so are its products. In one piece of
         memory all of them are on huge pages.
         """
-        if not isinstance(up, Tensor):
-            up = of_one_kind(up)
-        if not isinstance(down, Tensor):
-            down = of_one_kind(down)
+        up, down = _alike(up), _alike(down)
         sizes = (
             self._linear.panel_bytes(up[0], stored_as, gated),
             self._linear.panel_bytes(down[0], stored_as, False),
@@ -180,6 +178,13 @@ class ExpertOps:
         if (program := self._runtime.program) is not None:
             self._runtime.keep(program.capacity, *bank_tensors(bank))
         return bank.native
+
+
+def _alike(weights: Experts) -> Experts:
+    """The weights, in codes of one kind where they are in codes."""
+    if isinstance(weights, Tensor) or isinstance(weights[0], RowStack):
+        return weights
+    return of_one_kind(cast(Sequence[CodedWeight], weights))
 
 
 def _into(memory: Tensor, pack: Callable[..., CpuLinear]) -> Callable[..., CpuLinear]:

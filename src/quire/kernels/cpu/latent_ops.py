@@ -72,7 +72,7 @@ class LatentOps:
         for head, part in enumerate(weight):
             part = self._runtime.dense(part)
             to = panels[head].data_ptr()
-            self._context.pack(packed(head), part.data_ptr(), part.stride(0), to, 0)
+            self._context.pack(packed(head), 0, len(part), part.data_ptr(), part.stride(0), to, 0)
         return CpuHeads(packed(0), weight.dtype, heads, in_features, out_features, panels)
 
     def heads_linear(self, x: Tensor, w: CpuHeads) -> Tensor:

@@ -20,6 +20,7 @@ from quire.kernels.cpu.lora_ops import CpuLora
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.collective import linear_total
 from quire.ops.formats.coded import CodedWeight
+from quire.ops.formats.row_stack import RowStack
 from quire.ops.quantized import MOST, WeightFormat
 from quire.ops.rounding import scales_of
 from quire.ops.segments import Addend
@@ -30,6 +31,7 @@ _CODED_GROUP = 128
 PanelMemory = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Shape and dtype -> zeroed memory for the panels of a weight."""
 AnyAddend = Addend | CpuLora
+AnyWeight = Tensor | RowStack | CodedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class LinearOps:
 
     def pack_linear(
         self,
-        weight: Tensor | CodedWeight,
+        weight: AnyWeight,
         bias: Tensor | None,
         stored_as: WeightFormat | None = None,
         segments: int = 1,
@@ -113,7 +115,6 @@ class LinearOps:
         if isinstance(weight, CodedWeight):
             pack = self._pack_integers if weight.is_of_integers else self._pack_coded
             return pack(weight, bias, segments, gated, panels)
-        weight = self._runtime.dense(weight)
         scales = None
         if stored_as is not None and stored_as.name == "int8":
             scales = torch.zeros(len(panels) * self._width)
@@ -129,19 +130,24 @@ class LinearOps:
             rounds_rows=stored_as is not None and stored_as.rounds_rows,
             gated=gated,
         )
-        source = weight.data_ptr(), weight.stride(0)
-        self._context.pack(packed.native, *source, packed.panels.data_ptr(), address_of(peaks))
+        first = 0
+        for part in weight.read() if isinstance(weight, RowStack) else [weight]:
+            rows, count = self._runtime.dense(part), len(part)
+            self._context.pack(
+                *(packed.native, first, count, rows.data_ptr(), rows.stride(0)),
+                packed.panels.data_ptr(),
+                address_of(None if peaks is None else peaks[first:]),
+            )
+            first += count
         return packed
 
-    def panel_bytes(
-        self, weight: Tensor | CodedWeight, stored_as: WeightFormat | None, gated: bool
-    ) -> int:
+    def panel_bytes(self, weight: AnyWeight, stored_as: WeightFormat | None, gated: bool) -> int:
         """The memory that the panels of a weight take, whole lines of 64 bytes."""
         shape, dtype = self._panel_shape(weight, stored_as, gated)
         return math.prod(shape) * dtype.itemsize
 
     def _panel_shape(
-        self, weight: Tensor | CodedWeight, stored_as: WeightFormat | None, gated: bool
+        self, weight: AnyWeight, stored_as: WeightFormat | None, gated: bool
     ) -> tuple[tuple[int, ...], torch.dtype]:
         """That of a weight's panels; inputs are filled up to whole pairs, fours or groups."""
         out_features, in_features = weight.shape
@@ -213,7 +219,7 @@ class LinearOps:
 
     def _linear(
         self,
-        weight: Tensor | CodedWeight,
+        weight: AnyWeight,
         form: str,
         panels: Tensor,
         bias: Tensor | None,
@@ -232,7 +238,7 @@ class LinearOps:
             scales,
             self._wide_bias(bias, len(panels)),
             None if coded is None else coded.order,
-            dtype=weight.dtype if isinstance(weight, Tensor) else self._dtype,
+            dtype=self._dtype if isinstance(weight, CodedWeight) else weight.dtype,
             in_features=in_features,
             out_features=out_features,
             segments=segments,

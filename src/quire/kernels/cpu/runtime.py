@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -16,6 +14,7 @@ from torch import Tensor
 from quire.errors import InvalidParameter
 from quire.hardware import weight_file
 from quire.hardware.caches import victim_cache_bytes
+from quire.hardware.native import find_native
 from quire.kernels.cpu.program import Program
 
 logger = logging.getLogger(__name__)
@@ -24,16 +23,6 @@ _STREAMED = 4
 """Weights of so many times the last cache are read from memory in every step, even where several
 groups of cores have such a cache each.
 """
-
-
-def find_native() -> tuple[ModuleType | None, str]:
-    """Return quire._native, or why this installation does not have it."""
-    try:
-        return importlib.import_module("quire._native"), ""
-    except ModuleNotFoundError:
-        return None, "the native module was not built (the install found no C++ compiler)"
-    except ImportError as error:  # built for another Python or C library
-        return None, f"the native module does not load: {error}"
 
 
 class CpuRuntime:

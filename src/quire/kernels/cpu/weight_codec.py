@@ -24,8 +24,6 @@ class CpuWeightCodec:
     def __init__(self, runtime: CpuRuntime, dtype: torch.dtype) -> None:
         self._ops = LinearOps(runtime, dtype)
         self._expert_ops = ExpertOps(runtime, dtype)
-        self.layout = f"cpu {runtime.isa}"
-        """The layout of panels; equal ones are read by the same kernels."""
 
     def take_apart(self, weight: Any) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """The facts about a weight, as JSON, and its tensors; None for one of another kind."""

@@ -17,6 +17,7 @@ from quire.models.layers import FeedForward, Projection
 from quire.models.maker import Maker
 from quire.models.spec import DenseAndExperts, Moe
 from quire.ops import CodedWeight, ExpertWeights, LinearWeight, MoeArgs, NormWeight, Ops, RouteArgs
+from quire.ops.formats.row_stack import RowStack
 from quire.ops.moe import grouped_mixture
 
 ChosenExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -254,22 +255,30 @@ def _experts(
 ) -> ExpertWeights:
     """The packed experts whose leaves' names begin with `experts`."""
 
-    def stacked(projections: tuple[str, ...], leaf: str) -> Tensor | list[CodedWeight]:
-        return make.weights.stacked([[at + p + leaf for p in projections] for at in experts])
+    def weights(*projections: str) -> Tensor | list[RowStack] | list[CodedWeight]:
+        read = make.weights.stacked_rows if make.takes_rows else make.weights.stacked
+        return read([[at + p + ".weight" for p in projections] for at in experts])
+
+    def biases(*projections: str) -> Tensor | None:
+        if not m.bias:
+            return None
+        found = make.weights.stacked([[at + p + ".bias" for p in projections] for at in experts])
+        assert isinstance(found, Tensor), "biases are not stored in codes"
+        return found
 
     segments = 1
 
     def pack() -> ExpertWeights:
         nonlocal segments
-        up, down = stacked(inputs_of(m), ".weight"), stacked(("down",), ".weight")
+        up, down = weights(*inputs_of(m)), weights("down")
         stored_as = make.format_for("projection", down[0])
         scaled = down[0].group if isinstance(down[0], CodedWeight) else 0
         segments = make.segments(m.width, m.width, stored_as, scaled)
         packed: ExpertWeights = make.ops.pack_experts(
             up,
             down,
-            stacked(inputs_of(m), ".bias") if m.bias else None,
-            stacked(("down",), ".bias") if m.bias else None,
+            biases(*inputs_of(m)),
+            biases("down"),
             stored_as,
             segments,
             m.gated,

@@ -2,22 +2,18 @@
 which takes most of a start; a start that finds the result in a file maps it, and shares its memory
 with other processes that do.
 
-A file belongs to everything that it was made from: the model's files by size and time of change,
-its config, the recipe, the layout of the kernels, and Quire's own code. Files that were used
+A file's name says what it was made from (quire/executor/packed_file.py). Files that were used
 longest ago make room for new ones.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import json
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,16 +28,11 @@ LEAST_BYTES = 64 << 20
 """Smaller models are packed in no time."""
 _SPARE_BYTES = 1 << 30
 """Of the disk, that no file takes."""
-_ENDING = ".packed"
-_CODE = ("models", "ops", "kernels", "quantization")
-"""Folders of the package that decide what a packed weight is."""
 _NICENESS = 10
 
 
 class WeightCodec(Protocol):
     """Takes a provider's packed weights apart and puts them together: see `CpuWeightCodec`."""
-
-    layout: str
 
     def take_apart(self, weight: Any) -> tuple[dict[str, Any], dict[str, Tensor]] | None: ...
     def put_together(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Any: ...
@@ -53,17 +44,13 @@ class PackedWeights:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        key: Callable[[], Mapping[str, Any]],
-        codec: WeightCodec,
-        most_bytes: int,
+        self, find_path: Callable[[], Path | None], codec: WeightCodec, most_bytes: int
     ) -> None:
-        """key: what the weights are made from, as JSON. It is asked at each loading, as a
-        checkpoint may have changed since the last. most_bytes: of all files in the folder.
+        """find_path: the file of what the weights would be made from now; None if the model's
+        folder cannot be read. It is asked at each loading, as a checkpoint may have changed since
+        the last. most_bytes: of all files in the folder.
         """
-        self._folder = folder
-        self._key = key
+        self._find_path = find_path
         self._codec = codec
         self._most_bytes = most_bytes
         self._path: Path | None = None
@@ -76,7 +63,7 @@ class PackedWeights:
         """Map the file, if there is one; a damaged one is removed."""
         self._stop()
         self._found, self._noted = {}, {}
-        self._path = self._path_now()
+        self._path = self._find_path()
         if self._path is None:
             return
         try:
@@ -113,7 +100,7 @@ class PackedWeights:
         noted, self._noted, self._found = self._noted, {}, {}
         if not noted:
             return
-        path = self._path_now()
+        path = self._find_path()
         if path is None or path != self._path:
             return  # of files that have changed meanwhile
         about: dict[str, Any] = {}
@@ -148,18 +135,6 @@ class PackedWeights:
         self._goes_on = False
         self.close()
 
-    def _path_now(self) -> Path | None:
-        """The file that belongs to what the weights would be made from now; None if the model's
-        folder cannot be read.
-        """
-        try:
-            key = self._key()
-        except OSError:
-            return None
-        whole = {"key": key, "layout": self._codec.layout, "code": _code_version()}
-        name = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-        return self._folder / (name + _ENDING)
-
     def _write(self, path: Path, buffers: dict[str, memoryview], about: Any, size: int) -> None:
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
@@ -168,16 +143,16 @@ class PackedWeights:
             folder.mkdir(parents=True, exist_ok=True)
             if path.exists() or shutil.disk_usage(folder).free < size + _SPARE_BYTES:
                 return
-            self._make_room(size)
+            self._make_room(path, size)
             if write_buffers(path, buffers, about, lambda: self._goes_on):
                 logger.info("Packed weights are kept in %s for the next start.", path)
         except OSError as error:
             logger.info("Packed weights are not kept for the next start: %s.", error)
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, new: Path, size: int) -> None:
         """Remove the files whose last use is longest ago."""
         files = []
-        for path in self._folder.glob("*" + _ENDING):
+        for path in new.parent.glob("*" + new.suffix):
             with contextlib.suppress(OSError):
                 about = path.stat()
                 files.append((about.st_atime, about.st_size, path))
@@ -188,29 +163,3 @@ class PackedWeights:
             with contextlib.suppress(OSError):
                 path.unlink()
                 left += freed
-
-
-def files_key(folder: Path) -> list[list[Any]]:
-    """What tells a model folder from one with other contents: its files' names, sizes, and times of
-    change; that of the inode cannot be set back.
-    """
-    found = []
-    for path in sorted(folder.iterdir()):
-        if path.is_file():
-            about = path.stat()
-            found.append([path.name, about.st_size, about.st_mtime_ns, about.st_ctime_ns])
-    return [[str(folder.resolve())], *found]
-
-
-@functools.cache
-def _code_version() -> str:
-    """Changes with the code that packs, so that a weight of other code is never used: with that of
-    this process, which does not change.
-    """
-    package = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    files = [path for part in _CODE for path in (package / part).rglob("*.py")]
-    for path in sorted([*files, *package.glob("_native*")]):
-        about = path.stat()
-        digest.update(f"{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
-    return digest.hexdigest()

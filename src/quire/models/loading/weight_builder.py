@@ -8,7 +8,7 @@ import contextlib
 import math
 import mmap
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 from quire.ops import CodedWeight
 from quire.ops.formats.coded import one_above_the_other
+from quire.ops.formats.row_stack import RowStack
 from quire.ops.kv import FixedScales
 
 _HUGE_PAGE_BYTES = 2 << 20
@@ -67,10 +68,15 @@ class WeightBuilder:
         """Weight and bias of projections with one input, one above the other: [sum of rows, C] and
         [sum of rows]. The weight is in codes where they are stored so.
         """
-        biases = [name + ".bias" for name in names if self.has(name + ".bias")]
         leaves = [name + ".weight" for name in names]
         weight = self._merged_codes(leaves) if self._are_codes(leaves) else self.merged(leaves)
-        return weight, self.merged(biases) if biases else None
+        return weight, self._bias(names)
+
+    def linear_rows(self, *names: str) -> tuple[RowStack | CodedWeight, Tensor | None]:
+        """The same for whoever packs the weight at once: its rows are read only then."""
+        leaves = [name + ".weight" for name in names]
+        weight = self._merged_codes(leaves) if self._are_codes(leaves) else self._rows_of(leaves)
+        return weight, self._bias(names)
 
     def merged(self, names: Sequence[str], dtype: torch.dtype | None = None) -> Tensor:
         """Leaves concatenated along their first axis; dtype None: the model's."""
@@ -91,6 +97,12 @@ class WeightBuilder:
         for part, names in zip(out, groups, strict=True):
             self._fill(part, names)
         return out
+
+    def stacked_rows(self, groups: Sequence[Sequence[str]]) -> list[RowStack] | list[CodedWeight]:
+        """The same for whoever packs the weights at once, one after the other."""
+        if self._are_codes([name for names in groups for name in names]):
+            return [self._merged_codes(names) for names in groups]
+        return [self._rows_of(names) for names in groups]
 
     def cache_scales(self, at: str) -> FixedScales | None:
         """The scales of keys and values of the layer whose leaves' names begin with `at`."""
@@ -154,12 +166,30 @@ class WeightBuilder:
         """A copy on the device."""
         return self._empty(*source.shape, dtype=source.dtype).copy_(source)
 
+    def _bias(self, names: Sequence[str]) -> Tensor | None:
+        biases = [name + ".bias" for name in names if self.has(name + ".bias")]
+        return self.merged(biases) if biases else None
+
+    def _rows_of(self, names: Sequence[str]) -> RowStack:
+        leaves = [self._left.pop(name) for name in names]
+
+        def read() -> Iterator[Tensor]:
+            for leaf in leaves:
+                values = self._values(leaf).to(self.dtype)
+                yield values if leaf.scale == 1.0 else values * leaf.scale
+
+        [width] = {leaf.shape[1] for leaf in leaves}
+        return RowStack((sum(leaf.shape[0] for leaf in leaves), width), self.dtype, read)
+
+    def _values(self, leaf: Parameter) -> Tensor:
+        values = self._read(leaf)
+        return values.widened() if isinstance(values, CodedWeight) else values
+
     def _fill(self, out: Tensor, names: Sequence[str]) -> None:
         at = 0
         for name in names:
             leaf = self._left.pop(name)
-            values = self._read(leaf)
-            values = values.widened() if isinstance(values, CodedWeight) else values
+            values = self._values(leaf)
             part = out[at : at + leaf.shape[0]]
             part.copy_(values, non_blocking=True)
             if leaf.scale != 1.0:

@@ -1,0 +1,113 @@
+"""The file that has a model's packed weights, and the memory for them where there is none. Free of
+torch, so that both are known while it is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.config.plan_parts import ModelPlan, ParallelPlan
+from quire.environment import read_environment
+from quire.hardware.native import find_native
+
+_CODE = ("models", "ops", "kernels", "quantization")
+"""Folders of the package that decide what a packed weight is."""
+
+
+def packed_file(model: ModelPlan, parallel: ParallelPlan) -> Path | None:
+    """The file of the weights of a model on CPUs as they would be packed now. None where they are
+    not kept: those without files, those that are parts of a model, those that are in mapped files
+    of their own; or where the model's folder cannot be read.
+
+    Its name is made from everything that the weights are: the model's files by size and time of
+    change, its config, the recipe, the layout of the kernels, and Quire's own code.
+    """
+    if not _is_packed_whole(model, parallel) or not model.packed_weights_bytes:
+        return None
+    native, _ = find_native()
+    if native is None:
+        return None
+    environment = read_environment()
+    try:
+        files = _files_key(Path(model.model_folder))
+    except OSError:
+        return None
+    key = {
+        "files": files,
+        "config": model.hf_config,
+        "load_format": model.load_format,
+        "dtype": model.dtype,
+        "quantization": model.quantization,
+        "generates": model.generates,
+        "pooler": repr(model.pooler),
+        "layout": environment.cpu_isa or native.best_level(),
+        "code": _code_version(),
+    }
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return environment.cache_dir / "packed" / f"{name}.packed"
+
+
+def weight_memory(model: ModelPlan, parallel: ParallelPlan) -> int:
+    """The bytes of memory that the weights will be packed into; 0 where they are not packed, or a
+    file has them.
+    """
+    if not _is_packed_whole(model, parallel):
+        return 0
+    path = packed_file(model, parallel)
+    return 0 if path is not None and path.exists() else model.weight_bytes
+
+
+def prepare_memory(num_bytes: int) -> None:
+    """Have a thread clear memory for weights, while this process does something else."""
+    native, _ = find_native()
+    if native is not None and num_bytes:
+        native.prepare_memory(num_bytes)
+
+
+def end_preparation() -> None:
+    """Free what of that memory nobody has taken."""
+    native, _ = find_native()
+    if native is not None:
+        native.end_preparation()
+
+
+def _is_packed_whole(model: ModelPlan, parallel: ParallelPlan) -> bool:
+    """Whether one worker packs all weights of checkpoint files into memory, on a CPU."""
+    return (
+        parallel.device == "cpu"
+        and model.model_impl != "transformers"
+        and model.load_format != "dummy"
+        and model.weights_folder is None
+        and not parallel.enable_expert_parallel
+        and parallel.distributed_executor_backend == "uni"
+    )
+
+
+def _files_key(folder: Path) -> list[list[Any]]:
+    """What tells a model folder from one with other contents: its files' names, sizes, and times of
+    change; that of the inode cannot be set back.
+    """
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            about = path.stat()
+            found.append([path.name, about.st_size, about.st_mtime_ns, about.st_ctime_ns])
+    return [[str(folder.resolve())], *found]
+
+
+@functools.cache
+def _code_version() -> str:
+    """Changes with the code that packs, so that a weight of other code is never used: with that of
+    this process, which does not change.
+    """
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    files = [path for part in _CODE for path in (package / part).rglob("*.py")]
+    for path in sorted([*files, *package.glob("_native*")]):
+        about = path.stat()
+        digest.update(f"{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
