@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             return serve_with_many(engine_args, options, keys, listeners, admin)
         from quire.engine.launcher import launch_async_front_end
 
-        front_end = launch_async_front_end(engine_args)
+        front_end = launch_async_front_end(engine_args, waits=False)
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(_serve(front_end, options, keys, listeners[0], admin))
@@ -151,7 +151,7 @@ async def run_here(args: argparse.Namespace) -> int:
 
     with bind(options.host, options.port, options.uds) as listener:
         _warn_if_open(options, keys)
-        front_end = launch_async_front_end(AsyncEngineArgs.from_cli_args(of_engine))
+        front_end = launch_async_front_end(AsyncEngineArgs.from_cli_args(of_engine), waits=False)
         try:
             return await _serve(front_end, options, keys, listener, None)
         finally:

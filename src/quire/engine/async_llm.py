@@ -68,6 +68,8 @@ ALIVE_S = 10.0
 """A core whose loop has not reported for this long is not alive."""
 STALL_S = 10.0
 """An event loop that is blocked for this long is logged with the stacks of all threads."""
+_START_POLL_S = 0.02
+"""How often it is looked for a core that has started."""
 SLICE_ROWS = 256
 """The output handler yields to consumers after this many rows: about a millisecond of work."""
 
@@ -443,6 +445,19 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
     def is_ready(self, limit_s: float = PROGRESS_S) -> bool:
         """Whether every core with work completed a step within the last `limit_s` seconds."""
         return not self.errored and all(core.is_ready(limit_s) for core in self._cores())
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a core has not been ready so far. Requests wait for it."""
+        return not self.errored and any(core.is_loading for core in self._cores())
+
+    async def wait_until_started(self) -> None:
+        """Return when every core has been ready. Raises what kept one from it."""
+        self._start_handler()
+        while self.is_loading:
+            await asyncio.sleep(_START_POLL_S)
+        if self.errored:
+            raise self.dead_error.__cause__ or self.dead_error
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Wait until all requests finish. Raises TimeoutError, which says how many are left, after

@@ -48,9 +48,13 @@ def launch_async_front_end(
     args: EngineArgs | EnginePlan,
     stat_loggers: Sequence[StatLoggerFactory] | None = None,
     is_log_aggregated: bool = False,
+    *,
+    waits: bool = True,
 ) -> FrontEnd[AsyncEngineCoreClient]:
-    """Start the cores and build a front end for an event loop."""
-    return _launch_front_end(AsyncMPClient, args, stat_loggers, is_log_aggregated)
+    """Start the cores and build a front end for an event loop. Where it does not wait until they
+    are ready, requests are kept until then, and a core that fails is one that has died.
+    """
+    return _launch_front_end(AsyncMPClient, args, stat_loggers, is_log_aggregated, waits=waits)
 
 
 def _launch_front_end(
@@ -58,11 +62,13 @@ def _launch_front_end(
     args: EngineArgs | EnginePlan,
     stat_loggers: Sequence[StatLoggerFactory] | None,
     is_log_aggregated: bool,
+    waits: bool = True,
 ) -> FrontEnd[Any]:
     plan, options, client = _start_cores(make, args, stat_loggers, is_log_aggregated)
     try:
         front_end = build_front_end(plan, client, stats_options=options)
-        client.wait_until_ready()
+        if waits:
+            client.wait_until_ready()
     except BaseException:
         client.shutdown()
         raise

@@ -11,9 +11,13 @@ from quire.server.context import Server
 from quire.server.http.failures import Refusal, error_response
 from quire.server.http.json_body import json_response
 
+_LOADING = Refusal(503, "The model is being loaded.", headers={"Retry-After": "1"})
+
 
 async def health(server: Server, request: Request) -> Response:
     """200 while the engine is alive."""
+    if server.engine.is_loading:
+        return error_response(_LOADING)
     if server.engine.is_alive():
         return Response()
     return error_response(Refusal(503, "The engine is dead or does not answer."))
@@ -24,6 +28,8 @@ async def ready(server: Server, request: Request) -> Response:
     if server.in_flight.is_draining:
         refusal = Refusal(503, "The server is shutting down.", headers={"Retry-After": "1"})
         return error_response(refusal)
+    if server.engine.is_loading:
+        return error_response(_LOADING)
     if server.engine.is_ready():
         return Response()
     return error_response(Refusal(503, "The engine makes no progress."))

@@ -34,7 +34,8 @@ async def serve(
     admin_listener: socket.socket | None = None,
     siblings: Siblings | None = None,
 ) -> int:
-    """Answer requests at `listener` until `ending` begins or the engine dies; the exit code.
+    """Answer requests at `listener` until `ending` begins or the engine dies; the exit code. Raises
+    what keeps the engine from starting.
 
     The routes that control the engine are at `admin_listener`, or with the others. The caller keeps
     the engine.
@@ -51,10 +52,19 @@ async def serve(
         app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
         served.append((make_listener(app, how, _MOST_ADMINISTRATORS), admin_listener))
 
-    def announce() -> None:
+    def begin() -> None:
         if siblings.on_started is not None:
             siblings.on_started(server)
-            return
+        elif not engine.is_loading:
+            announce()
+        else:
+            logger.info(
+                "Loading %s; requests at %s wait for it.",
+                plan.model.served_model_names[0],
+                address_of(listener, how.tls),
+            )
+
+    def announce() -> None:
         if admin_listener is not None:
             logger.info("Administration at %s", address_of(admin_listener, how.tls))
         logger.info("Output parsing: %s", server.chat.parser_plan.described)
@@ -69,21 +79,32 @@ async def serve(
     async def abort() -> None:
         await engine.abort(server.in_flight.keys())
 
-    watch = asyncio.create_task(_watch(engine, ending))
+    async def watch() -> None:
+        if engine.is_loading:
+            await engine.wait_until_started()
+            announce()
+        await engine.wait_until_dead()
+        logger.error("The engine is dead: %s", engine.dead_error)
+
+    watching = asyncio.create_task(watch())
+    # so that a server whose engine has died for good can be restarted
+    watching.add_done_callback(lambda task: None if task.cancelled() else ending.fail())
     history = asyncio.create_task(keep_history(server, plan.parallel.device))
     try:
         await listen(
             served,
             ending,
-            on_started=announce,
+            on_started=begin,
             drain=drain,
             abort=abort,
             drain_s=args.shutdown_timeout,
         )
     finally:
-        watch.cancel()
+        watching.cancel()
         history.cancel()
         server.close()
+    if watching.done():
+        watching.result()  # raises what kept the engine from starting
     logger.info("Stopped.")
     return ending.exit_code
 
@@ -115,10 +136,3 @@ def _routes(args: ServerArgs, *, with_admin: bool) -> list[RouteEntry]:
     if with_admin:
         routes += ADMIN_ROUTES
     return routes
-
-
-async def _watch(engine: AsyncLLM, ending: ShutdownSignal) -> None:
-    """Stop the server when its engine has died for good, so that it can be restarted."""
-    await engine.wait_until_dead()
-    logger.error("The engine is dead: %s", engine.dead_error)
-    ending.fail()

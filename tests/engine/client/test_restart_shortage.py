@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from quire.engine.client.client import CoreStatus
 from quire.engine.client.supervisor import PATIENCE_S, Supervisor
 from quire.errors import EngineDeadError
 
@@ -32,6 +33,9 @@ class DeadCore:
 
     def dying_step(self, engine_index):
         return ()
+
+    def core_status(self, engine_index):
+        return CoreStatus(engine_index, 1, pid=1, is_running=False, is_started=True)
 
     def is_dead(self, engine_index):
         return not self.starts

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from quire.engine.client.client import CoreStatus
 from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.supervisor import Supervisor
@@ -310,6 +311,10 @@ class SimulatedCores:
     def is_dead(self, engine_index: int) -> bool:
         """As far as the front end knows."""
         return self.links[engine_index].is_dead
+
+    def core_status(self, engine_index: int) -> CoreStatus:
+        """Of a core that has run."""
+        return CoreStatus(engine_index, 1, pid=0, is_running=True, is_started=True)
 
     def dying_step(self, engine_index: int) -> Collection[int] | None:
         """What is on its board."""

@@ -46,6 +46,11 @@ class CoreStatus:
     turn_age_s: float = 0.0
     step_age_s: float = 0.0
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether no process of the core has been ready so far."""
+        return self.incarnation == 1 and not self.is_started
+
     def is_alive(self, limit_s: float) -> bool:
         """Whether its loop turns: a sign of life within `limit_s`, and no turn longer than that."""
         return self.is_running and max(self.silent_s, self.turn_age_s) <= limit_s

@@ -258,7 +258,7 @@ class Supervisor:
     def _on_core_death(self, error: EngineError) -> None:
         """Plan the core's restart, and end the requests that cannot run again."""
         engine_index = getattr(error, "engine_index", None)
-        if engine_index is None:
+        if engine_index is None or self._cores.core_status(engine_index).is_loading:
             self._error = error
             return
         journal = self._journal(engine_index)
