@@ -12,7 +12,7 @@ that HTTP clients may use has a row in server/admin.py, too.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from quire.engine.unbuilt import UnbuiltAsyncMethods, UnbuiltEngineMethods
@@ -34,12 +34,23 @@ from quire.errors import InvalidParameter, InvalidType
 from quire.lora.request import LoRARequest
 
 
+def _place_of_weights(
+    method: str | Callable[..., Any],
+    timeout: float | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Hashable | None:
+    """A fresh core has the weights of its folder, and not those that it was told to load since."""
+    is_told = method == "reload_weights" and (args or kwargs)
+    return "weights" if is_told else None
+
+
 class WorkerVerbs:
     """What is asked of the workers. A client that blocks has these, too: programs of others look
     for them there (`engine_core.save_sharded_state`).
     """
 
-    @verb(combine=joined, is_repeatable=False)
+    @verb(combine=joined, is_repeatable=False, keeps=_place_of_weights)
     def collective_rpc(
         self,
         method: str | Callable[..., Any],

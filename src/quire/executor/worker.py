@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.executor.adapter_support import AdapterSupport
 from quire.executor.profiler import Profiler
 from quire.executor.worker_config import WorkerFacts
 from quire.models.adapters.weights import AdapterWeights
+from quire.models.loading.load_formats import open_files
 from quire.models.loading.packed_weights import PackedWeights
+from quire.models.loading.readers.named_tensors import NamedTensors
+from quire.models.spec import Decoder
 from quire.params import RequestParams
 from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
@@ -112,11 +117,41 @@ class Worker:
         """
         self._residence.restore(tags)
 
-    def reload_weights(self) -> None:
-        """Load the checkpoint again, in place of the present weights. Raises LoadError if its files
-        do not fit the model; then the present weights stay.
+    def reload_weights(
+        self,
+        weights_iterator: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor] | None = None,
+        weights_path: str | Path | None = None,
+        is_checkpoint_format: bool = True,
+    ) -> None:
+        """Load the checkpoint again, in place of the present weights; or that of the folder
+        `weights_path`, from now on; or the tensors of `weights_iterator`, which have the names,
+        shapes and types of a checkpoint, all of them, and are copied.
+
+        Raises LoadError if they do not fit the model; then the present weights stay. Raises
+        NotBuiltYet for tensors of another format, and for other weights of a model of transformers.
         """
-        self._residence.reload_weights()
+        if is_checkpoint_format is not True:
+            hint = "Name and store the tensors as a checkpoint does."
+            raise NotBuiltYet("is_checkpoint_format", is_checkpoint_format, hint)
+        if weights_iterator is None and weights_path is None:
+            self._residence.reload_weights()
+            return
+        if weights_iterator is not None and weights_path is not None:
+            allowed = "it cannot be given with weights_iterator"
+            raise InvalidParameter("weights_path", str(weights_path), allowed, "Leave one out.")
+        spec = self.get_model().spec
+        if not isinstance(spec, Decoder):
+            value = "reload_weights of other weights with model_impl=transformers"
+            raise NotBuiltYet("method", value, "Start a new engine.")
+        if weights_path is not None:
+            self._residence.reload_weights(partial(open_files, "auto", Path(weights_path), spec))
+            return
+        assert weights_iterator is not None
+        given = (
+            weights_iterator.items() if isinstance(weights_iterator, Mapping) else weights_iterator
+        )
+        pairs = list(given)
+        self._residence.reload_weights(lambda: NamedTensors(pairs), stays_open=False)
 
     def save_sharded_state(
         self, path: str, pattern: str | None = None, max_size: int | None = None

@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,11 +12,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from quire.models.loading.load_formats import WeightFiles
 from quire.runner.devices.device import Device
 from quire.runner.forward.forward import Forward
 from quire.runner.kv_cache import KVCache
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
+
+
+logger = logging.getLogger(__name__)
+
+OpenFiles = Callable[[], WeightFiles]
 
 
 class Loadable(Protocol):
@@ -29,12 +36,13 @@ class Loadable(Protocol):
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model, and the functions that load it with the weights that the engine was started with,
-    and that raise LoadError if their files show that they cannot be loaded.
+    and that raise LoadError if their files show that they cannot be loaded. Both take other `files`
+    of the first model.
     """
 
     model: Loadable
-    load: Callable[[], Loadable]
-    check: Callable[[], None] = lambda: None
+    load: Callable[..., Loadable]
+    check: Callable[..., None] = lambda: None
 
 
 class Residence:
@@ -58,6 +66,9 @@ class Residence:
         self._forwards = forwards
         self._device = device
         self._kept: list[_KeptStorage] = []
+        self._open_files: OpenFiles | None = None
+        self._are_given = False
+        """Whether the weights came from files that cannot be opened again."""
         self.released: list[str] = []
 
     def release(self, tags: Iterable[str], *, keep_weights: bool = False) -> None:
@@ -89,7 +100,15 @@ class Residence:
             if tag == WEIGHTS and self._kept:
                 self._bring_back()
             elif tag == WEIGHTS:
-                for resident in self._models:
+                if self._are_given:
+                    logger.warning(
+                        "The weights that reload_weights was given were not kept: the checkpoint's "
+                        "are loaded."
+                    )
+                    self._are_given = False
+                target, *others = self._models
+                target.model.take_weights(target.load(**self._files()))
+                for resident in others:
                     resident.model.take_weights(resident.load())
             else:
                 self._kv_cache.restore()
@@ -98,14 +117,31 @@ class Residence:
             for forward in self._forwards:
                 forward.record()
 
-    def reload_weights(self) -> None:
-        """Load the checkpoint again, in place of the present weights. Raises LoadError if its files
-        do not fit the model; then the present weights stay.
+    def reload_weights(
+        self, open_files: OpenFiles | None = None, *, stays_open: bool = True
+    ) -> None:
+        """Load the checkpoint again, in place of the present weights, or what `open_files` opens:
+        from now on, if that can be done again (`stays_open`). Networks that draft are those of the
+        start. Raises LoadError if the files do not fit the model; then the present weights stay.
         """
-        for resident in self._models:
-            resident.check()
-        self.release([WEIGHTS])
-        self.restore([WEIGHTS])
+        before = self._open_files
+        self._open_files = open_files or before
+        target, *others = self._models
+        try:
+            target.check(**self._files())
+            for resident in others:
+                resident.check()
+            self.release([WEIGHTS])
+            self._are_given = False
+            self.restore([WEIGHTS])
+        except BaseException:
+            self._open_files = before
+            raise
+        if not stays_open:
+            self._open_files, self._are_given = before, True
+
+    def _files(self) -> dict[str, WeightFiles]:
+        return {} if self._open_files is None else {"files": self._open_files()}
 
     def _release_weights(self) -> None:
         for resident in self._models:

@@ -33,8 +33,8 @@ class ControlState:
         method = UTILITIES[call.method]
         for name in method.drops(*call.args):
             self._kept.pop(name, None)
-        if method.keeps is not None:
-            self._kept[method.keeps(*call.args)] = replace(call, args=method.replay(*call.args))
+        if method.keeps is not None and (name := method.keeps(*call.args)) is not None:
+            self._kept[name] = replace(call, args=method.replay(*call.args))
         if method.ends is not None and answer is not False:
             self._calls[method.ends].clear()
         elif state := method.begins or method.ends:

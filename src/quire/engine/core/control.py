@@ -7,7 +7,7 @@ return a `Future` that is done when the steps in flight have been read.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -224,7 +224,12 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         if method in OF_THE_CORE:
             allowed = "the core has to know of it, or it would go on as if nothing had happened"
             raise InvalidParameter("method", method, allowed, OF_THE_CORE[str(method)])
-        results = self.executor.collective_rpc(method, tuple(args), kwargs or {})
+        # each worker reads an iterator to its end
+        given = {
+            name: list(value) if isinstance(value, Iterator) else value
+            for name, value in (kwargs or {}).items()
+        }
+        results = self.executor.collective_rpc(method, tuple(args), given)
         if method == "reload_weights":  # raises, and changes nothing, where it fails
             self.scheduler.change_weights()
         return results

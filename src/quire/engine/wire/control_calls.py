@@ -56,7 +56,8 @@ class CoreMethod:
     call may be sent again when a core died before it answered. `begins` and `ends` name the state
     that the call puts a core in or takes it out of ("paused", "asleep"). A call that begins a state
     is replayed in a restarted core, with the arguments that `replay` makes of the first ones; so is
-    the last call of each name that `keeps` makes of them, until one that `drops` it.
+    the last call of each name that `keeps` makes of them (None: of no name), until one that
+    `drops` it.
     """
 
     name: str
@@ -65,7 +66,7 @@ class CoreMethod:
     begins: str | None = None
     ends: str | None = None
     replay: Callable[..., tuple[Any, ...]] = lambda *args: args
-    keeps: Callable[..., Hashable] | None = None
+    keeps: Callable[..., Hashable | None] | None = None
     drops: Callable[..., Sequence[Hashable]] = lambda *args: ()
 
 

@@ -54,23 +54,24 @@ def open_leaves(
     storage: Storage | None = None,
     group: WorkerGroup | None = None,
     kv_dtype: torch.dtype | None = None,
+    files: WeightFiles | None = None,
 ) -> Iterator[OpenLeaves]:
     """Open the weights of a folder; yields what reads the leaves of `own`, which is the decoder or
     the part of it that a worker of `group` has. The other arguments are those of `load_model`,
     which says what is raised; dummy and sharded_state need no family. kv_dtype None: nothing will
-    be cached.
+    be cached. `files`: instead of the folder's, whatever its format.
     """
-    if load_format == "dummy":
+    if files is None and load_format == "dummy":
         draw = RandomLeaves(seed) if device.type == "cpu" else DeviceRandomLeaves(seed, device)
         yield OpenLeaves(_parts_of(draw, decoder, group))
         return
-    if load_format == "sharded_state":
+    if files is None and load_format == "sharded_state":
         rank, size = (0, 1) if group is None else (group.rank, group.size)
         with closing(ShardedLeaves(folder, rank, size, parameters(own))) as leaves:
             yield OpenLeaves(leaves)
         return
     assert family is not None, "files of a checkpoint have a family's names"
-    with closing(open_files(load_format, folder, decoder)) as files:
+    with closing(files or open_files(load_format, folder, decoder)) as files:
         stored = match(family, decoder, files, storage)
         coded = frozenset(leaf.name for s in stored if s.layout is not None for leaf in s.leaves)
         scales = {} if kv_dtype is None else used_cache_scales(files, storage, kv_dtype)

@@ -57,6 +57,6 @@ class FixedWeights:
     def load_weights(self, weights: object) -> NoReturn:
         """Raise NotBuiltYet."""
         hint = (
-            "Write a checkpoint and call collective_rpc('reload_weights'), or start a new engine."
+            "Give all of them: collective_rpc('reload_weights', kwargs={'weights_iterator': ...})."
         )
         raise NotBuiltYet("method", "load_weights", hint)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from quire.models.formats import read_storage
 from quire.models.formats.storage import Storage
 from quire.models.loading.folder_files import LoadFormat, read_folder_config
 from quire.models.loading.leaves import OpenLeaves, open_leaves
+from quire.models.loading.load_formats import WeightFiles
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.read_ahead import Read, ReadAhead
 from quire.models.loading.sharded_state import check_pattern, save_leaves
@@ -55,6 +57,7 @@ def load_model(
     weights_folder: Path | None = None,
     options: ModelOptions = _USUAL,
     target: DecoderModel | None = None,
+    files: WeightFiles | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`; keys and values
     will be in `kv_dtype` (default: the same).
@@ -64,8 +67,9 @@ def load_model(
     the spec's context) sizes position tables. `family` says how tensors are named, and `storage`
     how the files store quantised weights; without a family, both are those of the folder's
     config.json. `weights_folder`: where large weights are kept in files instead of memory.
-    `target`: of a draft network. With a group among the options it is the model of one worker,
-    which takes its own part of each leaf. Raises LoadError subclasses that name file and tensor.
+    `target`: of a draft network. `files` has the weights instead of the folder. With a group among
+    the options it is the model of one worker, which takes its own part of each leaf. Raises
+    LoadError subclasses that name file and tensor.
     """
     if family is None and load_format != "dummy":
         config = read_folder_config(folder, load_format)
@@ -81,6 +85,8 @@ def load_model(
     group = options.group
     own = _own_part(decoder, options.recipe, storage, group)
 
+    if files is not None:
+        options = replace(options, stored=None)  # which is of the folder
     if options.stored is not None:
         options.stored.open()
 
@@ -111,8 +117,9 @@ def load_model(
         storage=storage,
         group=group,
         kv_dtype=kv_dtype or dtype,
+        files=files,
     ) as leaves:
-        if place.type == "cpu" or load_format == "dummy":
+        if place.type == "cpu" or (load_format == "dummy" and files is None):
             return build(leaves.read, leaves)
         ahead = ReadAhead(leaves.read, parameters(own).values(), is_pinned=True)
         try:
@@ -132,6 +139,7 @@ def check_weights(
     recipe: Recipe,
     group: WorkerGroup | None,
     kv_dtype: torch.dtype,
+    files: WeightFiles | None = None,
 ) -> None:
     """Raise what `load_model` would, as far as names, shapes and sizes of a folder's files show it;
     no weight is read.
@@ -144,6 +152,7 @@ def check_weights(
         storage=storage,
         group=group,
         kv_dtype=kv_dtype,
+        files=files,
     ):
         pass
 

@@ -72,7 +72,7 @@ class PickledFiles:
                 if name in self.entries:
                     other = self.entries[name].file.name
                     raise WeightMismatch(f"{name} is stored twice, in {other} and in {file.name}.")
-                entry = TensorEntry(file, tuple(tensor.shape), _dtype_name(tensor.dtype))
+                entry = TensorEntry(file, tuple(tensor.shape), dtype_name(tensor.dtype))
                 self.entries[name] = entry
         if index is not None:
             check_index(folder / _INDEX, index, self.entries)
@@ -229,5 +229,6 @@ def _check_tensor(file: Path, name: object, tensor: object) -> None:
         raise LoadError(f"{file}: {name} is no plain tensor with all of its values.")
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type in headers of files; that of torch where they have none."""
     return _DTYPES.get(dtype, str(dtype).removeprefix("torch."))
