@@ -24,9 +24,11 @@ function keepPlace() {
 
 // Drawing changes heights, and the browser moves what is in view along: only a reader's own move counts.
 let readerMovedAt = -Infinity;
+let mayReturn = true; // a wheel that was turned up does not bring a reader to the end
 for (const kind of ["wheel", "touchmove", "keydown", "pointerdown", "pointermove"]) {
   transcript.addEventListener(kind, (event) => {
     if (kind !== "pointermove" || event.buttons) readerMovedAt = performance.now();
+    mayReturn = kind !== "wheel" || event.deltaY > 0;
     if (event.deltaY < 0 && transcript.scrollTop > 0) isFollowing = false;
   }, { passive: true });
 }
@@ -34,7 +36,7 @@ for (const kind of ["wheel", "touchmove", "keydown", "pointerdown", "pointermove
 transcript.addEventListener("scroll", () => {
   if (performance.now() - readerMovedAt < 1000) {
     if (transcript.scrollTop < lastTop) isFollowing = false;
-    else if (transcript.scrollTop > lastTop && distanceToEnd() < 4) isFollowing = true;
+    else if (mayReturn && transcript.scrollTop > lastTop && distanceToEnd() < 4) isFollowing = true;
   }
   keepPlace();
 });
