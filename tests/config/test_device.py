@@ -55,7 +55,8 @@ def test_a_usable_gpu_is_taken_and_what_follows_from_it():
     plan = plan_of(max_model_len=8192)
     assert plan.parallel.device == "cuda" and "NVIDIA H200" in plan.reasons["device"]
     assert plan.model.dtype == "bfloat16" and plan.steps.max_steps_in_flight == 2
-    assert plan.memory.memory_share == 0.9 and plan.steps.max_num_batched_tokens == 8192
+    assert plan.memory.memory_utilization == 0.9 and plan.memory.measures_memory
+    assert plan.steps.max_num_batched_tokens == 8192
     assert "CUDA graphs" in plan.reasons["use_graphs"]
     room = 0.9 * 140 * GIB - 2 * 8_030_261_248
     assert 0.8 * room < plan.memory.kv_cache_bytes <= room
@@ -72,7 +73,7 @@ def test_a_usable_gpu_is_taken_and_what_follows_from_it():
 def test_without_a_usable_gpu(facts, why):
     plan = plan_of(plans.tiny(), facts)
     assert plan.parallel.device == "cpu" and why in plan.reasons["device"]
-    assert plan.steps.max_steps_in_flight == 1 and plan.memory.memory_share is None
+    assert plan.steps.max_steps_in_flight == 1 and not plan.memory.measures_memory
     with pytest.raises(InvalidParameter, match=why) as error:
         plan_of(plans.tiny(), facts, device="cuda")
     assert "device='cpu'" in str(error.value)
@@ -110,8 +111,8 @@ def test_wishes_beat_the_automatic_choice():
     plan = plan_of(plans.tiny(), device="cpu")
     assert plan.parallel.device == "cpu" and plan.reasons["device"].endswith("device was given")
     assert plan_of(async_scheduling=False).steps.max_steps_in_flight == 1
-    assert plan_of(gpu_memory_utilization=0.5).memory.memory_share == 0.5
-    assert plan_of(kv_cache_memory_bytes=20 * GIB).memory.memory_share is None
+    assert plan_of(gpu_memory_utilization=0.5).memory.memory_utilization == 0.5
+    assert not plan_of(kv_cache_memory_bytes=20 * GIB).memory.measures_memory
     assert plan_of(num_gpu_blocks_override=9000).memory.num_blocks == 9000
     assert (
         plan_of(deterministic=True).parallel.is_deterministic

@@ -144,6 +144,23 @@ def test_share_of_free_memory_counts_weights_in():
     assert plan.memory.kv_cache_bytes + weights > 0.6 * plans.LAPTOP.free_memory_bytes
 
 
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ({"gpu_memory_utilization": 0.8}, 0.8),
+        ({"gpu_memory_utilization": 0.8, "num_gpu_blocks_override": 2000}, 0.8),
+        ({"num_gpu_blocks_override": 2000}, 0.55),
+        ({"kv_cache_memory_bytes": 1 << 30}, 0.18),
+    ],
+)
+def test_the_share_of_memory_is_known_however_the_pool_was_sized(options, share):
+    """A program that waits for an engine's memory to be free again computes with it."""
+    plan = plan_of(max_model_len=256, **options)
+    assert plan.memory.memory_utilization == share
+    assert plan.cache_config.gpu_memory_utilization == share
+    assert ("was given" in plan.reasons["memory_utilization"]) == (share == 0.8)
+
+
 def test_overrides_of_the_pool():
     assert plan_of(num_gpu_blocks_override=2000, kv_cache_memory_bytes=1).memory.num_blocks == 2000
     block = 32 * 28 * 2 * 8 * 128 * 2

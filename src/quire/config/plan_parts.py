@@ -86,15 +86,17 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The KV memory of each core. `num_blocks` counts the null block; `kv_cache_bytes` is the size
-    of the blocks in all groups' layers. With a `memory_share` both are estimates: the worker
-    measures what its workspace leaves of that share of a device's free memory. `snapshot_interval`
-    None: there are no snapshots of recurrent states.
+    of the blocks in all groups' layers. Where `measures_memory`, both are estimates: the worker
+    measures what its workspace leaves of `memory_utilization`. That is the share of the free memory
+    that an engine takes where a share bounds it, else the share of all memory that its sizes come
+    to. `snapshot_interval` None: there are no snapshots of recurrent states.
     """
 
     block_size: int
     num_blocks: int
     kv_cache_bytes: int
-    memory_share: float | None
+    measures_memory: bool
+    memory_utilization: float
     kv_dtype: str
     enable_prefix_caching: bool
     snapshot_interval: int | None

@@ -36,8 +36,8 @@ def size_kv_cache(
     """
     kv_cache = runner.kv_cache
     block_bytes = kv_cache.nbytes // PROBE_BLOCKS
-    assert config.memory.memory_share is not None, "the number of blocks is given"
-    memory = MeasuredMemory(free_at_start, free_bytes(), config.memory.memory_share)
+    assert config.memory.measures_memory, "the number of blocks is given"
+    memory = MeasuredMemory(free_at_start, free_bytes(), config.memory.memory_utilization)
     num_blocks = blocks_for(config, pool, memory, block_bytes)
     for forward in forwards:
         forward.release()

@@ -101,7 +101,7 @@ def build_worker(
         forwards += draft.forwards
     if not platform.is_host:
         _warm_up(config, runner)
-    if config.memory.memory_share is not None:
+    if config.memory.measures_memory:
         assert platform.free_bytes is not None, "a share of memory that cannot be measured"
         size_kv_cache(
             config,
@@ -197,7 +197,7 @@ def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], platform: Platf
         pool=plan_kv_pool(
             memories_of(specs), config.memory.block_size, config.number_bytes, config.num_drafts
         ),
-        num_blocks=config.memory.num_blocks if config.memory.memory_share is None else PROBE_BLOCKS,
+        num_blocks=PROBE_BLOCKS if config.memory.measures_memory else config.memory.num_blocks,
         dtype=config.kv_dtype,
         send=platform.device.send,
     )

@@ -38,7 +38,7 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     drafts = d.value("speculation")
     pool = plan_kv_pool(d.model.pool_memories, size, number, drafts.num_tokens if drafts else 0)
     bound = length_limit(d) if length is None else length
-    _decide_share(d, keeps_tokens=pool.block_bytes > 0)
+    _decide_measuring(d, keeps_tokens=pool.block_bytes > 0)
     decide_weights_folder(d, _workspace_bytes(d, bound))
     decide_packed_weights(d)
     num_blocks, reason = _num_blocks(d, pool, bound)
@@ -51,6 +51,7 @@ def decide_memory(d: Decisions, length: int | None) -> None:
             "max_model_len", fits, f"the longest that fits in {num_blocks} blocks, at most {bound}"
         )
     d.decide("num_blocks", num_blocks, reason)
+    _decide_utilization(d, num_blocks * pool.block_bytes, bound)
     _decide_snapshots(d, pool)
     d.decide(
         "kv_cache_bytes",
@@ -91,10 +92,8 @@ def _check_given(d: Decisions, kv_cache_bytes: int, reason: str) -> None:
         )
 
 
-def _decide_share(d: Decisions, *, keeps_tokens: bool) -> None:
-    """Fix memory_share: None where the number of blocks is final. Raises InvalidParameter for
-    memory of blocks in a model that has none.
-    """
+def _decide_measuring(d: Decisions, *, keeps_tokens: bool) -> None:
+    """Fix measures_memory. Raises InvalidParameter for blocks in a model that keeps none."""
     args = d.args
     is_fixed = args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None
     if is_fixed and not keeps_tokens:
@@ -102,14 +101,34 @@ def _decide_share(d: Decisions, *, keeps_tokens: bool) -> None:
         name = name if args.kv_cache_memory_bytes is None else "kv_cache_memory_bytes"
         allowed = "the model keeps no keys and values"
         raise InvalidParameter(name, vars(args)[name], allowed, "Leave it out.")
-    is_fixed = is_fixed or not keeps_tokens
-    if d.machine.device != "cuda" or is_fixed:
-        d.decide("memory_share", None, "num_blocks is final")
-    elif args.gpu_memory_utilization is None:
-        d.decide("memory_share", _GPU_SHARE, "of the GPU's free memory; the default")
+    if d.machine.device != "cuda" or is_fixed or not keeps_tokens:
+        d.decide("measures_memory", False, "num_blocks is final")
     else:
-        given = "gpu_memory_utilization was given: of the GPU's free memory"
-        d.decide("memory_share", args.gpu_memory_utilization, given)
+        d.decide("measures_memory", True, "the worker measures what a step leaves of the GPU")
+
+
+def _decide_utilization(d: Decisions, kv_cache_bytes: int, length: int) -> None:
+    """Fix memory_utilization: as it was given, or as it follows from the sizes. That is a share of
+    all memory, so that it does not change with what others do.
+    """
+    share = _given_share(d)
+    if share is None:
+        bytes_taken, taken = _taken(d, length)
+        total = d.machine.total_memory_bytes
+        share = round(min(1.0, max(0.01, (bytes_taken + kv_cache_bytes) / total)), 2)
+        why = f"{taken} and the KV cache, of {gib(total)} in all"
+    elif d.args.gpu_memory_utilization is None:
+        why = "of the GPU's free memory; the default"
+    else:
+        why = "gpu_memory_utilization was given: of the memory that is free now"
+    d.decide("memory_utilization", share, why)
+
+
+def _given_share(d: Decisions) -> float | None:
+    """The share of free memory that bounds the engine; None where sizes follow from elsewhere."""
+    if d.args.gpu_memory_utilization is None and d.value("measures_memory"):
+        return _GPU_SHARE
+    return d.args.gpu_memory_utilization
 
 
 def _num_blocks(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
@@ -124,7 +143,7 @@ def _num_blocks(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
     room, source = _room(d, pool, length)
     if not pool.block_bytes:
         return 1, "the model keeps nothing of a request"
-    if d.value("memory_share") is not None:
+    if d.value("measures_memory"):
         source = f"an estimate until it is measured: {source}"
     seqs, step = d.value("max_num_seqs"), d.value("max_num_batched_tokens")
     enough = pool.enough(seqs, length, step)
@@ -136,30 +155,15 @@ def _num_blocks(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
 
 def _room(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
     """Bytes for the KV cache, by what is free now, and the sum in words."""
-    weights = weight_bytes(d)
-    workspace = _workspace_bytes(d, length)
-    free = free_bytes(d)
-    weights_text = f"weights {gib(weights)}"
-    offload = d.value("offload")
-    if offload is not None:
-        weights -= offload.saved_bytes
-        weights_text = f"weights {gib(weights)} and {gib(offload.host_bytes)} on the host"
-    if d.value("weights_folder") is not None:
-        weights, weights_text = 0, "weights in a file"
-    share = d.args.gpu_memory_utilization
-    if share is None:
-        share = d.value("memory_share")
-    adapters = adapter_bytes(d)
-    weights += adapters
-    weights_text += f", adapters {gib(adapters)}" if adapters else ""
-    taken = f"{weights_text}, workspace {gib(workspace)}"
+    free, share = free_bytes(d), _given_share(d)
+    bytes_taken, taken = _taken(d, length)
     if share is None:
         room, source = _room_on_a_shared_machine(
-            free - weights - workspace, pool.block_bytes * (1 + _least_blocks(d, pool, length))
+            free - bytes_taken, pool.block_bytes * (1 + _least_blocks(d, pool, length))
         )
         source += f" what {taken} leave of the {gib(free)} free now"
     else:
-        room = int(free * share) - weights - workspace
+        room = int(free * share) - bytes_taken
         source = f"gpu_memory_utilization={share:g} of the {gib(free)} free now, less {taken}"
     if room <= 0:
         raise LoadError(
@@ -170,6 +174,20 @@ def _room(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
             "max_num_seqs, or set kv_cache_memory_bytes."
         )
     return room, source
+
+
+def _taken(d: Decisions, length: int) -> tuple[int, str]:
+    """The bytes of weights, adapters and workspace, and the sum in words."""
+    weights, workspace, adapters = weight_bytes(d), _workspace_bytes(d, length), adapter_bytes(d)
+    text = f"weights {gib(weights)}"
+    offload = d.value("offload")
+    if offload is not None:
+        weights -= offload.saved_bytes
+        text = f"weights {gib(weights)} and {gib(offload.host_bytes)} on the host"
+    if d.value("weights_folder") is not None:
+        weights, text = 0, "weights in a file"
+    text += f", adapters {gib(adapters)}" if adapters else ""
+    return weights + adapters + workspace, f"{text}, workspace {gib(workspace)}"
 
 
 def _room_on_a_shared_machine(left: int, one_request: int) -> tuple[int, str]:

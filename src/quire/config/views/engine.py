@@ -21,7 +21,7 @@ class CacheView(PlanView):
     cache_dtype = Fact("kv_dtype")
     enable_prefix_caching = Fact()
     prefix_caching_hash_algo = Fixed("sha256")
-    gpu_memory_utilization = Fact("memory_share")
+    gpu_memory_utilization = Fact("memory_utilization")
     kv_cache_memory_bytes = Fact("kv_cache_bytes")
 
 
