@@ -3,12 +3,15 @@ that its test helpers need, for phantoms.py.
 """
 
 import ast
+import copy
 import functools
 import os
+import sys
 import types
 from pathlib import Path
 
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from quire.server import output_parsing
@@ -215,25 +218,39 @@ class ToolParser:
     finish_streaming = finish_stream
 
 
+CALLS_OF = {"qwen3": "qwen3_coder"}
+"""The tool formats whose calls end the reasoning in the tests of these formats."""
+
+
 class ReasoningParser:
     NAME = None
 
     def __init__(self, tokenizer=None, *args, chat_template_kwargs=None, **options):
-        self.plan, self.model_tokenizer, self.stream = plan_of(None, self.NAME), tokenizer, None
-        asked = chat_template_kwargs or {}
+        self.plan = plan_of(CALLS_OF.get(self.NAME), self.NAME)
+        self.model_tokenizer, self.stream, self.thought, self.is_called = tokenizer, None, "", False
+        self.place = self._place_for(chat_template_kwargs)
+        self.calls = ToolParser.__new__(ToolParser)
+        self.calls.prev_tool_call_arr, self.calls.streamed_args_for_tool = [], []
+
+    def _place_for(self, asked):
+        """The place that the arguments of a chat template say; None where they do not."""
+        asked = asked or {}
         is_off = asked.get("enable_thinking") is False or asked.get("thinking") is False
         is_on = asked.get("reasoning_effort") or asked.get("thinking_mode") == "enabled"
         is_on = is_on and is_on != "no_think" or self.NAME == "k2_horizon"
-        self.place = "answer" if is_off else "again" if is_on else None
-        self.calls = ToolParser.__new__(ToolParser)
-        self.calls.prev_tool_call_arr, self.calls.streamed_args_for_tool = [], []
+        return "answer" if is_off else "again" if is_on else None
 
     @property
     def vocab(self):
         return self.model_tokenizer.get_vocab()
 
     def extract_reasoning(self, model_output=None, request=None, **options):
-        parsed = self.plan.read(model_output, self._where(model_output), tools=None)
+        self.place = self._place_for(getattr(request, "chat_template_kwargs", None)) or self.place
+        where = self._where(model_output)
+        parsed = self.plan.read(model_output, where, tools=[])
+        if parsed.tool_calls and parsed.content is None:
+            return parsed.reasoning, model_output.partition(parsed.reasoning or "")[2]
+        parsed = self.plan.read(model_output, where, tools=None)
         return parsed.reasoning, parsed.content
 
     def extract_reasoning_streaming(
@@ -241,21 +258,30 @@ class ReasoningParser:
     ):
         is_first = not previous_text and current_text and current_text == delta_text
         if self.stream is None or is_first:
-            self.stream = self.plan.open(self._where(current_text))
+            self.stream = self.plan.open(self._where(current_text), tools=[])
             if previous_text:
-                self.stream.feed(previous_text)
-        return self.calls.delta_of(self.stream.feed(delta_text))
+                self.delta_of(self.stream.feed(previous_text))
+        return self.delta_of(self.stream.feed(delta_text), current_text, delta_text)
 
     def _where(self, text):
         """These tests stand for prompts that end with <think> where the output lacks it."""
         begins = "<think>".startswith(text.lstrip()[:7])
-        is_qwen = getattr(self.plan.reasoning, "name", None) == "qwen3"
-        return "again" if self.place is None and is_qwen and not begins else self.place
+        name = getattr(self.plan.reasoning, "name", None)
+        is_open = name in ("qwen3", "granite_thinking_parser") and not begins
+        return "again" if self.place is None and is_open else self.place
 
     finish_stream = ToolParser.finish_stream
 
-    def delta_of(self, events):
-        return self.calls.delta_of(events)
+    def delta_of(self, events, current_text="", delta_text=""):
+        """vLLM's parsers of reasoning hand the text of calls on, to be read by another one."""
+        found = self.calls.delta_of(events)
+        if self.is_called:
+            return DeltaMessage(content=delta_text)
+        self.thought += (found and found.reasoning) or ""
+        if found is None or not found.tool_calls:
+            return found
+        self.is_called = True
+        return DeltaMessage(content=current_text.partition(self.thought)[2])
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -263,9 +289,12 @@ class ReasoningParser:
         PHANTOMS.use(f"vllm.reasoning.ReasoningParser.{name}")
 
 
-@functools.cache
+CLASSES = {}
+
+
 def class_of(base, name, title):
-    return type(title, (base,), {"NAME": name})
+    """The one class of that title, which may have several names."""
+    return CLASSES.setdefault((base, title), type(title, (base,), {"NAME": name}))
 
 
 def table_in(path, name):
@@ -323,6 +352,7 @@ def register(adapted, phantoms):
         ("tool_parsers", "_TOOL_PARSERS_TO_REGISTER", ToolParser, "abstract_tool_parser"),
         ("reasoning", "_REASONING_PARSERS_TO_REGISTER", ReasoningParser, "abs_reasoning_parsers"),
     )
+    adapters = {}
     for package, variable, base, abstract in parsers:
         title = base.__name__
         table = table_in(f"vllm/{package}/__init__.py", variable)
@@ -333,8 +363,10 @@ def register(adapted, phantoms):
         of_file = {}
         for name, (file, own) in table.items():
             of_file.setdefault(file, {}).setdefault(own, class_of(base, name, own))
+            adapters[own] = class_of(base, name, own)
         for file, classes in of_file.items():
             add(f"vllm.{package}.{file}", **classes)
+    add("vllm.parser.engine.registered_adapters", **adapters)
     granite = class_of(ToolParser, "granite4", "Granite4ToolParser")
     add("vllm.tool_parsers.granite4_tool_parser", Granite4ToolParser=granite)
     for part in ("embed", "pooling", "classify", "scoring"):
@@ -350,11 +382,21 @@ def register(adapted, phantoms):
     use_stand_in_tokenizers()
 
 
+ON_ANY_DEVICE = ("test_async_llm.py", "test_engine_core.py", "test_engine_core_client.py")
+"""Files of tests that skip themselves where there is no GPU, which they need for nothing."""
+
+
 class Platform:
     """Quire's platform, which says no to what else vLLM's helpers of tests ask."""
 
     def __init__(self, ours):
         self.ours = ours
+
+    def is_cuda(self):
+        asks = sys._getframe(1).f_code.co_filename
+        return asks.endswith(ON_ANY_DEVICE) or self.ours.is_cuda()
+
+    is_cuda_alike = is_cuda
 
     def __getattr__(self, name):
         if name == "fp8_dtype":
@@ -478,10 +520,20 @@ def use_stand_in_tokenizers():
         made.add_tokens([mark for mark in MARKS if mark not in made.get_vocab()])
         return made
 
+    @functools.cache
+    def of_parsers():
+        """Without a mark of its own before a text, as most tokenizers of these tests."""
+        made = copy.deepcopy(stand_in())
+        made.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B")
+        return made
+
     def from_pretrained(name, *args, **options):
         is_here = not isinstance(name, str) or os.path.isdir(name)
-        return original(name, *args, **options) if is_here else stand_in()
+        return original(name, *args, **options) if is_here else chosen()
+
+    def chosen():
+        return of_parsers() if "parser" in os.environ.get("PYTEST_CURRENT_TEST", "") else stand_in()
 
     AutoTokenizer.from_pretrained = staticmethod(from_pretrained)
     tokenizers = PHANTOMS.ensure("vllm.tokenizers")
-    tokenizers.get_tokenizer = lambda tokenizer_name=None, *args, **options: stand_in()
+    tokenizers.get_tokenizer = lambda tokenizer_name=None, *args, **options: chosen()

@@ -58,6 +58,14 @@ TAGGED_JSON = [
         calls=(("now", "{}"),),
     ),
     Golden(
+        "hermes-blanks-within-the-tags",
+        'One: \n<tool_call> {"name": "now", "arguments": {}} </tool_call> Two: \n '
+        '<tool_call>\n{"name": "now", "arguments": {}}\n\n</tool_call>\nDone.',
+        "hermes",
+        content="One: \n Two: \n \nDone.",
+        calls=(("now", "{}"), ("now", "{}")),
+    ),
+    Golden(
         "hermes-prose-with-delimiter",
         "Write <tool_call> first.",
         "hermes",
@@ -491,7 +499,7 @@ GENERIC = [
     generic("lines", f"{WEATHER_CALL}\n{NOW_CALL}\n", None, BONN, NOW),
     generic("commas", f"{WEATHER_CALL}, {NOW_CALL}", None, BONN, NOW),
     generic("fence", f"I look.\n```json\n{WEATHER_CALL}\n```", "I look.\n", BONN),
-    generic("plain-fence", f"```\n[{WEATHER_CALL},{NOW_CALL}]\n```\nSo.", "\n\nSo.", BONN, NOW),
+    generic("plain-fence", f"```\n[{WEATHER_CALL},{NOW_CALL}]\n```\nSo.", "\nSo.", BONN, NOW),
     generic("tags", f"<tool_call>\n{WEATHER_CALL}\n</tool_call>\n<tool_call>{NOW_CALL}"
             "</tool_call>", None, BONN, NOW),
     generic("tag-of-two", f"<tool_call>{WEATHER_CALL}\n{NOW_CALL}</tool_call>.", ".", BONN, NOW),

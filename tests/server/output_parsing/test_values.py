@@ -185,6 +185,63 @@ def test_text_becomes_the_type_of_the_schema(argument, written, value):
         assert json.loads(call.arguments) == {argument: value}
 
 
+OF_ALL = {
+    "qwen3_coder": "<function=f>\n<parameter={key}>\n{value}\n</parameter>\n</function>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter '
+    'name="{key}" string="true">{value}</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    "</｜DSML｜function_calls>",
+    "minicpm5": '<function name="f"><param name="{key}">{value}</param></function>',
+    "glm45": "<tool_call>f\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("parser", OF_ALL)
+@pytest.mark.parametrize(
+    ("key", "value", "arguments"),
+    [
+        ("arguments", '{"count": 1, "text": "a"}', {"count": 1, "text": "a"}),
+        ("input", ' { "text" : "}" } ', {"text": "}"}),
+        ("parameters", "{}", {}),
+        ("properties", "{'text': 'a'}", {"text": "a"}),
+        ("arguments", '{"other": 1}', {"arguments": '{"other": 1}'}),
+        ("arguments", '["count"]', {"arguments": '["count"]'}),
+        ("arguments", "count: 1", {"arguments": "count: 1"}),
+        ("text", '{"count": 1}', {"text": '{"count": 1}'}),
+    ],
+)
+def test_an_object_of_all_arguments_is_not_one_of_them(parser, key, value, arguments):
+    """Models put what they were asked for into one argument that the tool does not have."""
+    own = {"text": {"type": "string"}, "count": {"type": "integer"}}
+    tools = [{"function": {"name": "f", "parameters": {"properties": own}}}]
+    output = OF_ALL[parser].replace("{key}", key).replace("{value}", value)
+    [call] = plan_parsers(parser).read(output, tools=tools).tool_calls
+    assert json.loads(call.arguments) == arguments
+    reader = plan_parsers(parser).open(tools=tools)
+    events = [event for char in output for event in reader.feed(char)]
+    [streamed] = whole([*events, *reader.finish()]).tool_calls
+    assert streamed.arguments == call.arguments
+
+
+def test_an_argument_of_the_tool_is_not_opened_whatever_its_name():
+    own = {"input": {"type": "object"}, "text": {"type": "string"}}
+    tools = [{"function": {"name": "f", "parameters": {"properties": own}}}]
+    output = OF_ALL["qwen3_coder"].replace("{key}", "input").replace("{value}", '{"text": "a"}')
+    [call] = plan_parsers("qwen3_coder").read(output, tools=tools).tool_calls
+    assert json.loads(call.arguments) == {"input": {"text": "a"}}
+
+
+def test_arguments_that_follow_an_object_of_all_of_them_are_kept():
+    own = {"count": {"type": "integer"}, "text": {"type": "string"}}
+    tools = [{"function": {"name": "f", "parameters": {"properties": own}}}]
+    output = (
+        "<function=f>\n<parameter=input>\n{}\n</parameter>\n<parameter=text>\na\n</parameter>\n"
+    )
+    for value in ('{"count": 1}', "{}"):
+        parser = plan_parsers("qwen3_coder")
+        [call] = parser.read(output.format(value) + "</function>", tools=tools).tool_calls
+        assert json.loads(call.arguments) == json.loads(value) | {"text": "a"}
+
+
 @given(text=TEXT, types=st.frozensets(st.sampled_from(["integer", "number", "array", "boolean"])))
 def test_any_text_becomes_json(text, types):
     json.loads(typed_json(text, types | {"string"}, is_padded=True))

@@ -164,6 +164,8 @@ class OutputParser:
             out.is_undecided = True
         elif state.reads in FLOWING and self.state.reads not in FLOWING:
             out.touches_call = self._table.has_calls
+        elif state.reads in FLOWING and delimiter and out.touches_call:
+            out.drop()  # blanks between two marks of a call
         if is_start:
             self._home = "content"
         if state.closes:

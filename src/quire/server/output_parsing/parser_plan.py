@@ -231,14 +231,16 @@ def _joined_tables(tool_format: ToolFormat | None, reasoning: ReasoningFormat) -
 def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[str, ParserState]:
     """The states before the answer. "before": the reasoning may begin, or end without having begun.
     "again": it has begun, and some models write its opening delimiter once more; "assumed" is the
-    same, without evidence. "opening": the tag of an answer may come.
+    same, without evidence. "opening": the tag of an answer may come. "trimmed": blanks may.
     """
     openings = dict.fromkeys(reasoning.starts, "reasoning")
     tags = dict.fromkeys(reasoning.answer_tags, tools.start)
     content = tools.states["content"]
     closed = replace(content, delimiters={**dict.fromkeys(tags, "content"), **content.delimiters})
     tagged = {"opening": ParserState(Reads.LEAD, tags, then=tools.start), "content": closed}
-    ends = dict.fromkeys(reasoning.ends, "opening" if tags else tools.start)
+    after = "opening" if tags else "trimmed" if reasoning.trims_answer else tools.start
+    ends = dict.fromkeys(reasoning.ends, after)
+    trimmed = {"trimmed": ParserState(Reads.CONTENT, then=tools.start, trims=True)}
     ends_at_calls = reasoning.ends_at_calls and tools.ends_reasoning
     calls = tools.states["content"].delimiters if ends_at_calls else {}
     return {
@@ -246,4 +248,5 @@ def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[s
         **dict.fromkeys(("again", ASSUMED), ParserState(Reads.LEAD, openings, then="reasoning")),
         "reasoning": ParserState(Reads.REASONING, {**calls, **ends}),
         **(tagged if tags else {}),
+        **(trimmed if reasoning.trims_answer else {}),
     }

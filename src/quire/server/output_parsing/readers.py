@@ -30,12 +30,13 @@ class Reader(Protocol):
 class TextReader:
     """Text up to a delimiter: content, reasoning, or arguments as written (none are an object)."""
 
-    __slots__ = ("_delimiters", "_is_empty", "_leaves", "_reads")
+    __slots__ = ("_delimiters", "_is_empty", "_leaves", "_reads", "_trims")
 
     def __init__(self, state: ParserState, delimiters: Delimiters) -> None:
         self._delimiters = delimiters
         self._reads = state.reads
         self._leaves = state.then is not None
+        self._trims = state.trims
         self._is_empty = True
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
@@ -48,9 +49,9 @@ class TextReader:
             self._is_empty = self._is_empty and NON_BLANK.search(text, start, end) is None
             out.arguments("{}" if delimiter and self._is_empty else "")
         elif self._leaves and (found := NON_BLANK.search(text, start, end)) is not None:
-            out.content(text[start : found.start()])
+            out.content("" if self._trims else text[start : found.start()])
             return found.start(), End.DONE
-        else:
+        elif not self._trims:
             out.content(text[start:end])
         return end, delimiter or End.MORE
 

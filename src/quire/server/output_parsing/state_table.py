@@ -116,7 +116,8 @@ class ParserState:
 
     `delimiters`: what ends it -> the next state; no delimiter may contain another. `kept`:
     delimiters that are read again by the next state. `then`: see `Reads`; a CONTENT state with a
-    `then` is left for it by the first text that is not blank. `closes`: entering it completes the
+    `then` is left for it by the first text that is not blank, and with `trims` the blanks before
+    that are markup. `closes`: entering it completes the
     arguments that KEY and VALUE states wrote. `calls`: entering it starts a call of this name. For
     HEAD: `head` reads it, `bars` are characters that it cannot have, `begins` are the only
     beginnings it can have. For KEY: `key` reads it. For VALUE: `followers` of a delimiter are what
@@ -129,6 +130,7 @@ class ParserState:
     delimiters: Mapping[str, str] = field(default_factory=dict)
     then: str | None = None
     kept: frozenset[str] | set[str] = frozenset()
+    trims: bool = False
     closes: bool = False
     calls: str | None = None
     head: Callable[[str], Head | None] = name_alone
@@ -196,11 +198,12 @@ class ReasoningFormat:
 
     `starts` and `ends` are its delimiters. `is_assumed`: an output begins inside the reasoning
     unless the prompt says otherwise. `ends_at_calls`: a tool call ends the reasoning without its
-    delimiter. `answer_tags`: what stands before and after the answer of some models, and is markup.
-    `table`: instead of delimiters, a table with REASONING states. For such a table,
-    `answer_starts` are the delimiters after which the answer begins, `begins_call` is what a call
-    begins with, and `output_of` makes the format of an output, as structural tags have it, from its
-    place and the formats one of which it ends with. `for_template`: as of `ToolFormat`.
+    delimiter. `answer_tags`: what stands before and after the answer of some models, and is markup;
+    `trims_answer`: so are the blanks before it. `table`: instead of delimiters, a table with
+    REASONING states. For such a table, `answer_starts` are the delimiters after which the answer
+    begins, `begins_call` is what a call begins with, and `output_of` makes the format of an output,
+    as structural tags have it, from its place and the formats one of which it ends with.
+    `for_template`: as of `ToolFormat`.
     """
 
     name: str
@@ -210,6 +213,7 @@ class ReasoningFormat:
     ends_at_calls: bool = True
     answer_starts: tuple[str, ...] = ()
     answer_tags: tuple[str, ...] = ()
+    trims_answer: bool = False
     begins_call: str = ""
     output_of: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     table: ToolFormat | None = None

@@ -47,6 +47,12 @@ class ToolSchemas:
         """The names of the tools."""
         return self._schemas.keys()
 
+    def properties(self, tool: str) -> frozenset[str]:
+        """The names of a tool's arguments; empty if the schema does not say."""
+        root = self._schemas.get(tool, {})
+        found = [part.get("properties") for part in _alternatives(root, root)]
+        return frozenset(name for part in found if isinstance(part, Mapping) for name in part)
+
     def types(self, tool: str, *path: str) -> frozenset[str]:
         """The JSON types that an argument, or what is at a path within one, may have; empty if the
         schema does not say. A step of the path is a property's name, or any name of an item.

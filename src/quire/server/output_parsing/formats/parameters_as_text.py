@@ -14,6 +14,8 @@ from quire.server.output_parsing.state_table import Key, ParserState
 from quire.server.output_parsing.stream_writer import Writer
 from quire.server.output_parsing.tool_schemas import ToolSchemas
 
+WRAPPERS = frozenset({"arguments", "input", "parameters", "properties"})
+"""Names that models give to one argument that holds all the others as JSON."""
 MAX_BLANKS = 256
 """Blanks between a delimiter and what follows it; more say that the value has ended."""
 
@@ -48,6 +50,30 @@ class Parameters:
         """The types that the value of the last key, or what is at a path within it, may have."""
         known = self._schemas.types(out.call_name, self.key, *path)
         return known or (frozenset() if path else self._declared.types)
+
+    def may_hold_all(self, out: Writer) -> bool:
+        """Whether the next value may be an object of all arguments: its key is one that models use
+        for that, the first, and not the tool's own.
+        """
+        if self._is_open or self.key not in WRAPPERS:
+            return False
+        own = self._schemas.properties(out.call_name)
+        return bool(own) and self.key not in own
+
+    def write_all(self, text: str, out: Writer) -> bool:
+        """Write the members of an object of arguments; False if the text is not one."""
+        text = text.strip(BLANKS)
+        written = text if json_type(text) == "object" else python_as_json(text)
+        if written is None or json_type(written) != "object":
+            return False
+        if not self._schemas.properties(out.call_name).issuperset(
+            json.loads(written, parse_int=str)
+        ):
+            return False
+        members = written[1:-1].strip(BLANKS)
+        out.arguments("{" + members if members else "")
+        self._is_open = bool(members)
+        return True
 
     def close(self, out: Writer) -> None:
         """The call is complete."""
@@ -135,11 +161,12 @@ class ValueReader:
     Text is passed on as it comes. Any other type needs the whole value: JSON of that type is passed
     on as written, Python's spelling of it is translated, and what is neither becomes a string.
     `is_padded`: a value that begins with a line end has one at its end, too, and neither is part of
-    it.
+    it. A value that may hold all arguments is not written before it is whole.
     """
 
     __slots__ = ("_delimiters", "_ends", "_has_begun", "_has_padding", "_is_closed", "_is_padded",
-                 "_is_text", "_line_end", "_state", "_text", "_types", "_verbatim")  # fmt: skip
+                 "_is_text", "_line_end", "_may_hold_all", "_parameters", "_state", "_text",
+                 "_types", "_verbatim")  # fmt: skip
 
     def __init__(
         self,
@@ -155,13 +182,15 @@ class ValueReader:
         self._verbatim = state.verbatim
         self._is_closed = False
         self._types = parameters.types(out)
-        self._is_text = self._types <= {"string"}
+        self._parameters = parameters
+        self._may_hold_all = parameters.may_hold_all(out)
+        self._is_text = self._types <= {"string"} and not self._may_hold_all
         self._is_padded = is_padded
         self._has_begun = self._has_padding = False
         self._line_end = ""
         self._text: list[str] = []
-        parameters.write_key(out)
-        out.arguments(": ")
+        if not self._may_hold_all:
+            self._write_key(out)
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
         """Up to a delimiter that is not a part of the value."""
@@ -195,7 +224,13 @@ class ValueReader:
         elif self._is_text:
             self._pass_on(rest, out)
         else:
+            if self._may_hold_all:
+                self._write_key(out)
             out.arguments("".join(self._text).strip() + rest)
+
+    def _write_key(self, out: Writer) -> None:
+        self._parameters.write_key(out)
+        out.arguments(": ")
 
     def _take(self, text: str, out: Writer) -> None:
         if self._is_text:
@@ -218,6 +253,10 @@ class ValueReader:
         out.arguments(within_quotes(text))
 
     def _close(self, out: Writer) -> None:
+        if self._may_hold_all:
+            if self._parameters.write_all("".join(self._text), out):
+                return
+            self._write_key(out)
         if not self._is_text:
             out.arguments(typed_json("".join(self._text), self._types, self._is_padded))
         else:

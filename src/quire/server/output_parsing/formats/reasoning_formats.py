@@ -19,6 +19,7 @@ OPTIONAL_THINK = ReasoningFormat("qwen3", *THINK)
 """For models that can do without: the prompt or the output says so with the opening delimiter."""
 ASSUMED_THINK = ReasoningFormat("deepseek_r1", *THINK, is_assumed=True)
 """For models that always reason, and may leave out the opening delimiter."""
+GRANITE_THINKING = ReasoningFormat("granite_thinking_parser", *THINK, trims_answer=True)
 MISTRAL = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",))
 SEED_OSS = ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), is_assumed=True)
 GRANITE = ReasoningFormat(
@@ -66,15 +67,14 @@ def hunyuan_v3(template: str = "") -> ReasoningFormat:
 
 
 REASONING_FORMATS = (
-    OPTIONAL_THINK, ASSUMED_THINK, MISTRAL, SEED_OSS, GRANITE, ERNIE45, HUNYUAN_A13B, COHERE,
-    KIMI_K3, K2_HORIZON, GEMMA4, MINIMAX_M3, PLAMO3, hunyuan_v3(), HARMONY_REASONING,
-    MUSE_GLIMMER_REASONING, INKLING_REASONING,
+    OPTIONAL_THINK, ASSUMED_THINK, GRANITE_THINKING, MISTRAL, SEED_OSS, GRANITE, ERNIE45,
+    HUNYUAN_A13B, COHERE, KIMI_K3, K2_HORIZON, GEMMA4, MINIMAX_M3, PLAMO3, hunyuan_v3(),
+    HARMONY_REASONING, MUSE_GLIMMER_REASONING, INKLING_REASONING,
 )  # fmt: skip
 ALIASES = {
     "deepseek_v3": "qwen3",
     "deepseek_v4": "qwen3",
     "deepseek_v41": "qwen3",
-    "granite_thinking_parser": "qwen3",
     "ling3": "qwen3",
     "minicpmv": "qwen3",
     "poolside_v1": "qwen3",
