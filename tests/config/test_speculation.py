@@ -35,6 +35,8 @@ def test_without_a_wish_nothing_is_drafted():
         {"speculative_config": NGRAM},
         {"speculative_config": {"model": "ngram", "num-speculative-tokens": 3}},
         {"speculative_config": {"method": "ngram_gpu"}, "spec_tokens": 3},
+        {"speculative_config": {"model": "[ngram]"}, "spec_tokens": 3},
+        {"speculative_config": {"method": "[ngram]"}, "spec_tokens": 3},
         {"spec_method": "ngram", "spec_tokens": 3},
         {"spec_model": "ngram", "spec_tokens": 3},
     ],

@@ -42,6 +42,15 @@ def test_a_request_is_a_name_an_id_and_a_folder():
     assert msgspec.convert(msgspec.to_builtins(asked), LoRARequest).folder == asked.folder
 
 
+def test_a_repository_of_the_hub_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert LoRARequest("a", 1, "owner/na-me.2").folder == Path("owner/na-me.2")
+    for path in ("name", "a/b/c", "./owner/name", "../name", "owner/.name", "owner/name/"):
+        assert LoRARequest("a", 1, path).folder.is_absolute(), path
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert LoRARequest("a", 1, "owner/name").folder == tmp_path / "owner" / "name"
+
+
 def test_an_unknown_user_s_home_stays_as_it_is(monkeypatch):
     folder = Path.cwd() / "~nosuchuser" / "a"
     assert LoRARequest("a", 1, "~nosuchuser/a").folder == folder
@@ -136,6 +145,25 @@ def apart():
 
 SHOUT = LoRARequest("shout", 1, ADAPTERS / "shout")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+def test_an_adapter_of_the_hub_is_downloaded_when_it_is_read(monkeypatch, llm):
+    asked = []
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download",
+        lambda repo, **options: asked.append(repo) or str(ADAPTERS / "shout"),
+    )
+    texts = [
+        llm.generate("def", PARAMS, lora_request=request)[0].outputs[0].text
+        for request in (LoRARequest("hub", 91, "owner/name"), SHOUT, None)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    assert set(asked) == {"owner/name"}
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo, **options: 1 / 0)
+    with pytest.raises(RequestError, match="no folder 'owner/other'.*could not be fetched"):
+        llm.generate("def", PARAMS, lora_request=LoRARequest("other", 92, "owner/other"))
+    [again] = llm.generate("def", PARAMS, lora_request=LoRARequest("hub", 91, "owner/name"))
+    assert again.outputs[0].text == texts[0], "it is still in memory"
 
 
 def test_each_prompt_has_its_own_adapter(llm):

@@ -1,11 +1,13 @@
 """Finding a model: a folder, or the hub, which a stand-in plays here."""
 
+from pathlib import Path
+
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from quire.errors import ModelNotFound
-from quire.models.loading.source import locate
+from quire.errors import AdapterNotFound, ModelNotFound
+from quire.models.loading.source import locate, locate_adapter
 
 
 class Hub:
@@ -131,3 +133,19 @@ def test_a_file_is_not_taken_for_a_missing_folder(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelNotFound, match=r"model\.gguf' is a file\. Give the folder"):
         locate(tmp_path / "model.gguf")
+
+
+def test_an_adapter_is_a_folder_or_the_files_of_a_repository(tmp_path, monkeypatch):
+    hub = Hub(monkeypatch, tmp_path)
+    assert locate_adapter(tmp_path / "none") == tmp_path / "none" and not hub.calls
+    assert locate_adapter(Path("owner/name")) == tmp_path
+    [call] = hub.calls
+    files = ["adapter_config.json", "adapter_model.bin", "adapter_model.safetensors"]
+    assert call["repo"] == "owner/name"
+    assert fetched(call, [*files, "model.safetensors", "run.py", "optimizer.pt"]) == set(files)
+
+
+def test_an_adapter_that_neither_is_says_both(monkeypatch):
+    Hub(monkeypatch, response_error(errors.LocalEntryNotFoundError))
+    with pytest.raises(AdapterNotFound, match="no folder 'owner/name'.*hub cannot be reached"):
+        locate_adapter(Path("owner/name"))

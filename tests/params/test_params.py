@@ -69,6 +69,11 @@ REFUSED = [
     ({"max_tokens": 0}, f"max_tokens=0 is not allowed: {COUNT}."),
     ({"min_tokens": -1}, "min_tokens=-1 is not allowed: it must be an int of at least 0."),
     (
+        {"min_tokens": 2**31},
+        "min_tokens=2147483648 is not allowed: it must be an int of at least 0, at most "
+        "2147483647.",
+    ),
+    (
         {"min_tokens": 5, "max_tokens": 4},
         "min_tokens=5 is not allowed: it must be at most max_tokens, which is 4.",
     ),
@@ -271,12 +276,23 @@ def test_clone_owns_its_containers_unless_told_otherwise():
     assert twin == params
     twin.stop.append("b")
     twin.extra_args["x"].append(2)
-    twin.all_stop_token_ids.add(9)
+    twin._all_stop_token_ids.add(9)
     assert params.stop == ["a"]
     assert params.extra_args == {"x": [1]}
     assert params.all_stop_token_ids == {5}
     params.skip_clone = True
     assert params.clone().stop is params.stop
+
+
+def test_the_ids_that_stop_a_request_are_known_before_an_engine_has_it():
+    assert SamplingParams(stop_token_ids=[42, 7, 42]).all_stop_token_ids == {7, 42}
+
+
+def test_an_array_of_ids_is_copied():
+    ids = np.array([[1, 2], [3, 4]])
+    twin = SamplingParams(prompt_logprob_token_ids=ids).clone()
+    ids[0, 0] = 9
+    assert twin.prompt_logprob_token_ids.tolist() == [[1, 2], [3, 4]]
 
 
 def test_survives_the_wire_and_copies():
@@ -342,7 +358,10 @@ def test_bad_words_with_and_without_a_space(words, sequences):
     ("words", "text"),
     [
         (["?"], "bad_words='?' is not allowed: the tokenizer makes no token of it."),
-        (["\u1000"], "bad_words=4096 is not allowed: each must be a token id from 0 to 299."),
+        (
+            ["\u1000"],
+            "bad_words=4096 is not allowed: it is out of vocabulary: ids are 0 to 299.",
+        ),
         (
             ["a" * 600, "b" * 600],
             "the words may become 128 sequences and 1024 tokens, and these become 2 and 1200.",
@@ -373,7 +392,7 @@ NOT_OF_THIS_MODEL = [
     ),
     (
         {"logprob_token_ids": [1, 100]},
-        "logprob_token_ids=100 is not allowed: each must be a token id from 0 to 99.",
+        "logprob_token_ids=100 is not allowed: it is out of vocabulary: ids are 0 to 99.",
     ),
     (
         {"logprob_token_ids": [1, 2], "logprobs": 3},
@@ -381,15 +400,15 @@ NOT_OF_THIS_MODEL = [
     ),
     (
         {"stop_token_ids": [-1]},
-        "stop_token_ids=-1 is not allowed: each must be a token id from 0 to 99.",
+        "stop_token_ids=-1 is not allowed: it is out of vocabulary: ids are 0 to 99.",
     ),
     (
         {"allowed_token_ids": [100]},
-        "allowed_token_ids=100 is not allowed: each must be a token id from 0 to 99.",
+        "allowed_token_ids=100 is not allowed: it is out of vocabulary: ids are 0 to 99.",
     ),
     (
         {"logit_bias": {100: 1}},
-        "logit_bias=100 is not allowed: each must be a token id from 0 to 99.",
+        "logit_bias=100 is not allowed: it is out of vocabulary: ids are 0 to 99.",
     ),
     (
         {"prompt_logprob_token_ids": [[100]]},
@@ -401,7 +420,7 @@ NOT_OF_THIS_MODEL = [
     ),
     (
         {"trace_decode_token_ids": [100]},
-        "trace_decode_token_ids=100 is not allowed: each must be a token id from 0 to 99.",
+        "trace_decode_token_ids=100 is not allowed: it is out of vocabulary: ids are 0 to 99.",
     ),
     (
         {"trace_decode_token_ids": [1], "n": 2},

@@ -24,7 +24,7 @@ REFUSED_METHODS = {
 }
 """Documented methods that are not built, and what to do instead."""
 
-_SAME = {"ngram_gpu": "ngram"}
+_SAME = {"ngram_gpu": "ngram", "[ngram]": "ngram"}
 """Other names of a method."""
 
 _METHODS = (
@@ -185,7 +185,7 @@ def _method(config: SpeculativeConfig) -> str | None:
     """The method that is named, or that follows from the name of the model."""
     method, model = config.method, config.model
     if method is None:
-        if model in ("ngram", "ngram_gpu"):
+        if model == "ngram" or model in _SAME:
             return "ngram"
         if model is not None and _is_class(model):
             return "custom_class"

@@ -18,6 +18,7 @@ from quire.models.adapters.weights import AdapterWeights
 from quire.models.loading.load_formats import open_files
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.readers.named_tensors import NamedTensors
+from quire.models.loading.source import locate_adapter
 from quire.models.spec import Decoder
 from quire.params import RequestParams
 from quire.runner.model import RunnableModel
@@ -198,12 +199,12 @@ class Worker:
         """
         adapters = self.model_runner.adapters
         assert self._adapters is not None and adapters is not None, "adapters are not enabled"
-        return adapters.keep(self._adapters.read(Path(folder)))
+        return adapters.keep(self._adapters.read(locate_adapter(Path(folder))))
 
     def check_adapter(self, folder: str) -> None:
         """Raise what `read_adapter` raises, as far as it shows before values are read."""
         assert self._adapters is not None, "adapters are not enabled"
-        self._adapters.check(Path(folder))
+        self._adapters.check(locate_adapter(Path(folder)))
 
     def keep_adapter(self, adapter: AdapterWeights) -> int:
         """Keep an adapter that fits the model; returns its number."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -66,8 +67,13 @@ class LoRARequest(msgspec.Struct, omit_defaults=True):
 
     @property
     def folder(self) -> Path:
-        """`lora_path` with `~` expanded, absolute."""
-        return expanded(self.lora_path).absolute()
+        """`lora_path` with `~` expanded, absolute. The name of a repository on the hub (owner/name)
+        stays as it is, where there is no such folder.
+        """
+        folder = expanded(self.lora_path)
+        if _REPOSITORY.fullmatch(self.lora_path) and not folder.exists():
+            return folder
+        return folder.absolute()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoRARequest) and self.lora_name == other.lora_name
@@ -76,6 +82,7 @@ class LoRARequest(msgspec.Struct, omit_defaults=True):
         return hash(self.lora_name)
 
 
+_REPOSITORY = re.compile(r"\w[\w.\-]*/\w[\w.\-]*")
 GivenAdapters: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 """One adapter for all prompts of a call, or one or None for each."""
 

@@ -70,7 +70,8 @@ def integer(name: str, value: object, low: int, high: int, allowed: str) -> int:
     if value.__class__ is not int and (not isinstance(value, Integral) or isinstance(value, bool)):
         raise InvalidType(name, value, allowed)
     if not low <= value <= high:  # type: ignore[operator]
-        raise InvalidParameter(name, value, allowed)
+        is_told = value < low or "at least" not in allowed  # type: ignore[operator]
+        raise InvalidParameter(name, value, allowed if is_told else f"{allowed}, at most {high}")
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
@@ -139,7 +140,7 @@ def in_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Raise for the first of the ids that is not one of the model's."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            allowed = f"each must be a token id from 0 to {vocab_size - 1}"
+            allowed = f"it is out of vocabulary: ids are 0 to {vocab_size - 1}"
             raise InvalidParameter(name, token_id, allowed)
 
 

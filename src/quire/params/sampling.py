@@ -161,8 +161,10 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
 
     @property
     def all_stop_token_ids(self) -> set[int]:
-        """Every id that must not be drawn before `min_tokens`."""
-        return self._all_stop_token_ids
+        """Every id that must not be drawn before `min_tokens`: the request's, and the model's once
+        an engine has it.
+        """
+        return {*self._all_stop_token_ids, *(self.stop_token_ids or ())}
 
     @property
     def bad_words_token_ids(self) -> list[list[int]] | None:
@@ -192,7 +194,7 @@ def _copied(name: str, value: Any) -> Any:
     """A copy that shares nothing that can change."""
     if name in _FLAT and type(value) in (list, dict, set):
         return value.copy()
-    return copy.deepcopy(value) if value else type(value)()
+    return copy.deepcopy(value)
 
 
 def _forms(word: str, tokenizer: TextEncoder) -> list[list[int]]:

@@ -35,6 +35,11 @@ OPTIONS = (
 for module in ("phantoms", "tests.conftest", "tests.utils"):
     importlib.import_module(module)  # theirs, which every file needs
 
+servers = sys.modules["tests.utils"].RemoteVLLMServer
+servers._pre_download_model = lambda self, model, args: None
+for kind in (servers, *servers.__subclasses__()):
+    kind._get_process_termination_timeout = lambda self: 15.0
+
 
 def run(path):
     """Run one file in a fork; it and its children end with this call."""

@@ -5,6 +5,7 @@ that its test helpers need, for phantoms.py.
 import ast
 import copy
 import functools
+import itertools
 import os
 import sys
 import types
@@ -375,6 +376,7 @@ def register(adapted, phantoms):
         add(f"vllm.assets.{kind.lower()}", **{f"{kind}Asset": Asset})
     marks = {"TOOL_CALL_START": "<|tool_call>", "TOOL_CALL_END": "<tool_call|>"}
     add("vllm.parser.gemma4", **marks)
+    add("vllm.entrypoints.cli.serve", ServeSubcommand=ServeSubcommand)
     add("vllm.transformers_utils.utils", maybe_model_redirect=lambda model: model)
     add("vllm.transformers_utils.repo_utils", hf_api=hub, with_retry=lambda f, *a, **k: f())
     platforms = phantoms.ensure("vllm.platforms")
@@ -402,6 +404,20 @@ class Platform:
         if name == "fp8_dtype":
             return lambda: torch.float8_e4m3fn
         return getattr(self.ours, name, lambda *args, **options: False)
+
+
+class ServeSubcommand:
+    """Says what vLLM's helper of tests asks of the words it starts a server with."""
+
+    def subparser_init(self, subparsers):
+        return self
+
+    def parse_args(self, words):
+        given = dict(itertools.pairwise(words))
+        return types.SimpleNamespace(
+            host=given.get("--host"), port=given.get("--port"), uds=given.get("--uds"),
+            shutdown_timeout=0,
+        )  # fmt: skip
 
 
 class Asset:

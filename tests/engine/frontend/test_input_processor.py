@@ -150,7 +150,7 @@ def test_seeds_are_drawn_by_requests_that_are_taken_alone():
     assert [send([4], engine=engine).seed for _ in range(2)] == wanted
 
 
-MOST = "each must be a token id from 0 to"
+MOST = "it is out of vocabulary: ids are 0 to"
 BAD = [
     (
         "",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.engine.outputs.logprobs import Positions
 from quire.engine.wire.messages import EngineCoreOutputs
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.outputs import FlatLogprobs
@@ -113,8 +114,8 @@ def check_logprobs(entry, params):
         assert [entry.logprob for entry in position.values()] == [
             values[columns.index(one)] for one in position
         ]
-        ranks = {one: place for place, one in enumerate(columns[1:], 1)} | {
-            token_id: rank(token_id)
+        ranks = {token_id: rank(token_id)} | {
+            one: place for place, one in enumerate(columns[1:], 1)
         }
         assert {one: entry.rank for one, entry in position.items()} == ranks
 
@@ -191,13 +192,11 @@ def test_prompt_logprobs(kind, n, flat):
     positions = having[0].prompt_logprobs
     assert isinstance(positions, FlatLogprobs) is flat
     assert [position and next(iter(position)) for position in positions] == [None, 6, 7]
-    assert [
-        position and position[id].rank for id, position in zip(PROMPT, positions, strict=True)
-    ] == [
-        None,
-        rank(6),
-        rank(7),
-    ]
+    params = SamplingParams(logprobs=3)
+    for token_id, position in zip(PROMPT[1:], positions[1:], strict=True):
+        _, *likeliest = logprob_row(token_id, params, embedded_tokenizer().vocab_size)[0]
+        place = likeliest.index(token_id) + 1 if token_id in likeliest else rank(token_id)
+        assert position[token_id].rank == place
     asked = [one.sampling_params.prompt_logprobs for one in engine.front_end.client.seen]
     assert asked == [3] + [None] * (n - 1), "one of the completions computes them"
 
@@ -207,6 +206,17 @@ def test_listed_logprobs_are_numbered_as_listed():
     start(engine, max_tokens=1, logprob_token_ids=[4, 10, 8])
     (position,) = run(engine)[-1].outputs[0].logprobs
     assert {token_id: entry.rank for token_id, entry in position.items()} == {10: 2, 4: 1, 8: 3}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_token_that_is_as_likely_as_the_first_has_its_place_among_the_likeliest(flat):
+    """The columns count every token that is not less likely than it."""
+    positions = Positions(flat=flat, most=2, tokenizer=None)
+    for drawn, rank_of_drawn in ((5, 2), (9, 2), (7, 4)):
+        positions.add([drawn, 5, 9], [-1.0, -1.0, -1.0], rank_of_drawn, [])
+    assert [{one: entry.rank for one, entry in each.items()} for each in positions.positions] == [
+        {5: 1, 9: 2}, {9: 2, 5: 1}, {7: 4, 5: 1, 9: 2},
+    ]  # fmt: skip
 
 
 def test_decoded_tokens_use_what_came_before():

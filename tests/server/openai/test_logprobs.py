@@ -1,5 +1,7 @@
 """Log-probabilities of chat: which tokens are listed, in which order, and their bytes."""
 
+import json
+
 import pytest
 
 from quire.outputs import Logprob
@@ -40,9 +42,20 @@ def test_the_same_tokens_are_listed_whichever_is_sampled(server):
 
 def test_tokens_that_were_asked_for_are_listed(server):
     asked = [300, 301, 302]
-    for entry in entries(server, logprob_token_ids=asked, temperature=0):
-        listed = [tokenizer().token_text(i) for i in asked]
-        assert sorted(top["token"] for top in entry["top_logprobs"]) == sorted(listed)
+    for fields in ({}, {"top_logprobs": 5}):
+        for entry in entries(server, logprob_token_ids=asked, temperature=0, **fields):
+            listed = [tokenizer().token_text(i) for i in asked]
+            assert sorted(top["token"] for top in entry["top_logprobs"]) == sorted(listed)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_list_the_tokens_that_were_asked_for_whatever_the_number(server, stream):
+    body = {"prompt": "hi", "max_tokens": 1, "logprobs": 5, "stream": stream}
+    body |= {"logprob_token_ids": [500], "allowed_token_ids": [42]}
+    reply = server.post("/v1/completions", body | {"return_tokens_as_token_ids": True})
+    text = reply.text.partition("\n")[0].removeprefix("data: ") if stream else reply.text
+    [listed] = json.loads(text)["choices"][0]["logprobs"]["top_logprobs"]
+    assert set(listed) == {"token_id:42", "token_id:500"}
 
 
 @pytest.mark.parametrize("as_ids", [False, True])

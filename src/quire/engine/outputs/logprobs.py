@@ -34,33 +34,29 @@ class LogprobFrame:
 class Positions:
     """Appends to one list of logprobs, position by position.
 
-    `most` is how many tokens a position may have in addition to its own (None: no limit). With
-    `listed` these are the tokens that the caller named, numbered in the caller's order instead of
-    ranked.
+    `most` is how many tokens a position may have in addition to its own (None: no limit). They are
+    numbered as they come: by their rank, or in the order in which the caller named them.
     """
 
-    __slots__ = ("_listed", "_most", "_tokenizer", "positions")
+    __slots__ = ("_most", "_tokenizer", "positions")
 
-    def __init__(
-        self, *, flat: bool, most: int | None, listed: bool, tokenizer: Tokenizer | None
-    ) -> None:
+    def __init__(self, *, flat: bool, most: int | None, tokenizer: Tokenizer | None) -> None:
         self.positions: list[dict[int, Logprob] | None] | FlatLogprobs
         self.positions = FlatLogprobs() if flat else []
         self._most = None if most is None or most < 0 else most
-        self._listed = listed
         self._tokenizer = tokenizer
 
     def add(self, ids: list[int], values: list[float], rank: int, context: Sequence[int]) -> None:
-        """Add a position from its columns, the token itself first; `context` are the tokens before
-        it.
+        """Add a position from its columns, the token itself first, whose `rank` counts where it is
+        not among the others; `context` are the tokens before it.
         """
         end = len(ids) if self._most is None else self._most + 1
         first, kept = ids[0], [0]
         for place in range(1, len(ids[:end])):
             if ids[place] != first:
                 kept.append(place)
-            elif self._listed:
-                rank = place
+            else:
+                rank = place  # where others are as likely, the columns count them in
         texts = self._texts([ids[place] for place in kept], context)
         if isinstance(self.positions, FlatLogprobs):
             kept_ids, kept_values = [ids[i] for i in kept], [values[i] for i in kept]
@@ -89,7 +85,6 @@ class OutputLogprobs:
         self._builder = Positions(
             flat=params.flat_logprobs,
             most=None if params.logprob_token_ids is not None else params.logprobs,
-            listed=params.logprob_token_ids is not None,
             tokenizer=tokenizer,
         )
 

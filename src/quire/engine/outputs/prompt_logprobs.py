@@ -25,7 +25,6 @@ class PromptLogprobsBuilder(KeptPart):
         self._builder = Positions(
             flat=params.flat_logprobs,
             most=params.prompt_logprobs,
-            listed=False,
             tokenizer=tokenizer,
         )
         self._builder.positions.append(None)

@@ -1,5 +1,5 @@
-"""From the name of a model to a folder on this machine: a folder as it is, or a hub id through
-huggingface_hub.
+"""From the name of a model or adapter to a folder on this machine: a folder as it is, or a hub id
+through huggingface_hub.
 
 Only data is fetched (configs, tokenizer files, weights, templates); Python files of a repository
 are never downloaded, so they cannot be executed. Pickled weights are fetched only where there are
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.environment import expanded
-from quire.errors import ModelNotFound
+from quire.errors import AdapterNotFound, ModelNotFound
 from quire.models.formats.side_files import SIDE_FILES
 
 What = Literal["config", "tokenizer", "weights", "all"]
@@ -96,6 +96,19 @@ def locate(
             break
         found = fetch(_patterns(what, other))
     return found
+
+
+def locate_adapter(folder: Path) -> Path:
+    """The folder of an adapter: an absolute one as it is, and the files of a repository on the hub,
+    downloaded first. Raises AdapterNotFound.
+    """
+    if folder.is_absolute():
+        return folder
+    try:
+        return _fetch(str(folder), None, None, None, ["adapter_config.json", "adapter_model.*"], [])
+    except ModelNotFound as error:
+        said = str(error).removeprefix("Model ")
+        raise AdapterNotFound(f"There is no folder {str(folder)!r}. On the hub: {said}") from error
 
 
 def _patterns(what: What, load_format: str) -> list[str]:

@@ -230,11 +230,13 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
     ) -> SamplingParams:
         """Return the engine's parameters: what the request gives, else `defaults`, else neutral.
+        With `logprob_token_ids`, `logprobs` only says that there are some.
 
         Raises InvalidParameter.
         """
         fields = {**defaults, **self._given(_PASSED_ON)}
         num = 1 if self.use_beam_search else self.num_drawn
+        logprobs = None if self.logprob_token_ids is not None else logprobs
         fields |= {"n": num, "max_tokens": max_tokens, "logprobs": logprobs}
         is_greedy = fields.get("temperature") == 0
         if fields.get("top_p") == 0 or (is_greedy and num > 1):
@@ -419,7 +421,7 @@ class ChatRequest(GenerationFields):
         """How many of the likeliest tokens are reported; None: no logprobs, or those of the tokens
         that are named.
         """
-        if self.logprob_token_ids is not None and not self.top_logprobs:
+        if self.logprob_token_ids is not None:
             return None
         return (self.top_logprobs or 0) if self.logprobs else None
 
