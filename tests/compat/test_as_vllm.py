@@ -229,7 +229,11 @@ def test_configs_that_are_options_of_an_engine():
     """They are made in a program and checked as the option that they are given to."""
     out, _ = run_code(
         "from vllm import EngineArgs",
+        "from typing import get_args",
         "from vllm.config import CompilationConfig, CompilationMode, KVTransferConfig",
+        "from vllm.config.model import LogprobsMode",
+        "for mode in get_args(LogprobsMode):",
+        "    EngineArgs(logprobs_mode=mode).create_engine_config()",
         "config = CompilationConfig(mode=CompilationMode.VLLM_COMPILE)",
         "EngineArgs(compilation_config=config).create_engine_config()",
         "from vllm.config import PoolerConfig, ProfilerConfig, StructuredOutputsConfig",

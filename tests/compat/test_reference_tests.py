@@ -13,7 +13,7 @@ HERE = Path(run.__file__).parent
 
 
 def test_the_list_has_one_reason_a_line():
-    assert {kind for kind, _, _ in run.LEFT_OUT} == {"file", "test", "name", "skip"}
+    assert {kind for kind, _, _ in run.LEFT_OUT} == {"file", "test", "name", "skip", "differs"}
     assert all(what and len(why.split()) >= 2 for _, what, why in run.LEFT_OUT)
     assert len({(kind, what) for kind, what, _ in run.LEFT_OUT}) == len(run.LEFT_OUT)
 
@@ -38,7 +38,7 @@ def test_the_table_counts_each_part():
     counts, unlisted, failed = run.table(outcomes, parts)
     assert dict(counts["a"]) == {"passed": 2, "failed": 1}
     assert dict(counts["b"]) == {"left out": 3}
-    assert failed == [("tests/a.py::two", "why")] and unlisted == [("tests/b.py::four", "?")]
+    assert failed == [("tests/a.py::two", None, "why")] and unlisted == [("tests/b.py::four", "?")]
 
 
 def test_a_name_that_quire_lacks_skips_the_test_that_uses_it(tmp_path):

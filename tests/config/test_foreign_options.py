@@ -34,6 +34,7 @@ def test_those_that_only_tune_are_named_in_one_warning(caplog):
     options = {
         "compilation_config": {"mode": 3, "cudagraph_mode": "FULL"},
         "kernel_config": {"moe_backend": "triton"}, "attention_config": {"backend": "FLASH_ATTN"},
+        "prefix_cache_retention_interval": None,
     }  # fmt: skip
     _, [told] = warnings_of(caplog, **options)
     assert all(name in told for name in options)

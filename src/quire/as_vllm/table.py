@@ -65,7 +65,10 @@ _PROCESSORS = {
 _VIEWS = "quire.config.views.engine"
 _CONFIGS: dict[str, dict[str, str]] = {
     "vllm": {"quire.config.plan": "VllmConfig=EnginePlan"},
-    "model": {"quire.config.views.model": "ModelConfig=ModelView"},
+    "model": {
+        "quire.config.views.model": "ModelConfig=ModelView",
+        "quire.runner.sampling.logprobs": "LogprobsMode",
+    },
     "cache": {_VIEWS: "CacheConfig=CacheView"},
     "parallel": {_VIEWS: "ParallelConfig=ParallelView"},
     "scheduler": {_VIEWS: "SchedulerConfig=SchedulerView"},

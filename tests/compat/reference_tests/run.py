@@ -4,9 +4,9 @@
 
 fetches the source distribution of vLLM from the registry into FOLDER, makes stand-ins for the
 models that its tests name, runs each file of PART (by default all of PARTS, else files or folders
-below `tests`) in a process of its own and prints a table. PATHS has pytest-asyncio, pytest-timeout
-and tblib where the environment lacks them. Exits with 1 where a test is skipped for a reason that
-left_out.txt does not have.
+below `tests`) in a process of its own and prints a table. PATHS has pytest-asyncio, pytest-timeout,
+tblib, pybase64 and partial-json-parser where the environment lacks them. Exits with 1 where a test
+fails or is skipped for a reason that left_out.txt does not have.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PARTS = (
 
 
 def read_list(text):
-    """(kind, what, reason) of the lines of left_out.txt: `file`, `test`, `name` or `skip`."""
+    """(kind, what, reason) of the lines of left_out.txt."""
     for line in text.splitlines():
         if line and not line.startswith("#"):
             head, _, reason = line.partition(": ")
@@ -50,10 +50,12 @@ def reason_for_file(path):
     )
 
 
-def reason_for_test(test):
-    """Why what becomes of a test that ran says nothing; None for one that counts."""
+def reason_for_test(test, wanted="test"):
+    """Why what becomes of a test that ran says nothing, or with `differs` why it fails by design;
+    None for another one.
+    """
     return next(
-        (why for kind, what, why in LEFT_OUT if kind == "test" and test.startswith(what)), None
+        (why for kind, what, why in LEFT_OUT if kind == wanted and test.startswith(what)), None
     )
 
 
@@ -107,7 +109,9 @@ def files_of(source, parts):
 
 
 def table(outcomes, part_of):
-    """The counts of each part, what was skipped for a reason not listed, and what failed."""
+    """The counts of each part, what was skipped for a reason not listed, and what failed, with the
+    listed reason where there is one.
+    """
     counts, unlisted, failed = defaultdict(Counter), [], []
     for outcome, test, why in outcomes:
         part = part_of.get(test.partition("::")[0], "?")
@@ -120,7 +124,7 @@ def table(outcomes, part_of):
                 unlisted.append((test, why))
             outcome = "left out"
         if outcome == "failed":
-            failed.append((test, why))
+            failed.append((test, reason_for_test(test, "differs"), why))
         counts[part][outcome] += 1
     return counts, unlisted, failed
 
@@ -171,11 +175,11 @@ def main():
     lines = outcomes.read_text(encoding="utf-8").splitlines()
     counts, unlisted, failed = table([line.split("\t", 2) for line in lines], part_of)
     show(counts, num_files)
-    for test, why in failed:
-        print(f"failed: {test}: {why[:200]}")
+    for test, reason, why in sorted(failed, key=lambda each: each[1] is None):
+        print(f"failed: {test}: {reason or why[:200]}")
     for test, why in unlisted:
         print(f"skipped for a reason that left_out.txt does not have: {test}: {why[:200]}")
-    return int(bool(unlisted))
+    return int(bool(unlisted) or any(reason is None for _, reason, _ in failed))
 
 
 if __name__ == "__main__":

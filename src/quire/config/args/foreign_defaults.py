@@ -119,6 +119,7 @@ TUNING = frozenset(
         *("mamba_backend", "safetensors_prefetch_num_threads", "safetensors_prefetch_block_size"),
         *("enable_dbo", "ubatch_size", "dbo_decode_token_threshold", "dbo_prefill_token_threshold"),
         *("performance_mode", "replayssm_buffer_len", "use_replayssm", "dp_sync_interval"),
+        "prefix_cache_retention_interval",
     )
 )
 """Options whose value changes the speed of another engine and no answer."""
