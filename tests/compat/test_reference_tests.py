@@ -32,13 +32,16 @@ def test_the_table_counts_each_part():
         ("passed", "tests/a.py::one", ""), ("failed", "tests/a.py::two", "why"),
         ("skipped", "tests/b.py::three", "PHANTOM vllm.v1.x"), ("skipped", "tests/b.py::four", "?"),
         ("failed", "tests/test_sampling_params.py::test_diffusion_x", "of no interest"),
+        ("failed", "tests/a.py::two", "and its end"), ("failed", "tests/a.py::six", "why"),
+        ("passed", "tests/a.py::six", ""),
         ("failed", "tests/a.py::five", "[XPASS(strict)] vLLM's own fails it"),
     ]  # fmt: skip
     parts = {"tests/a.py": "a", "tests/b.py": "b", "tests/test_sampling_params.py": "b"}
     counts, unlisted, failed = run.table(outcomes, parts)
-    assert dict(counts["a"]) == {"passed": 2, "failed": 1}
+    assert dict(counts["a"]) == {"passed": 2, "failed": 2}
     assert dict(counts["b"]) == {"left out": 3}
-    assert failed == [("tests/a.py::two", None, "why")] and unlisted == [("tests/b.py::four", "?")]
+    assert failed == [("tests/a.py::two", None, "why"), ("tests/a.py::six", None, "why")]
+    assert unlisted == [("tests/b.py::four", "?")]
 
 
 def test_a_name_that_quire_lacks_skips_the_test_that_uses_it(tmp_path):

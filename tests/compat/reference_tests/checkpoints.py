@@ -40,10 +40,9 @@ NAMES = {
         Qwen/Qwen2-7B-Instruct HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM-135M-Instruct
         google/gemma-2-2b-it ibm-granite/granite-3.0-8b-instruct openai/gpt-oss-20b
         lmsys/longchat-13b-16k bigcode/starcoder2-3b Qwen/Qwen1.5-7B Qwen/Qwen2.5-7B-Instruct
-        ibm-granite/granite-4.0-h-tiny""",
-    "thinking": """Qwen/Qwen3-0.6B Qwen/Qwen3-1.7B Qwen/Qwen3-8B
-        deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B Qwen/Qwen3-4B Qwen/Qwen3-32B
-        Qwen/Qwen3-4B-Instruct-2507 Qwen/QwQ-32B Qwen/Qwen3-0.6B-Base""",
+        ibm-granite/granite-4.0-h-tiny Qwen/Qwen3-0.6B Qwen/Qwen3-8B Qwen/Qwen3-4B Qwen/Qwen3-32B
+        Qwen/Qwen3-4B-Instruct-2507 Qwen/Qwen3-0.6B-Base""",
+    "thinking": """deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B Qwen/QwQ-32B Qwen/Qwen3-1.7B""",
     "short": """facebook/opt-125m openai-community/gpt2 gpt2 distilbert/distilgpt2
         JackFram/llama-68m JackFram/llama-160m bigscience/bloom-560m EleutherAI/pythia-70m
         microsoft/phi-2""",
@@ -103,6 +102,8 @@ def make(folder):
     """Write every stand-in into `folder`."""
     causal = copy(Path(embedded.path()), folder / "causal")
     change(causal / "config.json", max_position_embeddings=32768)
+    # It knows of no end within a form; a request that leaves the length open ends all the same.
+    change(causal / "generation_config.json", max_new_tokens=256)
     change(causal / "tokenizer_config.json", chat_template=TEMPLATE, model_max_length=32768)
     short = copy(causal, folder / "short")
     change(short / "config.json", max_position_embeddings=2048)

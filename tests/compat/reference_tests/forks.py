@@ -17,7 +17,7 @@ import openai  # noqa: F401
 import pytest
 import pytest_asyncio  # noqa: F401
 import pytest_timeout  # noqa: F401
-import torch  # noqa: F401
+import torch
 import transformers  # noqa: F401
 
 import quire.engine.async_llm
@@ -35,6 +35,7 @@ OPTIONS = (
 for module in ("phantoms", "tests.conftest", "tests.utils"):
     importlib.import_module(module)  # theirs, which every file needs
 
+torch.accelerator.empty_cache = lambda: None  # there may be none
 servers = sys.modules["tests.utils"].RemoteVLLMServer
 servers._pre_download_model = lambda self, model, args: None
 for kind in (servers, *servers.__subclasses__()):

@@ -3,6 +3,7 @@ that its test helpers need, for phantoms.py.
 """
 
 import ast
+import contextlib
 import copy
 import functools
 import itertools
@@ -379,6 +380,7 @@ def register(adapted, phantoms):
     add("vllm.entrypoints.cli.serve", ServeSubcommand=ServeSubcommand)
     add("vllm.transformers_utils.utils", maybe_model_redirect=lambda model: model)
     add("vllm.transformers_utils.repo_utils", hf_api=hub, with_retry=lambda f, *a, **k: f())
+    phantoms.ensure("vllm.utils.torch_utils").set_default_torch_num_threads = with_threads
     platforms = phantoms.ensure("vllm.platforms")
     platforms.current_platform = Platform(platforms.current_platform)
     use_stand_in_tokenizers()
@@ -406,6 +408,17 @@ class Platform:
         return getattr(self.ours, name, lambda *args, **options: False)
 
 
+@contextlib.contextmanager
+def with_threads(num_threads=None):
+    """vLLM's tests of the engine start one so."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class ServeSubcommand:
     """Says what vLLM's helper of tests asks of the words it starts a server with."""
 
@@ -429,7 +442,7 @@ class Asset:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        PHANTOMS.use(f"vllm.assets.{name}")
+        return PHANTOMS.phantom(f"vllm.assets.{name}")
 
 
 REPLIES = (

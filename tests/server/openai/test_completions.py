@@ -1,6 +1,7 @@
 """`/v1/completions` through the official client, against what `LLM` says."""
 
 import asyncio
+import json
 
 import openai
 import pytest
@@ -9,6 +10,7 @@ from quire import LLM, BeamSearchParams, SamplingParams
 from quire.errors import InvalidParameter
 from quire.server.openai.requests import CompletionRequest, Limits
 from tests.server.scripted_app import tokenizer
+from tests.server.serve_process import serving
 
 PROMPT = "def add(a, b):"
 BEGIN = "<|begin|>"  # a token like others, where tokens are listed
@@ -65,6 +67,21 @@ def test_usage_grows_along_the_stream(client):
     counts = [event.usage.completion_tokens for event in create(
         client, stream=True, stream_options=options)]  # fmt: skip
     assert counts == sorted(counts) and counts[-1] == 12
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}])
+def test_a_server_that_forces_usage_sends_it_with_every_chunk(options):
+    with serving("--enable-force-include-usage") as forcing:
+        for route, body in (
+            ("completions", {"prompt": PROMPT}),
+            ("chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+        ):
+            body |= {"max_tokens": 8, "ignore_eos": True, "stream": True, **options}
+            lines = forcing.post(f"/v1/{route}", body).text.split("\n\n")
+            chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+            assert counts == sorted(counts) and counts[-1] == 8
+            assert chunks[-1]["choices"] == []
 
 
 def test_batches_of_prompts_and_ids(client, server):

@@ -167,7 +167,7 @@ class ServerArgs(CommandLineOptions):
         False, "Show tokens in log-probabilities as token_id:N."
     )
     enable_force_include_usage: bool = _REPLY.flag(
-        False, "Send the usage of every stream, asked for or not."
+        False, "Send the usage with every chunk of every stream, asked for or not."
     )
     enable_prompt_tokens_details: bool = _REPLY.flag(
         True, "Tell in usage how many prompt tokens came from the prefix cache."

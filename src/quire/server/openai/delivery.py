@@ -126,7 +126,7 @@ class ReplyWriter(ABC):
         )
         options = body.stream_options
         self.shows_usage = server.replies.forces_usage or bool(options and options.include_usage)
-        self.shows_continuous_usage = bool(
+        self.shows_continuous_usage = server.replies.forces_usage or bool(
             self.shows_usage and options and options.continuous_usage_stats
         )
         own = body.return_tokens_as_token_ids
