@@ -18,7 +18,7 @@ from quire.server.anthropic.failures import error_response as anthropic_error
 from quire.server.context import RouteEntry, Server
 from quire.server.http.browser_guard import BrowserGuard
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.in_flight import InFlightMiddleware, WithoutSlash
+from quire.server.http.in_flight import InFlightMiddleware, WithoutRoot, WithoutSlash
 from quire.server.http.security import KeyGuard
 
 
@@ -40,9 +40,9 @@ class Access:
 
 
 def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> ASGIApp:
-    """The app that answers `entries`. A request passes the request log, which also answers
-    failures, then the guard against foreign web pages if there are hosts, CORS if there are
-    origins, and the key guard if there are keys.
+    """The app that answers `entries`. A request loses the root of its path, passes the request log,
+    which also answers failures, then the guard against foreign web pages if there are hosts, CORS
+    if there are origins, and the key guard if there are keys.
     """
     inner = Starlette(
         routes=[_route(server, entry.served_by(server)) for entry in entries],
@@ -52,7 +52,7 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
     inner.state.entries = [entry for entry in entries if entry.is_for(server)]
     app: ASGIApp = WithoutSlash(inner)
     if access.keys:  # which opens the paths that it knows, and none of another spelling
-        app = KeyGuard(app, access.keys, access.root_path)
+        app = KeyGuard(app, access.keys)
     if access.origins:
         app = CORSMiddleware(
             app,
@@ -64,9 +64,10 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
         )
     if access.hosts is not None:
         app = BrowserGuard(app, access.hosts, access.origins)
-    return InFlightMiddleware(
+    app = InFlightMiddleware(
         app, server.in_flight, shows_ids=access.shows_request_ids, logs=access.logs
     )
+    return WithoutRoot(app, access.root_path) if access.root_path.strip("/") else app
 
 
 def _route(server: Server, entry: RouteEntry) -> Route:

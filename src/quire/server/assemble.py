@@ -193,7 +193,6 @@ def listening_of(args: ServerArgs) -> Listening:
     )
     return Listening(
         tls=tls,
-        root_path=args.root_path,
         keep_alive_s=args.keep_alive_timeout_s,
         max_header_bytes=args.max_header_bytes,
         header_timeout_s=args.header_timeout_s,

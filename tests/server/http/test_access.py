@@ -197,12 +197,19 @@ def test_t23_slow_heads_and_bodies_are_cut_off(tight):
     assert time.monotonic() - start < 15  # the default bounds are 20 and 60 s
 
 
-def test_a_root_path_moves_the_free_routes_with_it(tight):
-    assert tight.get("/health").status_code == 200
-    assert tight.get("/v1/models").status_code == 401
+@pytest.mark.parametrize("root", ["", "/base"])
+def test_a_root_path_may_be_taken_off_by_the_proxy_or_not(tight, root):
+    assert tight.get(f"{root}/health").status_code == 200
+    assert tight.get(f"{root}/v1/models").status_code == 401
     head = {"Authorization": f"Bearer {KEY}"}
-    assert tight.get("/v1/models", headers=head).status_code == 200
-    assert tight.get("/base/v1/models").status_code == 401
+    assert tight.get(f"{root}/v1/models", headers=head).status_code == 200
+    assert tight.get(f"{root}/v1/models/", headers=head).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/base/base/v1/models", "/basement/v1/models", "/v1/base/models"])
+def test_a_root_path_is_taken_off_once_and_as_a_whole(tight, path):
+    assert tight.get(path).status_code == 401
+    assert tight.get(path, headers={"Authorization": f"Bearer {KEY}"}).status_code == 404
 
 
 def test_tls(tmp_path):

@@ -39,7 +39,9 @@ class ServerArgs(CommandLineOptions):
         maximum=64,
         flags=("-asc",),
     )
-    root_path: str = _LISTEN.text("", "Path below which a proxy serves this server.")
+    root_path: str = _LISTEN.text(
+        "", "Path below which a proxy serves this server; taken off a request's where it is there."
+    )
     ssl_keyfile: str | None = _LISTEN.text(None, "TLS: file of the private key.")
     ssl_certfile: str | None = _LISTEN.text(None, "TLS: file of the certificate.")
     ssl_ca_certs: str | None = _LISTEN.text(

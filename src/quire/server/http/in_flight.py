@@ -117,6 +117,21 @@ class WithoutSlash:
         await self._app(scope, receive, send)
 
 
+class WithoutRoot:
+    """Serves a path below `root` as the one without, for proxies that take it off and for those
+    that do not.
+    """
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = "/" + root.strip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self._root}/"):
+            scope["path"] = scope["path"].removeprefix(self._root) or "/"
+        await self._app(scope, receive, send)
+
+
 class InFlightMiddleware:
     """The outermost layer of the app.
 

@@ -48,7 +48,6 @@ class Listening:
     """How connections are accepted and bounded."""
 
     tls: Tls = Tls()
-    root_path: str = ""
     keep_alive_s: float = 5.0
     max_header_bytes: int = 64 * 2**10
     header_timeout_s: float = 20.0
@@ -199,7 +198,6 @@ def make_listener(app: ASGIApp, how: Listening, most: int | None = None) -> List
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        root_path=how.root_path,
         timeout_keep_alive=how.keep_alive_s,  # type: ignore[arg-type]
         backlog=_BACKLOG,
         ssl_certfile=tls.certfile,

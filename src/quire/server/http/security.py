@@ -32,13 +32,12 @@ class KeyGuard:
     """Lets a request pass that brings one of `keys`; used only where keys are configured.
 
     The key is taken from `Authorization: Bearer KEY` or `x-api-key: KEY`. Digests are compared, in
-    constant time, with all keys each time. `root_path` is what the router takes off a path first.
+    constant time, with all keys each time.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], root_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
         self._digests = [_digest(key.encode()) for key in keys]
-        self._free = frozenset(root_path + path for path in FREE_PATHS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -48,7 +47,7 @@ class KeyGuard:
         known = [hmac.compare_digest(given, digest) for digest in self._digests]
         if any(known):
             scope.setdefault("state", {})[KEY_SLOT] = given
-        elif scope["type"] != "http" or scope["path"] not in self._free:
+        elif scope["type"] != "http" or scope["path"] not in FREE_PATHS:
             await _refuse(scope, receive, send)
             return
         await self._app(scope, receive, send)

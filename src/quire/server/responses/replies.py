@@ -9,7 +9,9 @@ from msgspec import UNSET, UnsetType
 
 from quire.server.openai.replies import TokenLogprobs
 
-Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+Status: TypeAlias = Literal[
+    "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"
+]
 
 
 class ReasoningTextPart(msgspec.Struct, tag="reasoning_text", tag_field="type"):

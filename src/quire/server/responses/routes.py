@@ -221,7 +221,7 @@ class _Run:
                 yield self._encode(data)
         finally:
             await stream.aclose()
-            if self.stored.response.status == "in_progress":  # the client disconnected
+            if self.stored.response.status in ("queued", "in_progress"):  # nobody waits for it
                 self.stored.response.status = "cancelled"
             self.stored.end()
 
@@ -246,6 +246,7 @@ def _writer(
     response = ResponseObject(
         id=name.shown,
         created_at=name.created,
+        status="queued" if body.background else "in_progress",
         background=bool(body.background),
         conversation={"id": body.conversation_id} if body.conversation_id else None,
         instructions=body.instructions,

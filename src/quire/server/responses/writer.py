@@ -53,6 +53,7 @@ class ResponseWriter:
 
     def begin(self) -> Iterator[EventData]:
         """The response has begun."""
+        self.response.status = "in_progress"
         yield self._event("response.created", response=self.response)
         yield self._event("response.in_progress", response=self.response)
 
