@@ -307,7 +307,9 @@ def test_what_is_missing_is_said_in_a_sentence(statement, error, sentence):
 
 def test_variables_are_translated_or_reported():
     given = {
-        "VLLM_API_KEY": "k",
+        "VLLM_API_KEY": "true",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
         "VLLM_LOGGING_LEVEL": "debug",
         "VLLM_USE_V1": "1",
         "VLLM_HOST_IP": "192.0.2.7",
@@ -324,9 +326,11 @@ def test_variables_are_translated_or_reported():
         "except ValueError: print('65 are too many')",
         "print(os.environ['QUIRE_API_KEY'], logging.getLogger('quire').level)",
         "print(vllm.utils.get_ip())",
+        "from quire.environment import read_environment; found = read_environment()",
+        "print(found.may_load_adapters, found.may_send_functions)",
         env=given,
     )
-    assert out == "65 are too many\nk 10\n192.0.2.7\n"
+    assert out == "65 are too many\ntrue 10\n192.0.2.7\nTrue False\n"
     assert err.splitlines() == [
         "VLLM_NO_SUCH_THING=x has no effect: it means nothing here.",
         "VLLM_WORKER_MULTIPROC_METHOD=fork has no effect: processes are always fresh interpreters.",

@@ -14,8 +14,10 @@ _PREFIX = "VLLM_"
 
 TRANSLATED = {
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "QUIRE_ALLOW_INSECURE_SERIALIZATION",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "QUIRE_ALLOW_RUNTIME_LORA_UPDATING",
     "VLLM_API_KEY": "QUIRE_API_KEY",
     "VLLM_CACHE_ROOT": "QUIRE_CACHE_DIR",
+    "VLLM_LORA_RESOLVER_CACHE_DIR": "QUIRE_LORA_RESOLVER_CACHE_DIR",
     "VLLM_LOG_STATS_INTERVAL": "QUIRE_LOG_STATS_INTERVAL",
     "VLLM_MAX_N_SEQUENCES": "QUIRE_MAX_N_SEQUENCES",
 }
@@ -55,6 +57,8 @@ INSTEAD = {
 }
 """Variables that are reported with what to do instead, where their value is not the one above."""
 
+_WORDS = {"true": "1", "false": "0"}
+"""Other spellings of a variable that allows something."""
 _HERE = Path(__file__).parent
 
 _INTERPRETER = "AS_VLLM_PYTHON"
@@ -71,7 +75,10 @@ def read_variables() -> None:
         if theirs in os.environ:
             if theirs == "VLLM_API_KEY" and "," in os.environ[theirs]:
                 raise ValueError(f"{theirs} has a comma, which {ours} cannot hold; give --api-key.")
-            os.environ.setdefault(ours, os.environ[theirs])
+            given = os.environ[theirs]
+            if theirs.startswith("VLLM_ALLOW_"):
+                given = _WORDS.get(given.strip().lower(), given)
+            os.environ.setdefault(ours, given)
     if LOGGING_LEVEL in os.environ:
         logging.getLogger("quire").setLevel(os.environ[LOGGING_LEVEL].upper())
     known = {LOGGING_LEVEL, HOST, *TRANSLATED}
