@@ -112,7 +112,9 @@ def test_greedy_rows_report_undivided_logits():
 @pytest.mark.parametrize("k", [0, 3, -1])
 @pytest.mark.parametrize("mode", MODES)
 def test_prompt_logprobs(mode, k):
-    """Log-softmax in every mode; entry i is the given target among the logits of row i."""
+    """Nothing edits a prompt, so that a raw mode is as a processed one; entry i is the given target
+    among the logits of row i.
+    """
     logits = random_logits(5)
     targets = torch.tensor([4, 999, 0, 17, 17])
     columns = Bench(VOCAB, mode=mode).sampler.prompt_logprobs(torch.from_numpy(logits), targets, k)
@@ -121,7 +123,8 @@ def test_prompt_logprobs(mode, k):
     for i, target in enumerate(targets.tolist()):
         order = sorted(range(VOCAB), key=lambda j: (-logits[i, j], j))[:width]
         assert columns.token_ids[i].tolist() == [target, *order]
-        expected = oracle.log_softmax(logits[i])[[target, *order]]
+        values = oracle.log_softmax(logits[i]) if mode.endswith("logprobs") else logits[i]
+        expected = values[[target, *order]]
         assert columns.values[i].numpy() == pytest.approx(expected, abs=2e-5)
         assert columns.ranks[i] == (logits[i] >= logits[i, target]).sum()
 

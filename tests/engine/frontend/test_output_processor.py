@@ -395,6 +395,17 @@ def test_one_token_per_request_needs_no_counts():
     }
 
 
+def test_what_is_unfinished_is_told_by_the_documented_names():
+    engine = make_engine(lambda request: [10, 11, 12])
+    outputs = engine.front_end.outputs
+    assert not outputs.has_unfinished_requests() and not outputs.get_num_queued_tokens()
+    start(engine, n=2, max_tokens=3)
+    assert outputs.has_unfinished_requests() and outputs.get_num_unfinished_requests() == 2
+    assert outputs.get_num_queued_tokens() == len(PROMPT)
+    run(engine)
+    assert not outputs.has_unfinished_requests() and not outputs.get_num_queued_tokens()
+
+
 def test_statistics_of_a_request():
     engine = make_engine(lambda request: [10, 11, 12], log_stats=True)
     engine.add_request("r", PROMPT, SamplingParams(max_tokens=3), arrival_time=17.0)

@@ -90,6 +90,18 @@ class OutputProcessor(HasCounterparts):
         """How many completions are not finished."""
         return len(self._states)
 
+    def get_num_unfinished_requests(self) -> int:
+        """`num_unfinished`."""
+        return self.num_unfinished
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a completion is not finished."""
+        return self.num_unfinished > 0
+
+    def get_num_queued_tokens(self) -> int:
+        """`num_queued_tokens`."""
+        return self.num_queued_tokens
+
     def add(self, group: RequestGroup, requests: Sequence[EngineCoreRequest], now: float) -> None:
         """Register `requests`, the completions of one group; `now` is monotonic, in seconds."""
         states = [self._new_state(group, request, now) for request in requests]

@@ -164,6 +164,7 @@ class Sampler:
         self._max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
         self._mode = logprobs_mode
         self._reports_raw = logprobs_mode.startswith("raw")
+        self._is_normalized = logprobs_mode.endswith("logprobs")
         self._hashes = token_hashes(vocab_size, device.torch)
         self._parts = logits_parts(ops, history, vocab_size, device.send)
         self._custom = CustomProcessors(logits_processors) if logits_processors else None
@@ -323,13 +324,13 @@ class Sampler:
         """Log-probabilities of prompt tokens.
 
         targets [n] are the tokens, logits [n, V] fp32 those of the positions before them.
-        Log-softmax values in every mode. k: how many of the likeliest tokens in addition, -1 all.
-        n > 0.
+        Nothing edits them, so that raw and processed values are the same. k: how many of the
+        likeliest tokens in addition, -1 all. n > 0.
         """
         request = LogprobRequest(self._vocab_size if k == -1 else k)
         index = list(range(len(logits)))
         piece = Described(0, logits, request)
-        return describe(self._ops, [piece], index, targets, normalize=True)
+        return describe(self._ops, [piece], index, targets, normalize=self._is_normalized)
 
     def _add_parts(
         self, row: int, params: SamplingParams, num_prompt_tokens: int
