@@ -11,7 +11,6 @@ import types
 import pytest
 
 sys.modules["wget"] = types.ModuleType("wget")
-sys.path.insert(0, os.getcwd())
 
 import utils  # noqa: E402  # theirs
 

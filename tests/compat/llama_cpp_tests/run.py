@@ -89,7 +89,7 @@ def main():
         subprocess.run([sys.executable, maker, folder], check=True)
     outcomes = folder / "llama_cpp.tsv"
     outcomes.write_text("")
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(HERE), str(tests), os.environ.get("PYTHONPATH")]))
     environ = os.environ | {
         "PYTHONPATH": path, "LLAMA_SERVER_BIN_PATH": str(server_command(folder)),
         "STAND_INS": str(folder / "checkpoints"), "OUTCOMES": str(outcomes), "HF_HUB_OFFLINE": "1",

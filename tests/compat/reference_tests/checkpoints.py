@@ -41,8 +41,8 @@ NAMES = {
         google/gemma-2-2b-it ibm-granite/granite-3.0-8b-instruct openai/gpt-oss-20b
         lmsys/longchat-13b-16k bigcode/starcoder2-3b Qwen/Qwen1.5-7B Qwen/Qwen2.5-7B-Instruct
         ibm-granite/granite-4.0-h-tiny Qwen/Qwen3-0.6B Qwen/Qwen3-8B Qwen/Qwen3-4B Qwen/Qwen3-32B
-        Qwen/Qwen3-4B-Instruct-2507 Qwen/Qwen3-0.6B-Base""",
-    "thinking": """deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B Qwen/QwQ-32B Qwen/Qwen3-1.7B""",
+        Qwen/Qwen3-4B-Instruct-2507 Qwen/Qwen3-0.6B-Base Qwen/Qwen3-1.7B""",
+    "thinking": """deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B Qwen/QwQ-32B""",
     "short": """facebook/opt-125m openai-community/gpt2 gpt2 distilbert/distilgpt2
         JackFram/llama-68m JackFram/llama-160m bigscience/bloom-560m EleutherAI/pythia-70m
         microsoft/phi-2""",
