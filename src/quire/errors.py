@@ -127,8 +127,8 @@ class PromptTooLong(ContextLengthExceeded):
             else f"{bound} is {max_model_len} tokens"
         )
         super().__init__(
-            f"{whose}, and the prompt is too long: it has {least}{num_tokens} tokens. Shorten it "
-            f"or raise {bound}.",
+            f"{whose}, and the prompt is too long: it has {least}{num_tokens} tokens. Please "
+            f"reduce the length of the input prompt, or raise {bound}.",
             parameter="prompt",
             value=num_tokens,
         )

@@ -34,7 +34,12 @@ GivenParams: TypeAlias = PoolingParams | Sequence[PoolingParams] | None
 _HINTS = {
     "embed": "Start it with convert='embed', or a model of vectors.",
     "classify": "Start it with convert='classify', or a model of labels.",
+    "plugin": "No IOProcessor plugin installed.",
 }
+_NO_SCORES = "This model does not support the Scoring API."
+_APIS = dict.fromkeys(("embed", "token_embed"), "the Embedding API")
+_APIS |= dict.fromkeys(("classify", "token_classify"), "the Classification API")
+"""The words that vLLM has for tasks; other programs look for them."""
 
 
 class PoolingMethods:
@@ -155,7 +160,7 @@ class PoolingMethods:
             outputs = self._pooled(prompts, each, task, use_tqdm, options)
             return [ScoringRequestOutput.from_base(output) for output in outputs]
         if task not in ("embed", "token_embed"):
-            raise InvalidParameter("method", "score", f"the engine serves {task!r}, no scores")
+            raise InvalidParameter("method", "score", f"the engine serves {task!r}", _NO_SCORES)
         if chat_template is not None:
             allowed = "this model reads each text by itself, without a template"
             raise InvalidParameter("chat_template", chat_template, allowed)
@@ -250,9 +255,12 @@ class PoolingMethods:
         if task == tasks[0]:
             return
         if task in tasks:
-            hint = f"Start it with pooler_config={{'task': {task!r}}}."
+            hint = f"Try switching the model's pooling_task via pooler_config={{'task': {task!r}}}."
             raise InvalidParameter("pooling_task", task, f"the engine serves {tasks[0]!r}", hint)
-        allowed = f"this model does not support it, but {', '.join(tasks)}"
+        allowed = (
+            f"{_APIS.get(task, 'it')} is not supported by this model, which serves "
+            f"{' and '.join(tasks)}"
+        )
         if task not in get_args(PoolingTask):
             PoolingParams(task=task)  # which knows tasks that are gone
         raise InvalidParameter("pooling_task", task, allowed, _HINTS.get(task, ""))

@@ -153,15 +153,19 @@ def test_refusals_of_inputs(llm, prompts, options, kind, text):
 
 def test_refusals_of_tasks(llm, reranker):
     assert refusal(InvalidParameter, llm.classify, "a") == (
-        "pooling_task='classify' is not allowed: this model does not support it, but embed, "
-        "token_embed. Start it with convert='classify', or a model of labels."
+        "pooling_task='classify' is not allowed: the Classification API is not supported by this "
+        "model, which serves embed and token_embed. Start it with convert='classify', or a model "
+        "of labels."
     )
     assert refusal(InvalidParameter, llm.encode, "a") == (
         "pooling_task=None is not allowed: it must be given, and this model serves 'embed'."
     )
     assert refusal(InvalidParameter, llm.encode, "a", pooling_task="token_embed") == (
-        "pooling_task='token_embed' is not allowed: the engine serves 'embed'. Start it with "
-        "pooler_config={'task': 'token_embed'}."
+        "pooling_task='token_embed' is not allowed: the engine serves 'embed'. Try switching "
+        "the model's pooling_task via pooler_config={'task': 'token_embed'}."
+    )
+    assert "No IOProcessor plugin" in refusal(
+        InvalidParameter, llm.encode, "a", pooling_task="plugin"
     )
     assert "Use classify." in refusal(InvalidParameter, llm.encode, "a", pooling_task="score")
     assert "convert='embed'" in refusal(InvalidParameter, reranker.embed, "a")

@@ -164,7 +164,8 @@ BAD = [
         {},
         PromptTooLong,
         "This model's maximum context length is 4096 tokens of prompt and output together, and the "
-        "prompt is too long: it has 4096 tokens. Shorten it or raise max_model_len.",
+        "prompt is too long: it has 4096 tokens. Please reduce the length of the input prompt, or "
+        "raise max_model_len.",
     ),
     ([3, -1], {}, InvalidParameter, f"prompt_token_ids=-1 is not allowed: {MOST} MAX."),
     ([10**9], {}, InvalidParameter, f"prompt_token_ids=1000000000 is not allowed: {MOST} MAX."),
