@@ -377,6 +377,7 @@ def register(adapted, phantoms):
         add(f"vllm.assets.{kind.lower()}", **{f"{kind}Asset": Asset})
     marks = {"TOOL_CALL_START": "<|tool_call>", "TOOL_CALL_END": "<tool_call|>"}
     add("vllm.parser.gemma4", **marks)
+    adapted["vllm.utils.serial_utils"] = serial_utils
     add("vllm.entrypoints.cli.serve", ServeSubcommand=ServeSubcommand)
     add("vllm.transformers_utils.utils", maybe_model_redirect=lambda model: model)
     add("vllm.transformers_utils.repo_utils", hf_api=hub, with_retry=lambda f, *a, **k: f())
@@ -406,6 +407,16 @@ class Platform:
         if name == "fp8_dtype":
             return lambda: torch.float8_e4m3fn
         return getattr(self.ours, name, lambda *args, **options: False)
+
+
+def serial_utils():
+    """vLLM's own module that reads vectors from bytes, as a client of its server does."""
+    path = SOURCE / "vllm" / "utils" / "serial_utils.py"
+    made = types.ModuleType("vllm.utils.serial_utils")
+    made.__file__, made.__path__ = str(path), []
+    sys.modules[made.__name__] = made  # its dataclasses look there
+    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(made))
+    return made
 
 
 @contextlib.contextmanager
@@ -457,6 +468,9 @@ class Reply(types.SimpleNamespace):
     @classmethod
     def model_validate(cls, given):
         return _attributes(given)
+
+    def model_dump(self, **options):
+        return {name: plain(value) for name, value in vars(self).items()}
 
 
 def _attributes(value):

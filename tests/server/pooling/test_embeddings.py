@@ -151,7 +151,8 @@ def test_coheres_form(embedder):
     reply = embedder.post("/v2/embed", {**body, "embedding_types": kinds}).json()
     ids = [embedder.ids("query: " + text) for text in TEXTS[:2]]
     assert list(reply["embeddings"]) == kinds and reply["texts"] == TEXTS[:2]
-    assert reply["meta"]["billed_units"] == {"input_tokens": sum(map(len, ids))}
+    billed = {"input_tokens": sum(map(len, ids)), "image_tokens": 0}
+    assert reply["meta"]["billed_units"] == billed
     for place, text_ids in enumerate(ids):
         right = vector(embedder, text_ids)
         found = {kind: reply["embeddings"][kind][place] for kind in kinds}

@@ -76,9 +76,10 @@ class ApiVersion(msgspec.Struct):
 
 
 class BilledUnits(msgspec.Struct):
-    """Tokens of the texts."""
+    """Tokens of the texts; there are no images."""
 
     input_tokens: int
+    image_tokens: int = 0
 
 
 class CohereMeta(msgspec.Struct):
