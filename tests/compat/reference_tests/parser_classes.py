@@ -469,8 +469,8 @@ class Reply(types.SimpleNamespace):
     def model_validate(cls, given):
         return _attributes(given)
 
-    def model_dump(self, **options):
-        return {name: plain(value) for name, value in vars(self).items()}
+    def model_dump(self, exclude=(), **options):
+        return {name: plain(value) for name, value in vars(self).items() if name not in exclude}
 
 
 def _attributes(value):
