@@ -17,6 +17,9 @@ def test_the_list_has_one_reason_a_line():
     assert {kind for kind, _, _ in run.LEFT_OUT} <= {"test", "differs"}
     assert all(what and len(why.split()) >= 2 for _, what, why in run.LEFT_OUT)
     assert len({(kind, what) for kind, what, _ in run.LEFT_OUT}) == len(run.LEFT_OUT)
+    for test in ("unit/test_tokenize.py::test_any", "unit/test_rerank.py::test_rerank_usage[a-1]"):
+        assert run.reason_for(test, "test") is not None
+    assert run.reason_for("unit/test_rerank.py::test_rerank_top_n[2-2]", "test") is None
 
 
 def test_the_table_counts_each_test_once():
