@@ -396,7 +396,7 @@ REFUSED = {
     "unknown architecture": (
         llama(architectures=["RwkvForCausalLM"]),
         UnsupportedArchitecture,
-        "RwkvForCausalLM is not supported; known are ApertusForCausalLM",
+        "RwkvForCausalLM is not supported; known are AlbertForMaskedLM",
     ),
     "own code": (
         llama(architectures=["MyModel"], auto_map={"AutoModel": "modeling.MyModel"}),

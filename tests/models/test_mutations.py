@@ -110,6 +110,8 @@ WHERE_NONE = {
     "streams": Streams(2, 0, 4),
     "pooler": PoolerSpec(("embed",)),
     "final_norm": Norm(),
+    "repeats": 0,
+    "embed_width": 24,
 }
 
 
@@ -140,7 +142,10 @@ def block_mutants(blocks: tuple[Block, ...], decoder: Decoder):
     """Mutants of the last block of each kind."""
     for at in {block: i for i, block in enumerate(blocks)}.values():
         for path, new in mutants(blocks[at]):
-            changed_blocks = (*blocks[:at], new, *blocks[at + 1 :])
+            if blocks[at].repeats is not None and path != ("repeats",):
+                continue  # it changes with the layer that it repeats
+            after = (replace(new, repeats=at) if b.repeats == at else b for b in blocks[at + 1 :])
+            changed_blocks = (*blocks[:at], new, *after)
             if path[:2] == ("mixer", "shared") and path[2] != "number":
                 changed_blocks = tuple(with_shared(b, new) for b in changed_blocks)
             yield ("blocks", *path), replace(decoder, blocks=changed_blocks)
@@ -159,6 +164,8 @@ def with_shared(block: Block, new: Block) -> Block:
 def changed(name: str, old: Any):
     if old is None:
         return [WHERE_NONE[name]]
+    if name == "repeats":
+        return [None]
     if isinstance(old, bool):
         return [not old]
     if isinstance(old, tuple):

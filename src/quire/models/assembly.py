@@ -37,6 +37,7 @@ from quire.models.layers import (
     make_look_up,
     make_normed_join,
     make_parallel_join,
+    make_projected,
     make_scaled_join,
 )
 from quire.models.loading.options import ModelOptions
@@ -156,6 +157,9 @@ class Assembly:
         finish = make_entrance(
             self._ops, None if norm is None else self._make.norm("embed_norm", norm)
         )
+        if self._spec.embed_width is not None:
+            projection = self._make.linear("embed_proj", "embed_proj")
+            finish = make_projected(self._ops, finish, projection)
         # Gemma's scale is a tensor of the model's dtype, so it is rounded; those that are numbers
         # in a config (Granite) are exact in every dtype in use
         scale = torch.tensor(self._spec.embed_scale, dtype=self._make.dtype).item()
@@ -186,7 +190,13 @@ class Assembly:
         built = []
         for i, block in enumerate(self._spec.blocks):
             first = len(self.parts)
-            built.append(build(i, block))
+            if block.repeats is None:
+                built.append(build(i, block))
+            else:
+                of_first = self._spec.blocks[block.repeats]
+                assert replace(block, repeats=None) == of_first, "another layer"
+                assert not any(of_first.memories), "a layer remembers one pass"
+                built.append(built[block.repeats])
             self._placement.place(i, self.parts[first:])
         return built
 

@@ -153,6 +153,15 @@ def make_entrance(ops: Ops, pre: NormWeight | None) -> Callable[[Tensor], Tensor
     return lambda x: ops.norm(x, pre)
 
 
+def make_projected(
+    ops: Ops, enter: Callable[[Tensor], Tensor], weight: LinearWeight
+) -> Callable[[Tensor], Tensor]:
+    """Make the function of tables' rows that `enter` prepares, and a product makes as wide as the
+    residual stream.
+    """
+    return lambda x: ops.linear(enter(x), weight)
+
+
 def make_join(ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: float) -> Join:
     """Make the end of a sub-layer: x plus scale * post(delta), and that sum normed by `pre` for the
     next one.

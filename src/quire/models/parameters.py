@@ -92,16 +92,19 @@ def num_expert_parameters(decoder: Decoder) -> int:
 
 
 def num_repeated_parameters(decoder: Decoder) -> int:
-    """How many more values a token is multiplied with than the weights have: those of shared
-    transformers, for each of their uses but the first.
+    """How many more values a token is multiplied with than the weights have: those of repeated
+    layers, and those of shared transformers for each of their uses but the first.
     """
+    blocks = decoder.blocks
+    again = Counter(blocks[b.repeats] for b in blocks if b.repeats is not None)
+    repeated = sum(count * _num_in_block(block, decoder) for block, count in again.items())
     mixers = (block.mixer for block in decoder.blocks)
     uses = Counter(m.shared.number for m in mixers if isinstance(m, MixerAfterShared))
     sizes = {
         number: sum(leaf.size for leaf in _shared_transformer("", use, decoder.dim))
         for number, use in shared_transformers(decoder).items()
     }
-    return sum((count - 1) * sizes[number] for number, count in uses.items())
+    return repeated + sum((count - 1) * sizes[number] for number, count in uses.items())
 
 
 def adapter_size(decoder: Decoder) -> int:
@@ -126,12 +129,11 @@ def _num_in_layers(d: Decoder, part: str) -> int:
     looked at once: mixtures have tens of thousands of leaves.
     """
     counts = Counter(d.blocks)
-    return sum(
-        count * leaf.size
-        for block, count in counts.items()
-        for leaf in _block("", block, d)
-        if part in leaf.name
-    )
+    return sum(count * _num_in_block(block, d, part) for block, count in counts.items())
+
+
+def _num_in_block(block: Block, d: Decoder, part: str = "") -> int:
+    return sum(leaf.size for leaf in _block("", block, d) if part in leaf.name)
 
 
 def _leaves(d: Decoder) -> Iterator[Parameter]:
@@ -146,14 +148,17 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
     if isinstance(d, DraftDecoder):
         yield from _draft_inputs(d)
         return
-    yield Parameter("embed.weight", (d.vocab, d.dim), "vocab", "embedding")
+    width = d.table_width
+    yield Parameter("embed.weight", (d.vocab, width), "vocab", "embedding")
     if d.learned_positions:
-        shape = (d.position_offset + d.learned_positions, d.dim)
+        shape = (d.position_offset + d.learned_positions, width)
         yield Parameter("positions.weight", shape, "replicated", "position")
     if d.token_types:
-        yield Parameter("types.weight", (d.token_types, d.dim), "replicated", "position")
+        yield Parameter("types.weight", (d.token_types, width), "replicated", "position")
     if d.embed_norm is not None:
-        yield from _norm("embed_norm", d.embed_norm, d.dim)
+        yield from _norm("embed_norm", d.embed_norm, width)
+    if d.embed_width is not None:
+        yield from _linear("embed_proj", d.dim, width, "replicated", True)
     if d.layer_inputs is not None:
         yield from _layer_inputs(d.layer_inputs, d)
     for use in shared_transformers(d).values():
@@ -237,6 +242,8 @@ def _layer_inputs(inputs: LayerInputs, d: Decoder) -> Iterator[Parameter]:
 
 def _block(at: str, b: Block, d: Decoder) -> Iterator[Parameter]:
     dim = d.dim
+    if b.repeats is not None:
+        return
     if b.mixer is not None:
         mixers = single_mixers(b.mixer)
         if isinstance(b.mixer, MixerAfterShared):

@@ -123,15 +123,18 @@ def _figures(d: Decoder, weight_bytes: int, number: NumberBytes) -> Iterator[str
 
 def _program(d: Decoder) -> Iterator[str]:
     scale = "" if d.embed_scale == 1 else f" * {d.embed_scale:g}"
-    yield f"x = embedding[{d.vocab} x {d.dim}](ids){scale}"
+    width = d.table_width
+    yield f"x = embedding[{d.vocab} x {width}](ids){scale}"
     if d.learned_positions:
         offset = f" + {d.position_offset}" if d.position_offset else ""
         rows = d.position_offset + d.learned_positions
-        yield f"x = x + position_embedding[{rows} x {d.dim}](positions{offset})"
+        yield f"x = x + position_embedding[{rows} x {width}](positions{offset})"
     if d.token_types:
-        yield f"x = x + type_embedding[{d.token_types} x {d.dim}](types)"
+        yield f"x = x + type_embedding[{d.token_types} x {width}](types)"
     if d.embed_norm is not None:
         yield f"x = {_norm(d.embed_norm)}(x)"
+    if d.embed_width is not None:
+        yield f"x = W[{d.dim} x {width}] @ x + bias"
     if (i := d.layer_inputs) is not None:
         table = f"{i.width**0.5:g} * table[{i.vocab} x {i.width}](ids)"
         yield f"v = ({table} + {_norm(i.norm)}(W @ x / {d.dim**0.5:g})) / sqrt(2)    # each layer's"
@@ -141,6 +144,10 @@ def _program(d: Decoder) -> Iterator[str]:
     for block, equal in groupby(d.blocks):
         count = len(list(equal))
         yield f"layers {start}..{start + count - 1}:" if count > 1 else f"layer {start}:"
+        if block.repeats is not None:
+            yield f"    # as layer {block.repeats}, with its weights"
+            start += count
+            continue
         size = sum(p.size for p in layer_parameters(d, start).values())
         yield f"    # {size:,} parameters each" if count > 1 else f"    # {size:,} parameters"
         lines = _block(block) if d.streams is None else _block_of_streams(d.streams, block)

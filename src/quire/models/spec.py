@@ -329,7 +329,9 @@ class Block:
     the mixer's (one_norm).
 
     `input_act`: a third part adds norm(Wp @ (act(Wg @ x) * v)), where v is the layer's vector of
-    `Decoder.layer_inputs`. `scaled`: the layer's result is x times one learned number.
+    `Decoder.layer_inputs`. `scaled`: the layer's result is x times one learned number. `repeats`:
+    the earlier layer whose weights this one runs with, and which remembers nothing; None: it has
+    its own.
     """
 
     mixer: Mixer | None
@@ -343,6 +345,7 @@ class Block:
     scaled: bool = False
     norms_sum: bool = False
     mixer_pre: bool = True
+    repeats: int | None = None
 
     @property
     def has_mixer_pre(self) -> bool:
@@ -371,6 +374,8 @@ class Block:
         """What the layer remembers, one entry for each of its mixers but those that read what
         another layer remembers.
         """
+        if self.repeats is not None:
+            return ()
         return tuple(mixer.memory for mixer in single_mixers(self.mixer) if not shares(mixer))
 
 
@@ -399,7 +404,8 @@ class Decoder:
     `learned_positions` counts the rows of a learned position table (0: none), which begin after
     `position_offset` rows that no token uses. `token_types` counts the rows of a table of types,
     such as first and second text, which are added like positions. `embed_norm` normalises what
-    enters the first block.
+    enters the first block. `embed_width`: rows of these tables have so many values, of which a
+    product with a bias makes `dim` after the norm; None: they have `dim`.
     `context` is the number of positions that the config declares, None where it declares none.
     Logits are c * tanh(l / c) of l = `logit_scale` * head(x) where `logit_softcap` c is given.
     `leaf_scales` are factors of leaves of every layer, by the ends of their names. `layer_inputs`
@@ -425,6 +431,12 @@ class Decoder:
     streams: Streams | None = None
     pooler: PoolerSpec | None = None
     token_types: int = 0
+    embed_width: int | None = None
+
+    @property
+    def table_width(self) -> int:
+        """Values in a row of the embedding table."""
+        return self.dim if self.embed_width is None else self.embed_width
 
     @property
     def generates(self) -> bool:

@@ -261,6 +261,10 @@ OF_TRAINING = {
 }
 OF_CLASSIFIERS = {"classifier_activation", "classifier_bias", "classifier_pooling"}
 
+EUROBERT_WITHOUT_POOLING = (
+    *("EuroBertModel", "EuroBertForMaskedLM", "EuroBertForTokenClassification"),
+)
+
 
 def blind_keys(name):
     """Keys that are read and cannot show in the model at hand."""
@@ -274,7 +278,14 @@ def blind_keys(name):
         is_tagger = name == "ModernBertForTokenClassification"
         unused = OF_CLASSIFIERS if is_embedder else {"classifier_pooling"} if is_tagger else set()
         return {*OF_TRAINING, *unused, "tie_word_embeddings"}
-    return {*DROPOUT, "tie_word_embeddings"}
+    if name.lower().startswith("eurobert"):
+        is_classifier = name not in EUROBERT_WITHOUT_POOLING
+        pooling = set() if is_classifier else {"classifier_pooling"}
+        return {"mask_token_id", "tie_word_embeddings", *pooling}
+    return {
+        *(*DROPOUT, "tie_word_embeddings"),
+        *("summary_last_dropout", "classifier_dropout_prob"),  # ELECTRA's and ALBERT's
+    }
 
 
 @pytest.mark.parametrize("name", cases())

@@ -25,6 +25,7 @@ _BASE = {
     "pad_token_id": 0,
     "num_labels": 3,
 }
+_ALBERT = {**_BASE, "embedding_size": 24, "num_hidden_groups": 1, "num_hidden_layers": 3}
 _ROBERTA = {**_BASE, "pad_token_id": 3, "type_vocab_size": 1, "max_position_embeddings": 68}
 _DISTIL = {
     "vocab_size": 96,
@@ -84,6 +85,24 @@ ENCODERS: dict[str, HostileEncoder] = {
     **_forms("ModernBert", _MODERN),
     **_forms("NomicBert", {**_BASE, "hidden_act": "silu"}, has_types=True),
     **_forms("Gte", {**_BASE, "type_vocab_size": 2}, has_types=True),
+    **_forms("Electra", {**_BASE, "embedding_size": 24, "type_vocab_size": 2}, has_types=True),
+    "electra-wide": HostileEncoder(
+        "ElectraForPreTraining", "ElectraConfig", {**_BASE, "embedding_size": 64}, True
+    ),
+    "AlbertForPreTraining": HostileEncoder(
+        "AlbertForPreTraining",
+        "AlbertConfig",
+        {**_ALBERT, "num_hidden_groups": 2, "num_hidden_layers": 5},
+        True,
+    ),
+    **_forms("Albert", _ALBERT, has_types=True),
+    **_forms("EuroBert", {**BASE, "classifier_pooling": "late"}),
+    "eurobert-biased": HostileEncoder(
+        "EuroBertForSequenceClassification",
+        "EuroBertConfig",
+        {**BASE, "attention_bias": True, "mlp_bias": True, "classifier_pooling": "mean"},
+    ),
+    "BertForPreTraining": HostileEncoder("BertForPreTraining", "BertConfig", _BASE, True),
     "bert-relu": HostileEncoder("BertModel", "BertConfig", {**_BASE, "hidden_act": "relu"}, True),
     "gte-untyped": HostileEncoder("GteModel", "GteConfig", {**_BASE, "type_vocab_size": 0}),
     "modernbert-biased": HostileEncoder(

@@ -20,8 +20,10 @@ from quire.models.rules import Family
 from quire.models.spec import Decoder
 
 _HOMES = {
+    "AlbertForPreTraining": "albert",
     "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
+    "BertForPreTraining": "bert.BERT",
     "BertSpladeSparseEmbeddingModel": "bert.BERT_SPLADE",
     "BloomForCausalLM": "bloom",
     "ChatGLMForConditionalGeneration": "chatglm",
@@ -33,6 +35,7 @@ _HOMES = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "Dots1ForCausalLM": "dots1",
+    "ElectraForPreTraining": "electra",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "Exaone4ForCausalLM": "exaone4",
@@ -129,9 +132,12 @@ _HOMES = {
 """Architecture -> the module with its family, which is its `FAMILY` unless another name follows."""
 
 _ENCODERS = {
+    "Albert": "albert",
     "Bert": "bert.BERT",
     "Camembert": "bert.CAMEMBERT",
     "DistilBert": "distilbert",
+    "Electra": "electra",
+    "EuroBert": "eurobert",
     "Gte": "gte.GTE",
     "GteNew": "gte.GTE_NEW",
     "ModernBert": "modernbert",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.encoders import (
@@ -21,26 +22,28 @@ from quire.models.pooling.spec import TermWeights
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder
 
-_RULES = (
+TABLE_RULES = (
     rule("{prefix}embeddings.word_embeddings.weight", "embed.weight"),
     rule("{prefix}embeddings.position_embeddings.weight", "positions.weight"),
     rule("{prefix}embeddings.token_type_embeddings.weight", "types.weight"),
     rule("{prefix}embeddings.LayerNorm.{leaf}", "embed_norm.{leaf}"),
-    *layer_rules(
-        {
-            "attention.self.query": "attn.q",
-            "attention.self.key": "attn.k",
-            "attention.self.value": "attn.v",
-            "attention.output.dense": "attn.o",
-            "attention.output.LayerNorm": "attn_post",
-            "intermediate.dense": "mlp.up",
-            "output.dense": "mlp.down",
-            "output.LayerNorm": "mlp_post",
-        },
-        at="{prefix}encoder.layer.{layer}.",
-    ),
 )
-_OF_OLD_FILES = (
+LAYER_RULES = layer_rules(
+    {
+        "attention.self.query": "attn.q",
+        "attention.self.key": "attn.k",
+        "attention.self.value": "attn.v",
+        "attention.output.dense": "attn.o",
+        "attention.output.LayerNorm": "attn_post",
+        "intermediate.dense": "mlp.up",
+        "output.dense": "mlp.down",
+        "output.LayerNorm": "mlp_post",
+    },
+    at="{prefix}encoder.layer.{layer}.",
+)
+OLDER_NORMS = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+"""Names of norms in files that were written from another library's."""
+OF_OLD_FILES = (
     *("directionality", "pooler_fc_size", "pooler_num_attention_heads"),
     *("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
 )
@@ -51,15 +54,16 @@ def _eps(c: ConfigReader) -> float:
     return c.number("layer_norm_eps", 1e-12)
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def describe_bert(c: ConfigReader, **facts: Any) -> Decoder:
+    """BERT's layers between its tables, with what differs in its attention as keywords."""
     check_encoder(c)
     c.only("position_embedding_type", "absolute")
-    c.ignore(*_OF_OLD_FILES)
+    c.ignore(*OF_OLD_FILES)
     norm = layer_norm(c, eps=_eps(c))
     feed = mlp(c, act="gelu", gated=False, bias=True)
     return stack(
         c,
-        Block(whole_attention(c, qkv_bias=True, o_bias=True), feed, norm, norms_sum=True),
+        Block(whole_attention(c, qkv_bias=True, o_bias=True, **facts), feed, norm, norms_sum=True),
         embed_norm=norm,
         final_norm=None,
         learned_positions=context_of(c),
@@ -74,7 +78,7 @@ def _describe_roberta(c: ConfigReader) -> Decoder:
     rows = context_of(c)
     if rows <= first:
         raise unsupported("max_position_embeddings", rows, f"more than pad_token_id + 1 = {first}")
-    decoder = _describe(c)
+    decoder = describe_bert(c)
     return replace(
         decoder, learned_positions=rows - first, position_offset=first, context=rows - first
     )
@@ -106,11 +110,11 @@ _TERM_RULES_OF_ROBERTA = (
 )
 _BERT = Family(
     (),
-    _describe,
-    _RULES,
+    describe_bert,
+    TABLE_RULES + LAYER_RULES,
     prefix="bert.",
     ignored=(r"embeddings\.position_ids", r"pooler\.dense\..*", UNUSED_HEADS),
-    other_ends=(("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),
+    other_ends=OLDER_NORMS,
 )
 _ROBERTA = replace(_BERT, describe=_describe_roberta, prefix="roberta.")
 BERT = forms(
@@ -119,6 +123,7 @@ BERT = forms(
     layers=hidden_layer("tanh"),
     rules=POOLER_RULES,
     term_head=TermHead(_terms, _TERM_RULES),
+    others=("BertForPreTraining",),
 )
 BERT_SPLADE = with_terms(
     _BERT, TermHead(_terms_between, _TERM_RULES), ("BertSpladeSparseEmbeddingModel",)

@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.pooling.keys import read_classifier
-from quire.models.pooling.spec import HeadActivation, HeadLayer, PoolerSpec, TermWeights
+from quire.models.pooling.spec import (
+    Classifier,
+    HeadActivation,
+    HeadLayer,
+    PoolerSpec,
+    TermWeights,
+)
 from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Attention, Decoder
 
@@ -45,28 +51,32 @@ def forms(
     token_rules: tuple[Rule, ...] = CLASSIFIER_RULES,
     pooling: Callable[[ConfigReader], Any] = lambda c: "cls",
     term_head: TermHead | None = None,
+    others: tuple[str, ...] = (),
+    classifier: Callable[[ConfigReader, Classifier], Classifier] = lambda c, found: found,
 ) -> tuple[Family, Family, Family]:
     """The family of `stem`Model and `stem`ForMaskedLM, whose heads are left out, of
     `stem`ForSequenceClassification and of `stem`ForTokenClassification.
 
     layers, token_layers: what is between hidden states and classifiers, with `rules` and
     `token_rules` for both. pooling: what a classifier of texts reads. `term_head`: that of
-    `stem`ForMaskedLM, which folders of sparse vectors use.
+    `stem`ForMaskedLM, which folders of sparse vectors use. `others`: further architectures whose
+    heads are left out. `classifier`: what more a config says of that of texts.
     """
 
     def embed(c: ConfigReader) -> PoolerSpec:
         return PoolerSpec(("embed", "token_embed"), pooling="cls")
 
     def classify(c: ConfigReader) -> PoolerSpec:
-        classifier = read_classifier(c, layers=layers(c))
-        return PoolerSpec(("classify",), pooling=pooling(c), classifier=classifier)
+        found = classifier(c, read_classifier(c, layers=layers(c)))
+        return PoolerSpec(("classify",), pooling=pooling(c), classifier=found)
 
     def classify_tokens(c: ConfigReader) -> PoolerSpec:
-        classifier = read_classifier(c, layers=() if token_layers is None else token_layers(c))
-        return PoolerSpec(("token_classify",), classifier=classifier)
+        found = read_classifier(c, layers=() if token_layers is None else token_layers(c))
+        return PoolerSpec(("token_classify",), classifier=found)
 
     terms = None if term_head is None else with_terms(family, term_head)
-    embedder = pooling_family(family, (f"{stem}Model", f"{stem}ForMaskedLM"), embed, ())
+    embedders = (f"{stem}Model", f"{stem}ForMaskedLM", *others)
+    embedder = pooling_family(family, embedders, embed, ())
     return (
         replace(embedder, terms=terms),
         pooling_family(family, (f"{stem}ForSequenceClassification",), classify, rules),
@@ -78,13 +88,12 @@ def pooling_family(
     family: Family, architectures: tuple[str, ...], make: MakePooler, rules: tuple[Rule, ...]
 ) -> Family:
     """The family of these architectures, with the pooler that `make` reads and its rules."""
-    describe, own = family.describe, family.rules
-    assert not callable(own), "the same rules for all of a family"
+    describe = family.describe
     return replace(
         family,
         architectures=architectures,
         describe=lambda c: replace(describe(c), pooler=make(c)),
-        rules=(*own, *rules),
+        rules=lambda decoder: (*family.rules_for(decoder), *rules),
         pools=True,
     )
 

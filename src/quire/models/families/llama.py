@@ -281,11 +281,13 @@ def _describe(c: ConfigReader) -> Decoder:
     return describe_llama(c, is_causal=c.flag("is_causal", True))
 
 
-def describe_llama(c: ConfigReader, *, is_causal: bool) -> Decoder:
-    """Llama, whose tokens see those after them unless it `is_causal`."""
+def describe_llama(c: ConfigReader, *, is_causal: bool, eps: float = 1e-6) -> Decoder:
+    """Llama, whose tokens see those after them unless it `is_causal`; `eps` is what an absent
+    `rms_norm_eps` means.
+    """
     attn = attention(c, is_causal=is_causal, **biases(c))
     feed: Mlp | Moe = mlp(c, bias=c.flag("mlp_bias", False))
-    return stack(c, Block(attn, feed, rms(c, 1e-6)))
+    return stack(c, Block(attn, feed, rms(c, eps)))
 
 
 FAMILY = Family(("LlamaForCausalLM", "LLaMAForCausalLM"), _describe, RULES)

@@ -65,7 +65,18 @@ class Pooler:
         or for each token of the vocabulary [M, V].
         """
         assert self.classifier is not None, "the model has no classifier"
-        return self.ops.linear(_through(self.layers, x.to(self.dtype)), self.classifier)
+        x = x.to(self.dtype)
+        return self.ops.linear(x if self.is_late else _through(self.layers, x), self.classifier)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether `classify` takes vectors of which `inner` has made something before pooling."""
+        c = self.spec.classifier
+        return c is not None and c.is_late
+
+    def inner(self, x: Tensor) -> Tensor:
+        """Hidden states [T, C] of tokens through the classifier's layers."""
+        return _through(self.layers, x.to(self.dtype))
 
 
 def _through(layers: Sequence[_Layer], x: Tensor) -> Tensor:

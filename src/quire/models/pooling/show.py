@@ -21,6 +21,10 @@ def pooler_lines(p: PoolerSpec, dim: int) -> Iterator[str]:
     if p.terms is not None:
         yield from _term_lines(p.terms, dim, " / |p|" if p.activates else "")
         return
+    if p.classifier is not None and p.classifier.is_late:
+        yield "p = x    # of each token"
+        yield from _layers(p.classifier.layers, dim)
+        yield "x = p"
     yield f"p = {', '.join(map(_POOLED.__getitem__, p.poolings))}    # for tasks of tokens each x"
     yield from _layers(p.dense, dim * len(p.poolings))
     c = p.classifier
@@ -28,7 +32,7 @@ def pooler_lines(p: PoolerSpec, dim: int) -> Iterator[str]:
         length = " / |p|" if p.activates else ""
         yield f"vector[{p.width(dim)}] = p{length}"
         return
-    yield from _layers(c.layers, dim)
+    yield from () if c.is_late else _layers(c.layers, dim)
     inputs = c.layers[-1].width if c.layers else dim
     scores = f"classifier[{c.num_labels} x {inputs}] @ p{' + bias' if c.bias else ''}"
     if c.mean or c.deviation != 1:

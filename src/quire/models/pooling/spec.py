@@ -1,9 +1,9 @@
 """What a pooling model makes of hidden states, as a value: the `pooler` of a `Decoder` spec.
 
 The order for a vector is: pool, cast to the head's dtype, `dense` layers, cut to the dimensions
-asked for, normalise; for labels: pool, cast, the classifier's layers and product, its mean and
-deviation, its activation. Tasks of tokens do the same with every token's hidden state in place of a
-pooled one. Free of torch.
+asked for, normalise; for labels: pool, cast, the classifier's layers (before pooling where it is
+late) and product, its mean and deviation, its activation. Tasks of tokens do the same with every
+token's hidden state in place of a pooled one. Free of torch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Classifier:
 
     `labels` are their names, None for one without. `token_ids`: rows of W are those of the
     language-model head (the input embedding where that is tied) for these tokens, or with
-    `is_difference` the second token's minus the first's, in fp32.
+    `is_difference` the second token's minus the first's, in fp32. `is_late`: `layers` are of each
+    token, before these are pooled.
     """
 
     num_labels: int
@@ -66,6 +67,7 @@ class Classifier:
     labels: tuple[str | None, ...] = ()
     token_ids: tuple[int, ...] = ()
     is_difference: bool = False
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

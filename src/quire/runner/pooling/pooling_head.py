@@ -148,7 +148,9 @@ class PoolingStep:
         found: list[Tensor] = []
         if vectors:
             has_terms = self._head.spec.terms is not None
-            inputs = states.last if has_terms else self._pool(states.last, vectors)
+            inputs = states.last
+            if not has_terms:
+                inputs = self._pool(self._before_pooling(inputs, vectors), vectors)
             ended = [part for part in vectors if part.is_last]
             kinds = [(part.prompt.params.task, part.prompt.slot) for part in ended]
             for task, slot in sorted(set(kinds)):
@@ -172,6 +174,21 @@ class PoolingStep:
             first, last = terms.ends
             start, end = start + int(ids[0] == first), end - int(ids[-1] == last)
         return range(start, end)
+
+    def _before_pooling(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
+        """What is pooled of hidden [T, C]: the states, or what a late classifier's layers make."""
+        poolers = [self._head.pooler(part.prompt.slot) for part in parts]
+        if not poolers[0].is_late:
+            return hidden
+        whole: Tensor | None = None
+        for part, pooler in zip(parts, poolers, strict=True):
+            rows = slice(part.start, part.start + part.count)
+            inner = pooler.inner(hidden[rows])
+            if whole is None:
+                whole = inner.new_zeros(len(hidden), inner.shape[1])
+            whole[rows] = inner
+        assert whole is not None, "some part pools"
+        return whole
 
     def _pool(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
         """The pooled hidden states [M, C] of the M prompts that end in this step."""
