@@ -22,6 +22,7 @@ from quire.models.parameters import parameters
 from quire.models.pooling.spec import PoolerSpec
 from quire.models.positions import (
     Alibi,
+    BucketBias,
     LinearScaling,
     Rope,
     Temperature,
@@ -112,6 +113,9 @@ WHERE_NONE = {
     "final_norm": Norm(),
     "repeats": 0,
     "embed_width": 24,
+    "distances": BucketBias(8, 20),
+    "max_distance": 40,
+    "eps": 0.05,
 }
 
 
@@ -148,6 +152,11 @@ def block_mutants(blocks: tuple[Block, ...], decoder: Decoder):
             changed_blocks = (*blocks[:at], new, *after)
             if path[:2] == ("mixer", "shared") and path[2] != "number":
                 changed_blocks = tuple(with_shared(b, new) for b in changed_blocks)
+            if path[:2] == ("mixer", "distances") and new.mixer.distances is not None:
+                scores = new.mixer.distances
+                changed_blocks = tuple(
+                    replace(b, mixer=replace(b.mixer, distances=scores)) for b in blocks
+                )
             yield ("blocks", *path), replace(decoder, blocks=changed_blocks)
 
 
@@ -173,7 +182,7 @@ def changed(name: str, old: Any):
     if isinstance(old, float):
         return [0.6 if old == math.inf else old * 1.3 or 5.0]
     if isinstance(old, int):
-        if name in ("original", "chunk"):
+        if name in ("original", "chunk", "max_distance"):
             return [old * 2]
         return [old - 1 if name in ("top_k", "window") else old + 2]
     return [OTHER[name][old]]

@@ -193,6 +193,24 @@ def keys_without_their_rotated_part(q, q_rotated, latents, plan, scale):
     return PLAIN.latent_attend(q, torch.zeros_like(q_rotated), latents, plan, scale)
 
 
+def relative_with(**wrong):
+    """Other tables of what distances add to scores."""
+
+    def attend_relative(q, k, v, plan, relative, **facts):
+        changed = {name: change(getattr(relative, name)) for name, change in wrong.items()}
+        return PLAIN.attend_relative(
+            q, k, v, plan, dataclasses.replace(relative, **changed), **facts
+        )
+
+    return {"attend_relative": attend_relative}
+
+
+def bias_within_the_scale(q, k, v, plan, relative, *, scale, window):
+    bias = None if relative.bias is None else relative.bias * scale
+    relative = dataclasses.replace(relative, bias=bias)
+    return PLAIN.attend_relative(q, k, v, plan, relative, scale=scale, window=window)
+
+
 def heads_of_one_weight(x, w):
     first = w.weight[:1].expand_as(w.weight)
     return PLAIN.heads_linear(x, dataclasses.replace(w, weight=first))
@@ -431,6 +449,12 @@ BUGS = {
     "latent normed with its key": {"latent_store": norm_of_latent_and_key},
     "latent of padding written": {"latent_store": latent_padding_to_last_slot},
     "rotated part of queries forgotten": {"latent_attend": keys_without_their_rotated_part},
+    "distances the other way": relative_with(columns=lambda columns: columns.flip(0)),
+    "farthest distance one nearer": relative_with(columns=lambda columns: columns[1:-1]),
+    "bias of distances forgotten": relative_with(bias=lambda _: None),
+    "bias of distances scaled": {"attend_relative": bias_within_the_scale},
+    "keys of positions forgotten": relative_with(keys=lambda _: None),
+    "queries of positions forgotten": relative_with(queries=lambda _: None),
     "one weight for all heads": {"heads_linear": heads_of_one_weight},
     "eps outside of the root": {"norm": eps_outside_the_root},
     "gate and up swapped": {"hidden": gate_and_up_swapped},

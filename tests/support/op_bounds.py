@@ -22,6 +22,7 @@ from quire.ops import (
     MoeArgs,
     NormWeight,
     QKNorm,
+    RelativeScores,
     RotaryTable,
     RouteArgs,
 )
@@ -36,6 +37,7 @@ from tests.support.op_oracle_paged import (
     OraclePlan,
     OraclePrompts,
     export_kv,
+    relative_columns,
 )
 from tests.support.op_oracle_rows import (
     Array,
@@ -513,6 +515,37 @@ def _attend_prompts(
     return {"0": stored(join(found, heads * q.shape[2]))}
 
 
+def _attend_relative(
+    stored: Stored,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: OraclePrompts,
+    relative: RelativeScores,
+    *,
+    scale: float,
+    window: int | None,
+) -> dict[str, Approx]:
+    r, queries, heads, dim = relative, exact(q), q.shape[1], q.shape[2]
+    keys, values = (np.repeat(to_array(x), heads // k.shape[1], 1) for x in (k, v))
+    found = []
+    for token in range(len(q)):
+        seen = plan.seen(token, window)
+        near, columns = exact(keys[seen]), relative_columns(r, token, seen)
+        scores = contract("hd,lhd->hl", queries[token], near, dim)
+        if r.keys is not None:
+            positions = exact(to_array(r.keys)[:, columns])
+            scores = scores + contract("hd,hld->hl", queries[token], positions, dim)
+        if r.queries is not None:
+            positions = exact(to_array(r.queries)[:, columns])
+            scores = scores + contract("hld,lhd->hl", positions, near, dim)
+        scores = scores * scale
+        if r.bias is not None:
+            scores = scores + exact(to_array(r.bias)[:, columns])
+        found.append(_weighed(stored, scores, exact(values[seen]), None))
+    return {"0": stored(join(found, heads * dim))}
+
+
 def _attend_one(
     stored: Stored, q: Approx, kv: OracleKV, distance: Array, slots: Array, args: AttentionArgs
 ) -> Approx:
@@ -533,8 +566,13 @@ def _attend_to(
         scores = tanh(scores / args.softcap) * args.softcap
     if args.alibi is not None:
         scores = scores + exact(args.alibi)[:, None] * exact(distance)
-    top = scores.value.max(-1, keepdims=True)
     sinks = None if args.sinks is None else to_array(args.sinks)[:, None]
+    return _weighed(stored, scores, values, sinks)
+
+
+def _weighed(stored: Stored, scores: Approx, values: Approx, sinks: Array | None) -> Approx:
+    """scores [H, L], values [L, H, V] -> [1, H*V]."""
+    top = scores.value.max(-1, keepdims=True)
     top = top if sinks is None else np.maximum(top, sinks)
     powers = stored(exp(scores - exact(top)))
     total = powers.sum()
@@ -686,6 +724,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "scale_queries": _scale_queries,
     "attend": _attend,
     "attend_prompts": _attend_prompts,
+    "attend_relative": _attend_relative,
     "heads_linear": _heads_linear,
     "latent_store": _latent_store,
     "latent_attend": _latent_attend,

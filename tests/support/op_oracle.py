@@ -63,6 +63,7 @@ IMPLEMENTATIONS = tuple(
         op_oracle_paged.attend,
         op_oracle_paged.plan_prompts,
         op_oracle_paged.attend_prompts,
+        op_oracle_paged.attend_relative,
         op_oracle_paged.pack_heads,
         op_oracle_paged.heads_linear,
         op_oracle_paged.latent_store,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import AttentionArgs, NormWeight, QKNorm, RotaryTable
+from quire.ops import AttentionArgs, NormWeight, QKNorm, RelativeScores, RotaryTable
 from quire.ops.kv import BlockShape, KVShape, LayerLatents, LayerState, StateShape
 from tests.support.op_oracle_rows import Array, norm_array, stack, to_array, to_tensor
 
@@ -304,6 +304,44 @@ def attend_prompts(
         for head, query in enumerate(heads):
             kv_head = head // (len(heads) // k.shape[1])
             scores = scale * (keys[seen, kv_head] @ query)
+            powers = np.exp(scores - scores.max())
+            out[token, head] = powers @ values[seen, kv_head] / powers.sum()
+    return to_tensor(out.reshape(len(out), q.shape[1] * q.shape[2]))
+
+
+def relative_columns(relative: RelativeScores, token: int, seen: Array) -> Array:
+    """The columns of the keys that a token sees."""
+    columns = relative.columns.tolist()
+    reach = len(columns) // 2
+    return np.array([columns[max(-reach, min(reach, key - token)) + reach] for key in seen])
+
+
+def attend_relative(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: OraclePrompts,
+    relative: RelativeScores,
+    *,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """The same with what distances add to scores."""
+    r, (queries, keys, values) = relative, map(to_array, (q, k, v))
+    out = np.zeros_like(queries)
+    for token, heads in enumerate(queries):
+        seen = plan.seen(token, window)
+        columns = relative_columns(r, token, seen)
+        for head, query in enumerate(heads):
+            kv_head = head // (len(heads) // k.shape[1])
+            scores = keys[seen, kv_head] @ query
+            if r.keys is not None:
+                scores = scores + to_array(r.keys)[head, columns] @ query
+            if r.queries is not None:
+                scores = scores + (to_array(r.queries)[head, columns] * keys[seen, kv_head]).sum(1)
+            scores = scale * scores
+            if r.bias is not None:
+                scores = scores + to_array(r.bias)[head, columns]
             powers = np.exp(scores - scores.max())
             out[token, head] = powers @ values[seen, kv_head] / powers.sum()
     return to_tensor(out.reshape(len(out), q.shape[1] * q.shape[2]))

@@ -48,6 +48,7 @@ from quire.models.mixers.attention import make_attention
 from quire.models.mixers.latent import make_latent_attention
 from quire.models.mixers.prompt_attention import make_prompt_attention
 from quire.models.mixers.recurrent.assembly import make_recurrent
+from quire.models.mixers.relative_scores import make_shared_table
 from quire.models.mixers.shared_transformer import (
     SharedTransformerUse,
     SharedWeights,
@@ -69,6 +70,7 @@ from quire.models.spec import (
     SharedTransformer,
     SingleMixer,
     Streams,
+    shared_distances,
     shared_transformers,
     single_mixers,
 )
@@ -135,6 +137,7 @@ class Assembly:
         self._tied_head: LinearWeight | None = None
         self._head_rows: Tensor | None = None
         self._shared: dict[int, SharedWeights] = {}
+        self._distances: Tensor | None = None
 
     @property
     def parts(self) -> list[tuple[str, Part]]:
@@ -168,6 +171,8 @@ class Assembly:
         stage: Callable[[Tensor, Tensor], Tensor] | None = None
         if inputs is not None:
             stage = make_layer_inputs(self._make, self._spec, inputs)
+        if (distances := shared_distances(self._spec)) is not None:
+            self._distances = make_shared_table(self._make, distances[1])
         for number, use in shared_transformers(self._spec).items():
             self._shared[number] = make_shared_weights(self._make, use)
         if self._shared:
@@ -331,9 +336,11 @@ class Assembly:
             place = self._first_places[m.shares]
         else:
             self._place += 1
+        if isinstance(m, Attention) and not m.is_causal:
+            mixer = make_prompt_attention(self._make, at + "attn.", m, self._distances)
+            return PlacedMixer(mixer, place)
         if isinstance(m, Attention):
-            make = make_attention if m.is_causal else make_prompt_attention
-            return PlacedMixer(make(self._make, at + "attn.", m), place)
+            return PlacedMixer(make_attention(self._make, at + "attn.", m), place)
         if isinstance(m, LatentAttention):
             return PlacedMixer(make_latent_attention(self._make, at + "attn.", m), place)
         return PlacedMixer(make_recurrent(self._make, at + "mixer.", m), place)

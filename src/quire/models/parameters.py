@@ -17,6 +17,7 @@ from typing import Literal
 from quire.models.drafting.spec import DraftDecoder
 from quire.models.mixers.recurrent.leaves import leaves
 from quire.models.pooling.spec import HeadLayer, PoolerSpec
+from quire.models.positions import BucketBias, DisentangledScores, DistanceScores
 from quire.models.spec import (
     Attention,
     AttentionOverEmbedding,
@@ -33,6 +34,7 @@ from quire.models.spec import (
     SharedTransformer,
     SingleMixer,
     Streams,
+    shared_distances,
     shared_transformers,
     single_mixers,
 )
@@ -161,6 +163,8 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
         yield from _linear("embed_proj", d.dim, width, "replicated", True)
     if d.layer_inputs is not None:
         yield from _layer_inputs(d.layer_inputs, d)
+    if (shared := shared_distances(d)) is not None:
+        yield from _distances("distances", *shared, d.dim)
     for use in shared_transformers(d).values():
         yield from _shared_transformer(f"shared.{use.number}.", use, d.dim)
     yield from _ways("enter", d)
@@ -340,9 +344,32 @@ def _attention(at: str, a: Attention, dim: int, outputs: int | None = None) -> I
     if a.gate != "none":
         width = a.heads if a.gate == "per_head" else a.heads * a.head_dim
         yield from _linear(at + "gate", width, dim, "column", False, a.heads)
+    yield from _products_of_positions(at, a, dim)
     yield from _linear(at + "o", outputs or dim, a.heads * value_dim, "row", a.o_bias)
     if a.sinks:
         yield Parameter(at + "sinks", (a.heads,), "column", "sink")
+
+
+def _distances(at: str, a: Attention, scores: DistanceScores, dim: int) -> Iterator[Parameter]:
+    """The table of a whole decoder, or of a layer that has its own."""
+    if isinstance(scores, BucketBias):
+        yield Parameter(f"{at}.weight", (scores.buckets, a.heads), "replicated", "position")
+        return
+    yield Parameter(f"{at}.weight", (2 * scores.span, dim), "replicated", "position")
+    if scores.eps is not None:
+        yield from _norm(f"{at}.norm", Norm("layer", scores.eps, bias=True), dim)
+
+
+def _products_of_positions(at: str, a: Attention, dim: int) -> Iterator[Parameter]:
+    scores, width = a.distances, a.heads * a.head_dim
+    if isinstance(scores, BucketBias) and not scores.is_shared:
+        yield from _distances(at + "distances", a, scores, dim)
+    if not isinstance(scores, DisentangledScores) or scores.shares_products:
+        return
+    if scores.has_keys:
+        yield from _linear(at + "position_k", width, dim, "column", True, a.heads)
+    if scores.has_queries:
+        yield from _linear(at + "position_q", width, dim, "column", True, a.heads)
 
 
 def projections_of(a: Attention) -> str:

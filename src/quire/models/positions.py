@@ -97,11 +97,48 @@ class Rope:
 @dataclass(frozen=True, slots=True)
 class Alibi:
     """Linear biases on scores instead of positions (Press et al. 2021): slope * (key's position -
-    query's), times `scale`. See models/alibi.py.
+    query's), times `scale`; minus the distance to both sides in attention over whole prompts. See
+    models/alibi.py.
     """
 
     max_bias: float = 8.0
     scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BucketBias:
+    """A learned number for each head and bucket of distances, which is added to scores (Raffel et
+    al. 2020): half of the `buckets` are of keys after the query, and on each side half of them are
+    of one distance and the others grow by a factor up to `max_distance`. `is_shared`: all layers
+    have the same numbers.
+    """
+
+    buckets: int
+    max_distance: int
+    is_shared: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DisentangledScores:
+    """Products of queries with keys of positions (`has_keys`), and of keys with queries of
+    positions (`has_queries`), which are added to scores (He et al. 2021). Those of positions are
+    products of a table that all layers share, of 2 * `span` vectors.
+
+    `max_distance`: distances beyond half the span grow by a factor up to it; None: each of `span`
+    on both sides has its own row. `shares_products`: with the weights of the layer's queries and
+    keys, not with further ones. `eps`: of a layer norm of the table; None: it has none.
+    """
+
+    span: int
+    max_distance: int | None
+    has_keys: bool = True
+    has_queries: bool = True
+    shares_products: bool = False
+    eps: float | None = None
+
+
+DistanceScores = BucketBias | DisentangledScores
+"""Scores that depend on the distance of a key from its query, in attention over whole prompts."""
 
 
 @dataclass(frozen=True, slots=True)

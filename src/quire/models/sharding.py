@@ -65,6 +65,10 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
         _refuse(layer, "cuts gates by the mean of those of all workers")
     if isinstance(attn, Attention) and attn.value_dim is not None:
         _refuse(layer, "has values that are shorter than its keys")
+    if block.repeats is not None:
+        _refuse(layer, "runs with the weights of another layer")
+    if isinstance(attn, Attention) and not attn.is_causal and (attn.alibi or attn.distances):
+        _refuse(layer, "adds numbers to scores that depend on distances")
     if block.input_act is not None or shares(attn):
         _refuse(layer, "has inputs of its own, or keys and values of another layer")
     if isinstance(attn, Attention) and attn.qk_norm is not None and attn.qk_norm_over == "full":

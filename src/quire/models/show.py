@@ -17,6 +17,8 @@ from quire.models.mixers.recurrent.words import describe as recurrent
 from quire.models.parameters import layer_parameters, num_parameters
 from quire.models.pooling.show import pooler_lines
 from quire.models.positions import (
+    BucketBias,
+    DistanceScores,
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -312,6 +314,8 @@ def _attention(a: Attention) -> Iterator[str]:
     yield f"s = {a.scale:g} * q @ k"
     if a.softcap is not None:
         yield f"s = {a.softcap:g} * tanh(s / {a.softcap:g})"
+    if a.distances is not None:
+        yield _distances(a.distances)
     if a.alibi is not None:
         scale = "" if a.alibi.scale == 1 else f"{a.alibi.scale:g} * "
         yield f"s = s - {scale}slope * distance    # ALiBi, largest bias {a.alibi.max_bias:g}"
@@ -324,6 +328,20 @@ def _attention(a: Attention) -> Iterator[str]:
     values = "(softmax(s) @ v)" if a.gate == "none" else "(sigmoid(Wg @ h) * (softmax(s) @ v))"
     gates = ", one gate for each head" if a.gate == "per_head" else ""
     yield f"h = Wo @ {values}{' + bias' if a.o_bias else ''}    # over {seen}{sinks}{gates}"
+
+
+def _distances(d: DistanceScores) -> str:
+    if isinstance(d, BucketBias):
+        owner = "of all layers" if d.is_shared else "of this layer"
+        return (
+            f"s = s + table[bucket]    # {d.buckets} up to a distance of {d.max_distance}, {owner}"
+        )
+    products = [
+        *(["q @ Wk(position)"] if d.has_keys else []),
+        *(["Wq(position) @ k"] if d.has_queries else []),
+    ]
+    whose = "W of queries and keys" if d.shares_products else "W of its own"
+    return f"s = s + the same of {' + '.join(products)}    # 2 x {d.span} positions, {whose}"
 
 
 def _qk_norm(a: Attention, n: Norm) -> str:

@@ -15,7 +15,7 @@ from typing import Literal
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory
 from quire.models.mixers.recurrent.spec import RecurrentMixer
 from quire.models.pooling.spec import PoolerSpec
-from quire.models.positions import Alibi, Rope, Temperature
+from quire.models.positions import Alibi, BucketBias, DistanceScores, Rope, Temperature
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
@@ -42,7 +42,8 @@ class Attention:
     """Softmax attention with H query heads over K key/value heads of D values.
 
     `window`: a query sees itself and the `window - 1` tokens before it; None sees all. If not
-    `is_causal`, it also sees as many of the tokens after it, and nothing is kept. `chunk`: it
+    `is_causal`, it also sees as many of the tokens after it, and nothing is kept, and `distances`
+    may add to scores. `chunk`: it
     sees the tokens since the last position that is a multiple of `chunk`. `softcap` c bounds scores
     as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the softmax and
     has no value. `clip` bounds queries, keys and values as they are projected. `qk_norm` normalises
@@ -80,6 +81,7 @@ class Attention:
     value_dim: int | None = None
     shares: int | None = None
     is_causal: bool = True
+    distances: DistanceScores | None = None
 
     @property
     def memory(self) -> KeyValues | None:
@@ -453,6 +455,20 @@ class Decoder:
     def memories(self) -> tuple[LayerMemory | None, ...]:
         """What its layers remember. A layer without a mixer has no entry."""
         return tuple(memory for block in self.blocks for memory in block.memories)
+
+
+def shared_distances(decoder: Decoder) -> tuple[Attention, DistanceScores] | None:
+    """The scores by distances that have a table of the whole decoder, and an attention that they
+    are of; all layers have the same.
+    """
+    found: tuple[Attention, DistanceScores] | None = None
+    for mixer in (mixer for block in decoder.blocks for mixer in single_mixers(block.mixer)):
+        scores = mixer.distances if isinstance(mixer, Attention) else None
+        if scores is None or (isinstance(scores, BucketBias) and not scores.is_shared):
+            continue
+        assert isinstance(mixer, Attention) and (found is None or found[1] == scores), "another"
+        found = mixer, scores
+    return found
 
 
 def shared_transformers(decoder: Decoder) -> dict[int, SharedTransformer]:

@@ -20,6 +20,7 @@ from quire.ops.formats.coded import CodedWeight
 from quire.ops.kv import LayerKV, LayerLatents, LayerState
 from quire.ops.linear import LinearWeight
 from quire.ops.mixers.latent import HeadsWeight
+from quire.ops.mixers.prompts import RelativeScores
 from quire.ops.moe import ExpertWeights, MoeArgs
 from quire.ops.norm import NormWeight
 from quire.ops.quantized import WeightFormat
@@ -53,6 +54,7 @@ __all__ = [
     "Ops",
     "PromptBatch",
     "QKNorm",
+    "RelativeScores",
     "RotaryTable",
     "RouteArgs",
     "StateBatch",

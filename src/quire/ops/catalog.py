@@ -63,6 +63,7 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             attention.attend,
             prompts.plan_prompts,
             prompts.attend_prompts,
+            prompts.attend_relative,
             latent.pack_heads,
             latent.heads_linear,
             latent.latent_store,

@@ -85,6 +85,7 @@ class Ops:
     attend: TensorOp
     plan_prompts: Callable[..., Any]
     attend_prompts: TensorOp
+    attend_relative: TensorOp
     pack_heads: Callable[..., Any]
     heads_linear: TensorOp
     latent_store: TensorOp

@@ -40,6 +40,7 @@ WITHOUT_KERNEL = {
         "correct_streams",
         "add_to_streams",
         "add_matched",
+        "attend_relative",
     ),
 }
 """Ops that torch serves beside Triton's kernels."""

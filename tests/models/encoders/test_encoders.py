@@ -26,7 +26,8 @@ from tests.models.test_mutations import changed_configs, has_out_bias, mutants, 
 DEFAULT = (
     *("BertModel", "BertForSequenceClassification", "RobertaForMaskedLM"),
     *("DistilBertForTokenClassification", "modernbert-biased", "NomicBertModel"),
-    *("GteForSequenceClassification", "qwen3", "gemma3"),
+    *("GteForSequenceClassification", "qwen3", "gemma3", "AlbertModel", "ElectraModel"),
+    *("EuroBertModel", "MPNetModel", "DebertaV2Model", "T5EncoderModel", "UMT5EncoderModel"),
 )
 """One of each family; the others run with --full."""
 
@@ -69,8 +70,14 @@ def test_hidden_states_equal_those_of_transformers(encoders, name, provider):
     assert relative_error(found, made.hidden) < TOLERANCE
 
 
+SAME_BITS = (
+    *("BertModel", "ModernBertModel", "gemma3"),
+    *("MPNetModel", "DebertaV2Model", "T5EncoderModel", "AlbertModel"),
+)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", cases(["BertModel", "ModernBertModel", "gemma3"]))
+@pytest.mark.parametrize("name", cases(SAME_BITS))
 def test_a_prompt_has_the_same_bits_alone_and_in_a_crowd(encoders, name, dtype):
     made = encoders[name]
     model, ops = load(made.folder, provider="cpu", dtype=dtype)
@@ -261,6 +268,10 @@ OF_TRAINING = {
 }
 OF_CLASSIFIERS = {"classifier_activation", "classifier_bias", "classifier_pooling"}
 
+OF_T5_DECODERS = {
+    *("is_encoder_decoder", "num_decoder_layers", "scale_decoder_outputs"),
+    *("initializer_factor", "dropout_rate"),
+}
 EUROBERT_WITHOUT_POOLING = (
     *("EuroBertModel", "EuroBertForMaskedLM", "EuroBertForTokenClassification"),
 )
@@ -282,8 +293,13 @@ def blind_keys(name):
         is_classifier = name not in EUROBERT_WITHOUT_POOLING
         pooling = set() if is_classifier else {"classifier_pooling"}
         return {"mask_token_id", "tie_word_embeddings", *pooling}
+    if "T5" in name:
+        return {*OF_T5_DECODERS, "dense_act_fn", "is_gated_act", "tie_word_embeddings"}
+    of_deberta = {"legacy", "pooler_dropout"}
+    if name != "DebertaV2ForSequenceClassification":
+        of_deberta |= {"pooler_hidden_act", "pooler_hidden_size"}
     return {
-        *(*DROPOUT, "tie_word_embeddings"),
+        *(*DROPOUT, "tie_word_embeddings", *of_deberta),
         *("summary_last_dropout", "classifier_dropout_prob"),  # ELECTRA's and ALBERT's
     }
 

@@ -26,6 +26,29 @@ _BASE = {
     "num_labels": 3,
 }
 _ALBERT = {**_BASE, "embedding_size": 24, "num_hidden_groups": 1, "num_hidden_layers": 3}
+_T5 = {
+    "vocab_size": 96,
+    "d_model": 64,
+    "d_kv": 12,
+    "d_ff": 80,
+    "num_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "layer_norm_epsilon": 0.05,
+    "num_labels": 3,
+}
+_GATED_T5 = {**_T5, "feed_forward_proj": "gated-gelu"}
+_DEBERTA = {
+    **_BASE,
+    "relative_attention": True,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 8,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+}
 _ROBERTA = {**_BASE, "pad_token_id": 3, "type_vocab_size": 1, "max_position_embeddings": 68}
 _DISTIL = {
     "vocab_size": 96,
@@ -101,6 +124,35 @@ ENCODERS: dict[str, HostileEncoder] = {
         "EuroBertForSequenceClassification",
         "EuroBertConfig",
         {**BASE, "attention_bias": True, "mlp_bias": True, "classifier_pooling": "mean"},
+    ),
+    **_forms("MPNet", {**_BASE, "max_position_embeddings": 68, "pad_token_id": 1}),
+    **_forms("DebertaV2", _DEBERTA),
+    "deberta-v2-own": HostileEncoder(
+        "DebertaV2Model",
+        "DebertaV2Config",
+        {
+            **_DEBERTA,
+            "share_att_key": False,
+            "norm_rel_ebd": "none",
+            "position_buckets": -1,
+            "position_biased_input": True,
+            "type_vocab_size": 2,
+            "max_relative_positions": 24,
+        },
+        True,
+    ),
+    "deberta-v2-c2p": HostileEncoder(
+        "DebertaV2Model", "DebertaV2Config", {**_DEBERTA, "pos_att_type": "c2p"}
+    ),
+    "T5EncoderModel": HostileEncoder("T5EncoderModel", "T5Config", _T5),
+    "T5ForTokenClassification": HostileEncoder("T5ForTokenClassification", "T5Config", _T5),
+    "MT5EncoderModel": HostileEncoder("MT5EncoderModel", "MT5Config", _GATED_T5),
+    "MT5ForTokenClassification": HostileEncoder(
+        "MT5ForTokenClassification", "MT5Config", _GATED_T5
+    ),
+    "UMT5EncoderModel": HostileEncoder("UMT5EncoderModel", "UMT5Config", _GATED_T5),
+    "UMT5ForTokenClassification": HostileEncoder(
+        "UMT5ForTokenClassification", "UMT5Config", _GATED_T5
     ),
     "BertForPreTraining": HostileEncoder("BertForPreTraining", "BertConfig", _BASE, True),
     "bert-relu": HostileEncoder("BertModel", "BertConfig", {**_BASE, "hidden_act": "relu"}, True),

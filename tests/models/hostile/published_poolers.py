@@ -57,6 +57,8 @@ _MODERN: dict[str, Any] = {
     "vocab_size": 50368,
 }
 
+_NOT_OF_MPNET = ("position_embedding_type", "type_vocab_size")
+
 PUBLISHED_POOLERS: dict[str, tuple[dict[str, Any], int]] = {
     "bge-small-en-v1.5": (
         {
@@ -158,6 +160,71 @@ PUBLISHED_POOLERS: dict[str, tuple[dict[str, Any], int]] = {
         },
         11_092_992,
     ),
+    "all-mpnet-base-v2": (
+        {
+            **{k: v for k, v in _BERT.items() if k not in _NOT_OF_MPNET},
+            "architectures": ["MPNetForMaskedLM"],
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "layer_norm_eps": 1e-05,
+            "max_position_embeddings": 514,
+            "pad_token_id": 1,
+            "relative_attention_num_buckets": 32,
+            "vocab_size": 30527,
+        },
+        108_895_872,
+    ),
+    "nli-deberta-v3-base": (
+        {
+            **{k: v for k, v in _BERT.items() if k not in _NOT_OF_MPNET},
+            "architectures": ["DebertaV2ForSequenceClassification"],
+            "hidden_size": 768,
+            "id2label": {"0": "contradiction", "1": "entailment", "2": "neutral"},
+            "intermediate_size": 3072,
+            "label2id": {"contradiction": 0, "entailment": 1, "neutral": 2},
+            "layer_norm_eps": 1e-07,
+            "max_relative_positions": -1,
+            "norm_rel_ebd": "layer_norm",
+            "pooler_dropout": 0,
+            "pooler_hidden_act": "gelu",
+            "pooler_hidden_size": 768,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+            "position_buckets": 256,
+            "relative_attention": True,
+            "share_att_key": True,
+            "type_vocab_size": 0,
+            "vocab_size": 128100,
+        },
+        184_424_451,
+    ),
+    "sentence-t5-base": (
+        {
+            "architectures": ["T5EncoderModel"],
+            "d_ff": 3072,
+            "d_kv": 64,
+            "d_model": 768,
+            "decoder_start_token_id": 0,
+            "dropout_rate": 0.1,
+            "eos_token_id": 1,
+            "feed_forward_proj": "relu",
+            "initializer_factor": 1.0,
+            "is_encoder_decoder": True,
+            "layer_norm_epsilon": 1e-06,
+            "n_positions": 512,
+            "num_decoder_layers": 12,
+            "num_heads": 12,
+            "num_layers": 12,
+            "output_past": True,
+            "pad_token_id": 0,
+            "relative_attention_num_buckets": 32,
+            "task_specific_params": {"summarization": {"prefix": "summarize: "}},
+            "vocab_size": 32128,
+        },
+        109_628_544,
+    ),
     "EuroBERT-210m": (
         {
             "architectures": ["EuroBertForMaskedLM"],
@@ -257,6 +324,8 @@ HARMLESS_IN_POOLERS = {
     *("summary_last_dropout", "summary_use_proj", "summary_activation"),
     *("classifier_dropout_prob", "net_structure_type", "gap_size"),
     *("down_scale_factor", "mask_token", "mask_token_id", "pad_token", "clf_pooling"),
-    "tie_word_embeddings",
+    *("tie_word_embeddings", "pooler_dropout", "pooler_hidden_act", "pooler_hidden_size"),
+    *("is_encoder_decoder", "num_decoder_layers", "initializer_factor", "dropout_rate"),
+    "decoder_start_token_id",
 }
 """Keys of these files that say nothing about the answers, at any value, of one of the models."""

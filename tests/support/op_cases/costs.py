@@ -19,6 +19,7 @@ from quire.ops import (
     LayerKV,
     LinearWeight,
     MoeArgs,
+    RelativeScores,
     RouteArgs,
 )
 from quire.ops.kv import LARGEST_NUMBER, SCALE_BYTES, BlockIds, BlockMemory, LayerLatents
@@ -244,6 +245,21 @@ def attend_prompts(
     return Cost(nbytes(q, q, k, v), 4 * int(pairs[lengths > 0].sum()) * q.shape[1] * q.shape[2])
 
 
+def attend_relative(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: AttentionPlan,
+    relative: RelativeScores,
+    scale: float,
+    window: int | None,
+) -> Cost:
+    plain = attend_prompts(q, k, v, plan, scale, window)
+    tables = [t for t in (relative.keys, relative.queries) if t is not None]
+    products = sum(2 * len(q) * table.numel() for table in tables)
+    return Cost(plain.num_bytes + nbytes(*tables), plain.flops + products)
+
+
 def counted(plan: AttentionPlan) -> tuple[int, int]:
     """Keys that the rows see, each counted once a row, and (query, visible key) pairs."""
     num_new, seq_lens = plan.lengths
@@ -379,6 +395,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (linear_partial, linear_total, lora_embed)},
     **{f.__name__: f for f in (zero_kv, rope_store, rope_queries, scale_queries, attend)},
     attend_prompts.__name__: attend_prompts,
+    attend_relative.__name__: attend_relative,
     **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
     **{f.__name__: f for f in (short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm)},

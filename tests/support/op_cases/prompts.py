@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.ops import RelativeScores
 from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared
 
@@ -57,10 +58,62 @@ def _attend(
     return Case("attend_prompts", name, prepare, is_bench=is_bench)
 
 
+@dataclass(frozen=True)
+class Distances:
+    """Columns W and farthest distance R, and what there is a table of."""
+
+    columns: int = 6
+    reach: int = 4
+    parts: tuple[str, ...] = ("bias", "keys", "queries")
+
+
+def _relative(
+    name: str,
+    lengths: Sequence[int],
+    h: Heads = Heads(),  # noqa: B008  (frozen)
+    d: Distances = Distances(),  # noqa: B008  (frozen)
+    **options: Any,
+) -> Case:
+    plain = _attend(name, lengths, h, **options)
+
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        found = plain.prepare(ops, draw)
+        columns = draw.integers(draw.rng.integers(0, d.columns, 2 * d.reach + 1))
+        tables: dict[str, Any] = {}
+        if "bias" in d.parts:
+            tables["bias"] = draw.wide(draw.rng.standard_normal((h.heads, d.columns)) * 2)
+        for part in ("keys", "queries"):
+            if part in d.parts:
+                tables[part] = draw.normal(h.heads, d.columns, h.head_dim, scale=0.7)
+        relative = RelativeScores(columns, **tables)
+        return Prepared(
+            {**found.arguments, "relative": relative},
+            tuple({**single, "relative": relative} for single in found.singles),
+        )
+
+    return Case("attend_relative", name, prepare, is_bench=plain.is_bench)
+
+
 RAGGED = (3, 1, 17, 2, 40, 1, 5)
 LONG = (300, 129, 7)
 WINDOWS: tuple[dict[str, Any], ...] = tuple({"window": w} for w in (None, 1, 2, 16, 200))
 MINILM, BERT = Heads(12, 12, 32), Heads(12, 12, 64)
+
+
+def _relative_cases() -> list[Case]:
+    parts = {"bias": ("bias",), "keys": ("keys",), "queries": ("queries",), "all": Distances.parts}
+    mpnet = Distances(32, 128, ("bias",))
+    deberta = Distances(512, 512, ("keys", "queries"))
+    return [
+        _relative("no_tokens", ()),
+        _relative("empty_row", (4, 0, 3)),
+        *(_relative(f"ragged-{n}", RAGGED, d=Distances(parts=p)) for n, p in parts.items()),
+        _relative("ragged-window", RAGGED, Heads(3, 1, 5), is_fused=False, window=3),
+        _relative("long", LONG, Heads(2, 2, 16), Distances(7, 150)),
+        _relative("near", (140,), Heads(1, 1, 8), Distances(5, 200)),
+        _relative("mpnet_8x512", (512,) * 8, BERT, mpnet, is_bench=True),
+        _relative("deberta_8x512", (512,) * 8, BERT, deberta, is_bench=True),
+    ]
 
 
 def _cases() -> list[Case]:
@@ -74,6 +127,7 @@ def _cases() -> list[Case]:
         ]
     return [
         *cases,
+        *_relative_cases(),
         _attend("one", (1,)),
         _attend("segments", (128, 256, 127), Heads(2, 1, 32)),
         _attend("far", (140,), Heads(1, 1, 8), mean=30.0),

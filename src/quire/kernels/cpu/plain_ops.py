@@ -38,6 +38,7 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "scale_queries": {"q": 0, "positions": 1},
         "attend": {"q": 0},
         "attend_prompts": {"q": 0, "k": 0, "v": 0},
+        "attend_relative": {"q": 0, "k": 0, "v": 0},
         "heads_linear": {"x": 0},
         "latent_store": {"q": 0, "x": 0, "slots": 0, "positions": 1},
         "latent_attend": {"q": 0, "q_rotated": 0},

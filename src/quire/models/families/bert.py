@@ -67,7 +67,7 @@ def describe_bert(c: ConfigReader, **facts: Any) -> Decoder:
         embed_norm=norm,
         final_norm=None,
         learned_positions=context_of(c),
-        token_types=c.integer("type_vocab_size", 2),
+        token_types=c.integer("type_vocab_size", 2, minimum=0),
         tie=False,
     )
 

@@ -112,6 +112,7 @@ class SharedAttentionLayer:
 def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | SharedAttentionLayer:
     """Build the mixer whose leaves' names begin with `at`, in their order."""
     assert a.is_causal, "prompts that are seen whole have a mixer of their own"
+    assert a.distances is None, "scores by distances are of whole prompts"
     if a.shares is not None:
         return _shared(make, at, a)
     qkv = make.linear(

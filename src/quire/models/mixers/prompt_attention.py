@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from quire.models.layers import Projection
 from quire.models.maker import Maker
+from quire.models.mixers.relative_scores import make_relative_scores
 from quire.models.parameters import projections_of
+from quire.models.positions import DisentangledScores
 from quire.models.spec import Attention
 from quire.ops import LinearWeight, NormWeight, Ops, PromptBatch, RotaryTable
 
@@ -26,21 +30,18 @@ class PromptAttentionLayer:
     rotary: RotaryTable | None
     q_norm: NormWeight | None
     k_norm: NormWeight | None
-    scale: float
-    window: int | None
+    attend: Callable[..., Tensor]
 
     def __call__(self, h: Tensor, positions: Tensor, group: PromptBatch, kv: None) -> Tensor:
         """h [T, C] -> [T, C]."""
         ops, width = self.ops, self.kv_heads * self.head_dim
         qkv = ops.linear(h, self.qkv)
         q, k, v = qkv.split((self.heads * self.head_dim, width, width), 1)
-        attended = ops.attend_prompts(
+        attended = self.attend(
             self._turned(q, positions, self.heads, self.q_norm),
             self._turned(k, positions, self.kv_heads, self.k_norm),
             v.unflatten(1, (self.kv_heads, self.head_dim)),
             group.plan,
-            scale=self.scale,
-            window=self.window,
         )
         return self.out(attended)
 
@@ -53,19 +54,32 @@ class PromptAttentionLayer:
         )
 
 
-def make_prompt_attention(make: Maker, at: str, a: Attention) -> PromptAttentionLayer:
-    """Build the mixer whose leaves' names begin with `at`, in their order."""
+def make_prompt_attention(
+    make: Maker, at: str, a: Attention, distances: Tensor | None = None
+) -> PromptAttentionLayer:
+    """Build the mixer whose leaves' names begin with `at`, in their order; `distances` is the table
+    of scores by distances that all layers share.
+    """
     plain = Attention(a.heads, a.kv_heads, a.head_dim, a.scale)
-    kinds = (a.chunk, a.softcap, a.sinks, a.temperature, a.clip, a.alibi, a.gate, a.value_dim)
+    kinds = (a.chunk, a.softcap, a.sinks, a.temperature, a.clip, a.gate, a.value_dim)
     usual = (plain.chunk, plain.softcap, plain.sinks, plain.temperature, plain.clip)
-    assert kinds == (*usual, plain.alibi, plain.gate, plain.value_dim), "no other form"
+    assert kinds == (*usual, plain.gate, plain.value_dim), "no other form"
     assert not (a.value_norm or a.values_are_keys or a.shares is not None), "no other form"
     if a.qk_norm is not None:
         assert a.qk_norm_over == "head" and not a.qk_norm_after_rope, "norms of heads, first"
-    qkv = make.linear(at + "qkv", *(at + part for part in projections_of(a)))
+    # adapters of products that positions go through, too, would have to change their tables
+    is_adaptable = not (isinstance(a.distances, DisentangledScores) and a.distances.shares_products)
+    qkv = make.linear(
+        at + "qkv", *(at + part for part in projections_of(a)), is_adaptable=is_adaptable
+    )
     norms = [
         None if a.qk_norm is None else make.norm(f"{at}{part}_norm", a.qk_norm) for part in "qk"
     ]
+    relative = make_relative_scores(make, at, a, qkv, distances)
+    options = {"scale": a.scale, "window": a.window}
+    attend = partial(make.ops.attend_prompts, **options)
+    if relative is not None:
+        attend = partial(make.ops.attend_relative, relative=relative, **options)
     return PromptAttentionLayer(
         ops=make.ops,
         qkv=qkv,
@@ -76,6 +90,5 @@ def make_prompt_attention(make: Maker, at: str, a: Attention) -> PromptAttention
         kv_heads=a.kv_heads,
         head_dim=a.head_dim,
         rotary=make.rotary(a.rope),
-        scale=a.scale,
-        window=a.window,
+        attend=attend,
     )

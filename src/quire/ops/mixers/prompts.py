@@ -13,7 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.registry import op
+from quire.ops.attention import AttentionPlan
+from quire.ops.registry import WIDE, op
+
+_QUERIES = 128
+"""Queries of a prompt whose scores are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,95 @@ def attend_prompts(
         )
         out[start:stop] = y[0].transpose(0, 1)
     return out.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeScores:
+    """What the distance of a key from its query adds to scores, for H heads of D values.
+
+    `columns` [2R + 1] int64 has the column, of W, for each distance key - query from -R to R; what
+    is farther has that of the end. `bias` [H, W] fp32 is added as it is; `keys` and `queries` [H,
+    W, D], in the model's dtype, stand for the key and for the query of a product with the other.
+    None: nothing is added.
+    """
+
+    columns: Tensor
+    bias: Tensor | None = None
+    keys: Tensor | None = None
+    queries: Tensor | None = None
+
+
+@op(only_for="relative positions within whole prompts")
+def attend_relative(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: AttentionPlan,
+    relative: RelativeScores,
+    *,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """`attend_prompts` with scores that depend on distances, too -> [T, H*D] in q's dtype.
+
+    With column c of key j for query i, a score is scale * (q_i.k_j + q_i.keys[c] + queries[c].k_j)
+    + bias[c]. `plan` is one of `plan_prompts`.
+    """
+    num_tokens, heads, head_dim = q.shape
+    out = q.new_zeros(num_tokens, heads, head_dim)
+    start = 0
+    for length in plan.lengths[0].tolist():
+        if length:
+            rows = slice(start, start + length)
+            y = _attend_one(
+                *(_by_head(x[rows], heads) for x in (q, k, v)),
+                relative=relative,
+                scale=scale,
+                window=window,
+            )
+            out[rows] = y.transpose(0, 1).to(q.dtype)
+        start += length
+    return out.flatten(1)
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """x [L, K, D] -> [heads, L, D] in the type of reductions."""
+    x = x.to(WIDE[x.dtype]).transpose(0, 1)
+    return x.repeat_interleave(heads // len(x), 0).contiguous()
+
+
+def _attend_one(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    relative: RelativeScores,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """q, k and v [H, L, D] of one prompt -> [H, L, D]."""
+    r, heads, length = relative, q.shape[0], q.shape[1]
+    places = torch.arange(length, device=q.device)
+    reach = len(r.columns) // 2
+    of_keys = None if r.queries is None else k @ r.queries.to(k.dtype).transpose(1, 2)
+    found = []
+    for first in range(0, length, _QUERIES):
+        some = q[:, first : first + _QUERIES]
+        distances = places - places[first : first + _QUERIES, None]
+        columns = r.columns[distances.clamp(-reach, reach) + reach]
+        scores = some @ k.transpose(1, 2)
+        if r.keys is not None:
+            products = some @ r.keys.to(q.dtype).transpose(1, 2)
+            scores += products.gather(2, columns.expand(heads, -1, -1))
+        if of_keys is not None:
+            scores += of_keys.gather(2, columns.t().expand(heads, -1, -1)).transpose(1, 2)
+        scores *= scale
+        if r.bias is not None:
+            scores += r.bias.to(scores.dtype)[:, columns]
+        if window is not None:
+            scores.masked_fill_(distances.abs() >= window, float("-inf"))
+        found.append(scores.softmax(2) @ v)
+    return torch.cat(found, 1)
 
 
 def _near(length: int, window: int | None, device: torch.device) -> Tensor | None:
