@@ -38,6 +38,7 @@ _T5 = {
     "layer_norm_epsilon": 0.05,
     "num_labels": 3,
 }
+_SIGLIP = {**_BASE, "hidden_act": "gelu_pytorch_tanh", "projection_size": 24}
 _GATED_T5 = {**_T5, "feed_forward_proj": "gated-gelu"}
 _DEBERTA = {
     **_BASE,
@@ -144,6 +145,8 @@ ENCODERS: dict[str, HostileEncoder] = {
     "deberta-v2-c2p": HostileEncoder(
         "DebertaV2Model", "DebertaV2Config", {**_DEBERTA, "pos_att_type": "c2p"}
     ),
+    "SiglipTextModel": HostileEncoder("SiglipTextModel", "SiglipTextConfig", _SIGLIP),
+    "Siglip2TextModel": HostileEncoder("Siglip2TextModel", "Siglip2TextConfig", _SIGLIP),
     "T5EncoderModel": HostileEncoder("T5EncoderModel", "T5Config", _T5),
     "T5ForTokenClassification": HostileEncoder("T5ForTokenClassification", "T5Config", _T5),
     "MT5EncoderModel": HostileEncoder("MT5EncoderModel", "MT5Config", _GATED_T5),

@@ -135,6 +135,8 @@ class _Recorder:
         described = getattr(mask, "quire_window", None)
         if described is None:
             self._refuse("it makes or changes the masks of its attention by itself")
+        if described == "later":
+            self._refuse("its tokens see those after them: it is not causal")
         if described == "odd":
             self._refuse("its attention is neither causal over all tokens nor over a window")
         return described or None
@@ -149,25 +151,31 @@ def _says(value: object) -> bool:
 
 def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], **_: Any) -> Any:
     """transformers' mask function of the dry run: zeros with the window as an attribute, 0 for
-    none, "odd" for what is no window.
+    none, "later" where tokens see those after them, "odd" for what is not a window.
     """
     mask = torch.zeros(1, 1, q_length, kv_length, dtype=torch.bool)
-    sizes = {_seen_from(mask_function, query) for query in (_FAR - 1, _FAR - 2)}
-    if sizes == {_FAR, _FAR - 1}:
+    sizes = [_seen_from(mask_function, query) for query in (_FAR - 1, _FAR - 2)]
+    if sizes == [_FAR, _FAR - 1]:
         window: object = 0
+    elif "later" in sizes:
+        window = "later"
     else:
-        window = sizes.pop() if len(sizes) == 1 else "odd"
-    mask.quire_window = window or ("odd" if window is None else 0)  # type: ignore[attr-defined]
+        window = sizes[0] if sizes[0] == sizes[1] and isinstance(sizes[0], int) else "odd"
+    mask.quire_window = window  # type: ignore[attr-defined]
     return mask
 
 
-def _seen_from(mask_function: Callable[..., Tensor], query: int) -> int | None:
-    """How many keys a query sees: the last ones up to its own; None if it sees others."""
+def _seen_from(mask_function: Callable[..., Tensor], query: int) -> int | str:
+    """How many keys a query sees: the last ones up to its own; "later" if it sees some after it,
+    "odd" if it sees others.
+    """
     zero, keys = torch.tensor(0), torch.arange(_FAR + 1)
     seen = mask_function(zero, zero, torch.tensor(query), keys).expand(keys.shape)
+    if bool(seen[query + 1 :].any()):
+        return "later"
     count = int(seen.sum())
-    is_last = bool(seen[query + 1 - count : query + 1].all()) and count > 0
-    return count if is_last else None
+    is_last = count > 0 and bool(seen[query + 1 - count : query + 1].all())
+    return count if is_last else "odd"
 
 
 def _tried(name: str, model: Any) -> tuple[tuple[ForeignAttention, ...], Tensor]:
