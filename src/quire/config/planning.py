@@ -267,9 +267,11 @@ def _pooled_length(
 
 
 def _positions(decoder: AnyDecoder) -> int | None:
-    """The positions that a model with whole prompts knows: fewer than its config's, where a table's
-    first rows are no positions, or where it was trained with fewer.
+    """The positions that a model with whole prompts, or one of transformers, knows: fewer than its
+    config's, where a table's first rows are not positions, or where it was trained with fewer.
     """
+    if isinstance(decoder, ForeignDecoder):
+        return decoder.num_positions
     if isinstance(decoder, Decoder) and decoder.is_indivisible:
         return decoder.context
     return None

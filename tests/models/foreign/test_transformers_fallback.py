@@ -20,6 +20,7 @@ from quire.errors import (
 )
 from quire.hardware.native import find_native
 from quire.models.config_reader import read_config
+from quire.models.foreign import dry_run
 from quire.models.foreign.dry_run import describe_foreign
 from quire.models.foreign.implementation import choose_implementation
 from quire.models.foreign.load import load_foreign_model
@@ -144,6 +145,16 @@ REFUSED = {
     "masks": ("DogeForCausalLM", {}, "masks of its attention by itself"),
     "chunks": ("Llama4ForCausalLM", {}, "keep something else"),
     "both directions": ("LlamaForCausalLM", {"is_causal": False}, "is not causal"),
+    "both directions, by the mask": (
+        "BertLMHeadModel",
+        {"is_decoder": False},
+        "its tokens see those after them",
+    ),
+    "both directions, and positions": (
+        "XLMRobertaForCausalLM",
+        {},
+        "its tokens see those after them",
+    ),
     "two calls": ("DiffLlamaForCausalLM", {}, "calls attention more than once"),
     "the interface": ("GPTNeoXJapaneseForCausalLM", {}, "does not go through"),
     "an encoder": ("LlamaForCausalLM", {"is_encoder_decoder": True}, "it has an encoder"),
@@ -162,11 +173,24 @@ def test_what_cannot_run_is_refused(case):
         describe_foreign(config_dict(architecture, **keys))
 
 
-def test_other_logits_are_refused_before_the_model_serves(tmp_path):
-    """Its positions begin at 2, which only the call without positions knows."""
-    write("RobertaForCausalLM", tmp_path, is_decoder=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_logits_are_refused_before_the_model_serves(tmp_path, monkeypatch, dtype):
+    """As where positions are off by those of padding."""
+    write("RobertaForCausalLM", tmp_path)
+    monkeypatch.setattr(dry_run, "_counted_positions", lambda name, model: (0, None))
+    ops = select(device="cpu", dtype=dtype, providers=["torch"])
     with pytest.raises(UnsupportedArchitecture, match="its logits differ from those of transf"):
-        crowded(tmp_path)
+        load_foreign_model(tmp_path, read_config(tmp_path), ops, dtype=dtype, device=CpuDevice())
+
+
+def test_positions_after_those_of_padding(tmp_path):
+    """RoBERTa's table has as many rows fewer to use."""
+    write("RobertaForCausalLM", tmp_path)
+    spec = describe_foreign(read_config(tmp_path))
+    assert (spec.first_position, spec.num_positions) == (1, LENGTH)
+    plan = make_plan(EngineArgs(model=str(tmp_path), skip_tokenizer_init=True))
+    assert plan.model.max_model_len == LENGTH
+    assert describe_foreign(config_dict("BertLMHeadModel", is_decoder=True)).first_position == 0
 
 
 def test_what_transformers_cannot_run_is_refused(tmp_path):

@@ -49,6 +49,8 @@ FOREIGN = {
         "v_head_dim": 8,
         "head_dim": 8,
     },
+    "RobertaForCausalLM": {"is_decoder": True, "max_position_embeddings": LENGTH + 1},
+    "BertLMHeadModel": {"is_decoder": True},
     "GraniteMoeSWAForCausalLM": {"sliding_window": 6, "num_local_experts": 4},
     "JetMoeForCausalLM": {"kv_channels": 16, "num_local_experts": 4},
     "LagunaForCausalLM": _EXPERTS,

@@ -68,6 +68,7 @@ def describe_foreign(config: Mapping[str, Any]) -> ForeignDecoder:
         opened = hollow.empty(model)
         with hollow.NoProducts():
             layers, logits = _tried(name, model)
+            first, num_positions = _counted_positions(name, model)
         table = model.get_input_embeddings().weight
     return ForeignDecoder(
         architecture=name,
@@ -78,6 +79,8 @@ def describe_foreign(config: Mapping[str, Any]) -> ForeignDecoder:
         num_parameters=num_parameters,
         widest=max(widest, *((a.heads + 2 * a.kv_heads) * a.head_dim for a in layers)),
         open_linears=tuple(sorted(opened)),
+        first_position=first,
+        num_positions=num_positions,
     )
 
 
@@ -219,10 +222,56 @@ class _Masked:
         return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
 
 
-def _called(body: Any, step: object) -> Tensor:
-    ids = torch.zeros(1, 2, dtype=torch.int64)
-    outputs = body(
-        input_ids=ids, position_ids=torch.arange(2)[None], use_cache=False, **{STEP: step}
-    )
+class _Unseen:
+    """Attention to nothing."""
+
+    def attend(
+        self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
+    ) -> Tensor:
+        return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
+
+
+def _counted_positions(name: str, model: Any) -> tuple[int, int | None]:
+    """What the model adds to positions when it counts them by itself, and how many its table has
+    then (None: no table tells). RoBERTa's begin after the padding token's id.
+    """
+    body, _ = split(name, model)
+    given, own = (_looked_up(name, body, has_positions) for has_positions in (True, False))
+    for module, rows in given.items():
+        if bool((own[module] == own[module][..., :1]).all()):
+            continue  # tokens or types, or a buffer of positions, which has no memory here
+        added = (own[module] - rows).unique().tolist()
+        if added == [0]:
+            continue
+        if len(added) > 1 or added[0] < 0:
+            raise refusal(name, "it counts positions by itself in a way that is not known")
+        return added[0], module.num_embeddings - added[0]
+    return 0, None
+
+
+def _looked_up(name: str, body: Any, has_positions: bool) -> dict[nn.Embedding, Tensor]:
+    """The rows of each table that a pass over two tokens looks up."""
+    found: dict[nn.Embedding, Tensor] = {}
+    handles = [
+        module.register_forward_pre_hook(lambda m, inputs: found.update({m: inputs[0]}))
+        for module in body.modules()
+        if isinstance(module, nn.Embedding)
+    ]
+    padding = getattr(body.config.get_text_config(), "pad_token_id", None)
+    try:
+        _called(body, _Unseen(), token=int(padding == 0), has_positions=has_positions)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise refusal(name, f"it cannot count positions by itself ({what})") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _called(body: Any, step: object, *, token: int = 0, has_positions: bool = True) -> Tensor:
+    ids = torch.full((1, 2), token)
+    positions = {"position_ids": torch.arange(2)[None]} if has_positions else {}
+    outputs = body(input_ids=ids, **positions, use_cache=False, **{STEP: step})
     hidden: Tensor = outputs.last_hidden_state
     return hidden

@@ -64,10 +64,11 @@ class ForeignModel(FixedWeights):
         else:
             assert batch.ids is not None, "a batch has ids or embeddings"
             inputs = {"input_ids": batch.ids[None]}
+        positions = batch.positions[:1]
+        if self.spec.first_position:
+            positions = positions + self.spec.first_position
         with self._threads():
-            outputs = self._body(
-                **inputs, position_ids=batch.positions[:1], use_cache=False, **{STEP: step}
-            )
+            outputs = self._body(**inputs, position_ids=positions, use_cache=False, **{STEP: step})
         return HiddenStates(outputs.last_hidden_state[0])
 
     __call__ = forward

@@ -35,8 +35,10 @@ class ForeignDecoder:
     """A causal language model of transformers, in numbers: vocabulary V, hidden width C, the layers
     in the order in which they are called.
 
-    `release` is the version of transformers. `widest`: numbers of a token's widest activation.
-    `open_linears` are the linear layers whose weight the model's code reads by itself, by name.
+    `first_position` is what the model adds to positions, and `num_positions` how many there are
+    then; None: as many as the config says. `release` is the version of transformers. `widest`:
+    numbers of a token's widest activation. `open_linears` are the linear layers whose weight the
+    model's code reads by itself, by name.
     """
 
     architecture: str
@@ -47,6 +49,8 @@ class ForeignDecoder:
     num_parameters: int
     widest: int
     open_linears: tuple[str, ...] = ()
+    first_position: int = 0
+    num_positions: int | None = None
 
     @property
     def memories(self) -> tuple[KeyValues, ...]:
