@@ -75,11 +75,13 @@ follows. `--model-impl auto` does so for architectures that are not in the table
 
 - **Which models.** Those whose attention goes through transformers' attention interface and is
   causal, over all tokens or a window, and whose layers keep nothing but keys and values. Tested
-  (all with `--full`): NanoChat, AFMoE, Beam, CTRL, Granite MoE SWA, JetMoe, Laguna, Mellum,
-  Ministral 3, ModernBERT's decoder; DeepSeek-V3 as an example of values narrower than keys.
-  Refused by name: recurrent states, convolutions, linear attention, encoders, masks of a model's
-  own, chunks, several calls of attention in a layer, rotary embeddings that depend on the longest
-  sequence of a step (dynamic, longrope), quantised checkpoints, code in the model's folder.
+  (all with `--full`): NanoChat, Beam, CTRL, JetMoe, Laguna, ModernBERT's decoder, BERT and RoBERTa with
+  `is_decoder: true` (positions may begin after those of padding); of those that have a family,
+  DeepSeek-V3, AFMoE, Granite MoE SWA, Mellum and Ministral 3.
+  Refused by name: recurrent states, convolutions, linear attention, encoders and models whose
+  tokens see those after them, masks of a model's own, chunks, several calls of attention in a
+  layer, rotary embeddings that depend on the longest sequence of a step (dynamic, longrope),
+  quantised checkpoints, code in the model's folder.
 - **How it is known.** The model is called without weights before anything is loaded, which shows
   each layer's heads, window, scale, cap and sinks. After loading, a short text is run through
   transformers alone and, packed after another one, through the paged cache; the engine does not

@@ -153,11 +153,17 @@ def block_mutants(blocks: tuple[Block, ...], decoder: Decoder):
             if path[:2] == ("mixer", "shared") and path[2] != "number":
                 changed_blocks = tuple(with_shared(b, new) for b in changed_blocks)
             if path[:2] == ("mixer", "distances") and new.mixer.distances is not None:
-                scores = new.mixer.distances
-                changed_blocks = tuple(
-                    replace(b, mixer=replace(b.mixer, distances=scores)) for b in blocks
-                )
+                changed_blocks = tuple(with_distances(b, blocks[at], new) for b in blocks)
             yield ("blocks", *path), replace(decoder, blocks=changed_blocks)
+
+
+def with_distances(block: Block, old: Block, new: Block) -> Block:
+    """The block with the scores by distances of `new`, if it has those of `old`."""
+    mixer, before, after = block.mixer, old.mixer, new.mixer
+    assert isinstance(before, Attention) and isinstance(after, Attention)
+    if not isinstance(mixer, Attention) or mixer.distances != before.distances:
+        return block
+    return replace(block, mixer=replace(mixer, distances=after.distances))
 
 
 def with_shared(block: Block, new: Block) -> Block:
@@ -342,7 +348,11 @@ BLIND_KEYS: dict[str, set[str]] = {
     # of layers that share keys and values, and of inputs of layers
     **dict.fromkeys(("gemma3n", "gemma3n-plain"), {"altup_coef_clip"}),  # of training
     "gemma4-dense": {"use_double_wide_mlp", "vocab_size_per_layer_input"},
-    "granite_swa": {"rope_parameters.rope_theta"},  # each layer has its own
+    # each layer has its own
+    **dict.fromkeys(("granite_swa", "granite_moe_swa"), {"rope_parameters.rope_theta"}),
+    "gpt_neo": {"attention_layers", "resid_dropout"},  # written out of another; training
+    "bamba": {"z_loss_coefficient"},  # training
+    "afmoe": {"global_attn_every_n_layers"},  # layer types are listed
 }
 """Keys that are read and cannot show in the model at hand."""
 

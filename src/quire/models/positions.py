@@ -143,7 +143,10 @@ DistanceScores = BucketBias | DisentangledScores
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Queries times 1 + `strength` * ln(1 + floor((position + 1) / `interval`)) (Llama 4)."""
+    """Queries times 1 + `strength` * ln(1 + floor((position + `first`) / `interval`)): the first
+    position counts as 1 in Llama 4, and as 0 in Ministral 3.
+    """
 
     strength: float
     interval: float
+    first: float = 1.0

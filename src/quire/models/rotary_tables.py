@@ -45,7 +45,7 @@ def rotary_table(rope: Rope, max_model_len: int, device: torch.device) -> Rotary
 def query_factors(t: Temperature, max_model_len: int) -> Tensor:
     """What queries are multiplied with at positions below `max_model_len`, fp32."""
     positions = torch.arange(max_model_len, dtype=torch.float32)
-    return torch.log1p(((positions + 1.0) / t.interval).floor()) * t.strength + 1.0
+    return torch.log1p(((positions + t.first) / t.interval).floor()) * t.strength + 1.0
 
 
 def frequencies(rope: Rope, max_model_len: int) -> tuple[Tensor, float]:

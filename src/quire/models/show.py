@@ -310,7 +310,8 @@ def _attention(a: Attention) -> Iterator[str]:
         yield f"v = {_norm(a.qk_norm)}(v)    # without a weight"
     if a.temperature is not None:
         t = a.temperature
-        yield f"q = q * (1 + {t.strength:g} * ln(1 + floor((position + 1) / {t.interval:g})))"
+        place = f"(position + {t.first:g})" if t.first else "position"
+        yield f"q = q * (1 + {t.strength:g} * ln(1 + floor({place} / {t.interval:g})))"
     yield f"s = {a.scale:g} * q @ k"
     if a.softcap is not None:
         yield f"s = {a.softcap:g} * tanh(s / {a.softcap:g})"

@@ -37,8 +37,12 @@ NUM_TOKENS = 40
 BY_DEFAULT = ("NanoChatForCausalLM", "AfmoeForCausalLM")
 
 
-OF_OURS = ("DeepseekV3ForCausalLM",)
-"""Architectures with a family, as an example of what others have: values narrower than keys."""
+OF_OURS = (
+    *("DeepseekV3ForCausalLM", "AfmoeForCausalLM", "GraniteMoeSWAForCausalLM"),
+    *("MellumForCausalLM", "Ministral3ForCausalLM"),
+)
+"""Architectures with a family, as examples of what others have: values narrower than keys, experts,
+sinks, windows with a rotation of their own, temperatures."""
 
 
 def cases():

@@ -24,6 +24,7 @@ from tests.models.hostile.first import FIRST
 from tests.models.hostile.form import Hostile, Oracle
 from tests.models.hostile.gemma import GEMMA
 from tests.models.hostile.latent import LATENTS
+from tests.models.hostile.later import LATER
 from tests.models.hostile.mixtures import MIXTURES
 from tests.models.hostile.state import STATE
 
@@ -35,7 +36,7 @@ TEXT = "text"
 BY_ONE_MORE = ("gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron", "step3p5")
 """Their norms multiply with 1 + weight."""
 
-HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS | STATE | GEMMA
+HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS | STATE | GEMMA | LATER
 """Each of the tests takes all of them; those that are not `is_default` with `--full` only. For each
 kind of fact (kinds.py) there is one that is.
 """

@@ -54,7 +54,12 @@ def _mlp(c: ConfigReader) -> Mlp:
 
 
 def _describe_swa(c: ConfigReader) -> Decoder:
-    block = block_of(c, _mlp(c), 1e-5, sinks=True)
+    return describe_swa(c, _mlp(c))
+
+
+def describe_swa(c: ConfigReader, feed: Mlp | Moe) -> Decoder:
+    """Granite SWA with this feed-forward part."""
+    block = block_of(c, feed, 1e-5, sinks=True)
     blocks = sliding_blocks(c, block, lambda layer: layer % 4, window_of(c, 128))
     first = blocks[0].mixer
     assert isinstance(first, Attention), "with windows"
@@ -75,5 +80,5 @@ def _ropes(c: ConfigReader, rope: Rope | None) -> list[Rope | None]:
 
 
 GRANITE = Family(("GraniteForCausalLM",), _describe, RULES)
-_SINKS = rule("{prefix}layers.{layer}.self_attn.sinks", "layers.{layer}.attn.sinks")
-GRANITE_SWA = Family(("GraniteSWAForCausalLM",), _describe_swa, (*RULES, _SINKS))
+SINKS = rule("{prefix}layers.{layer}.self_attn.sinks", "layers.{layer}.attn.sinks")
+GRANITE_SWA = Family(("GraniteSWAForCausalLM",), _describe_swa, (*RULES, SINKS))

@@ -1,15 +1,15 @@
-"""Granite with experts: Granite's multipliers, a softmax over the chosen logits, and a shared
-expert in one of the two forms.
+"""Granite with experts: Granite's multipliers, a softmax over the chosen logits, a shared expert in
+some forms, and Granite SWA's windows and sinks in one.
 """
 
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.granite import block_of, multipliers_of
+from quire.models.families.granite import SINKS, block_of, describe_swa, multipliers_of
 from quire.models.families.llama import RULES, stack
 from quire.models.families.mixtures import experts_of, router_rule, shared_expert
 from quire.models.rules import Family, rule
-from quire.models.spec import Decoder
+from quire.models.spec import Decoder, Moe
 
 _STORED, _OURS = "{prefix}layers.{layer}.", "layers.{layer}.mlp."
 _INPUTS = ("gate", "up")
@@ -34,18 +34,41 @@ EXPERT_RULES = (
 )
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def _moe(c: ConfigReader) -> Moe:
     shared = c.integer("shared_intermediate_size", 0, minimum=0)
-    moe = experts_of(
+    return experts_of(
         c,
         "num_local_experts",
         width=c.integer("intermediate_size"),
         score="softmax_topk",
         shared=shared_expert(c, shared) if shared else None,
     )
-    return stack(c, block_of(c, moe, 1e-6), **multipliers_of(c))
 
 
-FAMILY = Family(
+def _describe(c: ConfigReader) -> Decoder:
+    return stack(c, block_of(c, _moe(c), 1e-6), **multipliers_of(c))
+
+
+PLAIN = Family(
     ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _describe, RULES + EXPERT_RULES
+)
+SWA = Family(
+    ("GraniteMoeSWAForCausalLM",),
+    lambda c: describe_swa(c, _moe(c)),
+    (
+        router_rule("block_sparse_moe.router"),
+        rule(
+            _STORED + "block_sparse_moe.experts.gate_up_proj",
+            *(f"{_OURS}experts.{{expert}}.{part}.weight" for part in _INPUTS),
+            steps=("stacked", "split"),
+        ),
+        rule(
+            _STORED + "block_sparse_moe.experts.down_proj",
+            _OURS + "experts.{expert}.down.weight",
+            steps=("stacked",),
+        ),
+        *EXPERT_RULES,
+        *RULES,
+        SINKS,
+    ),
 )

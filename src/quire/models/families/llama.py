@@ -291,3 +291,4 @@ def describe_llama(c: ConfigReader, *, is_causal: bool, eps: float = 1e-6) -> De
 
 
 FAMILY = Family(("LlamaForCausalLM", "LLaMAForCausalLM"), _describe, RULES)
+EMU3 = Family(("Emu3ForCausalLM",), lambda c: describe_llama(c, is_causal=True, eps=1e-5), RULES)
