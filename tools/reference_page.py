@@ -75,9 +75,9 @@ follows. `--model-impl auto` does so for architectures that are not in the table
 
 - **Which models.** Those whose attention goes through transformers' attention interface and is
   causal, over all tokens or a window, and whose layers keep nothing but keys and values. Tested
-  (all with `--full`): NanoChat, Beam, CTRL, JetMoe, Laguna, ModernBERT's decoder, BERT and RoBERTa with
-  `is_decoder: true` (positions may begin after those of padding); of those that have a family,
-  DeepSeek-V3, AFMoE, Granite MoE SWA, Mellum and Ministral 3.
+  (all with `--full`): NanoChat, Beam, CTRL, JetMoe, Laguna, ModernBERT's decoder, BERT and
+  RoBERTa with `is_decoder: true` (positions may begin after those of padding); of those that have
+  a family, DeepSeek-V3, AFMoE, Granite MoE SWA, Mellum and Ministral 3.
   Refused by name: recurrent states, convolutions, linear attention, encoders and models whose
   tokens see those after them, masks of a model's own, chunks, several calls of attention in a
   layer, rotary embeddings that depend on the longest sequence of a step (dynamic, longrope),

@@ -396,7 +396,7 @@ REFUSED = {
     "unknown architecture": (
         llama(architectures=["RwkvForCausalLM"]),
         UnsupportedArchitecture,
-        "RwkvForCausalLM is not supported; known are AlbertForMaskedLM",
+        "RwkvForCausalLM is not supported; known are AfmoeForCausalLM",
     ),
     "own code": (
         llama(architectures=["MyModel"], auto_map={"AutoModel": "modeling.MyModel"}),

@@ -90,12 +90,12 @@ FAMILY = Family(
             {
                 "post_operator_norm": "attn_post",
                 "post_ffn_norm": "mlp_post",
-                "self_attn.gate_proj": "attn.gate",
+                "self_attn.g_proj": "attn.gate",
                 "self_attn.o_proj": "attn.o",
                 **{f"self_attn.{part}_norm": f"attn.{part}_norm" for part in "qk"},
             }
         ),
         *LFM2_RULES,
     ),
-    other_ends=(("self_attn.gate_proj.weight", "self_attn.g_proj.weight"),),
+    other_ends=(("self_attn.g_proj.weight", "self_attn.gate_proj.weight"),),
 )
