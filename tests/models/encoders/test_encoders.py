@@ -92,6 +92,9 @@ def test_every_architecture_is_compared():
     others = {"NewModel", "GteNewModel"}  # other names for the files of GteModel
     elsewhere = {
         "BertSpladeSparseEmbeddingModel",  # in tests/pooling/test_sparse.py
+        # in test_jina.py
+        *("JinaBertModel", "JinaBertForMaskedLM"),
+        *("JinaBertForSequenceClassification", "JinaBertForTokenClassification"),
         # in tests/pooling/test_text_towers.py
         *("CLIPModel", "CLIPTextModel", "CLIPTextModelWithProjection"),
         *("SiglipModel", "Siglip2Model"),

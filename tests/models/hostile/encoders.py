@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.models.hostile.form import BASE, TYPES, WINDOWS
+from tests.models.hostile.form import BASE, TYPES, WINDOWS, rope
 
 _BASE = {
     "vocab_size": 96,
@@ -156,6 +156,9 @@ ENCODERS: dict[str, HostileEncoder] = {
     "UMT5EncoderModel": HostileEncoder("UMT5EncoderModel", "UMT5Config", _GATED_T5),
     "UMT5ForTokenClassification": HostileEncoder(
         "UMT5ForTokenClassification", "UMT5Config", _GATED_T5
+    ),
+    **_forms(
+        "JinaEmbeddingsV3", {**_BASE, "type_vocab_size": 2, **rope("default")}, has_types=True
     ),
     "BertForPreTraining": HostileEncoder("BertForPreTraining", "BertConfig", _BASE, True),
     "bert-relu": HostileEncoder("BertModel", "BertConfig", {**_BASE, "hidden_act": "relu"}, True),

@@ -162,6 +162,8 @@ _ENCODERS = {
     "Gte": "gte.GTE",
     "GteNew": "gte.GTE_NEW",
     "DebertaV2": "deberta",
+    "JinaBert": "jina.V2",
+    "JinaEmbeddingsV3": "jina.V3",
     "MPNet": "mpnet",
     "ModernBert": "modernbert",
     "New": "gte.NEW",

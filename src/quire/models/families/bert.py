@@ -57,7 +57,7 @@ def _eps(c: ConfigReader) -> float:
 def describe_bert(c: ConfigReader, **facts: Any) -> Decoder:
     """BERT's layers between its tables, with what differs in its attention as keywords."""
     check_encoder(c)
-    c.only("position_embedding_type", "absolute")
+    c.only("position_embedding_type", "alibi" if "alibi" in facts else "absolute")
     c.ignore(*OF_OLD_FILES)
     norm = layer_norm(c, eps=_eps(c))
     feed = mlp(c, act="gelu", gated=False, bias=True)
