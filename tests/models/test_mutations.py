@@ -75,7 +75,7 @@ OTHER = {
     "parallel": {"no": "two_norms", "two_norms": "no", "one_norm": "no"},
     "gate": {"none": "full", "full": "per_head", "per_head": "full"},
 }
-FIXED_EPS = ("olmo", "opt", "dbrx")
+FIXED_EPS = ("olmo", "opt", "dbrx", "biogpt")
 """transformers has no key for them: 1e-5, which random numbers do not show."""
 OF_OWN_KEYS = ("value_norm", "values_are_keys")
 """Facts of keys and values, which other layers may have in a layer's place."""
@@ -214,6 +214,8 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         return all(mixer.qk_norm is None or commutes(mixer) for mixer in own)
     if last in ("norm_groups", "gate_first"):
         return all(mixer.norm_eps is None for mixer in mixers if isinstance(mixer, Mamba2))
+    if last in ("pre", "post", "mixer_pre") and block.norms_sum:
+        return True
     if last == "mixer_pre":
         return block.mixer is None or not block.pre
     if last == "out_bias" and "mlp" in path:
@@ -351,6 +353,7 @@ BLIND_KEYS: dict[str, set[str]] = {
     # each layer has its own
     **dict.fromkeys(("granite_swa", "granite_moe_swa"), {"rope_parameters.rope_theta"}),
     "gpt_neo": {"attention_layers", "resid_dropout"},  # written out of another; training
+    "biogpt": {"layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob"},
     "bamba": {"z_loss_coefficient"},  # training
     "afmoe": {"global_attn_every_n_layers"},  # layer types are listed
 }

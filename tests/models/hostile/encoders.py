@@ -105,6 +105,7 @@ ENCODERS: dict[str, HostileEncoder] = {
     **_forms("Roberta", _ROBERTA),
     **_forms("XLMRoberta", _ROBERTA),
     **_forms("Camembert", _ROBERTA),
+    **_forms("Data2VecText", _ROBERTA),
     **_forms("DistilBert", _DISTIL),
     **_forms("ModernBert", _MODERN),
     **_forms("NomicBert", {**_BASE, "hidden_act": "silu"}, has_types=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.models.hostile.dense import GPT, SQUARE
 from tests.models.hostile.form import TYPES, WINDOWS, YARN, Hostile, rope
 from tests.models.hostile.mixtures import GRANITE, QWEN
 from tests.models.hostile.state import MAMBA2
@@ -45,6 +46,17 @@ LATER = {
     ),
     "emu3": Hostile("llama", rope("default"), architecture="Emu3ForCausalLM"),
     "gpt_neo": Hostile("gpt_neo", GPT_NEO, base={}),
+    "openai_gpt": Hostile(
+        "openai-gpt",
+        {k: v for k, v in GPT.items() if k != "n_inner"},
+        base={},
+        length_key="n_positions",
+        is_default=True,
+    ),
+    "biogpt": Hostile(
+        "biogpt",
+        {**SQUARE, "rms_norm_eps": None, "num_key_value_heads": None, "tie_word_embeddings": True},
+    ),
     "bamba": Hostile(
         "bamba",
         {

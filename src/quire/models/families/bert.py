@@ -130,9 +130,9 @@ BERT_SPLADE = with_terms(
 )
 
 
-def _roberta(stem: str) -> tuple[Family, Family, Family]:
+def _roberta(stem: str, prefix: str = "roberta.") -> tuple[Family, Family, Family]:
     return forms(
-        _ROBERTA,
+        replace(_ROBERTA, prefix=prefix),
         stem,
         layers=hidden_layer("tanh"),
         rules=(
@@ -146,3 +146,4 @@ def _roberta(stem: str) -> tuple[Family, Family, Family]:
 ROBERTA = _roberta("Roberta")
 XLM_ROBERTA = _roberta("XLMRoberta")
 CAMEMBERT = _roberta("Camembert")
+DATA2VEC_TEXT = _roberta("Data2VecText", "data2vec_text.")
