@@ -11,7 +11,7 @@ import torch
 
 from quire.errors import LoadError
 from quire.models.formats import read_storage
-from quire.models.loading.code_layouts import coded_weight
+from quire.models.loading.codes.code_layouts import coded_weight
 from tests.models.hostile.models import Library
 from tests.quantization.bitsandbytes_checkpoints import (
     BLOCK_FORMATS,

@@ -25,7 +25,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     `num_experts` of a layer, 0 in a dense model; `num_expert_parameters` of those of all layers
     together. `widest`: elements of the widest activation of one token, for the workspace.
     `stored_as`: how the checkpoint is quantised, None where it is not; `num_coded_parameters` of
-    its weights are then codes of `coded_bytes`. `adapter_size`: values of one rank of a LoRA
+    its weights are then codes of `coded_bytes`. `widened_because`: why all become plain numbers
+    while they are loaded, None where they do not. `adapter_size`: values of one rank of a LoRA
     adapter of all matrices. `layer_products`: of each layer, how many values the matrices of each
     of its products have; empty for a model of transformers.
     `pooled_length`: what the files state for prompts that are pooled, where a model generates as
@@ -58,6 +59,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     stored_as: str | None = None
     num_coded_parameters: int = 0
     coded_bytes: int = 0
+    widened_because: str | None = None
     layer_products: tuple[dict[str, int], ...] = ()
     memories: tuple[LayerMemory | None, ...]
     length: LengthFacts

@@ -492,6 +492,8 @@ def _storage(config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
     if storage is None:
         return {}
     family = find_family(config, decoder.pooler)
+    if storage.widened_because is not None:
+        return {"stored_as": storage.method, "widened_because": storage.widened_because}
     count, size = size_in_codes(coded_tensors(family, decoder, storage))
     return {"stored_as": storage.method, "num_coded_parameters": count, "coded_bytes": size}
 

@@ -25,7 +25,7 @@ _IRRELEVANT_BY_REASON = {
     ),
     "how the weights are stored: the engine decides on its own dtype": "torch_dtype dtype",
     "how the weights are quantised, which models/formats reads": (
-        "quantization_config compression_config quantization_file"
+        "quantization_config compression_config quantization quantization_file"
     ),
     "training only": (
         "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop "

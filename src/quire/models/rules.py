@@ -145,11 +145,10 @@ class StoredTensor:
         a layout.
         """
         is_weight = self.name.endswith(".weight") and not set(self.steps) & _NOT_LINEAR
-        is_linear = all(_is_linear(leaf) for leaf in self.leaves)
         layout = storage.layout_of(self.module) if is_weight else None
         if "stacked" in self.steps and "joined" not in self.steps:
             layout = storage.experts
-        if layout is None or not is_linear:
+        if layout is None or not all(_is_coded(leaf, layout) for leaf in self.leaves):
             return self
         inputs, rows = self.leaves[0].shape[1], sum(leaf.shape[0] for leaf in self.leaves)
         shape: tuple[int, ...] = (rows, inputs)
@@ -157,6 +156,11 @@ class StoredTensor:
             shape = (self.shape[0], rows // self.shape[0], inputs)
         steps = tuple(step for step in self.steps if step != "transpose")
         return StoredTensor(self.name, shape, self.leaves, steps, layout)
+
+
+def _is_coded(leaf: Parameter, layout: CodeLayout) -> bool:
+    """Whether a layout's codes may be those of the leaf."""
+    return _is_linear(leaf) or (layout.has_tables and leaf.name == "embed.weight")
 
 
 def _is_linear(leaf: Parameter) -> bool:

@@ -101,7 +101,8 @@ OTHER_NAMES = {"fp8_per_channel": "fp8", "int8_per_channel_weight_only": "int8_w
 """Values of `quantization` that mean the same as others."""
 
 _WITHOUT_CODES = {
-    "dummy": 'Take the quantisation away with hf_overrides={"quantization_config": null}.',
+    "dummy": "Take the quantisation away with hf_overrides="
+    '{"quantization_config": null, "quantization": null}.',
     "sharded_state": "Use 'auto' with the checkpoint itself: each worker reads its part of it.",
 }
 """Formats of files that have no quantised weights -> what to do."""
@@ -112,7 +113,9 @@ def decide_quantization(d: Decisions) -> None:
     given, stored = d.args.quantization, d.model.stored_as
     if stored is not None or given in STORED_NAMES.keys() - BITS_PER_WEIGHT.keys():
         _check_stored(d, given, stored)
-        reason = f"the checkpoint is quantised with {stored}; its weights stay as they are stored"
+        because = d.model.widened_because
+        kept = "stay as they are stored" if because is None else f"are widened at load: {because}"
+        reason = f"the checkpoint is quantised with {stored}; its weights {kept}"
         d.decide("quantization", None, reason)
         return
     chosen = rounding(given)

@@ -1,5 +1,5 @@
 """How a checkpoint stores the weights that are quantised: what `quantization_config` says, read as
-strictly as the rest of config.json. Free of torch; `models/loading/code_layouts.py` reads the
+strictly as the rest of config.json. Free of torch; `models/loading/codes/code_layouts.py` reads the
 tensors.
 """
 
@@ -16,6 +16,8 @@ from quire.models.formats.bitsandbytes import read_bitsandbytes
 from quire.models.formats.compressed_tensors import read_compressed_tensors
 from quire.models.formats.fp8 import read_fp8, read_modelopt, read_mxfp4
 from quire.models.formats.gptq import read_gptq
+from quire.models.formats.mlx import KEY as MLX_KEY
+from quire.models.formats.mlx import read_mlx
 from quire.models.formats.storage import Storage
 
 METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
@@ -25,6 +27,7 @@ METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
         "compressed-tensors": read_compressed_tensors,
         "fp8": read_fp8,
         "gptq": read_gptq,
+        "mlx": read_mlx,
         "modelopt": read_modelopt,
         "mxfp4": read_mxfp4,
     }
@@ -36,7 +39,7 @@ _INSTEAD = (
     "which quantization='int8' or 'int4' rounds while it is loaded."
 )
 
-KEYS = ("quantization_config", "compression_config")
+KEYS = ("quantization_config", "compression_config", MLX_KEY)
 """Of config.json, the second in old files of compressed-tensors."""
 FILE = "quantization_file"
 """The key of a config for the name of the file that `KEYS[0]` is from, where that is another."""
@@ -56,17 +59,23 @@ def read_storage(config: Mapping[str, Any]) -> Storage | None:
 
 
 def _read_storage(config: Mapping[str, Any]) -> Storage | None:
-    reader = ConfigReader({key: config.get(key) for key in KEYS}, is_part=True)
+    given = {key: config.get(key) for key in KEYS}
+    if given[KEYS[0]] == given[MLX_KEY]:  # mlx-lm writes it twice
+        given[KEYS[0]] = None
+    reader = ConfigReader(given, is_part=True)
     found = [section for key in KEYS if (section := reader.section(key)) is not None]
     if not found:
         return None
     if "quant_algo" in found[0] or "quantization" in found[0]:
         found[0].supply(quant_method="modelopt")  # whose files need not say it
+    if given[MLX_KEY]:
+        found[-1].supply(quant_method="mlx")
     try:
         storage: Storage = found[0].choice("quant_method", METHODS)(found[0])
     except UnsupportedConfigValue as error:
         raise UnsupportedConfigValue(f"{error} {_INSTEAD}") from None
     found[0].finish()
     if len(found) > 1:
-        raise unsupported(KEYS[1], config[KEYS[1]], f"null beside {KEYS[0]}")
+        first, second = (key for key in KEYS if given[key])
+        raise unsupported(second, given[second], f"null next to {first}")
     return storage

@@ -21,6 +21,7 @@ Packing = Literal[
     "bitsandbytes-int8",
     "bitsandbytes-nf4",
     "bitsandbytes-fp4",
+    "mlx",
 ]
 """How codes, scales and zero points are packed into tensors; bytes and 8-bit floats are not. The
 four from mxfp4 on are of 4-bit floats.
@@ -32,6 +33,10 @@ FLATTENED: Mapping[Packing, str] = MappingProxyType(
 )
 """Packings of codes of four bits and of blocks that run over the ends of rows, with a table of
 numbers of their own -> their `quant_type`.
+"""
+WIDENED: tuple[Packing, ...] = ("mlx",)
+"""Packings of weights that products do not take as codes: they become plain numbers while they are
+loaded.
 """
 SCALES_WITH_ONE_SCALE = 256
 """Those of blocks which are rounded to bytes themselves."""
@@ -120,7 +125,7 @@ class CodeLayout:
     """
 
     packing: Packing
-    bits: Literal[4, 8]
+    bits: Literal[2, 3, 4, 5, 6, 8]
     group: int | None
     has_zeros: bool
     is_reordered: bool = False
@@ -139,10 +144,22 @@ class CodeLayout:
         return _PARTS[self.packing](self, *shape)
 
     @property
+    def is_widened(self) -> bool:
+        """Whether the weight becomes plain numbers while it is loaded."""
+        return self.packing in WIDENED
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether embedding tables are stored so, as the weights of linear modules are."""
+        return self.packing == "mlx"
+
+    @property
     def marker(self) -> str:
         """The tensor that every module with this layout has, and no other."""
         if self.packing in _BYTES:
             return self.scale_name
+        if self.packing == "mlx":
+            return "scales"
         if self.packing in FLATTENED:
             return "weight.absmax"
         if self.packing in FOUR_BIT_FLOATS:
@@ -270,6 +287,12 @@ def _flattened(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, Store
     return parts
 
 
+def _mlx(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    of_groups = StoredPart((outputs, layout.groups(inputs)), _SCALES)
+    words = StoredPart((outputs, _words(inputs, layout.bits)), ("U32",))
+    return {"weight": words, "scales": of_groups, "biases": of_groups}
+
+
 def quant_state(layout: CodeLayout) -> str:
     """The tensor whose bytes are a JSON object that describes a weight's blocks."""
     return f"weight.quant_state.bitsandbytes__{FLATTENED[layout.packing]}"
@@ -282,6 +305,7 @@ _PARTS: dict[Packing, Callable[[CodeLayout, int, int], dict[str, StoredPart]]] =
     "bytes": _unpacked,
     "floats": _unpacked,
     "bitsandbytes-int8": _bytes_with_peaks,
+    "mlx": _mlx,
     **dict.fromkeys(FLATTENED, _flattened),
 }
 
@@ -296,7 +320,8 @@ class Storage:
     inputs with one scale, 0 where all of them have one. experts: the layout of tensors that hold
     all experts of a layer. skipped_rounding: how the format rounds activations where that
     is not done here; they keep their values. cache: of which type keys and values are to be, in 8
-    bits; None: the config does not say.
+    bits; None: the config does not say. widened_because: why weights become plain numbers while
+    they are loaded; None: they stay codes.
     """
 
     method: str
@@ -306,3 +331,4 @@ class Storage:
     experts: CodeLayout | None = None
     skipped_rounding: str | None = None
     cache: Literal["float", "int"] | None = None
+    widened_because: str | None = None

@@ -14,7 +14,8 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError
 from quire.models.formats.storage import Storage
 from quire.models.loading.cache_scales import used_cache_scales
-from quire.models.loading.code_layouts import coded_weight
+from quire.models.loading.codes.code_layouts import coded_weight
+from quire.models.loading.codes.widened_codes import widened_weight
 from quire.models.loading.folder_files import LoadFormat
 from quire.models.loading.load_formats import WeightFiles, open_files
 from quire.models.loading.matching import match
@@ -73,7 +74,8 @@ def open_leaves(
     assert family is not None, "files of a checkpoint have a family's names"
     with closing(files or open_files(load_format, folder, decoder)) as files:
         stored = match(family, decoder, files, storage)
-        coded = frozenset(leaf.name for s in stored if s.layout is not None for leaf in s.leaves)
+        in_codes = (s for s in stored if s.layout is not None and not s.layout.is_widened)
+        coded = frozenset(leaf.name for s in in_codes for leaf in s.leaves)
         scales = {} if kv_dtype is None else used_cache_scales(files, storage, kv_dtype)
         read = _parts_of(StoredLeaves(files, stored), decoder, group)
         yield OpenLeaves(read, coded, scales)
@@ -105,6 +107,9 @@ class StoredLeaves:
         at = stored.at("")
         names = [name for name in stored.parts() if name in self._files.entries]
         parts = {name.removeprefix(at): self._files.read(name).contiguous() for name in names}
+        if stored.layout.is_widened:
+            wide = widened_weight(stored.layout, stored.module, parts, stored.shape[-1])
+            return to_leaves(stored, wide)
         weight = coded_weight(stored.layout, stored.module, parts, stored.shape[-1])
         return coded_leaves(stored, weight)
 

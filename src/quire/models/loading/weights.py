@@ -80,6 +80,12 @@ def load_model(
             "its weights are rounded.",
             storage.skipped_rounding,
         )
+    if storage is not None and storage.widened_because is not None:
+        logger.warning(
+            "The weights of the checkpoint, quantised with %s, are widened to %s while they are "
+            "loaded, and take as much memory as unquantised ones: %s.",
+            *(storage.method, str(dtype).removeprefix("torch."), storage.widened_because),
+        )
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     group = options.group

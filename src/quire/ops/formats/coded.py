@@ -2,9 +2,9 @@
 
 A weight is (code - zero point) * scale, with one scale, and perhaps one zero point, for every
 output and group of inputs. That is what AWQ, GPTQ and compressed-tensors store, packed in different
-ways (`models/loading/code_layouts.py` unpacks them). Weights keep their values: differences of
-codes are whole numbers, and their products with scales of 16 bits are exact in fp32. Codes may be
-8-bit floats, too, which are the numbers themselves, or stand for sixteen numbers of a table, as
+ways (`models/loading/codes/code_layouts.py` unpacks them). Weights keep their values: differences
+of codes are whole numbers, and their products with scales of 16 bits are exact in fp32. Codes may
+be 8-bit floats, too, which are the numbers themselves, or stand for sixteen numbers of a table, as
 those of 4-bit floats do. Activations keep their values unless the format rounds them.
 """
 

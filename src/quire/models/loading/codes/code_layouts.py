@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.errors import CorruptCheckpoint, UnsupportedConfigValue
 from quire.models.formats.storage import FLATTENED, FOUR_BIT_FLOATS, CodeLayout
-from quire.models.loading.flattened_codes import Parts, check_state, unpack_flattened
+from quire.models.loading.codes.flattened_codes import Parts, check_state, unpack_flattened
 from quire.ops import CodedWeight
 from quire.ops.formats.row_rounding import RowRounding
 from quire.ops.formats.tables import E2M1
@@ -31,6 +31,7 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     """The weight of a module with these tensors, some of them views. Raises CorruptCheckpoint for
     numbers that no quantiser writes.
     """
+    assert layout.bits == 4 or layout.bits == 8, "products take no other codes"
     shape = parts.get("weight_shape")
     if layout.packing in FLATTENED:
         check_state(layout, module, parts, inputs)

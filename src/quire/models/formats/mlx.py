@@ -1,0 +1,56 @@
+"""MLX: codes of two to eight bits in words along the inputs, with a scale and a bias for each group
+of them, as mlx-lm writes checkpoints. Embedding tables and heads are quantised, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.keys import group_size
+from quire.models.formats.storage import CodeLayout, Storage
+
+KEY = "quantization"
+"""Of config.json, where mlx-lm says it; it repeats the object as `quantization_config`."""
+
+_BITS = (2, 3, 4, 5, 6, 8)
+_OF_ALL = ("quant_method", "group_size", "bits", "mode")
+"""Keys that are not the names of modules."""
+
+
+def read_mlx(reader: ConfigReader) -> Storage:
+    """A module may have an entry by its name: false where it is stored as it is, or its own numbers
+    instead of those for all. Modules that the files store plainly need not be listed.
+    """
+    layout = _layout(reader, CodeLayout("mlx", 4, 64, has_zeros=False))
+    own: dict[str, CodeLayout | None] = {}
+    for module in (key for key in reader.keys() if key not in _OF_ALL):  # noqa: SIM118
+        value = reader.raw(module)
+        if isinstance(value, bool):
+            own[module] = layout if value else None
+        elif isinstance(value, dict) and value:
+            section = ConfigReader(value, f"{reader.at(module)}.", is_part=True)
+            own[module] = _layout(section, layout)
+            section.finish()
+        else:
+            allowed = "true, false, or an object with group_size and bits"
+            raise unsupported(reader.at(module), value, allowed)
+
+    def layout_of(module: str) -> CodeLayout | None:
+        return own.get(module, layout)
+
+    return Storage(
+        "mlx",
+        layout_of,
+        is_decided_by_files=True,
+        group=0,
+        widened_because="products take whole numbers as zero points, and groups of MLX have biases",
+    )
+
+
+def _layout(reader: ConfigReader, absent: CodeLayout) -> CodeLayout:
+    reader.only("mode", "affine")
+    group = group_size(reader, "group_size", absent.group or -1)
+    if group is None:
+        raise unsupported(reader.at("group_size"), -1, "a multiple of 8")
+    return replace(absent, bits=reader.choice_of("bits", *_BITS, absent=absent.bits), group=group)

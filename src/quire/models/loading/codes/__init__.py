@@ -1,0 +1,1 @@
+"""From the tensors in which files store codes to weights."""
