@@ -62,6 +62,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
             *("int8_weight_only", "int4_weight_only"),
             *("fp8_per_channel", "int8_per_channel_weight_only"),
             *("awq", "auto_awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "mlx"),
+            *("auto-round", "inc"),
             *("gptq", "auto_gptq", "gptq_marlin", "modelopt", "modelopt_fp4"),
             *("mxfp4", "gpt_oss_mxfp4"),
         ),

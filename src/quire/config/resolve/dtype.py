@@ -93,6 +93,7 @@ STORED_NAMES = {name: name for name in METHODS} | {
     **dict.fromkeys(("auto_awq", "awq_marlin"), "awq"),
     **dict.fromkeys(("auto_gptq", "gptq_marlin"), "gptq"),
     "gpt_oss_mxfp4": "mxfp4",
+    "inc": "auto-round",
     "modelopt_fp4": "modelopt",
 }
 """Values of `quantization` that confirm how a checkpoint is stored. fp8 rounds others."""

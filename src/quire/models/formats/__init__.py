@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.errors import LoadError, UnsupportedConfigValue
 from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.auto_round import read_auto_round
 from quire.models.formats.awq import read_awq
 from quire.models.formats.bitsandbytes import read_bitsandbytes
 from quire.models.formats.compressed_tensors import read_compressed_tensors
@@ -22,6 +23,7 @@ from quire.models.formats.storage import Storage
 
 METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
     {
+        "auto-round": read_auto_round,
         "awq": read_awq,
         "bitsandbytes": read_bitsandbytes,
         "compressed-tensors": read_compressed_tensors,
