@@ -60,7 +60,7 @@ def test_words_are_those_of_mlx(given):
     torch.testing.assert_close(found, torch.tensor(given["plain"]), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "ernie4_5"])
 @pytest.mark.parametrize("bits", [4, 8, pytest.param(3, marks=pytest.mark.full)])
 def test_logits_are_those_of_the_plain_numbers(library, tmp_path, caplog, name, bits):
     made = library[name]

@@ -214,9 +214,10 @@ def test_unknown_to_both_is_refused():
         describe_foreign(config)
 
 
-def test_quantised_checkpoints_are_refused():
-    config = config_dict("LlamaForCausalLM") | {"quantization_config": {"quant_method": "fp8"}}
-    with pytest.raises(UnsupportedConfigValue, match="quantised checkpoints do not run"):
+@pytest.mark.parametrize("key", ["quantization_config", "quantization"])
+def test_quantised_checkpoints_are_refused(key):
+    config = config_dict("LlamaForCausalLM") | {key: {"quant_method": "fp8"}}
+    with pytest.raises(UnsupportedConfigValue, match=f"{key}: quantised checkpoints do not run"):
         describe_foreign(config)
 
 

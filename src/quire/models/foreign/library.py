@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.errors import LoadError, UnsupportedArchitecture, UnsupportedConfigValue
+from quire.models.formats import KEYS
 
 _TOKEN_KINDS = ("full_attention", "sliding_attention")
 """Entries of `layer_types` whose layers keep nothing but keys and values."""
@@ -73,9 +74,9 @@ def library_config(config: Mapping[str, Any]) -> Any:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise UnsupportedArchitecture(f"config.json: transformers has no model_type {kind!r}.")
-    if config.get("quantization_config"):
+    if quantised := next((key for key in KEYS if config.get(key)), None):
         raise UnsupportedConfigValue(
-            "config.json: quantization_config: quantised checkpoints do not run through "
+            f"config.json: {quantised}: quantised checkpoints do not run through "
             "transformers. Use a checkpoint in bfloat16, float16 or float32."
         )
     try:
