@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from quire.errors import CorruptCheckpoint, LoadError, WeightMismatch
 from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config
+from quire.models.loading.matching import match
+from quire.models.loading.readers.checkpoint_files import CheckpointFiles
 from quire.models.loading.transforms import from_leaves, to_leaves
-from quire.models.rules import tensor_map
 from tests.models.hostile.models import cases
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
@@ -40,10 +41,12 @@ def test_weight_rules_can_be_undone(checkpoints, name):
     config = read_config(made.folder)
     spec = read_spec(config)
     stored = load_file(made.folder / "model.safetensors")
-    for entry in tensor_map(find_family(config), spec):
+    files = CheckpointFiles(made.folder)
+    for entry in match(find_family(config), spec, files):
         leaves = to_leaves(entry, stored[entry.name])
         assert [tuple(leaf.shape) for leaf in leaves] == [p.shape for p in entry.leaves]
         assert torch.equal(from_leaves(entry, leaves), stored[entry.name])
+    files.close()
 
 
 MISFITS = {
