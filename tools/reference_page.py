@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -43,10 +45,10 @@ _MODELS_HEAD = """\
 Made from the families in `src/quire/models/families` by
 `python tools/reference_page.py docs/models.md`; do not edit.
 
-The architecture is what config.json names under `architectures`. Every key of config.json is read,
-refused at a value that is not implemented, or known to say nothing about the answers; `quire show`
-prints what a model is. What is not in the table may run
-[through transformers](#everything-else-through-transformers).
+The architecture is what config.json names under `architectures`, or where a model also takes
+pictures or sound what its text is ([Models of several parts](#models-of-several-parts)); which of
+its keys count is [below](#keys-of-configjson), and `quire show` prints what a model is. What is not
+in the table may run [through transformers](#everything-else-through-transformers).
 
 Each family is tested on random checkpoints in float32 (`tests/models`, all of them with `--full`):
 logits of whole and of chunked passes over paged memory; greedy tokens and their log-probabilities
@@ -63,6 +65,39 @@ Within these families are refused by name: OPT 350m, whose norms come after its 
 2 12B, which stores a norm for each head as a tensor of its own; MPT without linear biases.
 [quantization.md](quantization.md) has the quantised checkpoints that are read, and
 [weights.md](weights.md) the formats of files.
+
+## Keys of config.json
+
+Published files carry keys that say nothing, and others without which the answers would be wrong.
+Which is which follows from what reads them:
+
+- *Known* is a key that the family reads or that a list with reasons has
+  (`src/quire/models/reading/listed.py`). It counts, and is refused at a value that is not
+  implemented.
+- *Neutral* is one that transformers reads and the family does not, at the default of transformers'
+  class.
+- *Unmet* is the same at another value. It is refused; one sentence names all of them, with an
+  override that removes them.
+- *Foreign* is one that neither reads. It says nothing at null, false, 0 and empty; else a warning,
+  `quire show` and `--explain` list it with its value, and `--strict-config` refuses it.
+
+What transformers reads is a table (`src/quire/models/reading/reference_keys.json`) that
+`python tools/reference_keys.py` makes from the configuration classes and modelling files of its
+newest version. Where transformers does not have the architecture, or the file names code of its own
+for it (`auto_map`), nothing is foreign: what the family does not read is refused. A key in
+`hf_overrides` that nothing reads is refused, too. One key is read as vLLM reads it, and not as
+transformers: `attn_factor` of a YaRN scaling multiplies the attention factor, as the publishers of
+such files mean it.
+
+## Models of several parts
+
+A model that also takes pictures or sound has its text under `text_config` (`llm_config`,
+`language_config`), or next to `vision_config` where transformers reads it so. The text runs where
+its `model_type` or `architectures` name a family of the table, whatever the whole is called: what
+the file leaves out has the default of transformers' class, the tensors of the text are found by
+their names behind whatever prefix they have, exactly as many as the description needs, and the
+modules of other parts are left out, with their names in the log. Only text is served; requests with
+pictures or sound are refused.
 
 ## Everything else, through transformers
 
@@ -138,7 +173,37 @@ def render_models() -> str:
         f"| {', '.join(names)} | {_ORACLES[oracle]} | {summary} |\n"
         for (summary, oracle), names in rows.items()
     )
-    return _MODELS_HEAD + table + _MODELS_END
+    return _MODELS_HEAD + table + _MODELS_END + _published()
+
+
+_PUBLISHED = Path(__file__).parent.parent / "tests/models/published_files/results.json"
+
+
+def _published() -> str:
+    """What became of the published files that the tests have."""
+    found = json.loads(_PUBLISHED.read_text(encoding="utf-8"))
+    kinds = Counter(entry["kind"] for entry in found.values())
+    refused = {name: entry["why"] for name, entry in found.items() if entry["kind"] == "refused"}
+    by_reason: dict[str, list[str]] = {}
+    for name, why in refused.items():
+        by_reason.setdefault(_reason(why), []).append(f"`{name}`")
+    rows = "".join(f"| {why} | {', '.join(names)} |\n" for why, names in by_reason.items())
+    starting = kinds["equal"] + kinds["starts"]
+    return (
+        f"\n## Published files\n\nOf {len(found)} config.json files of published models\n"
+        f"(`tests/models/published_files`), {starting} are read. In small, with random weights in\n"
+        f"float32, {kinds['equal']} of these have the logits of transformers; for the other\n"
+        f"{kinds['starts']} it lacks the class, refuses the file or its small form, or they pool.\n"
+        f"`python -m tests.models.published_files.run` tries all. {kinds['refused']} are refused,\n"
+        "each for what it needs:\n\n"
+        f"| why | models |\n| --- | --- |\n{rows}"
+    )
+
+
+def _reason(why: str) -> str:
+    """The first sentence of a refusal, without what is like it."""
+    first = why.partition("; the nearest")[0].partition(". ")[0]
+    return first.partition(": quantization_config.config_groups")[0].removesuffix(".")
 
 
 PAGES: dict[str, Callable[[], str]] = {

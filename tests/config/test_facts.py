@@ -18,6 +18,7 @@ from quire.errors import (
     UnsupportedArchitecture,
 )
 from quire.models.layer_memory import KeyValues
+from tests.models.hostile.models import HOSTILE, config_of
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -168,10 +169,35 @@ def test_folders_that_are_no_models(tmp_path):
 def test_configs_that_we_do_not_know(tmp_path):
     with pytest.raises(UnsupportedArchitecture):
         make_plan(EngineArgs(model=make_folder(tmp_path, {**LLAMA, "architectures": ["X"]})))
-    with pytest.raises(UnknownConfigKey, match="surprise"):
-        make_plan(EngineArgs(model=make_folder(tmp_path, {**LLAMA, "surprise": 1})))
+    with pytest.raises(UnknownConfigKey, match="sliding_window=1"):
+        make_plan(EngineArgs(model=make_folder(tmp_path, {**LLAMA, "sliding_window": 1})))
+
+
+def test_a_key_that_nothing_reads_is_told_once_or_refused(tmp_path, caplog):
+    folder = make_folder(tmp_path, {**LLAMA, "surprise": 1, "another": {"a": [2]}, "no": False})
+    plan = make_plan(EngineArgs(model=folder))
+    warnings = [r.getMessage() for r in caplog.records if "surprise" in r.getMessage()]
+    assert [text.partition("transformers: ")[2] for text in warnings] == [
+        'another={"a": [2]}, surprise=1.'
+    ]
+    assert 'note: Nothing reads these keys of config.json: another={"a": [2]}' in plan.explain()
+    with pytest.raises(UnknownConfigKey, match=r'hf_overrides={"surprise": null, "another": null}'):
+        make_plan(EngineArgs(model=folder, strict_config=True))
 
 
 def test_arguments_are_checked_before_files_are_touched():
     with pytest.raises(NotBuiltYet, match="tensor_parallel_size"):
         make_plan(EngineArgs(model="/does/not/exist", tensor_parallel_size=2))
+
+
+def test_an_override_that_nothing_reads_is_refused(tmp_path):
+    folder = make_folder(tmp_path, LLAMA)
+    with pytest.raises(UnknownConfigKey, match="hf_overrides: rope_tetha=1"):
+        make_plan(EngineArgs(model=folder, hf_overrides={"rope_tetha": 1}))
+
+
+def test_a_block_size_that_does_not_suit_the_layers_is_derived(tmp_path):
+    llama4 = config_of(HOSTILE["llama4"]) | {"attention_chunk_size": 16}
+    plan = make_plan(EngineArgs(model=make_folder(tmp_path, llama4), skip_tokenizer_init=True))
+    assert plan.memory.block_size == 16
+    assert "chunks of attention are whole blocks" in plan.reasons["block_size"]

@@ -16,6 +16,7 @@ from quire.errors import (
 from quire.models import memories_of, plan_kv_pool, read_spec
 from quire.models.config_reader import read_config
 from quire.models.costs import active_parameters, num_parameters
+from quire.models.families import read_with_foreign
 from quire.models.kv_pool import token_bytes
 from quire.models.layer_memory import NumberBytes
 from quire.models.max_length import length_facts
@@ -319,27 +320,21 @@ def test_longrope_attention_follows_the_extension():
 
 
 REFUSED = {
-    "unknown key": (llama(frobnicate=3), UnknownConfigKey, "frobnicate"),
-    "unknown rope key": (
-        llama(rope_scaling={"type": "linear", "factor": 2.0, "wobble": 1}),
+    "key of the reference": (llama(sliding_window=8), UnknownConfigKey, "sliding_window=8"),
+    "unknown key where nothing is known": (
+        {**PUBLISHED["glm-4-9b-chat"][0], "frobnicate": False},
         UnknownConfigKey,
-        "rope_scaling.wobble",
+        "frobnicate=false",
+    ),
+    "unknown key of code of its own": (
+        llama(frobnicate=0, auto_map={"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}),
+        UnknownConfigKey,
+        "frobnicate=0",
     ),
     "unknown rope type": (
         llama(rope_scaling={"type": "spiral", "factor": 2.0}),
         UnsupportedConfigValue,
         "rope_type='spiral'",
-    ),
-    "unknown layer type in rope": (
-        {
-            **PUBLISHED["gemma-3-1b"][0],
-            "rope_parameters": {
-                "full_attention": {"rope_theta": 1e6},
-                "diagonal_attention": {"rope_theta": 1e6},
-            },
-        },
-        UnknownConfigKey,
-        "diagonal_attention",
     ),
     "activation": (llama(hidden_act="wish"), UnsupportedConfigValue, "hidden_act='wish'"),
     "missing size": (llama(hidden_size=None), LoadError, "lacks hidden_size"),
@@ -396,7 +391,12 @@ REFUSED = {
     "unknown architecture": (
         llama(architectures=["RwkvForCausalLM"]),
         UnsupportedArchitecture,
-        "RwkvForCausalLM is not supported; known are AfmoeForCausalLM",
+        r"RwkvForCausalLM is not supported.* All that are known are in docs/models.md",
+    ),
+    "almost a known architecture": (
+        llama(architectures=["Qwen3MoEForCausalLM"]),
+        UnsupportedArchitecture,
+        "the nearest names are Qwen3MoeForCausalLM, ",
     ),
     "own code": (
         llama(architectures=["MyModel"], auto_map={"AutoModel": "modeling.MyModel"}),
@@ -419,16 +419,19 @@ def test_an_unknown_key_can_be_removed_by_an_override():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_no_key_of_a_family_may_change_unnoticed(name):
-    """Each key is read (and refused at a wrong type), or on the list of those without meaning."""
+    """Each key is read (and refused at a wrong type), named as foreign, or on the list of those
+    without meaning.
+    """
     config, _ = PUBLISHED[name]
     ignored = {*NOISE, "architectures", "auto_map", "model_type", "rope_scaling"}
     accepted = []
     for key in config.keys() - ignored:
         try:
-            read_spec({**config, key: {"not": "this"}})
-            accepted.append(key)
+            _, foreign = read_with_foreign({**config, key: {"not": "this"}})
         except LoadError:
-            pass
+            continue
+        if not foreign:
+            accepted.append(key)
     harmless = {
         *("pretraining_tp", "router_aux_loss_coef", "output_router_logits", "embd_pdrop"),
         *("resid_pdrop", "attn_pdrop", "summary_type", "task_specific_params"),
@@ -470,17 +473,53 @@ def test_ropes_of_gemma_4_without_keys():
 
 
 def test_the_part_of_text_is_read_with_what_stands_next_to_it(tmp_path):
+    text = {"model_type": "gemma4_text", "hidden_size": 64, "eos_token_id": 1}
     whole = {
         "architectures": ["Gemma4ForConditionalGeneration"],
-        "text_config": {"architectures": None, "hidden_size": 64, "eos_token_id": 1},
+        "model_type": "gemma4",
+        "text_config": text,
         "vision_config": {"hidden_size": 32},
         "image_token_id": 7,
         "eos_token_id": [1, 106],
     }
     (tmp_path / "config.json").write_text(json.dumps(whole))
-    architectures = whole["architectures"]
-    found = {"architectures": architectures, "hidden_size": 64, "eos_token_id": [1, 106]}
-    assert read_config(tmp_path) == found
+    found = read_config(tmp_path)
+    assert found.items() >= (text | {"eos_token_id": [1, 106]}).items()
+    assert found["architectures"] == ["Gemma4ForCausalLM"]
+    assert found["vocab_size"] == 262144, "the default of transformers' class"
+    assert not {"vision_config", "image_token_id"} & found.keys()
+
+
+def test_an_mscale_of_zero_says_nothing():
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    plain = read_spec(llama(rope_scaling=yarn))
+    assert read_spec(llama(rope_scaling={**yarn, "mscale": 2.0, "mscale_all_dim": 0.0})) == plain
+    assert read_spec(llama(rope_scaling={**yarn, "mscale": 2.0, "mscale_all_dim": 1.0})) != plain
+
+
+def test_the_attention_factor_of_yarn_is_multiplied_as_in_vllm():
+    """R1-0528-Qwen3-8B takes the usual factor of its scaling back."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = llama(rope_scaling={**yarn, "attn_factor": 0.8782488562869419})
+    scaling = read_spec(config).blocks[0].mixer.rope.scaling
+    assert scaling.attention_factor == pytest.approx(1.0)
+
+
+def test_numbers_that_json_cannot_write(tmp_path):
+    limit = [0.0, {"__float__": "Infinity"}]
+    config, _ = PUBLISHED["Mamba-Codestral-7B"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "time_step_limit": limit}))
+    found = read_config(tmp_path)
+    assert found["time_step_limit"] == [0.0, float("inf")]
+    assert read_spec(found) == read_spec(config)
+
+
+def test_rotations_under_both_names_must_agree():
+    new, old = {"rope_theta": 5e3, "rope_type": "default"}, {"type": "linear", "factor": 2.0}
+    with pytest.raises(UnsupportedConfigValue, match=r"rope_parameters.rope_theta=5000"):
+        read_spec(llama(rope_parameters=new, rope_scaling=old))
+    both = llama(rope_parameters=old, rope_scaling=old)
+    assert read_spec(both) == read_spec(llama(rope_scaling=old))
 
 
 def test_reading_does_not_change_the_config():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.models.kv_pool import plan_kv_pool, token_bytes
+from quire.models.kv_pool import plan_kv_pool, suited_block_size, token_bytes
 from quire.models.layer_memory import KeyValues, Latents, NumberBytes, RecurrentState
 
 BF16 = NumberBytes(2, 2)
@@ -143,3 +143,13 @@ def test_latents_have_groups_of_their_own_in_blocks_of_equal_bytes():
     ]
     assert {g.block_size // pool.block_size for g in pool.groups if not g.has_latents} == {2}
     assert all(pool.unused(group) == 0 for group in pool.groups)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "wanted", "size"),
+    [(16, 32, 16), (8192, 32, 32), (24, 32, 8), (7, 32, 1), (16, 48, 16)],
+)
+def test_blocks_are_as_large_as_chunks_of_attention_allow(chunk, wanted, size):
+    layers = [KeyValues(2, 64, window=chunk, is_chunked=True), KeyValues(2, 64)]
+    assert suited_block_size(layers, wanted, BF16) == size
+    assert plan_kv_pool(layers, size, BF16).block_sizes == [size]

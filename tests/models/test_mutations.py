@@ -16,7 +16,7 @@ import pytest
 
 from quire.errors import InvalidParameter, LoadError
 from quire.models import read_spec
-from quire.models.config_reader import IRRELEVANT, read_config
+from quire.models.config_reader import read_config
 from quire.models.mixers.recurrent.spec import Mamba2, ShortConv
 from quire.models.parameters import parameters
 from quire.models.pooling.spec import PoolerSpec
@@ -27,6 +27,8 @@ from quire.models.positions import (
     Rope,
     Temperature,
 )
+from quire.models.reading.listed import IRRELEVANT
+from quire.models.reading.text_part import PART
 from quire.models.rules import RuleError
 from quire.models.spec import (
     Attention,
@@ -349,6 +351,7 @@ BLIND_KEYS: dict[str, set[str]] = {
     "mpt": {"learned_pos_emb", "attn_config.attn_impl"},  # only without linear biases; kernels
     # of layers that share keys and values, and of inputs of layers
     **dict.fromkeys(("gemma3n", "gemma3n-plain"), {"altup_coef_clip"}),  # of training
+    "gemma4": {"global_head_dim"},  # each layer has its own
     "gemma4-dense": {"use_double_wide_mlp", "vocab_size_per_layer_input"},
     # each layer has its own
     **dict.fromkeys(("granite_swa", "granite_moe_swa"), {"rope_parameters.rope_theta"}),
@@ -378,7 +381,7 @@ def other_values(value: Any) -> list[Any]:
 def changed_configs(config: dict[str, Any]):
     """(key, changed copies) for every key that a family reads; sections are entered."""
     for key, value in config.items():
-        if value is None or key in IRRELEVANT:
+        if value is None or key in IRRELEVANT or key == PART:
             continue
         if isinstance(value, dict):
             for inner, copies in changed_configs(value):

@@ -2,18 +2,23 @@
 and gives their logits, the rest is skipped.
 """
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from quire.errors import LoadError
+from quire.config.args.engine_args import EngineArgs
+from quire.config.planning import gather_model_facts
+from quire.errors import UnsupportedArchitecture, WeightMismatch
 from quire.models import read_spec
-from quire.models.config_reader import read_config, text_part
+from quire.models.config_reader import read_config
 from quire.models.costs import num_parameters
+from quire.models.reading.text_part import text_part
 from tests.models.hostile.form import BASE
 from tests.models.hostile.models import HOSTILE, keys_of
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
@@ -34,6 +39,11 @@ QWEN_VISION = {
     "out_hidden_size": BASE["hidden_size"],
 }
 
+QWEN_3_VISION = QWEN_VISION | {"num_position_embeddings": 16}
+WITHOUT_WINDOWS = ("qwen3_vl", "qwen3_vl_moe")
+"""Their text has no windows, which the hostile models have."""
+OF_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "norm_topk_prob")
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -52,6 +62,10 @@ WHOLES = {
     "Qwen3_5MoeForConditionalGeneration": Whole(
         "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_moe", QWEN_VISION
     ),
+    "Qwen3VLMoeForConditionalGeneration": Whole(
+        "qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_moe", QWEN_3_VISION
+    ),
+    "Qwen3VLForConditionalGeneration": Whole("qwen3_vl", "qwen3_vl_text", "qwen3", QWEN_3_VISION),
     "Gemma3ForConditionalGeneration": Whole("gemma3", "gemma3_text", "gemma3"),
     "Mistral3ForConditionalGeneration": Whole(
         "mistral3", "mistral", "mistral", VISION | {"model_type": "pixtral", "head_dim": 8}
@@ -66,7 +80,11 @@ WHOLES = {
         VISION | {"vision_output_dim": 32, "projector_input_dim": 16, "projector_output_dim": 32},
     ),
 }
-DEFAULT = ("Qwen3_5ForConditionalGeneration", "Gemma3ForConditionalGeneration")
+DEFAULT = (
+    "Qwen3_5ForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+)
 
 
 def write_whole(name: str, folder: Any) -> torch.nn.Module:
@@ -74,6 +92,8 @@ def write_whole(name: str, folder: Any) -> torch.nn.Module:
     whole, architecture = WHOLES[name], name.split("-")[0]
     keys = keys_of(HOSTILE[whole.keys])
     keys.pop("final_logit_softcapping", None)  # which transformers leaves out here
+    if whole.kind in WITHOUT_WINDOWS:
+        keys = {key: value for key, value in keys.items() if key not in OF_WINDOWS}
     config = AutoConfig.for_model(
         whole.kind,
         text_config={**keys, "model_type": whole.text},
@@ -282,7 +302,102 @@ def test_published_wholes_have_their_text_parameters(name):
     assert num_parameters(read_spec(text_part(config))) == count
 
 
-def test_a_text_part_of_another_kind_is_refused():
-    text = MISTRAL_SMALL["text_config"] | {"model_type": "mamba"}
-    with pytest.raises(LoadError, match="model_type='mamba'"):
-        read_spec(text_part(MISTRAL_SMALL | {"text_config": text}))
+def test_experts_of_qwen_3_vl_are_read_as_published_and_as_transformers_writes_them(tmp_path):
+    write_whole("Qwen3VLMoeForConditionalGeneration", tmp_path)
+    spec, prompt = read_spec(read_config(tmp_path)), torch.arange(3, 20)
+    written = run_full(load(tmp_path, spec, max_model_len=64), [prompt])
+    tensors = {
+        name: t.transpose(1, 2).contiguous() if ".experts." in name else t
+        for name, t in load_file(tmp_path / "model.safetensors").items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    published = run_full(load(tmp_path, spec, max_model_len=64), [prompt])
+    assert torch.equal(published[0], written[0])
+
+
+def rename_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {change(name): tensor for name, tensor in tensors.items()}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("prefix", "head"),
+    [
+        ("language_model.model.", "language_model.lm_head.weight"),
+        ("thinker.model.", "thinker.lm_head.weight"),
+        ("model.text_model.", "lm_head.weight"),
+    ],
+)
+def test_the_text_is_found_behind_any_prefix(prefix, head, tmp_path, caplog):
+    write_whole("Qwen3VLForConditionalGeneration", tmp_path)
+    spec, prompt = read_spec(read_config(tmp_path)), torch.arange(3, 20)
+    usual = run_full(load(tmp_path, spec, max_model_len=64), [prompt])
+    rename_tensors(
+        tmp_path,
+        lambda name: name.replace("model.language_model.", prefix).replace("lm_head.weight", head),
+    )
+    caplog.set_level("INFO")
+    found = run_full(load(tmp_path, spec, max_model_len=64), [prompt])
+    assert torch.equal(found[0], usual[0])
+    assert "Not loaded, because they are not about text: model" in caplog.text
+
+
+def test_a_tensor_of_the_text_that_is_unknown_is_refused(tmp_path):
+    write_whole("Qwen3VLForConditionalGeneration", tmp_path)
+    spec, tensors = read_spec(read_config(tmp_path)), load_file(tmp_path / "model.safetensors")
+    for name in ("layers.0.self_attn.extra.weight", "extra_norm.weight"):
+        more = {**tensors, f"model.language_model.{name}": torch.ones(3)}
+        save_file(more, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(WeightMismatch, match=f"unknown model.language_model.{name}"):
+            load(tmp_path, spec, max_model_len=64)
+
+
+def test_two_texts_in_one_file_are_refused(tmp_path):
+    write_whole("Qwen3VLForConditionalGeneration", tmp_path)
+    spec, tensors = read_spec(read_config(tmp_path)), load_file(tmp_path / "model.safetensors")
+    twice = {n.replace("model.language_model.", "talker."): t.clone() for n, t in tensors.items()}
+    save_file({**twice, **tensors}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightMismatch, match="several text models"):
+        load(tmp_path, spec, max_model_len=64)
+
+
+def test_a_text_next_to_the_parts_of_the_whole_is_read_with_its_class_s_defaults():
+    """As Qwen2-VL is published: without an object of text."""
+    config = {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "model_type": "qwen2_vl",
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 2,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "vision_config": {"depth": 32, "embed_dim": 1280, "model_type": "qwen2_vl"},
+        "vision_start_token_id": 151652,
+        "vocab_size": 151936,
+    }
+    part = text_part(config)
+    assert part["architectures"] == ["Qwen2ForCausalLM"]
+    assert num_parameters(read_spec(part)) == 1_543_714_304
+
+
+def test_a_whole_whose_text_no_family_describes_is_refused_with_its_type():
+    config = {
+        "architectures": ["MllamaForConditionalGeneration"],
+        "model_type": "mllama",
+        "text_config": {"model_type": "mllama_text_model"},
+    }
+    with pytest.raises(UnsupportedArchitecture, match="MllamaForConditionalGeneration is not"):
+        read_spec(text_part(config))
+
+
+def test_overrides_reach_the_text_by_either_way(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MISTRAL_SMALL))
+    for overrides in ({"text_config": {"rope_theta": 5e5}}, {"rope_theta": 5e5}):
+        args = EngineArgs(model=str(tmp_path), hf_overrides=overrides, skip_tokenizer_init=True)
+        facts = gather_model_facts(args)
+        assert facts.hf_config["rope_theta"] == 5e5
+        assert facts.part_of == "Mistral3ForConditionalGeneration"

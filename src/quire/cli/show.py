@@ -12,7 +12,7 @@ from quire.config.offload import choose_offload, is_wanted
 from quire.config.resolve.dtype import ITEMSIZE
 
 _OPTIONS = (
-    *("revision", "hf_token", "hf_overrides", "download_dir", "model_impl"),
+    *("revision", "hf_token", "hf_overrides", "strict_config", "download_dir", "model_impl"),
     *("cpu_offload_gb", "offload_group_size", "offload_num_in_group", "offload_prefetch_step"),
     "offload_params",
 )
@@ -21,6 +21,9 @@ _OPTIONS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire show`."""
     parser.add_argument("model", nargs="?", help="folder or hub id; none: the embedded model")
+    parser.add_argument(
+        "--architectures", action="store_true", help="list the architectures that are known"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     add_options(parser, EngineArgs, only=_OPTIONS)
 
@@ -28,9 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the description; of the model's files only the small ones are read."""
     from quire.config.planning import gather_model_facts
+    from quire.models.families import architectures
     from quire.models.foreign.implementation import describe_model
     from quire.models.show import describe, figures_of
 
+    if args.architectures:
+        print("\n".join(architectures()))
+        return 0
     engine_args = EngineArgs.from_cli_args(args)
     engine_args.load_format, engine_args.skip_tokenizer_init = (
         "dummy",
@@ -49,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"model             {facts.name}")
     print(f"architecture      {facts.architecture}, stored as {facts.checkpoint_dtype}")
+    if facts.part_of is not None:
+        print(f"text part of      {facts.part_of}, whose other parts are left out")
+    if facts.foreign_keys:
+        print(f"keys without use  {facts.foreign_keys}")
     if is_wanted(engine_args):
         print(f"offloaded         {_offloaded(engine_args, facts, size)}")
     print(describe(model, weight_bytes=size, kv_bytes=size))

@@ -34,6 +34,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     `generates`: it has a head that tokens are drawn with. `pooler`: of a model that pools; its
     input is made small letters where it `lowers_input`, and `prompts` are what callers may put
     before texts.
+    `foreign_keys`: those of config.json that nothing reads, in words. `part_of`: the architecture
+    of the whole of which the model is the text part.
     `drafts`: what was asked for, with the draft's files; None: nothing is drafted.
     """
 
@@ -48,6 +50,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     model_type: str
     checkpoint_dtype: str
     hf_config: dict[str, Any]
+    foreign_keys: str = ""
+    part_of: str | None = None
     num_parameters: int
     adapter_size: int = 0
     num_layers: int

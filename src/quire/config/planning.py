@@ -31,13 +31,23 @@ from quire.config.pooling import (
 )
 from quire.config.resolve.resolve import check_args, resolve
 from quire.config.speculators import is_speculator, with_verifier
-from quire.errors import CorruptCheckpoint, InvalidParameter, LoadError, ModelNotFound
+from quire.errors import (
+    CorruptCheckpoint,
+    InvalidParameter,
+    LoadError,
+    ModelNotFound,
+    UnknownConfigKey,
+)
 from quire.hardware.host import gather_machine_facts
 from quire.models import find_family
 from quire.models.config_reader import LARGEST_SIZE, token_ids, unsupported
 from quire.models.costs import coded_tensors, size_in_codes
 from quire.models.families import check_attention
-from quire.models.foreign.implementation import AnyDecoder, choose_implementation, describe_model
+from quire.models.foreign.implementation import (
+    AnyDecoder,
+    choose_implementation,
+    describe_with_foreign,
+)
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of
@@ -55,6 +65,8 @@ from quire.models.parameters import adapter_size, num_expert_parameters, num_par
 from quire.models.pooling.late import PROJECTION, is_unprojected, projection
 from quire.models.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 from quire.models.pooling.spec import HeadLayer
+from quire.models.reading.keys import LeftKey, listed, removal
+from quire.models.reading.text_part import PART
 from quire.models.spec import Block, Decoder, MixerAfterShared, single_mixers
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
@@ -131,10 +143,12 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         if is_verifier:
             raise LoadError(f"{args.model} drafts for another model: it cannot be the verifier.")
         return gather_model_facts(with_verifier(args, config), is_verifier=True)
-    config = overridden(config, args.hf_overrides)
+    config = _overridden_config(args, folder, load_format)
     model_impl, why = choose_implementation(config, args.model_impl)
     files = read_sentence_files(folder) if reads_pooling_files(args) else SentenceFiles()
-    decoder = describe_model(config, model_impl, form=choose_form(args, files))
+    form = choose_form(args, files)
+    decoder, foreign = describe_with_foreign(config, model_impl, form=form)
+    _tell_of_foreign(args, foreign)
     tokenizer_folder = _tokenizer_folder(args, folder)
     tokenizer_mode = _tokenizer_mode(args, tokenizer_folder)
     token_ids_of = partial(_token_id, tokenizer_folder, tokenizer_mode)
@@ -154,6 +168,8 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         model_type=str(config.get("model_type", "")),
         checkpoint_dtype=checkpoint_dtype(config, folder),
         hf_config=config,
+        foreign_keys=listed(foreign),
+        part_of=next(iter(config[PART]["architectures"]), "") if PART in config else None,
         hidden_size=decoder.dim,
         vocab_size=decoder.vocab,
         **_sizes(decoder),
@@ -166,6 +182,28 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         chat_template=template,
         chat_template_source=template_source,
         drafts=gather_draft_wish(args, config, decoder, str(folder), load_format),
+    )
+
+
+def _tell_of_foreign(args: EngineOptions, foreign: tuple[LeftKey, ...]) -> None:
+    """Warn once of all keys of config.json that nothing reads. Raises UnknownConfigKey where the
+    user wants that.
+    """
+    if not foreign:
+        return
+    asked = args.hf_overrides if isinstance(args.hf_overrides, dict) else {}
+    if unread := [key for key in foreign if key.path[0] in asked]:
+        raise UnknownConfigKey(
+            f"Nothing reads these keys of hf_overrides: {listed(unread)}. Leave them out."
+        )
+    if args.strict_config:
+        raise UnknownConfigKey(
+            f"Nothing reads these keys of config.json: {listed(foreign)}. strict_config was given: "
+            f"leave it out, or remove them with hf_overrides={removal(foreign)}."
+        )
+    logger.warning(
+        "Nothing reads these keys of config.json, neither here nor in transformers: %s.",
+        listed(foreign),
     )
 
 
@@ -275,6 +313,18 @@ def _positions(decoder: AnyDecoder) -> int | None:
     if isinstance(decoder, Decoder) and decoder.is_indivisible:
         return decoder.context
     return None
+
+
+def _overridden_config(args: EngineOptions, folder: Path, load_format: str) -> dict[str, Any]:
+    """The folder's config with the user's changes: of the whole file, and where the text is a part
+    of it those at the top also of the text.
+    """
+    overrides = args.hf_overrides
+    config = read_folder_config(folder, load_format, lambda whole: overridden(whole, overrides))
+    if PART not in config or callable(overrides):
+        return config
+    own = {k: v for k, v in (overrides or {}).items() if k in config or not isinstance(v, dict)}
+    return overridden(config, own)
 
 
 def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:

@@ -203,6 +203,20 @@ def plan_kv_pool(
     return KVPool(tuple(memories), tuple(groups), block_size, number, num_drafts)
 
 
+def suited_block_size(
+    memories: Sequence[LayerMemory | None], block_size: int, number: NumberBytes
+) -> int:
+    """`block_size`, or the largest of its parts with which chunks of attention are whole blocks."""
+    chunks = [m.window for m in memories if isinstance(m, KeyValues) and m.is_chunked]
+    size = math.gcd(block_size, *(chunk for chunk in chunks if chunk is not None))
+    while size > 1:
+        groups = _with_full_pages(list(_groups(memories, size)), memories, number)
+        if not any(group.chunk is not None and group.chunk % group.block_size for group in groups):
+            break
+        size //= 2
+    return size
+
+
 def token_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> int:
     """Bytes of keys and values that one token has while every layer sees it."""
     return sum(m.token_bytes(number) for m in memories if isinstance(m, TokenMemory))

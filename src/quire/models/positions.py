@@ -149,4 +149,4 @@ class Temperature:
 
     strength: float
     interval: float
-    first: float = 1.0
+    first: int = 1

@@ -22,7 +22,12 @@ from quire.models.positions import (
     YarnScaling,
 )
 
-_NAMES = {"su": "longrope"}  # what the first Phi-3 files called it
+_NAMES = {
+    "su": "longrope",  # what the first Phi-3 files called it
+    "mrope": "default",  # positions of pictures are triples, which are equal for text
+}
+_OF_MEDIA = ("mrope_section", "mrope_interleaved")
+"""How the axes of a picture's positions share the frequencies."""
 LEAST_THETA = 1.1
 """Scalings divide by its logarithm."""
 SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -38,19 +43,14 @@ def read_rope(
     original: int | None = None,
     partial: float = 1.0,
     interleaved: bool = False,
-    ignored: tuple[str, ...] = (),
 ) -> Rope:
     """One rope for all layers. `theta` is the family's default base, `partial` its default share of
     a head that is rotated, `context` its number of positions.
 
     `kinds` are the scalings that the family may have; `original` takes precedence over the scaling
-    object, `ignored` keys of it say nothing about text. Raises UnsupportedConfigValue for another
-    scaling.
+    object. Raises UnsupportedConfigValue for another scaling.
     """
-    section = _only_section(c)
-    if section is not None:
-        for key in ignored:
-            section.raw(key, None)
+    section = only_section(c)
     theta = c.number("rope_theta", theta, minimum=LEAST_THETA)
     partial = c.number("partial_rotary_factor", partial, maximum=1.0)
     rope = rope_from(section, head_dim, theta, partial, context, kinds, original)
@@ -68,13 +68,11 @@ def read_ropes(
     """One rope per layer type; `defaults` gives each type's base, `partial` is the family's default
     share of a head. Old files scale only `full_attention`.
     """
-    section = c.section("rope_parameters")
-    scaling = c.section("rope_scaling")
+    section = only_section(c)
     if section is None or not any(kind in section for kind in defaults):
-        sections = {"full_attention": section or scaling}
+        sections = {"full_attention": section}
     else:
         sections = {kind: section.section(kind) for kind in defaults}
-        section.finish()
     return {
         kind: rope_from(sections.get(kind), head_dim, theta, partial, context, SCALINGS, None)
         for kind, theta in defaults.items()
@@ -99,7 +97,6 @@ def rope_from(
         return _proportional(section, head_dim, theta, partial)
     dim = _rotated(head_dim, partial)
     scaling = _scaling(section, context, kinds, original)
-    section.finish()
     if isinstance(scaling, LongRopeScaling):
         _check_divisors(scaling, dim)
     if isinstance(scaling, DynamicScaling) and dim == 2:
@@ -110,7 +107,6 @@ def rope_from(
 def _proportional(section: ConfigReader, head_dim: int, theta: float, partial: float) -> Rope:
     """Frequencies of the whole head, of which the first share turns."""
     scaling = ProportionalScaling(int(partial * head_dim // 2), section.number("factor", 1.0))
-    section.finish()
     return Rope(theta, head_dim, scaling)
 
 
@@ -123,16 +119,26 @@ def _rotated(head_dim: int, partial: float) -> int:
     return dim
 
 
-def _only_section(c: ConfigReader) -> ConfigReader | None:
+def only_section(c: ConfigReader) -> ConfigReader | None:
+    """The object of a rotation, under its old name where a file has both, as transformers reads it.
+    Raises UnsupportedConfigValue where they contradict each other.
+    """
     section, old = c.section("rope_parameters"), c.section("rope_scaling")
-    return old if section is None else section
+    if section is None or old is None:
+        return old if section is None else section
+    names = section.keys()
+    for key in names:
+        if section.raw(key) != old.raw(key, None):
+            allowed = f"that of rope_scaling, which is {old.raw(key, None)!r}"
+            raise unsupported(section.at(key), section.raw(key), allowed)
+    return old
 
 
 def _scaling(
     s: ConfigReader, context: int, kinds: tuple[str, ...], original: int | None
 ) -> RopeScaling | None:
     named = s.raw("rope_type", None) or s.raw("type", "default")
-    s.raw("type", None)  # files for both generations of readers carry both spellings
+    s.ignore("type", *_OF_MEDIA)  # files for both generations of readers carry both spellings
     kind = _NAMES.get(named, named) if isinstance(named, str) else None
     if kind is None or kind not in kinds:
         raise unsupported("rope_type", named, ", ".join(kinds))
@@ -158,17 +164,18 @@ def _llama3(s: ConfigReader, context: int, original: int) -> RopeScaling:
 
 
 def _yarn(s: ConfigReader, context: int, original: int) -> RopeScaling:
+    # `attn_factor` is vLLM's: the publishers of such files (R1-0528-Qwen3-8B) mean what it does
     factor = s.number("factor", context / original)
-    scale, scale_all = s.number("mscale", None), s.number("mscale_all_dim", None)
+    scale, scale_all = (s.number(key, None, minimum=0.0) for key in ("mscale", "mscale_all_dim"))
     derived = _yarn_attention(factor, 1.0)
-    if scale is not None and scale_all is not None:
+    if scale and scale_all:
         derived = _yarn_attention(factor, scale) / _yarn_attention(factor, scale_all)
     return YarnScaling(
         factor=factor,
         original=original,
         beta_fast=s.number("beta_fast", 32.0),
         beta_slow=s.number("beta_slow", 1.0),
-        attention_factor=s.number("attention_factor", derived),
+        attention_factor=s.number("attention_factor", derived) * s.number("attn_factor", 1.0),
         truncate=s.flag("truncate", True),
     )
 

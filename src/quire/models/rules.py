@@ -49,26 +49,29 @@ class Family:
     `describe` reads a config into a spec. `rules` may depend on the spec. `oracle` is what tests
     compare the family's logits with: transformers, or where it does not have the family a reference
     of ours (tests/models/hostile/references.py). `prefix` is what all checkpoint names but the
-    head's start with; checkpoints of the bare decoder leave it out. `head_prefix` is what the
-    head's start with. `ignored` are patterns of
-    tensors that files carry and that hold nothing of the model, unless a rule names them.
+    head's start with; checkpoints of the bare decoder leave it out. is_part: the model is the text
+    part of one that also takes pictures or sound, whose files put more before its names
+    (loading/parts.py). `ignored` are patterns of tensors that files carry and that hold nothing of
+    the model, unless a rule names them.
     drafts_after_layers: layers beyond those of the config predict further tokens (MTP), and are
     ignored as well. pools: its specs have a pooler. other_ends: how names of tensors may end
     instead in older files. terms: the same with its language-model head, for weights of the
-    vocabulary's tokens; None: they are not implemented.
+    vocabulary's tokens; None: they are not implemented. turns_by_shape: some files have the
+    matrices of all experts without the transposition of the rules, which their shape tells.
     """
 
     architectures: tuple[str, ...]
     describe: Callable[[ConfigReader], Decoder]
     rules: tuple[Rule, ...] | Callable[[Decoder], tuple[Rule, ...]]
     prefix: str = "model."
-    head_prefix: str = ""
+    is_part: bool = False
     oracle: Literal["transformers", "reference"] = "transformers"
     ignored: tuple[str, ...] = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     drafts_after_layers: bool = False
     pools: bool = False
     other_ends: tuple[tuple[str, str], ...] = ()
     terms: Family | None = None
+    turns_by_shape: bool = False
 
     def rules_for(self, decoder: Decoder) -> tuple[Rule, ...]:
         """The rules of a checkpoint of `decoder`."""
@@ -86,32 +89,13 @@ class Family:
         return self.drafts_after_layers and layer is not None and int(layer[1]) >= num_layers
 
 
-def text_of(family: Family, architecture: str, *, has_head: bool = False) -> Family:
-    """The same decoder as the text part of a model that also takes pictures or sound, whose other
-    tensors are ignored. `has_head`: the part `language_model` is a decoder with its head; else it
-    is one without, in `model`.
-    """
-    return replace(
-        family,
-        architectures=(architecture,),
-        prefix=f"language_model.{family.prefix}" if has_head else "model.language_model.",
-        head_prefix="language_model." if has_head else "",
-        ignored=(*family.ignored, rf"(model\.)?({'|'.join(_OTHER_PARTS)})\..*"),
-    )
-
-
-_OTHER_PARTS = (
-    *("vision_tower", "vision_model", "visual", "audio_tower"),
-    *("multi_modal_projector", "embed_vision", "embed_audio"),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A rule made concrete: checkpoint name and shape, and the leaves that it holds, in order.
 
     layout: how it is stored as codes, in tensors of other names; it is [outputs, inputs] then, or
-    of all experts [experts, outputs, inputs]. None for a tensor of this name.
+    of all experts [experts, outputs, inputs]. None for a tensor of this name. own_name: the
+    family's, where files put another prefix before it.
     """
 
     name: str
@@ -119,6 +103,7 @@ class StoredTensor:
     leaves: tuple[Parameter, ...]
     steps: tuple[Step, ...]
     layout: CodeLayout | None = None
+    own_name: str = ""
 
     @property
     def module(self) -> str:
@@ -145,7 +130,7 @@ class StoredTensor:
         a layout.
         """
         is_weight = self.name.endswith(".weight") and not set(self.steps) & _NOT_LINEAR
-        layout = storage.layout_of(self.module) if is_weight else None
+        layout = self._layout(storage) if is_weight else None
         if "stacked" in self.steps and "joined" not in self.steps:
             layout = storage.experts
         if layout is None or not all(_is_coded(leaf, layout) for leaf in self.leaves):
@@ -156,6 +141,18 @@ class StoredTensor:
             shape = (self.shape[0], rows // self.shape[0], inputs)
         steps = tuple(step for step in self.steps if step != "transpose")
         return StoredTensor(self.name, shape, self.leaves, steps, layout)
+
+    def turned(self) -> StoredTensor:
+        """The same without a transposition."""
+        steps = tuple(step for step in self.steps if step != "transpose")
+        return replace(self, shape=(*self.shape[:-2], *self.shape[:-3:-1]), steps=steps)
+
+    def _layout(self, storage: Storage) -> CodeLayout | None:
+        """That of its module; tools name what they leave as it is by either name."""
+        layout = storage.layout_of(self.module)
+        if layout is not None and self.own_name:
+            return storage.layout_of(self.own_name.removesuffix(".weight"))
+        return layout
 
 
 def _is_coded(leaf: Parameter, layout: CodeLayout) -> bool:
@@ -230,8 +227,6 @@ def _expand(
         raise RuleError(f"{rule.source} holds {absent[0]}, which the spec does not have")
     held = tuple(leaves[n] for n in names)
     source = rule.source.format(prefix=family.prefix, **values)
-    if rule.source.startswith("lm_head."):
-        source = family.head_prefix + source
     return StoredTensor(
         source, _shape(held, len(rule.targets), rule.steps, experts), held, rule.steps
     )

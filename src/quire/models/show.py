@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -11,8 +10,14 @@ from typing import Any
 from quire.models.costs import active_parameters, flops_per_token
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.foreign.words import foreign_lines
-from quire.models.kv_pool import memories_of, plan_kv_pool, state_bytes, token_bytes
-from quire.models.layer_memory import KeyValues, NumberBytes, TokenMemory
+from quire.models.kv_pool import (
+    memories_of,
+    plan_kv_pool,
+    state_bytes,
+    suited_block_size,
+    token_bytes,
+)
+from quire.models.layer_memory import NumberBytes, TokenMemory
 from quire.models.mixers.recurrent.words import describe as recurrent
 from quire.models.parameters import layer_parameters, num_parameters
 from quire.models.pooling.show import pooler_lines
@@ -310,7 +315,7 @@ def _attention(a: Attention) -> Iterator[str]:
         yield f"v = {_norm(a.qk_norm)}(v)    # without a weight"
     if a.temperature is not None:
         t = a.temperature
-        place = f"(position + {t.first:g})" if t.first else "position"
+        place = f"(position + {t.first})" if t.first else "position"
         yield f"q = q * (1 + {t.strength:g} * ln(1 + floor({place} / {t.interval:g})))"
     yield f"s = {a.scale:g} * q @ k"
     if a.softcap is not None:
@@ -429,9 +434,7 @@ def _scaling(r: Rope) -> str:
 
 def _groups(d: Decoder | ForeignDecoder, number: NumberBytes) -> Iterator[str]:
     memories = memories_of([d])
-    chunks = [m.window for m in memories if isinstance(m, KeyValues) and m.is_chunked]
-    block_size = math.gcd(_BLOCK_SIZE, *(chunk for chunk in chunks if chunk is not None))
-    pool = plan_kv_pool(memories, block_size, number)
+    pool = plan_kv_pool(memories, suited_block_size(memories, _BLOCK_SIZE, number), number)
     if not pool.block_bytes:
         yield "KV groups: none, nothing is kept of a request"
         return

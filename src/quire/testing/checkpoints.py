@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from quire.errors import InvalidParameter
-from quire.models.families import find_family, read_spec
+from quire.errors import InvalidParameter, UnknownConfigKey
+from quire.models.families import find_family, read_with_foreign
 from quire.models.loading.random_weights import RandomLeaves
 from quire.models.loading.transforms import from_leaves
+from quire.models.reading.keys import listed
 from quire.models.rules import StoredTensor, tensor_map
 from quire.testing.model_shapes import FAMILIES, SHAPES, make_config
 from quire.testing.tiny_tokenizer import write_tokenizer
@@ -53,7 +54,9 @@ def make_checkpoint(
     for old in folder.glob("model*.safetensors*"):
         old.unlink()
     write_tokenizer(folder, config["vocab_size"])
-    decoder = read_spec(config)
+    decoder, foreign = read_with_foreign(config)
+    if foreign:
+        raise UnknownConfigKey(f"Nothing reads these keys: {listed(foreign)}.")
     tensors = tensor_map(find_family(config), decoder)
     _write_weights(folder, tensors, RandomLeaves(seed), getattr(torch, dtype))
     _write_json(folder / "config.json", config)  # last: a folder with a config is complete

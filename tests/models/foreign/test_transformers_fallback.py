@@ -208,7 +208,7 @@ def test_what_transformers_cannot_run_is_refused(tmp_path):
 
 def test_unknown_to_both_is_refused():
     config = {"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {}}
-    with pytest.raises(UnsupportedArchitecture, match="is not supported; known are"):
+    with pytest.raises(UnsupportedArchitecture, match="OwnForCausalLM is not supported"):
         choose_implementation(config, "auto")
     with pytest.raises(UnsupportedArchitecture, match="has no causal language model 'OwnFor"):
         describe_foreign(config)

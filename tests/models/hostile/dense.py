@@ -242,6 +242,11 @@ DENSE = {
     ),
     "mpt": Hostile("mpt", MPT, base={}, length_key="max_seq_len"),
     "ministral": Hostile("ministral", WINDOWS),
+    "ministral3": Hostile(
+        "ministral3",
+        rope("yarn", **YARN, llama_4_scaling_beta=0.7),
+        is_default=True,
+    ),
     "gpt_bigcode": Hostile(
         "gpt_bigcode", {**GPT, "scale_attn_weights": True}, base={}, length_key="n_positions"
     ),

@@ -163,6 +163,7 @@ MIXTURES = {
         "llama4_text",
         {
             "num_local_experts": 4,
+            "num_experts_per_tok": 1,
             "intermediate_size_mlp": 56,
             "interleave_moe_layer_step": 2,
             "num_hidden_layers": 4,

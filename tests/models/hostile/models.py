@@ -150,9 +150,7 @@ def write_random(hostile: Hostile, folder: Path) -> None:
 
 def config_of(hostile: Hostile) -> dict[str, Any]:
     """A config.json with just these keys."""
-    name = (
-        hostile.part_of or hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hostile.kind]
-    )
+    name = hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hostile.kind]
     return {"model_type": hostile.kind, "architectures": [name], **keys_of(hostile)}
 
 

@@ -1,6 +1,5 @@
-"""Configs of Gemma 3n and Gemma 4 in the form of their published files, the text part with what
-stands next to it, and how many parameters transformers counts in such models, factors of layers
-included.
+"""Configs of the text parts of Gemma 3n and Gemma 4 as published, and how many parameters
+transformers counts in such models, factors of layers included.
 """
 
 from typing import Any
@@ -9,7 +8,7 @@ SLIDING = ["sliding_attention"]
 PUBLISHED_GEMMA: dict[str, tuple[dict[str, Any], int]] = {
     "gemma-3n-E4B": (
         {
-            "architectures": ["Gemma3nForConditionalGeneration"],
+            "architectures": ["Gemma3nForCausalLM"],
             "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 25,
             "altup_active_idx": 0,
             "altup_coef_clip": 120.0,
@@ -40,7 +39,7 @@ PUBLISHED_GEMMA: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "gemma-4-26B-A4B": (
         {
-            "architectures": ["Gemma4ForConditionalGeneration"],
+            "architectures": ["Gemma4ForCausalLM"],
             "attention_bias": False,
             "attention_k_eq_v": True,
             "enable_moe_block": True,

@@ -115,6 +115,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
             is_optional=True,
         )
     )
+    strict_config: bool = _MODEL.flag(
+        False,
+        "Refuse a config.json with keys that nothing reads, neither here nor in transformers, in "
+        "place of a warning that lists them.",
+    )
     device: str = _MODEL.text(
         "auto",
         "Where the engine runs: cpu, cuda, or auto: on an NVIDIA GPU that can be used, else on the "

@@ -9,7 +9,14 @@ from quire.config.resolve.dtype import number_bytes, weight_bytes
 from quire.config.resolve.mapping import decide_packed_weights, decide_weights_folder, free_bytes
 from quire.config.resolve.schedule import length_limit
 from quire.errors import InvalidParameter, LoadError
-from quire.models.kv_pool import SNAPSHOT_SHARE, KVPool, plan_kv_pool, state_bytes
+from quire.models.kv_pool import (
+    SNAPSHOT_SHARE,
+    KVPool,
+    plan_kv_pool,
+    state_bytes,
+    suited_block_size,
+)
+from quire.models.layer_memory import NumberBytes
 
 _BLOCK_SIZE = 32
 _BLOCK_REASON = (
@@ -31,10 +38,8 @@ def decide_memory(d: Decisions, length: int | None) -> None:
 
     Raises LoadError when weights or one request of `length` tokens do not fit.
     """
-    given = d.args.block_size
-    why = _GPU_BLOCK_REASON if d.machine.device == "cuda" else _BLOCK_REASON
-    size = d.decide("block_size", given or _BLOCK_SIZE, "block_size was given" if given else why)
     number = number_bytes(d.value("dtype"), d.value("kv_dtype"))
+    size = _decide_block_size(d, number)
     drafts = d.value("speculation")
     pool = plan_kv_pool(d.model.pool_memories, size, number, drafts.num_tokens if drafts else 0)
     bound = length_limit(d) if length is None else length
@@ -59,6 +64,18 @@ def decide_memory(d: Decisions, length: int | None) -> None:
         f"num_blocks of {gib(pool.block_bytes)}: {pool.describe()}",
     )
     _note_shortage(d, pool, num_blocks)
+
+
+def _decide_block_size(d: Decisions, number: NumberBytes) -> int:
+    wanted, why = d.args.block_size, "block_size was given"
+    if not wanted:
+        wanted = _BLOCK_SIZE
+        why = _GPU_BLOCK_REASON if d.machine.device == "cuda" else _BLOCK_REASON
+    size = suited_block_size(d.model.pool_memories, wanted, number)
+    if size < wanted:
+        why = f"chunks of attention are whole blocks, which they are not of {wanted} tokens ({why})"
+    d.decide("block_size", size, why)
+    return size
 
 
 def _decide_snapshots(d: Decisions, pool: KVPool) -> None:

@@ -101,6 +101,10 @@ def _decide_model(d: Decisions) -> None:
     decide_pooling(d)
     d.decide("vocab_size", model.vocab_size, "rows of the model's embedding")
     d.decide("hf_config", model.hf_config, "config.json with hf_overrides")
+    if model.foreign_keys:
+        d.note(f"Nothing reads these keys of config.json: {model.foreign_keys}.")
+    if model.part_of is not None:
+        d.note(f"Only text is served: the model is the text part of {model.part_of}.")
     d.requested("seed")
     if args.skip_tokenizer_init:
         d.decide("tokenizer_folder", None, "skip_tokenizer_init was given")

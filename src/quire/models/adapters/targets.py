@@ -210,7 +210,7 @@ def _tied_head(family: Family, decoder: Decoder) -> StoredTensor:
     """The head that a tied model has besides its embedding, for an adapter of its own."""
     shape = (decoder.vocab, decoder.dim)
     head = Parameter("head.weight", shape, "vocab", "embedding")
-    return StoredTensor(family.head_prefix + "lm_head.weight", shape, (head,), ())
+    return StoredTensor("lm_head.weight", shape, (head,), ())
 
 
 def _parent(name: str) -> str:

@@ -91,9 +91,9 @@ def read_eagle3(config: Mapping[str, Any], target: Decoder, names: Collection[st
     blocks = (replace(block, mixer=over, mixer_pre=not joins_normed), *[block] * (depth - 1))
     context = context_of(inner)
     _check_vocab(inner, target)
-    for reader in {id(c): c, id(inner): inner}.values():
+    for reader in (c, inner):
         reader.ignore("tie_word_embeddings", "attention_bias", *_OF_TRAINING)
-        reader.finish()
+    c.finish()  # and what is within
     spec = DraftDecoder(vocab, dim, blocks, block.norm, context, inputs=inputs)
     norm = "draft.state_norm" if joins_normed else "layers.0.attn_pre"
     rules = (
@@ -145,7 +145,6 @@ def _aux_layers(c: ConfigReader, target: Decoder) -> tuple[int, ...]:
     if inner is not None:
         inner.only("use_aux_hidden_state", True)
         layers = inner.raw(key, layers)
-        inner.finish()
     layers = usual if layers is None else layers
     is_list = isinstance(layers, list) and all(type(layer) is int for layer in layers)
     if not is_list or len({*layers} & {*range(depth + 1)}) < len(layers) or not layers:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,9 @@ from quire.models.pooling.conversion import Form, converted, form_of, generators
 from quire.models.pooling.keys import with_pooler_keys
 from quire.models.pooling.late import base_of, projected
 from quire.models.pooling.spec import PoolerSpec
+from quire.models.reading.keys import LeftKey, foreign_among, names_own_code
+from quire.models.reading.reference import Reference, reference_of, reference_of_kind
+from quire.models.reading.text_part import PART, outer_objects
 from quire.models.rules import Family
 from quire.models.spec import Decoder
 
@@ -59,11 +63,8 @@ _HOMES = {
     "GPTNeoXForCausalLM": "gpt_neox",
     "Gemma2ForCausalLM": "gemma2.GEMMA2",
     "Gemma3ForCausalLM": "gemma3",
-    "Gemma3ForConditionalGeneration": "gemma3.TEXT",
     "Gemma3nForCausalLM": "gemma3n",
-    "Gemma3nForConditionalGeneration": "gemma3n.CONDITIONAL",
     "Gemma4ForCausalLM": "gemma4",
-    "Gemma4ForConditionalGeneration": "gemma4.CONDITIONAL",
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm.GLM4",
     "Glm4MoeForCausalLM": "glm4_moe",
@@ -93,7 +94,6 @@ _HOMES = {
     "LlamaBidirectionalForSequenceClassification": "llama_bidirectional",
     "LlamaBidirectionalModel": "llama_bidirectional",
     "Llama4ForCausalLM": "llama4",
-    "Llama4ForConditionalGeneration": "llama4.TEXT",
     "LlamaForCausalLM": "llama",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",
@@ -108,7 +108,6 @@ _HOMES = {
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "Ministral3ForCausalLM": "ministral3",
     "MinistralForCausalLM": "ministral",
-    "Mistral3ForConditionalGeneration": "mistral.TEXT",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "MptForCausalLM": "mpt",
@@ -128,12 +127,11 @@ _HOMES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3NextForCausalLM": "qwen3_next.QWEN3_NEXT",
     "Qwen3_5ForCausalLM": "qwen3_next.QWEN3_5",
-    "Qwen3_5ForConditionalGeneration": "qwen3_next.QWEN3_5_TEXT",
     "Qwen3_5MoeForCausalLM": "qwen3_next.QWEN3_5_MOE",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_next.QWEN3_5_MOE_TEXT",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3VLMoeTextModel": "qwen3_moe.IN_VL",
     "SeedOssForCausalLM": "seed_oss",
     "Siglip2Model": "clip.SIGLIP",
     "Siglip2TextModel": "clip.SIGLIP",
@@ -190,8 +188,8 @@ def find_family(
     `XModel` or `XForSequenceClassification` is a form of the generator X. `pooler`: the one that
     was decided for the model; `form`: what is made of a generator where none is decided yet.
 
-    Raises UnsupportedArchitecture, which lists what is known; code that a repository brings along
-    is never run.
+    Raises UnsupportedArchitecture, which names the nearest; code that a repository brings along is
+    never run.
     """
     named = config.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
@@ -201,13 +199,19 @@ def find_family(
     if pooler is not None:
         form = form_of(pooler)
     for name in named:
-        if name in _HOMES:
-            return _in_form(family_of(name), form)
-        if (found := _family_in_form(name)) is not None:
-            return found
-        if (base := base_of(name)) is not None and (found := _pooling_family(base)) is not None:
-            return projected(found)
+        if (found := _family_named(name, form)) is not None:
+            return replace(found, is_part=True) if PART in config else found
     raise UnsupportedArchitecture(_refusal(named, config))
+
+
+def _family_named(name: str, form: Form | None) -> Family | None:
+    if name in _HOMES:
+        return _in_form(family_of(name), form)
+    if (found := _family_in_form(name)) is not None:
+        return found
+    if (base := base_of(name)) is not None and (found := _pooling_family(base)) is not None:
+        return projected(found)
+    return None
 
 
 def _in_form(family: Family, form: Form | None) -> Family:
@@ -268,15 +272,34 @@ def read_spec(
     UnsupportedConfigValue for a known key at a value that is not implemented, LoadError for a
     missing key. How the weights are quantised is checked as well; it is no part of the spec.
     """
+    return read_with_foreign(config, pooler, form)[0]
+
+
+def read_with_foreign(
+    config: Mapping[str, Any], pooler: PoolerSpec | None = None, form: Form | None = None
+) -> tuple[Decoder, tuple[LeftKey, ...]]:
+    """As `read_spec`, and the foreign keys of the config (reading/keys.py)."""
     read_storage(config)
-    reader = ConfigReader(config)
-    decoder = find_family(config, pooler, form).describe(reader)
+    outer = outer_objects(config)
+    reader = ConfigReader(config, "".join(f"{name}." for name in outer))
+    family = find_family(config, pooler, form)
+    decoder = family.describe(reader)
     if decoder.pooler is not None:
         own = with_pooler_keys(reader, replace(decoder.pooler, token_types=decoder.token_types))
         decoder = replace(decoder, pooler=own if pooler is None else pooler)
     check_attention(decoder, config)
-    reader.finish()
-    return decoder
+    reader.ignore(PART)
+    architectures = [*config["architectures"], *family.architectures]
+    is_closed = names_own_code(config, architectures)
+    reference = _reference(config, architectures)
+    return decoder, foreign_among(reader.left(), reference, outer, is_closed=is_closed)
+
+
+def _reference(config: Mapping[str, Any], architectures: list[str]) -> Reference | None:
+    kind = config.get("model_type")
+    if PART in config and (found := reference_of_kind(kind)) is not None:
+        return found
+    return reference_of(architectures, kind)
 
 
 def check_attention(decoder: Decoder, config: Mapping[str, Any]) -> None:
@@ -291,13 +314,20 @@ def check_attention(decoder: Decoder, config: Mapping[str, Any]) -> None:
 
 
 def _refusal(named: list[str], config: Mapping[str, Any]) -> str:
-    known = ", ".join(architectures())
     if not named:
         return (
-            "config.json names no architecture. Name one with "
-            f'hf_overrides={{"architectures": [...]}}; known are {known}.'
+            "config.json names no architecture. Name one of docs/models.md "
+            '(`quire show --architectures`) with hf_overrides={"architectures": [...]}.'
         )
-    text = f"The architecture {', '.join(named)} is not supported; known are {known}."
-    if config.get("auto_map"):  # before the names, which are more than an error shows
-        text = f"The model's own Python code (auto_map) is never executed by Quire. {text}"
+    part = config.get(PART)
+    what = f"The architecture {named[0]} is not supported"
+    if part:
+        whole = ", ".join(part["architectures"]) or "The model"
+        what = f"{whole} is not supported: its text is {named[0]}, which no family describes"
+    near = [name for name in get_close_matches(named[0], architectures(), 3) if name not in named]
+    if near:
+        what += f"; the nearest names are {', '.join(near)}"
+    text = f"{what}. All that are known are in docs/models.md (`quire show --architectures`)."
+    if config.get("auto_map"):
+        text += " The model's own Python code (auto_map) is never executed by Quire."
     return text

@@ -54,7 +54,7 @@ def _attention(c: ConfigReader) -> Attention:
     theta = part.number("rope_theta", 1e4, minimum=LEAST_THETA)
     rope = read_rope(c, dim, theta=theta, context=c.integer("max_seq_len"))
     part.only("rope_theta", rope.theta)
-    attn = Attention(
+    return Attention(
         heads,
         kv_heads,
         dim,
@@ -62,8 +62,6 @@ def _attention(c: ConfigReader) -> Attention:
         rope=rope,
         clip=part.number("clip_qkv", None),
     )
-    part.finish()
-    return attn
 
 
 def _experts(c: ConfigReader) -> Moe:
@@ -73,15 +71,13 @@ def _experts(c: ConfigReader) -> Moe:
     part.only("moe_normalize_expert_weights", 1)
     part.only("uniform_expert_assignment", False)
     experts = part.integer("moe_num_experts", 4, maximum=most_experts(c, "n_layers"))
-    moe = Moe(
+    return Moe(
         experts=experts,
         top_k=part.integer("moe_top_k", 1, maximum=experts),
         width=part.integer("ffn_hidden_size", 3584),
         act=_activation(part),
         renorm=norm is not None,
     )
-    part.finish()
-    return moe
 
 
 def _activation(part: ConfigReader) -> Activation:
@@ -89,7 +85,6 @@ def _activation(part: ConfigReader) -> Activation:
     if act is None:
         return "silu"
     name: Activation = act.choice("name", ACTIVATIONS, "silu")
-    act.finish()
     return name
 
 

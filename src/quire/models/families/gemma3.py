@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
 from quire.models.families.gemma import gemma_attention, gemma_norm
 from quire.models.families.gemma2 import SANDWICH_RULES, capped, sandwich
 from quire.models.families.llama import context_of, head_dim_of, sliding_blocks, stack, window_of
 from quire.models.rope_config import read_ropes
-from quire.models.rules import Family, text_of
+from quire.models.rules import Family
 from quire.models.spec import Decoder
 
 
@@ -34,19 +32,4 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, blocks, **capped(c, None))
 
 
-def _describe_part(c: ConfigReader) -> Decoder:
-    """Published files leave out what is as transformers has it."""
-    c.only("final_logit_softcapping", None)  # which transformers leaves out here
-    c.supply(
-        vocab_size=262208,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=131072,
-    )
-    return _describe(c)
-
-
 FAMILY = Family(("Gemma3ForCausalLM",), _describe, SANDWICH_RULES)
-TEXT = text_of(
-    replace(FAMILY, describe=_describe_part), "Gemma3ForConditionalGeneration", has_head=True
-)

@@ -31,7 +31,7 @@ from quire.models.families.llama import (
     with_windows,
 )
 from quire.models.rope_config import read_ropes
-from quire.models.rules import Family, Rule, rule, text_of
+from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Activation, Block, Decoder, Mlp, Streams
 
 _MOST_STREAMS = 64
@@ -115,4 +115,3 @@ def _feeds(c: ConfigReader, act: Activation) -> list[Mlp]:
 
 
 FAMILY = Family(("Gemma3nForCausalLM",), _describe, _rules, ignored=UNUSED_TENSORS)
-CONDITIONAL = text_of(FAMILY, "Gemma3nForConditionalGeneration")

@@ -32,7 +32,7 @@ from quire.models.families.llama import (
 )
 from quire.models.positions import ProportionalScaling, Rope
 from quire.models.rope_config import SCALINGS, rope_from
-from quire.models.rules import Family, rule, text_of
+from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, DenseAndExperts, FeedForward, Mlp, Moe, Norm
 
 _MLP = "layers.{layer}.mlp."
@@ -121,7 +121,6 @@ def _shapes(c: ConfigReader, kinds: list[str]) -> list[tuple[int, int]]:
         shapes = [(wide, few) if kind == "full_attention" else (dim, kv_heads) for kind in kinds]
     else:
         shapes = [_own_shape(layers, i, dim, kv_heads) for i in range(len(kinds))]
-        layers.finish()
     heads = c.integer("num_attention_heads")
     for _, count in shapes:
         if heads % count:
@@ -130,30 +129,26 @@ def _shapes(c: ConfigReader, kinds: list[str]) -> list[tuple[int, int]]:
 
 
 def _own_shape(layers: ConfigReader, layer: int, dim: int, kv_heads: int) -> tuple[int, int]:
-    own = layers.section(str(layer))
+    # transformers pads the numbers, so that they sort
+    names = layers.keys()
+    name = next((key for key in names if key.isdecimal() and int(key) == layer), "")
+    own = layers.section(name) if name else None
     if own is None:
         return dim, kv_heads
-    shape = own.integer("head_dim", dim), own.integer("num_key_value_heads", kv_heads)
-    own.finish()
-    return shape
+    return own.integer("head_dim", dim), own.integer("num_key_value_heads", kv_heads)
 
 
 class _Ropes:
     """The rotations by layer type and width of a head."""
 
     def __init__(self, c: ConfigReader) -> None:
-        self._c, self._parameters = c, c.raw("rope_parameters", {})
-        if not isinstance(self._parameters, dict):
-            raise unsupported("rope_parameters", self._parameters, "an object")
-        others = self._parameters.keys() - {"full_attention", "sliding_attention"}
-        if others:
-            raise unsupported("rope_parameters", sorted(others), "one object per layer type")
+        self._c, self._parameters = c, c.section("rope_parameters")
 
     def of(self, kind: str, dim: int) -> Rope:
-        if not self._parameters:
+        if self._parameters is None:
             scaling = ProportionalScaling(dim // 8)
             return Rope(1e6, dim, scaling) if kind == "full_attention" else Rope(1e4, dim)
-        section = ConfigReader(self._parameters, "rope_parameters.", is_part=True).section(kind)
+        section = self._parameters.section(kind)
         kinds = (*SCALINGS, "proportional")
         return rope_from(section, dim, 1e4, 1.0, context_of(self._c), kinds, None)
 
@@ -180,4 +175,3 @@ def _feeds(c: ConfigReader, norm: Norm, shared: int) -> list[FeedForward]:
 
 
 FAMILY = Family(("Gemma4ForCausalLM",), _describe, _RULES, ignored=UNUSED_TENSORS)
-CONDITIONAL = text_of(FAMILY, "Gemma4ForConditionalGeneration")

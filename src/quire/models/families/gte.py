@@ -71,7 +71,6 @@ def _rope(c: ConfigReader, head_dim: int) -> Rope:
     assert section is not None, "it has a type"
     section.raw("type")
     factor = section.number("factor", minimum=1.0)
-    section.finish()
     theta = c.number("rope_theta", 10000.0, minimum=LEAST_THETA)
     return Rope(theta * factor, head_dim, LinearScaling(factor ** (2 / head_dim)))
 

@@ -56,7 +56,6 @@ def _rope(c: ConfigReader, dim: int) -> Rope:
         section.raw(key, None)  # without meaning next to alpha, as in transformers
     theta = section.number("rope_theta", c.number("rope_theta", 1e4))
     theta *= section.number("alpha") ** (dim / (dim - 2))
-    section.finish()
     return Rope(theta, dim)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import RULES, context_of, layer_rules
 from quire.models.positions import Rope
-from quire.models.rope_config import read_rope
+from quire.models.rope_config import only_section, read_rope
 from quire.models.spec import LatentAttention, Norm
 
 LATENT_RULES = RULES + layer_rules(
@@ -74,10 +74,10 @@ def _rope(c: ConfigReader, rotated: int, interleaved: bool, kinds: tuple[str, ..
 
 def _scale(c: ConfigReader, head_dim: int) -> float:
     """Of scores: YaRN's factor for all dimensions belongs to queries and keys (DeepSeek-V2)."""
-    section: Any = c.section("rope_parameters") or c.section("rope_scaling")
+    section: Any = only_section(c)
     scale = head_dim**-0.5
-    weight = None if section is None else section.number("mscale_all_dim", None)
-    if weight is None:
+    weight = None if section is None else section.number("mscale_all_dim", None, minimum=0.0)
+    if not weight:
         return scale
     factor = section.number("factor")
     return scale * (1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0) ** 2

@@ -75,7 +75,6 @@ def _ropes(c: ConfigReader) -> dict[str, Rope]:
         return {"full_attention": full, "sliding_attention": Rope(1e4, dim)}
     kinds, context = (*SCALINGS, "proportional"), context_of(c)
     sections = {kind: section.section(kind) for kind in _ROTATED}
-    section.finish()
     return {
         kind: rope_from(found, dim, 1e4, 1.0, context, kinds, None)
         for kind, found in sections.items()

@@ -24,7 +24,7 @@ from quire.models.families.llama import (
 from quire.models.families.mixtures import experts_of, shared_expert
 from quire.models.positions import Temperature
 from quire.models.rope_config import read_rope
-from quire.models.rules import Family, rule, text_of
+from quire.models.rules import Family, rule
 from quire.models.spec import Attention, Block, Decoder, Moe, Norm
 
 _STORED, _OURS = "{prefix}layers.{layer}.feed_forward.", "layers.{layer}.mlp."
@@ -129,4 +129,3 @@ def _chunks(c: ConfigReader, rotates: list[bool]) -> list[int | None]:
 
 
 FAMILY = Family(("Llama4ForCausalLM",), _describe, _RULES)
-TEXT = text_of(FAMILY, "Llama4ForConditionalGeneration", has_head=True)

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import RULES, attention, mlp, rms, stack, window_of
 from quire.models.positions import Temperature
+from quire.models.rope_config import only_section
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
-_OF_ROPE = ("llama_4_scaling_beta", "max_position_embeddings")
-"""Keys of the rope object that are not about the rotation."""
 
-
-def describe_ministral3(c: ConfigReader) -> Decoder:
-    """Mistral's layers, whose queries have a temperature."""
-    attn = attention(
-        c,
-        usual_dim=128,
-        theta=1e6,
-        window=window_of(c),
-        rope_facts={"ignored": _OF_ROPE},
-    )
-    return stack(c, Block(replace(attn, temperature=_temperature(c)), mlp(c), rms(c, 1e-5)))
+def _describe(c: ConfigReader) -> Decoder:
+    attn = attention(c, usual_dim=128, theta=1e6, window=window_of(c), temperature=_temperature(c))
+    return stack(c, Block(attn, mlp(c), rms(c, 1e-5)))
 
 
 def _temperature(c: ConfigReader) -> Temperature | None:
-    rope = c.raw("rope_parameters", {})
-    section = ConfigReader(rope if isinstance(rope, dict) else {}, "rope_parameters.", is_part=True)
-    strength = section.number("llama_4_scaling_beta", None, minimum=0.0)
-    if strength is None:
-        allowed = "a number, by which queries grow (0: not at all)"
-        raise unsupported("rope_parameters.llama_4_scaling_beta", None, allowed)
-    interval = section.integer("original_max_position_embeddings")
-    return Temperature(strength, interval, first=0.0) if strength else None
+    """The growth is counted in lengths of the original context, from the first token on."""
+    rope = only_section(c)
+    if rope is None:  # which means a scaling to transformers, and no published file leaves it out
+        raise unsupported("rope_parameters", None, "an object with llama_4_scaling_beta")
+    rope.ignore("max_position_embeddings")  # which transformers copies into the object
+    strength = rope.number("llama_4_scaling_beta", minimum=0.0)
+    original = rope.integer("original_max_position_embeddings")
+    return Temperature(strength, float(original), first=0) if strength else None
 
 
-FAMILY = Family(("Ministral3ForCausalLM",), describe_ministral3, RULES)
+FAMILY = Family(("Ministral3ForCausalLM",), _describe, RULES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models.config_reader import IRRELEVANT, ConfigReader
+from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     attention,
     head_dim_of,
@@ -12,6 +12,7 @@ from quire.models.families.llama import (
     top_rules,
 )
 from quire.models.positions import Alibi
+from quire.models.reading.listed import IRRELEVANT
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Mlp
 
@@ -59,7 +60,7 @@ def _attention(c: ConfigReader) -> Attention:
     for key in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
         section.only(key, False)
     section.ignore(*IRRELEVANT, "attn_impl")
-    attn = attention(
+    return attention(
         c,
         head_dim=dim,
         rope=None,
@@ -67,8 +68,6 @@ def _attention(c: ConfigReader) -> Attention:
         clip=section.bound("clip_qkv", None),
         alibi=Alibi(section.number("alibi_bias_max", 8.0)),
     )
-    section.finish()
-    return attn
 
 
 FAMILY = Family(("MptForCausalLM", "MPTForCausalLM"), _describe, RULES, prefix="transformer.")

@@ -22,11 +22,13 @@ from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Mlp, Moe, Norm
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_OLD_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Types of layers as published files and transformers before 5.14 name them."""
 _UNUSED = (
-    "time_step_limit expand mtp_layers_block_type num_nextn_predict_layers "
-    "mtp_hybrid_override_pattern moe_shared_expert_overlap time_step_rank"
+    "time_step_limit expand mtp_layers_block_type num_nextn_predict_layers time_step_rank "
+    "mtp_hybrid_override_pattern moe_shared_expert_overlap rope_theta partial_rotary_factor"
 )
-"""What mixers of other families have, and layers that only draft."""
+"""What mixers of other families have, attention that rotates, and layers that only draft."""
 _EXPERTS = (
     "n_routed_experts num_local_experts n_shared_experts moe_intermediate_size num_experts_per_tok "
     "moe_shared_expert_intermediate_size n_group routed_scaling_factor topk_group norm_topk_prob"
@@ -41,7 +43,8 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("sliding_window", None)
     c.rename(head_dim="attention_head_dim", num_key_value_heads="num_query_groups")
     norm = Norm("rms", c.number("layer_norm_epsilon", 1e-5))
-    c.only("rms_norm_eps", norm.eps)
+    for key in ("rms_norm_eps", "norm_eps"):
+        c.only(key, norm.eps)
     c.only("attention_bias", False)
     act = c.choice("mlp_hidden_act", ACTIVATIONS, "relu2")
     bias = c.flag("mlp_bias", False)
@@ -104,6 +107,7 @@ def _layer_types(c: ConfigReader) -> list[str]:
     kinds = c.raw("layers_block_type", c.raw("layer_types", pattern))
     if not isinstance(kinds, list) or not kinds:
         raise unsupported("layers_block_type", kinds, "a list with one type per layer")
+    kinds = [_OLD_NAMES.get(kind, kind) for kind in kinds if isinstance(kind, str)]
     c.supply(num_hidden_layers=len(kinds))
     c.only("num_hidden_layers", len(kinds))
     for kind in kinds:

@@ -22,7 +22,7 @@ from quire.models.families.mixtures import (
     sparse_by_step,
 )
 from quire.models.mixers.recurrent.spec import GatedDelta
-from quire.models.rules import Family, rule, text_of
+from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Mlp, Moe, Norm
 
 _MIXER = "layers.{layer}.mixer."
@@ -52,8 +52,6 @@ _JOINED = {
     "linear_attn.in_proj_qkvz": "mixer.q mixer.k mixer.v mixer.z",
     "linear_attn.in_proj_ba": "mixer.b mixer.a",
 }
-_ROPE_OF_MEDIA = ("mrope_section", "mrope_interleaved")
-"""How positions of pictures are shared out; a token of text has three equal positions."""
 
 
 def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
@@ -62,14 +60,13 @@ def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
     c.only("use_sliding_window", False)
     c.only("attn_output_gate", True)
     c.only("mamba_ssm_dtype", "float32")
-    # layers that predict further tokens are left out
+    # of layers that predict further tokens, which are left out
     c.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     norm = rms(c, 1e-6, "rms1p")
     attn = attention(
         c,
         usual_dim=256,
         partial=0.25,
-        rope_facts={"ignored": _ROPE_OF_MEDIA},
         qk_norm=norm,
         gate="full",
     )
@@ -141,5 +138,3 @@ QWEN3_5_MOE = Family(
     (*layer_rules(_SEPARATE), *_SHARED_RULES),
     ignored=_DRAFTS,
 )
-QWEN3_5_TEXT = text_of(QWEN3_5, "Qwen3_5ForConditionalGeneration")
-QWEN3_5_MOE_TEXT = text_of(QWEN3_5_MOE, "Qwen3_5MoeForConditionalGeneration")

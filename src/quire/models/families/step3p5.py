@@ -111,7 +111,6 @@ def _heads_elsewhere(c: ConfigReader, other: ConfigReader, kind: str, heads: int
     for key in ("head_dim", "true_head_dim"):
         other.only(key, c.integer("head_dim", 128))
     own = other.integer("num_attention_heads", heads)
-    other.finish()
     return own if kind == "sliding_attention" else heads
 
 

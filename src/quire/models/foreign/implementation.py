@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from quire.errors import NotBuiltYet, UnsupportedArchitecture
-from quire.models.families import find_family, read_spec
+from quire.models.config_reader import ConfigReader
+from quire.models.families import find_family, read_with_foreign
 from quire.models.foreign import library
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.pooling.conversion import Form
 from quire.models.pooling.spec import PoolerSpec
+from quire.models.reading.keys import LeftKey, foreign_among
+from quire.models.reading.reference import reference_of
+from quire.models.reading.text_part import PART, outer_objects
 from quire.models.spec import Decoder
 
 ModelImpl = Literal["quire", "transformers"]
@@ -30,11 +34,11 @@ def choose_implementation(config: Mapping[str, Any], asked: str) -> tuple[ModelI
     try:
         find_family(config)
     except UnsupportedArchitecture as error:
-        if asked != "auto" or not config.get("architectures"):
+        if asked != "auto" or not config.get("architectures") or PART in config:
             raise
         if not library.is_installed():
             more = "pip install 'quire[transformers]' adds those that run through transformers."
-            raise UnsupportedArchitecture(f"{_beginning(error)} {more}") from None
+            raise UnsupportedArchitecture(f"{error} {more}") from None
         if not library.knows(config):
             raise
         return "transformers", "no family of Quire's describes the architecture"
@@ -52,16 +56,31 @@ def describe_model(
 
     Raises LoadError subclasses for what cannot run: see `read_spec` and `describe_foreign`.
     """
+    return describe_with_foreign(config, implementation, pooler, form)[0]
+
+
+def describe_with_foreign(
+    config: Mapping[str, Any],
+    implementation: str,
+    pooler: PoolerSpec | None = None,
+    form: Form | None = None,
+) -> tuple[AnyDecoder, tuple[LeftKey, ...]]:
+    """As `describe_model`, and the foreign keys of the config (reading/keys.py)."""
     if implementation == "quire":
-        return read_spec(config, pooler, form)
+        return read_with_foreign(config, pooler, form)
     if pooler is not None or form is not None:
         hint = "Use a model that has a family of Quire's: see docs/models.md."
         raise NotBuiltYet("runner", "pooling with model_impl=transformers", hint)
     from quire.models.foreign.dry_run import describe_foreign  # imports torch and transformers
 
-    return describe_foreign(config)
+    return describe_foreign(config), _foreign_to_transformers(config)
 
 
-def _beginning(error: Exception) -> str:
-    """The error without its list of what is known, which would push the advice out of sight."""
-    return str(error).partition("; known are")[0].rstrip(".") + "."
+def _foreign_to_transformers(config: Mapping[str, Any]) -> tuple[LeftKey, ...]:
+    """What transformers ignores of a config.json, but for what says nothing."""
+    reference = reference_of(config["architectures"], config.get("model_type"))
+    if reference is None:
+        return ()
+    reader = ConfigReader(config)
+    reader.ignore(PART, *reference.keys)
+    return foreign_among(reader.left(), reference, outer_objects(config), is_closed=False)

@@ -70,7 +70,6 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
         raise unsupported(reader.at("config_groups"), {}, "at least one group of modules")
     listed = section.keys()
     groups = [_group(section, name, overall, expressions) for name in listed]
-    section.finish()
 
     def layout_of(module: str) -> CodeLayout | None:
         if ignored.have(module):
@@ -108,9 +107,7 @@ def _group(
         layout = _four_bit_floats(weights, rows, kind)
     else:
         layout = _packed(weights) if kind == "packed" else _unpacked(weights, rows, kind)
-    weights.finish()
     targets = names(group, "targets")
-    group.finish()
     others = (target for target in targets if target != "Linear")
     meant = module_names(others, group.at("targets"), expressions)
     keeps_rows = kind in _FOUR_BIT_FLOATS and rows is not None
@@ -182,6 +179,7 @@ def _four_bit_floats(weights: ConfigReader, rows: ConfigReader | None, kind: str
     weights.choice_of("strategy", strategy)
     weights.choice_of("group_size", group)
     if rows is not None:
+        rows.ignore(*rows.keys())
         rows.choice_of("num_bits", 4)
         rows.choice_of("type", "float")
     packing: Packing = "mxfp4" if kind == "mxfp4" else "nvfp4"
@@ -203,7 +201,6 @@ def _rows(rows: ConfigReader, of_weights: str) -> RowScheme:
     allowed = ("tensor",) if is_static else ("token", "tensor", "group")
     strategy = rows.choice("strategy", {name: name for name in allowed}, "tensor")
     group = group_size(rows, "group_size")
-    rows.finish()
     return RowScheme((group or 0) if strategy == "group" else 0, is_static)
 
 

@@ -20,7 +20,8 @@ _MODULES = ("ignored_layers", "modules_to_not_convert", "ignore", "exclude_modul
 def read_fp8(reader: ConfigReader) -> Storage:
     """Weights have a scale for each block of outputs and inputs, or one in all."""
     reader.ignore(*_MODULES, "scale_fmt")  # how scales were rounded, which are numbers like others
-    reader.only("fmt", "e4m3")
+    reader.only("fmt", "e4m3", "float8_e4m3fn")
+    reader.only("store_dtype", "fp8")
     reader.only("dequantize", False)
     is_static = reader.choice("activation_scheme", _SCHEMES, "dynamic")
     block = read_block(reader, "weight_block_size")
@@ -43,9 +44,7 @@ def read_modelopt(reader: ConfigReader) -> Storage:
     inner = reader.section("quantization")
     if inner is None:
         return _read_scheme(reader)
-    storage = _read_scheme(inner)
-    inner.finish()
-    return storage
+    return _read_scheme(inner)
 
 
 def _read_scheme(reader: ConfigReader) -> Storage:

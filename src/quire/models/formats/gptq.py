@@ -76,7 +76,6 @@ def _dynamic(reader: ConfigReader, layout: CodeLayout) -> list[tuple[Any, CodeLa
             rules.append((matches, None))
         else:
             rules.append((matches, _overridden(section, key, layout)))
-    section.finish()
     return rules
 
 
@@ -85,11 +84,9 @@ def _overridden(section: ConfigReader, key: str, layout: CodeLayout) -> CodeLayo
     if own is None:
         return layout
     own.ignore("sym", "damp_percent", "mse", "static_groups", "true_sequential", "meta")
-    changed = replace(
+    return replace(
         layout,
         bits=own.choice_of("bits", 4, 8, absent=layout.bits),
         group=group_size(own, "group_size") if "group_size" in own else layout.group,
         is_reordered=own.flag("desc_act", layout.is_reordered),
     )
-    own.finish()
-    return changed

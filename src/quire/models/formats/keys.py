@@ -40,7 +40,7 @@ def cache_type(reader: ConfigReader) -> Literal["float", "int"] | None:
     """The type of keys and values in 8 bits that `kv_cache_scheme` asks for; the files have the
     scales, if there are any. None: it asks for none.
     """
-    if reader.raw("kv_cache_scheme", None) == "static":  # all that older tools say
+    if reader.raw("kv_cache_scheme", None) in ("static", "FP8"):  # all that older tools say
         return "float"
     scheme = reader.section("kv_cache_scheme")
     if scheme is None:
@@ -54,7 +54,6 @@ def cache_type(reader: ConfigReader) -> Literal["float", "int"] | None:
     for key in ("group_size", "block_structure", "actorder"):
         scheme.only(key)
     check_types(scheme)
-    scheme.finish()
     return found
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from quire.errors import CorruptCheckpoint, ModelNotFound
-from quire.models.config_reader import read_config
+from quire.models.config_reader import read_whole_config
 from quire.models.formats.side_files import with_side_file
-from quire.models.loading.params_json import PARAMS, config_of_params
+from quire.models.reading.params_json import PARAMS, config_of_params
+from quire.models.reading.text_part import text_part
 from quire.text.json_files import read_plain_json
 from quire.text.model_files import has_file
 
@@ -47,17 +49,25 @@ def found_format(folder: Path) -> LoadFormat:
     return "safetensors"  # also with none: what is missing is said where they are read
 
 
-def read_folder_config(folder: Path, load_format: str) -> dict[str, Any]:
-    """The folder's config.json, or its params.json in the form of a config.json: with the format
-    `mistral`, and where it is the only one of them. What a file of a tool says of quantised weights
-    is its `quantization_config`. Raises ModelNotFound or LoadError.
+def read_folder_config(
+    folder: Path, load_format: str, change: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The folder's config.json after `change`, or the part of it that is about text; its
+    params.json in the form of a config.json with the format `mistral`, and where it is the only one
+    of them. What a file of a tool says of quantised weights is its `quantization_config`. Raises
+    ModelNotFound or LoadError.
     """
+    config = _read(folder, load_format)
+    return text_part(config if change is None else change(config))
+
+
+def _read(folder: Path, load_format: str) -> dict[str, Any]:
     params = folder / PARAMS
     if load_format == "mistral" and not has_file(params):
         raise ModelNotFound(f"{folder} has no {PARAMS}, which load_format='mistral' reads.")
     if load_format == "mistral" or (has_file(params) and not has_file(folder / "config.json")):
         return config_of_params(read_plain_json(params))
-    return with_side_file(read_config(folder), folder)
+    return with_side_file(read_whole_config(folder), folder)
 
 
 def read_header(file: Path) -> bytes:

@@ -12,10 +12,12 @@ from quire.errors import LoadError, WeightMismatch
 from quire.models.formats.storage import Storage
 from quire.models.loading.cache_scales import is_cache_scale
 from quire.models.loading.load_formats import WeightFiles
+from quire.models.loading.parts import find_part
 from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.spec import Decoder
 
 logger = logging.getLogger(__name__)
+_HEAD = "lm_head.weight"
 _SHOWN = 6
 """Names that a message lists."""
 
@@ -26,11 +28,18 @@ def match(
     """The tensors to read, named as in the files. Raises WeightMismatch unless names and shapes fit
     exactly, LoadError for a type that is not the format's.
     """
-    stored = tensor_map(family, decoder)
+    stored, others = tensor_map(family, decoder), frozenset[str]()
     bare = not any(name.startswith(family.prefix) for name in files.entries)
-    if family.prefix and bare:  # a checkpoint of the decoder without its head's wrapper
+    if family.is_part:
+        part = find_part(family, stored, files.entries)
+        family, stored, others = replace(family, prefix=part.prefix), part.stored, part.other_names
+        if others:
+            logger.info("Not loaded, because they are not about text: %s.", part.described())
+    elif family.prefix and bare:  # a checkpoint of the decoder without its head's wrapper
         stored = [_without_prefix(s, family.prefix) for s in stored]
     stored = [_under_its_name(s, family, files) for s in stored]
+    if family.turns_by_shape:
+        stored = [_turned(s, files) for s in stored]
     if storage is not None:
         stored = [_in_codes(s, storage, files) for s in stored]
     depth = len(decoder.blocks)
@@ -40,14 +49,15 @@ def match(
     found = {
         n: expected[n] if n in expected and parts[n].has_shape(e.shape) else e.shape
         for n, e in files.entries.items()
-        if n in expected or not (family.ignores(n, depth) or (storage and is_cache_scale(n)))
+        if n in expected
+        or not (n in others or family.ignores(n, depth) or (storage and is_cache_scale(n)))
     }
     if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
         logger.info(
             "Not loaded: layers that predict further tokens, which are not run (%s).",
             listed(drafts),
         )
-    head = family.head_prefix + "lm_head.weight"
+    head = next((n for n in found if n == _HEAD or n.endswith("." + _HEAD)), _HEAD)
     if decoder.tie and head in found:
         _check_tied_head(files, head, stored[0].name)
         found.pop(head)
@@ -82,6 +92,14 @@ def _under_its_name(stored: StoredTensor, family: Family, files: WeightFiles) ->
         if stored.name.endswith(end) and stored.name not in files.entries and name in files.entries:
             return replace(stored, name=name)
     return stored
+
+
+def _turned(stored: StoredTensor, files: WeightFiles) -> StoredTensor:
+    entry = files.entries.get(stored.name)
+    if entry is None or "transpose" not in stored.steps or entry.shape == stored.shape:
+        return stored
+    turned = stored.turned()
+    return turned if entry.shape == turned.shape else stored
 
 
 def _in_codes(stored: StoredTensor, storage: Storage, files: WeightFiles) -> StoredTensor:

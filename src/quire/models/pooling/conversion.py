@@ -4,7 +4,6 @@ family of such checkpoints.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -74,7 +73,7 @@ def converted(family: Family, form: Form) -> Family:
 
 def with_pooler(family: Family, rules: tuple[Rule, ...]) -> Family:
     """The family with these rules for its pooler, where a head that is not used is ignored."""
-    names = rf"({re.escape(family.head_prefix)})?(lm_head|embed_out|output)\.(weight|bias)"
+    names = r"(.*\.)?(lm_head|embed_out|output)\.(weight|bias)"
 
     def all_rules(decoder: Decoder) -> tuple[Rule, ...]:
         return (*family.rules_for(decoder), *rules, *_file_rules(decoder.pooler))

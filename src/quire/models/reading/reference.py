@@ -1,0 +1,92 @@
+"""The keys that transformers reads, by type of model: `reference_keys.json`, which
+tools/reference_keys.py makes from its configuration classes and modelling files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from quire.models.reading.floats import decoded
+
+_TABLE = Path(__file__).with_name("reference_keys.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A type of model as transformers has it.
+
+    keys: those that it reads, with the defaults of its class; a key of an object stands behind
+    that of the object and a dot, one of a rotation behind "rope.". aliases: other names of keys.
+    """
+
+    kind: str
+    architectures: tuple[str, ...]
+    keys: Mapping[str, Any]
+    aliases: Mapping[str, str]
+    ropes: Mapping[str, Iterable[str]]
+
+    def lacks(self, path: tuple[str, ...], rope_type: str | None) -> bool:
+        """Whether nothing of it reads the key; `rope_type`: of the rotation that has the key."""
+        if rope_type is None:
+            return ".".join(path) not in self.keys
+        return f"rope.{path[-1]}" not in self.keys and path[-1] not in self.ropes.get(rope_type, ())
+
+    def default(self, path: tuple[str, ...], rope_type: str | None) -> Any:
+        """What an absent key means, None where code computes it."""
+        return self.keys.get(".".join(path) if rope_type is None else f"rope.{path[-1]}")
+
+
+@cache
+def _table() -> dict[str, Any]:
+    found: dict[str, Any] = decoded(json.loads(_TABLE.read_text(encoding="utf-8")))
+    return found
+
+
+@cache
+def _kinds_by_architecture() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for kind, entry in _table()["models"].items():
+        for name in entry["architectures"]:
+            found.setdefault(name, []).append(kind)
+    return found
+
+
+def reference_of(architectures: Iterable[str], kind: object = None) -> Reference | None:
+    """The type of the first of these architectures that transformers has, `kind` where that is one
+    of several; None: it has none of them.
+    """
+    for name in architectures:
+        if kinds := _kinds_by_architecture().get(name):
+            return _reference(str(kind) if kind in kinds else kinds[0])
+    return None
+
+
+def reference_of_kind(kind: object) -> Reference | None:
+    """The type of this name (`model_type`), or None."""
+    return _reference(kind) if isinstance(kind, str) and kind in _table()["models"] else None
+
+
+def text_kind_of(kind: object) -> str | None:
+    """The type of the text part of a model of several parts that transformers has; None for other
+    models.
+    """
+    found: str | None = _table()["text_parts"].get(kind) if isinstance(kind, str) else None
+    return found
+
+
+@cache
+def _reference(kind: str) -> Reference:
+    table = _table()
+    entry = table["models"][kind]
+    return Reference(
+        kind,
+        tuple(entry["architectures"]),
+        table["shared"] | entry["keys"],
+        entry.get("aliases", {}),
+        table["ropes"],
+    )

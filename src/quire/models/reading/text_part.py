@@ -1,0 +1,88 @@
+"""The part of a config.json that is about text, where a model also takes pictures or sound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from quire.models.reading.reference import Reference, reference_of_kind, text_kind_of
+
+PART = "quire_text_part"
+"""The key of a config that `text_part` made: the key of the text's object in the file, "" where it
+has none, and the architectures of the whole.
+"""
+
+_OBJECTS = ("text_config", "llm_config", "language_config")
+_OF_THE_WHOLE = (
+    *("quantization_config", "compression_config", "quantization", "quantization_file"),
+    *("tie_word_embeddings", "torch_dtype", "dtype", "transformers_version", "auto_map"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+)
+"""Keys next to the object of text that are about text, too."""
+
+_BUILT_AS: Mapping[str, str] = MappingProxyType(
+    {
+        "qwen2_5_omni_text": "Qwen2ForCausalLM",
+        "qwen2_5_vl_text": "Qwen2ForCausalLM",
+        "qwen2_vl_text": "Qwen2ForCausalLM",
+        "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
+        "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
+        "qwen3_vl_text": "Qwen3ForCausalLM",
+    }
+)
+"""Types of text that transformers has within a whole alone, and the family that they are of: one
+whose positions are triples, which are equal for text.
+"""
+
+
+def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config`, or where it describes a model of several parts the config of the part that
+    generates text, as a config of its own: what the file leaves out has the value of transformers'
+    class, and keys about other parts are left out.
+    """
+    kind = text_kind_of(config.get("model_type"))
+    key = next((key for key in _OBJECTS if isinstance(config.get(key), dict)), "")
+    if not key and isinstance(thinker := config.get("thinker_config"), dict):
+        return text_part({**thinker, "architectures": config.get("architectures")})
+    if not key and kind is None:
+        return dict(config)
+    text: dict[str, Any] = dict(config[key] if key else config)
+    if key:
+        text |= {k: config[k] for k in _OF_THE_WHOLE if config.get(k) is not None}
+    if reference_of_kind(text.get("model_type")) is not None or kind is None:
+        kind = text.get("model_type")
+    reference = reference_of_kind(kind)
+    if reference is not None:
+        text = _defaults(reference, text) | text
+    listed = config[key].get("architectures") if key else None
+    names = [*(listed or ()), *_generators(kind, reference)]
+    whole = list(config.get("architectures") or ())
+    part = {"key": key, "architectures": whole}
+    return {**text, "model_type": kind, "architectures": names or whole, PART: part}
+
+
+def outer_objects(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The objects of the file that are around the keys of a config from `text_part`."""
+    part = config.get(PART)
+    return (part["key"],) if part and part["key"] else ()
+
+
+def _generators(kind: object, reference: Reference | None) -> list[str]:
+    """The architectures that generate with a type."""
+    if isinstance(kind, str) and kind in _BUILT_AS:
+        return [_BUILT_AS[kind]]
+    found = () if reference is None else reference.architectures
+    return [name for name in found if name.endswith(("ForCausalLM", "LMHeadModel"))]
+
+
+def _defaults(reference: Reference, text: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of transformers' class, but for tokens and what `text` has under another name."""
+    said = {*text, *(reference.aliases.get(key, key) for key in text)}
+    said |= {alias for alias, key in reference.aliases.items() if key in said}
+    return {
+        key: default
+        for key, default in reference.keys.items()
+        if default is not None and key not in said and "." not in key
+        if not key.endswith("_token_id") and key not in reference.aliases
+    }
