@@ -202,7 +202,7 @@ BAD_MODELS = {
     "no config": (without_config, "config.json"),
     "truncated weights": (truncated, "safetensors"),
     "unknown architecture": (lambda f: edited(f, architectures=["FooForCausalLM"]), "Foo"),
-    "unknown key": (lambda f: edited(f, secret_scale=2.0), "secret_scale"),
+    "unmet key": (lambda f: edited(f, sliding_window=16), "sliding_window"),
     "other width": (lambda f: edited(f, intermediate_size=100), "shape"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "safetensors"),
 }

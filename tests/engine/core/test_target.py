@@ -83,7 +83,7 @@ def test_blocks_are_what_was_measured_up_to_enough(folder):
     pool = plan_kv_pool(memories, plan.memory.block_size, NumberBytes(2, 2))
     block_bytes = plan.memory.kv_cache_bytes // plan.memory.num_blocks
     gib = 1 << 30
-    roomy = MeasuredMemory(80 * gib, 60 * gib, plan.memory.memory_share)
+    roomy = MeasuredMemory(80 * gib, 60 * gib, plan.memory.memory_utilization)
     assert blocks_for(config, pool, roomy, block_bytes) == 1 + 4 * 32
     tight = MeasuredMemory(10 * gib, 10 * gib - 9 * gib + 50 * block_bytes, 0.9)
     assert blocks_for(config, pool, tight, block_bytes) == 50
