@@ -136,7 +136,7 @@ def test_loads_of_one_name_from_two_folders_at_once_have_one_winner(server):
         ({"lora_name": "a"}, 400, "Both 'lora_name' and 'lora_path' must be provided."),
         ({"lora_name": "quire-embedded", "lora_path": "/a"}, 400, "conflicts with a served base"),
         ({"lora_name": "a", "lora_path": "/no/such/folder"}, 404, "There is no LoRA adapter"),
-        ({"lora_name": "a", "lora_path": "someone/on-the-hub"}, 404, "There is no LoRA adapter"),
+        ({"lora_name": "a", "lora_path": "someone/on-the-hub"}, 404, "someone/on-the-hub was not"),
         ({"lora_name": "a", "lora_path": "/dev/zero"}, 404, "There is no LoRA adapter"),
         ({"lora_name": "a", "lora_path": "~nosuchuser/a"}, 404, "/~nosuchuser/a"),
         ({"lora_name": "a", "lora_path": "/" + "x" * 5000}, 400, "at most 4096 characters"),
