@@ -36,7 +36,7 @@ def choice(ops, name):
 
 
 def test_every_op_is_an_attribute():
-    facts = {"choices", "batch_invariant", "invariance_reason"}
+    facts = {"choices", "batch_invariant", "invariance_reason", "takes_rows"}
     assert {field.name for field in dataclasses.fields(Ops)} - facts == set(CATALOG)
 
 

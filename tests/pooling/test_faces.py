@@ -471,5 +471,5 @@ def test_the_registry_knows_what_pools():
     pools = quire.ModelRegistry.is_pooling_model
     for name in ("BertModel", "Qwen2Model", "LlamaForSequenceClassification", "HF_ColBERT"):
         assert pools(name), name
-    for name in ("Qwen2ForCausalLM", "MPNetModel", "ColBERTJinaRobertaModel"):
+    for name in ("Qwen2ForCausalLM", "FunnelModel", "ColBERTJinaRobertaModel"):
         assert not pools(name), name
