@@ -110,7 +110,7 @@ async function run(conversation, message, asked) {
   const [failure, speed] = await written(message, conversation, asked, controller.signal);
   runs.delete(conversation);
   if (conversations.has(conversation.id)) keep(conversation); // it may have been deleted
-  views.get(message)?.draw();
+  showWhole(message);
   showState();
   if (conversation !== current) return failure;
   byId("speed").value = speed;

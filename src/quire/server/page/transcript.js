@@ -242,6 +242,12 @@ function showGrowth(message) {
   });
 }
 
+// A message that does not grow any more: no frame that is still due takes it for one that does.
+function showWhole(message) {
+  changed.delete(message);
+  views.get(message)?.draw();
+}
+
 // Copying, also where a page without TLS has no clipboard of its own.
 
 async function copyText(text) {
