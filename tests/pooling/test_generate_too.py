@@ -99,7 +99,7 @@ def test_calls_of_the_wrong_kind(folder):
             llm.embed("a text", pooling_params=SamplingParams(), **QUIET)
         with pytest.raises(InvalidType, match="it must be a SamplingParams or PoolingParams"):
             llm.llm_engine.add_request("0", "a text", {"max_tokens": 3})
-        with pytest.raises(InvalidParameter, match="is not supported by this model, which serves embed"):
+        with pytest.raises(InvalidParameter, match="not supported by this model, which serves"):
             llm.classify("a text", **QUIET)
         score = llm.score("a text", ["another", "a text"], **QUIET)
         assert score[1].outputs.score == pytest.approx(1.0, abs=1e-6)
