@@ -214,6 +214,18 @@ def test_reasoning_is_told_from_the_answer():
     assert "".join(d.content or "" for d in deltas) == "four"
 
 
+def test_a_reasoning_without_an_answer_is_the_answer_where_a_request_asks_for_one():
+    asked = {"extra_body": {"chat_template_kwargs": {"force_nonempty_content": True}}}
+    for text in ("<think>four", "<think>four</think>"):
+        message = ask(text, reasoning_parser="nemotron_v3", **asked).choices[0].message
+        assert (message.content, message.model_extra["reasoning"]) == ("four", None)
+        assert ask(text, reasoning_parser="nemotron_v3").choices[0].message.content is None
+        chunks = ask(text, reasoning_parser="nemotron_v3", stream=True, **asked)
+        deltas = [chunk.choices[0].delta for chunk in chunks]
+        assert "".join(d.model_extra.get("reasoning", "") for d in deltas) == "four"
+        assert "".join(d.content or "" for d in deltas) == "four"
+
+
 def test_a_form_begins_behind_the_reasoning():
     body = {"messages": HELLO, "max_tokens": 5, "response_format": {"type": "json_object"}}
 

@@ -236,6 +236,13 @@ PYTHONIC = [
         content="I look.",
         calls=(BONN,),
     ),
+    Golden(
+        "lfm2-a-line-after-the-call",
+        '<|tool_call_start|>[weather(city="Bonn")]<|tool_call_end|>\nI look.\nSo.',
+        "lfm2",
+        content="I look.\nSo.",
+        calls=(BONN,),
+    ),
 ]
 TAGGED_PARAMETERS = [
     Golden(
@@ -440,6 +447,30 @@ REASONING = [
         thought="hm",
         content="Yes.",
     ),
+    Golden(
+        "think-left-in-the-answer",
+        "hm</think>Yes.",
+        None,
+        "minimax_m2_append_think",
+        content="<think>hm</think>Yes.",
+    ),
+    Golden(
+        "think-left-in-the-answer-before-a-call",
+        'hm</think>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        "hermes",
+        "minimax_m2_append_think",
+        prompt="]~b]ai\n<think>\n",
+        content="<think>hm</think>\n",
+        calls=(("now", "{}"),),
+    ),
+    Golden(
+        "think-closed-by-the-prompt-and-left-in-the-answer",
+        "Yes.",
+        None,
+        "minimax_m2_append_think",
+        prompt="]~b]ai\n<think></think>",
+        content="Yes.",
+    ),
     Golden("think-cut", "<think>hm, let", None, "qwen3", thought="hm, let"),
     Golden("think-with-half-an-end", "<think>a </thi b", None, "qwen3", thought="a </thi b"),
     Golden(
@@ -457,6 +488,14 @@ REASONING = [
         "qwen3",
         thought="hm",
         calls=(("now", "{}"),),
+    ),
+    Golden(
+        "think-ended-by-the-mark-of-a-section",
+        "hm<|tool_calls_section_begin|>x",
+        "kimi_k2",
+        "kimi_k2",
+        thought="hm",
+        content="<|tool_calls_section_begin|>x",
     ),
     Golden(
         "think-about-the-delimiter",

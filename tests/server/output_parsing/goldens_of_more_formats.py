@@ -161,7 +161,7 @@ IN_JSON = [
         "ernie45",
         "ernie45",
         thought="Hm.\n",
-        content="I look.\n",
+        content="I look.",
         calls=(BONN,),
     ),
     Golden(
@@ -206,7 +206,7 @@ IN_JSON = [
     ),
     Golden("xlam-list", f"[{ENVELOPE}, {NOW_ENVELOPE}]", "xlam", calls=BOTH),
     Golden(
-        "xlam-fenced", f"I look.\n```json\n[{ENVELOPE}]\n```", "xlam", content="I look.\n",
+        "xlam-fenced", f"I look.\n```json\n[{ENVELOPE}]\n```", "xlam", content="I look.",
         calls=(BONN,),
     ),
     Golden("xlam-tagged", f"<tool_call>[{ENVELOPE}]</tool_call>", "xlam", calls=(BONN,)),
@@ -534,6 +534,23 @@ IN_TAGS = [
         "]<]minimax[>[<city>a <b>]<] c]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
         "minimax_m3",
         calls=(("weather", '{"spots": [], "where": {}, "city": "a <b>]<] c"}'),),
+    ),
+    Golden(
+        "gemma4-without-braces",
+        "<|tool_call>call:now<tool_call|><|tool_call>:no such name<tool_call|>",
+        "gemma4",
+        calls=(("now", "{}"), ("no such name", "{}")),
+    ),
+    *(
+        Golden(f"{name}-blanks-before-a-call", f"One. \n{call}\n Two. ", name, content=said,
+               calls=(NOW,))
+        for name, call, said in (
+            ("gemma4", "<|tool_call>call:now{}<tool_call|>", "One.\n Two. "),
+            ("functiongemma", "<start_function_call>call:now{}<end_function_call>", "One.\n Two. "),
+            ("glm45", "<tool_call>now\n</tool_call>", "One.\n Two. "),
+            ("xlam", f"<tool_call>[{NOW_ENVELOPE}]</tool_call>", "One.\n Two. "),
+            ("ernie45", f"<tool_call>{NOW_ENVELOPE}</tool_call>", "One.\n Two. "),
+        )
     ),
     Golden(
         "gemma4",

@@ -12,6 +12,7 @@ from quire.server.output_parsing import (
     ReasoningFormat,
     ToolFormat,
     plan_parsers,
+    whole,
 )
 from quire.server.output_parsing.parser_plan import FormStart
 from tests.server.output_parsing.golden_transcripts import TOOLS
@@ -71,6 +72,31 @@ def test_the_prompt_says_where_an_output_begins(parser, prompt, inside, start):
     assert plan.form_start(place) == start
     if inside:
         assert plan.read("hm", place).reasoning == "hm"
+
+
+@pytest.mark.parametrize(
+    ("output", "reasoning", "content"),
+    [
+        ("<think>hm", None, "hm"),
+        ("<think>hm</think>", None, "hm"),
+        ("<think>hm</thi", None, "hm</thi"),
+        ("<think>hm</think>\n\n", "hm", None),
+        ("<think>hm</think>\nYes.", "hm", "Yes."),
+        ("Yes.", None, "Yes."),
+        ("", None, None),
+    ],
+)
+def test_a_reasoning_that_no_answer_follows_is_the_answer_for_who_asks(output, reasoning, content):
+    plan = plan_parsers("hermes", "granite_thinking_parser")
+    parsed = plan.read(output, tools=None, fills_answer=True)
+    assert (parsed.reasoning, parsed.content) == (reasoning, content)
+    parser = plan.open(tools=None, fills_answer=True)
+    events = [event for char in output for event in parser.feed(char)]
+    streamed = whole([*events, *parser.finish()])
+    assert streamed.content == content
+    assert streamed.reasoning == (content if parser.is_filled else reasoning)
+    call = '<think>hm</think><tool_call>{"name": "now"}</tool_call>'
+    assert plan.read(call, tools=TOOLS, fills_answer=True).content is None
 
 
 def test_with_a_form_a_reasoning_is_not_assumed():

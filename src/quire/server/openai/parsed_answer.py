@@ -66,7 +66,8 @@ class ParsedAnswer:
         """The whole text as a message."""
         read = whole(self.events(text, is_last=True))
         calls = [self._call(call) for call in read.tool_calls]
-        reasoning = read.reasoning if self._shows_reasoning else None
+        is_shown = self._shows_reasoning and not self._parser.is_filled
+        reasoning = read.reasoning if is_shown else None
         message = ChatMessage(
             role=self.role,
             content=read.content if read.content or reasoning or calls else "",

@@ -27,6 +27,11 @@ from quire.server.output_parsing import (
     parameters_of,
 )
 
+FILLS_ANSWER = "force_nonempty_content"
+"""Variable of chat templates (Nemotron's, Granite's) by which a reasoning that no answer follows is
+sent as the answer.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt(Prompt):
@@ -160,6 +165,7 @@ def open_answers(
 ) -> Sequence[ParsedAnswer]:
     """Make a parser for each answer to `prompt`."""
     plan, use = server.chat.parser_plan, prompt.tools
+    kwargs = {**server.chat.default_kwargs, **(body.chat_template_kwargs or {})}
     return [
         ParsedAnswer(
             role,
@@ -169,6 +175,7 @@ def open_answers(
                 forced=use.forced,
                 writes_input=use.writes_input,
                 max_calls=use.max_calls,
+                fills_answer=kwargs.get(FILLS_ANSWER) is True,
             ),
             use,
             shows_reasoning=body.include_reasoning is not False,

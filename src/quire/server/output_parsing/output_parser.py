@@ -26,7 +26,7 @@ from quire.server.output_parsing.readers import (
 )
 from quire.server.output_parsing.state_table import FLOWING, OPENING, ParserState, Reads, ToolFormat
 from quire.server.output_parsing.stream_writer import Writer
-from quire.server.output_parsing.tool_schemas import ToolSchemas
+from quire.server.output_parsing.tool_schemas import ToolSchemas, valid_arguments
 
 
 class Table:
@@ -59,11 +59,15 @@ class OutputParser:
     For every way of cutting the text into pieces the events add up to the same: a
     decision is made when the text before it has fully come, and never taken back. What is held back
     between calls is the beginning of a delimiter (shorter than the delimiter), and from where a
-    call may begin until its name is known, all of it. Time is linear in the text.
+    call may begin until its name is known, all of it; in a format that checks calls, until the call
+    has ended. The answer
+    begins with `lead`, which the prompt had. With `fills_answer`, the reasoning of an output that
+    ends without a call and a character of an answer is said again as its answer (`is_filled`). Time
+    is linear in the text.
     """
 
-    __slots__ = ("_at", "_home", "_names", "_out", "_parameters", "_reader", "_rest", "_table",
-                 "_text", "place", "state")  # fmt: skip
+    __slots__ = ("_at", "_home", "_is_answered", "_kept", "_out", "_parameters", "_reader", "_rest",
+                 "_schemas", "_table", "_text", "is_filled", "place", "state")  # fmt: skip
 
     def __init__(
         self,
@@ -72,20 +76,27 @@ class OutputParser:
         schemas: ToolSchemas,
         call_id: CallId,
         max_calls: int | None = None,
+        lead: str = "",
+        fills_answer: bool = False,
     ) -> None:
         self._table = table
-        self._out = Writer(call_id, max_calls, holds_blanks=table.has_calls)
+        trims = table.format.trims_answer
+        self._out = Writer(call_id, max_calls, holds_blanks=table.has_calls, trims=trims)
         self._parameters = Parameters(schemas)
-        self._names = schemas.names
-        self._text, self._at, self._rest = "", 0, ""
+        self._schemas = schemas
+        self._text, self._at, self._kept, self._rest = "", 0, 0, ""
         self._home = self.place = "content"
         self.state = table.states["content"]
         self._reader: Reader = TextReader(self.state, table.delimiters["content"])
         self._enter(place)
+        self._out.content(lead)
+        self._out.thoughts = [] if fills_answer else None
+        self._is_answered = bool(lead)
+        self.is_filled = False
 
     def feed(self, text: str) -> list[Event]:
         """What the next piece of the output says; often nothing, never an exception."""
-        self._text, self._at = self._rest + text, 0
+        self._text, self._at, self._kept = self._rest + text, 0, 0
         while self._step():
             pass
         self._rest = self._text[self._at :]
@@ -94,12 +105,18 @@ class OutputParser:
     def finish(self) -> list[Event]:
         """What is left to say when the output has ended; nothing may be fed after it."""
         out = self._out
-        if out.is_undecided:
+        if out.is_checked:
+            out.finish(self._rest)
+        elif out.is_undecided:
             out.hold(self._rest)
             out.release(self._table.states[self._home].reads is Reads.REASONING)
             out.finish("")
         else:
             self._reader.finish(self._rest, out)
+        is_cut = bool(self._rest) and self.state.reads is Reads.CONTENT
+        if out.thoughts and not (self._is_answered or is_cut or out.num_calls):
+            out.content("".join(out.thoughts))
+            self.is_filled = True
         self._rest = ""
         return out.take()
 
@@ -114,6 +131,9 @@ class OutputParser:
         self._at, outcome = self._reader.read(self._text, start, self._out)
         if self._out.is_undecided:
             self._out.hold(self._text[start : self._at])
+        if self.state.reads is Reads.CONTENT and self._at > start:
+            self._is_answered = True
+        self._keep()
         if outcome is End.MORE:
             return False
         if outcome is End.MISFIT:
@@ -126,6 +146,12 @@ class OutputParser:
             self._follow(outcome)
         return True
 
+    def _keep(self) -> None:
+        """What was read since the last time is of the call that is checked, if there is one."""
+        if self._out.is_checked:
+            self._out.keep(self._text[self._kept : self._at])
+        self._kept = self._at
+
     def _follow(self, delimiter: str) -> None:
         """Go where a delimiter leads."""
         target = self.state.delimiters[delimiter]
@@ -136,7 +162,8 @@ class OutputParser:
                 return self._give_up()
             target = head.then or target
             if head.name is not None:
-                self._out.start_call(head.name, head.call_id)
+                is_checked = self._table.format.checks_calls
+                self._out.start_call(head.name, head.call_id, is_checked=is_checked)
                 self._parameters.start()
             elif not head.is_held:
                 self._out.drop()
@@ -145,10 +172,12 @@ class OutputParser:
             self._out.drop()
             is_markup = True
         self._at += 0 if delimiter in self.state.kept else len(delimiter)
+        self._keep()
         return self._enter(target, "" if is_markup else delimiter)
 
     def _may_be_called(self, name: str | None) -> bool:
-        return name is None or not self._table.format.only_known_names or name in self._names
+        is_free = name is None or not self._table.format.only_known_names
+        return is_free or name in self._schemas.names
 
     def _enter(self, place: str, delimiter: str = "") -> None:
         """Be in a state, having met the delimiter that leads there."""
@@ -170,6 +199,8 @@ class OutputParser:
             self._home = "content"
         if state.closes:
             self._parameters.close(out)
+            if out.is_checked:
+                out.settle(valid_arguments(out.written_arguments, out.call_name, self._schemas))
         if state.calls is not None:
             out.start_call(state.calls)
         self._be(place)
@@ -203,7 +234,7 @@ class OutputParser:
             case Reads.HEAD:
                 return HeadReader(state, delimiters)
             case Reads.ENVELOPE:
-                return JsonCall(self._table.format, delimiters, self._names)
+                return JsonCall(self._table.format, delimiters, self._schemas.names)
             case Reads.JSON:
                 return JsonReader(delimiters)
             case Reads.PYTHON:

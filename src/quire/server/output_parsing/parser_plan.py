@@ -71,7 +71,10 @@ class ParserPlan:
     def delimiters(self, *, reads_calls: bool = True) -> frozenset[str]:
         """Every text that the formats look for, with or without those of calls."""
         states = (self._with_tools if reads_calls else self._plain).states.values()
-        return frozenset(text for state in states for text in state.texts)
+        found = frozenset(text for state in states for text in state.texts)
+        if self.reasoning is None or not self.reasoning.stays_in_answer:
+            return found
+        return found.union(self.reasoning.starts, self.reasoning.ends)
 
     def needs_special_tokens(
         self, special_tokens: Collection[str], *, reads_calls: bool = True
@@ -176,6 +179,7 @@ class ParserPlan:
         writes_input: bool = False,
         max_calls: int | None = None,
         call_id: CallId | None = None,
+        fills_answer: bool = False,
     ) -> OutputParser:
         """A parser of one output that begins at `place` (see there; None: after a prompt that does
         not say).
@@ -183,14 +187,20 @@ class ParserPlan:
         `tools` are those of the request; None reads no calls. `forced`: a grammar made the output
         calls in the form of `tool_choice` "required" (True) or of the one named; `writes_input`: in
         that of a custom tool's input. More calls than
-        `max_calls` are left out. `call_id` makes ids in place of the format's own.
+        `max_calls` are left out. `call_id` makes ids in place of the format's own. `fills_answer`:
+        a reasoning that no answer follows is the answer.
         """
         table = self._table(tools, forced, writes_input)
         place = self._place("") if place is None else place
+        lead = ""
+        if self.reasoning is not None and self.reasoning.stays_in_answer:
+            lead = self.reasoning.starts[0] if place in ("again", ASSUMED) else ""
+            place = "content" if place == "content" else ANSWER
         if place == ANSWER:
             place = table.start
         maker = call_id or (self.tool_format or table.format).call_id
-        return OutputParser(table, place, ToolSchemas(tools or ()), maker, max_calls)
+        schemas = ToolSchemas(tools or ())
+        return OutputParser(table, place, schemas, maker, max_calls, lead, fills_answer)
 
     def _table(self, tools: Sequence[Any] | None, forced: str | bool, writes_input: bool) -> Table:
         if forced is False:
@@ -203,13 +213,14 @@ class ParserPlan:
     def read(self, text: str, place: str | None = None, **options: Any) -> ParsedOutput:
         """A whole output at once, for a request that is not streamed; options as for `open`."""
         parser = self.open(place, **options)
-        return whole([*parser.feed(text), *parser.finish()])
+        parsed = whole([*parser.feed(text), *parser.finish()])
+        return replace(parsed, reasoning=None) if parser.is_filled else parsed
 
 
 def joined(tool_format: ToolFormat | None, reasoning: ReasoningFormat | None) -> Table:
     """One table for both: before the answer there is the reasoning."""
     tools = tool_format or PLAIN
-    if reasoning is None:
+    if reasoning is None or reasoning.stays_in_answer:
         return Table(tools, tools.states, tool_format is not None)
     if reasoning.table is not None or tools.has_reasoning:
         return _joined_tables(tool_format, reasoning)
@@ -246,7 +257,11 @@ def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[s
     return {
         "before": ParserState(Reads.LEAD, {**ends, **openings}, then=tools.start),
         **dict.fromkeys(("again", ASSUMED), ParserState(Reads.LEAD, openings, then="reasoning")),
-        "reasoning": ParserState(Reads.REASONING, {**calls, **ends}),
+        "reasoning": ParserState(
+            Reads.REASONING,
+            {**calls, **ends, **dict.fromkeys(reasoning.ends_before, tools.start)},
+            kept=frozenset(reasoning.ends_before),
+        ),
         **(tagged if tags else {}),
         **(trimmed if reasoning.trims_answer else {}),
     }

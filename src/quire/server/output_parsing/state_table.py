@@ -157,11 +157,13 @@ class ToolFormat:
     `names_are_keys`: instead, the name is the only key and the arguments are its value.
     `other_keys`: the keys that an envelope may have besides; None: any. `lone_names`: an envelope
     without arguments is a call of a tool that takes none. `only_known_names`: what has another name
-    than those of the request's tools is not a call. `ends_reasoning`: calls may end a reasoning
-    whose format allows it. `pads_values`: a VALUE that begins on a line of its own ends on one.
-    `has_reasoning`: the table has REASONING states of its own, and goes with the reasoning format
-    of the same table only. `forced_calls`: for such a table, the formats (as structural tags have
-    them) of a call of each of these functions (`{"name", "parameters"}`).
+    than those of the request's tools is not a call. `checks_calls`: nor is one that was not ended,
+    lacks an argument that its tool requires, or has one twice; arguments that the tool does not
+    have are left out. `trims_answer`: blanks before a call are markup. `ends_reasoning`: calls may
+    end a reasoning whose format allows it. `pads_values`: a VALUE that begins on a line of its own
+    ends on one. `has_reasoning`: the table has REASONING states of its own, and goes with the
+    reasoning format of the same table only. `forced_calls`: for such a table, the formats (as
+    structural tags have them) of a call of each of these functions (`{"name", "parameters"}`).
     `for_template`: the format as a chat template writes it, where its marks differ from one
     checkpoint to the next.
     Raises ValueError for a table that cannot be read.
@@ -177,6 +179,8 @@ class ToolFormat:
     other_keys: frozenset[str] | None = None
     lone_names: bool = True
     only_known_names: bool = False
+    checks_calls: bool = False
+    trims_answer: bool = False
     ends_reasoning: bool = True
     pads_values: bool = False
     has_reasoning: bool = False
@@ -198,12 +202,13 @@ class ReasoningFormat:
 
     `starts` and `ends` are its delimiters. `is_assumed`: an output begins inside the reasoning
     unless the prompt says otherwise. `ends_at_calls`: a tool call ends the reasoning without its
-    delimiter. `answer_tags`: what stands before and after the answer of some models, and is markup;
-    `trims_answer`: so are the blanks before it. `table`: instead of delimiters, a table with
-    REASONING states. For such a table, `answer_starts` are the delimiters after which the answer
-    begins, `begins_call` is what a call begins with, and `output_of` makes the format of an output,
-    as structural tags have it, from its place and the formats one of which it ends with.
-    `for_template`: as of `ToolFormat`.
+    delimiter; so do `ends_before`, delimiters that the answer begins with. `answer_tags`: what
+    stands before and after the answer of some models, and is markup; `trims_answer`: so are the
+    blanks before it. `stays_in_answer`: the reasoning is a part of the answer, with its delimiters.
+    `table`: instead of delimiters, a table with REASONING states. For such a table, `answer_starts`
+    are the delimiters after which the answer begins, `begins_call` is what a call begins with, and
+    `output_of` makes the format of an output, as structural tags have it, from its place and the
+    formats one of which it ends with. `for_template`: as of `ToolFormat`.
     """
 
     name: str
@@ -211,9 +216,11 @@ class ReasoningFormat:
     ends: tuple[str, ...] = ()
     is_assumed: bool = False
     ends_at_calls: bool = True
+    ends_before: tuple[str, ...] = ()
     answer_starts: tuple[str, ...] = ()
     answer_tags: tuple[str, ...] = ()
     trims_answer: bool = False
+    stays_in_answer: bool = False
     begins_call: str = ""
     output_of: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     table: ToolFormat | None = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from quire.server.output_parsing.call_ids import CallId
-from quire.server.output_parsing.delimiters import NON_BLANK
+from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK
 from quire.server.output_parsing.events import (
     ArgumentText,
     CallStarted,
@@ -24,22 +24,33 @@ class Writer:
 
     `is_undecided`: what is read is held until it is a call (`start_call`, which drops it) or is
     none (`release`, which writes it). `touches_call`: no text but blanks has come since the
-    beginning or the last call; such blanks are held too, because they may be between calls.
-    With `max_calls` later calls are read and left out.
+    beginning or the last call; such blanks are held too, because they may be between calls, and
+    with `trims` all at the end of the answer, because a call may follow them. With `max_calls`
+    later calls are read and left out. `is_checked`: the last call is one only if it turns out to be
+    valid (`settle`); until then its events wait. `thoughts`: the reasoning so far, where somebody
+    wants it.
     """
 
-    __slots__ = ("_call_id", "_events", "_held", "_max_calls", "call_name", "is_undecided",
-                 "num_calls", "touches_call")  # fmt: skip
+    __slots__ = ("_call_id", "_events", "_held", "_is_spoilt", "_max_calls", "_trims", "_waiting",
+                 "_written", "call_name", "is_checked", "is_undecided", "num_calls",
+                 "thoughts", "touches_call")  # fmt: skip
 
-    def __init__(self, call_id: CallId, max_calls: int | None, holds_blanks: bool) -> None:
+    def __init__(
+        self, call_id: CallId, max_calls: int | None, holds_blanks: bool, trims: bool
+    ) -> None:
         self._call_id = call_id
         self._max_calls = max_calls
         self._events: list[Event] = []
         self._held: list[str] = []
         self.is_undecided = False
+        self._trims = holds_blanks and trims
         self.touches_call = holds_blanks
         self.num_calls = 0
         self.call_name = ""
+        self.is_checked = self._is_spoilt = False
+        self._waiting: list[Event] = []
+        self._written: list[str] = []
+        self.thoughts: list[str] | None = None
 
     def take(self) -> list[Event]:
         """The events since the last time, consecutive pieces of one text joined."""
@@ -71,35 +82,78 @@ class Writer:
         """The next piece of the reasoning."""
         if text:
             self._events.append(ReasoningText(text))
+            if self.thoughts is not None:
+                self.thoughts.append(text)
 
     def content(self, text: str) -> None:
         """The next piece of the answer."""
-        if self.touches_call and NON_BLANK.search(text) is None:
+        if self.is_checked:
+            self._is_spoilt = self._is_spoilt or NON_BLANK.search(text) is not None
+        elif (self.touches_call or self._trims) and NON_BLANK.search(text) is None:
             self.hold(text)
         elif text:
             self.touches_call = False
-            held = "".join(self._held)
-            self._held.clear()
-            self._events.append(ContentText(held + text))
+            text = "".join([*self._held, text])
+            kept = text.rstrip(BLANKS) if self._trims else text
+            self._held[:] = [text[len(kept) :]]
+            self._events.append(ContentText(kept))
 
-    def start_call(self, name: str, call_id: str | None = None) -> None:
+    def start_call(
+        self, name: str, call_id: str | None = None, *, is_checked: bool = False
+    ) -> None:
         """What is held was the beginning of a call."""
+        beginning = "".join(self._held)
+        if self.is_checked:
+            written = "".join(self._written)
+            self._written[:] = [written[: len(written) - len(beginning)]]
+            self.settle(None)
         self.drop()
+        self.is_checked, self._is_spoilt, self._written[:] = is_checked, False, [beginning]
         self.call_name = name
         index = self.num_calls
         self.num_calls += 1
-        if not self._is_left_out():
-            self._events.append(CallStarted(index, call_id or self._call_id(name, index), name))
+        self._tell(CallStarted(index, call_id or self._call_id(name, index), name))
 
     def arguments(self, text: str) -> None:
         """The next piece of the last call's arguments."""
-        if text and not self._is_left_out():
-            self._events.append(ArgumentText(self.num_calls - 1, text))
+        if text:
+            self._tell(ArgumentText(self.num_calls - 1, text))
+
+    def _tell(self, event: Event) -> None:
+        if self.is_checked:
+            self._waiting.append(event)
+        elif not self._is_left_out():
+            self._events.append(event)
+
+    def keep(self, text: str) -> None:
+        """The next piece of a checked call as the model wrote it."""
+        self._written.append(text)
+
+    @property
+    def written_arguments(self) -> str:
+        """The arguments of a checked call, so far."""
+        return "".join(event.text for event in self._waiting if isinstance(event, ArgumentText))
+
+    def settle(self, arguments: str | None) -> None:
+        """A checked call is complete, with these arguments; None: it is text as it was written."""
+        events, self._waiting, self.is_checked = self._waiting, [], False
+        if arguments is not None and not self._is_spoilt:
+            self._tell(events[0])
+            self.arguments(arguments)
+            return
+        self.num_calls -= 1
+        self._held.clear()
+        self.is_undecided = False
+        self.content("".join(self._written))
 
     def finish(self, rest: str) -> None:
         """The output ended in the answer. Blanks that follow a call, and the beginning of the
         delimiter that would have ended it, were markup; other held text is content.
         """
+        if self.is_checked:
+            self.keep(rest)
+            self.settle(None)
+            rest = ""
         if not (self.touches_call and self.num_calls):
             text = "".join(self._held) + rest
             self._held.clear()

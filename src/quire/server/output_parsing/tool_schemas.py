@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -53,6 +54,15 @@ class ToolSchemas:
         found = [part.get("properties") for part in _alternatives(root, root)]
         return frozenset(name for part in found if isinstance(part, Mapping) for name in part)
 
+    def required(self, tool: str) -> frozenset[str]:
+        """The names of the arguments that a tool cannot do without."""
+        root = self._schemas.get(tool, {})
+        found = [part.get("required") for part in (root, *_parts_of_all(root))]
+        return frozenset(
+            name for part in found if isinstance(part, list | tuple) for name in part
+            if isinstance(name, str)
+        )  # fmt: skip
+
     def types(self, tool: str, *path: str) -> frozenset[str]:
         """The JSON types that an argument, or what is at a path within one, may have; empty if the
         schema does not say. A step of the path is a property's name, or any name of an item.
@@ -69,6 +79,32 @@ class ToolSchemas:
             found.update(json_type_named(name) for name in names if isinstance(name, str))
             found.update(_types_of_values(part))
         return frozenset(found & TYPES)
+
+
+def valid_arguments(written: str, tool: str, schemas: ToolSchemas) -> str | None:
+    """Arguments of a call as JSON, without those that the tool does not have; None where one that
+    it requires is missing, or one comes twice.
+    """
+    try:
+        pairs: list[tuple[str, Any]] = json.loads(written, object_pairs_hook=list, strict=False)
+    except (ValueError, RecursionError):  # a value that nests a thousand levels deep
+        return None
+    names = [name for name, _ in pairs]
+    known = schemas.properties(tool)
+    if len(set(names)) < len(names) or not schemas.required(tool) <= {*names}:
+        return None
+    if not known or known.issuperset(names):
+        return written
+    whole: dict[str, Any] = json.loads(written, strict=False)
+    kept = {name: value for name, value in whole.items() if name in known}
+    return json.dumps(kept, ensure_ascii=False)
+
+
+def _parts_of_all(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    parts = schema.get("allOf")
+    for part in parts if isinstance(parts, list | tuple) else ():
+        if isinstance(part, Mapping):
+            yield part
 
 
 def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

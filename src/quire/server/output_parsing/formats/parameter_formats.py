@@ -42,6 +42,7 @@ MINICPM5 = ToolFormat(
         verbatim=("<![CDATA[", "]]>"),
     ),
     only_known_names=True,
+    checks_calls=True,
 )  # fmt: skip
 
 
@@ -118,7 +119,7 @@ def step3_states() -> dict[str, ParserState]:
 
 
 STEP3 = ToolFormat("step3", step3_states())
-GLM = ToolFormat("glm45", argument_pairs())
+GLM = ToolFormat("glm45", argument_pairs(), trims_answer=True)
 
 
 def k2_horizon_states() -> dict[str, ParserState]:
@@ -235,12 +236,17 @@ def gemma_head(text: str) -> Head | None:
 
 
 def loose_calls(opening: str, closing: str, mark: str, *others: str) -> dict[str, ParserState]:
-    """Calls of Gemma's notation; `others` are marks that may follow them."""
+    """Calls of Gemma's notation, without arguments also without their braces; `others` are marks
+    that may follow them.
+    """
     ends = {closing: "content"}
     opens = {opening: "name"}
     return {
         "content": ParserState(Reads.CONTENT, opens),
-        "name": ParserState(Reads.HEAD, {"{": "arguments"}, head=gemma_head, bars="\n<}"),
+        "name": ParserState(
+            Reads.HEAD, {"{": "arguments", closing: "empty"}, head=gemma_head, bars="\n<}"
+        ),
+        "empty": ParserState(Reads.CONTENT, opens, closes=True),
         "arguments": ParserState(Reads.LOOSE, ends, then="after", mark=mark),
         "after": ParserState(
             Reads.CONTENT, {closing: "after", **opens, **dict.fromkeys(others, "content")}
@@ -249,13 +255,16 @@ def loose_calls(opening: str, closing: str, mark: str, *others: str) -> dict[str
 
 
 GEMMA4 = ToolFormat(
-    "gemma4", loose_calls("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>")
+    "gemma4",
+    loose_calls("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>"),
+    trims_answer=True,
 )
 FUNCTIONGEMMA = ToolFormat(
     "functiongemma",
     loose_calls(
         "<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>"
     ),
+    trims_answer=True,
 )
 PARAMETER_FORMATS = (
     QWEN_XML, MIMO, SEED_OSS, MINIMAX_M2, MINICPM5, DOTS, DEEPSEEK_V32, DEEPSEEK_V4, DEEPSEEK_V41,

@@ -19,6 +19,13 @@ OPTIONAL_THINK = ReasoningFormat("qwen3", *THINK)
 """For models that can do without: the prompt or the output says so with the opening delimiter."""
 ASSUMED_THINK = ReasoningFormat("deepseek_r1", *THINK, is_assumed=True)
 """For models that always reason, and may leave out the opening delimiter."""
+KIMI_K2 = ReasoningFormat(
+    "kimi_k2", *THINK, is_assumed=True, ends_before=("<|tool_calls_section_begin|>",)
+)
+APPENDED_THINK = ReasoningFormat(
+    "minimax_m2_append_think", *THINK, is_assumed=True, stays_in_answer=True
+)
+"""For clients that send an answer back without its `reasoning`, which MiniMax M2 is to see."""
 GRANITE_THINKING = ReasoningFormat("granite_thinking_parser", *THINK, trims_answer=True)
 MISTRAL = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",))
 SEED_OSS = ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), is_assumed=True)
@@ -67,9 +74,9 @@ def hunyuan_v3(template: str = "") -> ReasoningFormat:
 
 
 REASONING_FORMATS = (
-    OPTIONAL_THINK, ASSUMED_THINK, GRANITE_THINKING, MISTRAL, SEED_OSS, GRANITE, ERNIE45,
-    HUNYUAN_A13B, COHERE, KIMI_K3, K2_HORIZON, GEMMA4, MINIMAX_M3, PLAMO3, hunyuan_v3(),
-    HARMONY_REASONING, MUSE_GLIMMER_REASONING, INKLING_REASONING,
+    OPTIONAL_THINK, ASSUMED_THINK, APPENDED_THINK, GRANITE_THINKING, MISTRAL, SEED_OSS, GRANITE,
+    ERNIE45, HUNYUAN_A13B, COHERE, KIMI_K2, KIMI_K3, K2_HORIZON, GEMMA4, MINIMAX_M3, PLAMO3,
+    hunyuan_v3(), HARMONY_REASONING, MUSE_GLIMMER_REASONING, INKLING_REASONING,
 )  # fmt: skip
 ALIASES = {
     "deepseek_v3": "qwen3",
@@ -85,15 +92,11 @@ ALIASES = {
     "glm47": "qwen3",
     "mimo": "qwen3",
     "nemotron_v3": "qwen3",
-    "kimi_k2": "deepseek_r1",
     "minimax_m2": "deepseek_r1",
     "olmo3": "deepseek_r1",
     "step3": "deepseek_r1",
     "step3p5": "deepseek_r1",
 }
 """Names of the same formats."""
-REFUSED = {
-    **tool_formats.REFUSED,
-    "minimax_m2_append_think": "It leaves the reasoning in the content. Use minimax_m2, or none.",
-}
+REFUSED = tool_formats.REFUSED
 """Names of formats that are not served, each with what to do."""

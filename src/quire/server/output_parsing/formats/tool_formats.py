@@ -68,6 +68,7 @@ def mistral_states() -> Mapping[str, ParserState]:
 
 
 HERMES = ToolFormat("hermes", tagged("<tool_call>", "</tool_call>"))
+ERNIE45 = ToolFormat("ernie45", tagged("<tool_call>", "</tool_call>"), trims_answer=True)
 LLAMA_JSON = ToolFormat(
     "llama3_json",
     {
@@ -171,6 +172,7 @@ XLAM = ToolFormat(
     start="start",
     other_keys=frozenset({"type", "id"}),
     lone_names=False,
+    trims_answer=True,
 )
 """Lists of envelopes in whichever of several wrappings."""
 PLAMO3 = ToolFormat(
@@ -230,7 +232,8 @@ def bracketed_pythonic(opening: str, closing: str) -> Mapping[str, ParserState]:
         "list": ParserState(Reads.BLANK, {"[": "call"}),
         "call": ParserState(Reads.PYTHON, then="more"),
         "more": ParserState(Reads.CONTENT, {",": "call", "]": "after"}, then="content"),
-        "after": ParserState(Reads.CONTENT, {closing: "content", opening: "list"}),
+        "after": ParserState(Reads.CONTENT, {closing: "trimmed", opening: "list"}),
+        "trimmed": ParserState(Reads.CONTENT, {opening: "list"}, then="content", trims=True),
     }
 
 
@@ -303,16 +306,15 @@ KIMI_K2 = ToolFormat(
 
 
 TOOL_FORMATS = (
-    HERMES, LLAMA_JSON, GRANITE, GRANITE_20B, JAMBA, HUNYUAN_A13B, NEMOTRON_JSON, INTERNLM, LONGCAT,
-    COHERE, APERTUS, GIGACHAT3, XLAM, PHI4_MINI, MISTRAL, PLAMO3, PYTHONIC, LLAMA4_PYTHONIC, LFM2,
-    OLMO3, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, *PARAMETER_FORMATS, HARMONY, *MESSAGE_FORMATS,
-    GENERIC,
+    HERMES, ERNIE45, LLAMA_JSON, GRANITE, GRANITE_20B, JAMBA, HUNYUAN_A13B, NEMOTRON_JSON,
+    INTERNLM, LONGCAT, COHERE, APERTUS, GIGACHAT3, XLAM, PHI4_MINI, MISTRAL, PLAMO3, PYTHONIC,
+    LLAMA4_PYTHONIC, LFM2, OLMO3, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, *PARAMETER_FORMATS, HARMONY,
+    *MESSAGE_FORMATS, GENERIC,
 )  # fmt: skip
 ALIASES = {
     "qwen": "hermes",
     "qwen3_json": "hermes",
     "granite4": "hermes",
-    "ernie45": "hermes",
     "llama4_json": "llama3_json",
     "qwen3_xml": "qwen3_coder",
     "step3p5": "qwen3_coder",
