@@ -253,6 +253,8 @@ def test_from_optional():
     assert made.logit_bias == {7: 100.0, 8: -100.0, 9: 1.0}
     with pytest.raises(InvalidParameter, match="the digits 0 to 9 alone"):
         SamplingParams.from_optional(logit_bias={"seven": 1})
+    with pytest.raises(InvalidParameter, match="logit_bias=.'b', 'c'. is not allowed"):
+        SamplingParams.from_optional(logit_bias={"1": 1, "b": 1, "c": 1})
     assert SamplingParams.from_optional(logit_bias={"0": 1}).logit_bias == {0: 1.0}
     for key in ("١", "1_0", " 1", "+1", "-1", "1.0", "01", "", "9" * 11, 1.0, True):
         with pytest.raises(InvalidParameter, match="logit_bias=.* the digits 0 to 9 alone"):

@@ -75,15 +75,22 @@ def integer(name: str, value: object, low: int, high: int, allowed: str) -> int:
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def token_id(name: str, written: object) -> int:
-    """A token id as a key of JSON writes it, or as it is: digits from 0 to 9 without sign, blank or
-    leading zero. What `int()` takes besides, as "1_0", " 1" or Arabic digits, is refused.
+def token_ids(name: str, written: Sequence[object]) -> list[int]:
+    """Token ids as keys of JSON write them, or as they are: digits from 0 to 9 without sign, blank
+    or leading zero. What `int()` takes besides, as "1_0", " 1" or Arabic digits, is refused, all
+    such keys at once.
     """
-    if isinstance(written, str) and _DIGITS.fullmatch(written):
-        return int(written)
-    if isinstance(written, Integral) and not isinstance(written, bool):
-        return int(written)
-    raise InvalidParameter(name, written, "a token id is written with the digits 0 to 9 alone")
+    wrong = [each for each in written if not _is_token_id(each)]
+    if wrong:
+        value = wrong[0] if len(wrong) == 1 else wrong
+        raise InvalidParameter(name, value, "a token id is written with the digits 0 to 9 alone")
+    return [int(each) for each in written]  # type: ignore[call-overload]
+
+
+def _is_token_id(written: object) -> bool:
+    if isinstance(written, str):
+        return _DIGITS.fullmatch(written) is not None
+    return isinstance(written, Integral) and not isinstance(written, bool)
 
 
 def flag(name: str, value: object) -> bool:

@@ -213,7 +213,8 @@ def _clamped(bias: object) -> dict[int, float]:
         allowed = "it must be a dict from token id (or its digits) to number"
         raise InvalidParameter("logit_bias", bias, allowed)
     sampling_rules.check_num_biases(bias)
-    return {checks.token_id("logit_bias", key): _bounded(value) for key, value in bias.items()}
+    ids = checks.token_ids("logit_bias", list(bias))
+    return dict(zip(ids, map(_bounded, bias.values()), strict=True))
 
 
 def _bounded(bias: object) -> float:

@@ -1,5 +1,6 @@
 """Models, tokens, health, ids, errors: raw requests to a real server."""
 
+import json
 import time
 
 import psutil
@@ -39,13 +40,33 @@ def test_tokens_there_and_back(server):
     assert server.post("/detokenize", {"tokens": [-1]}).status_code == 400
 
 
+def test_a_reply_reports_the_load_to_a_balancer_that_asks(server):
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1, "stream": True}),
+    ):
+        given = {"endpoint-load-metrics-format": "JSON"}
+        kind, _, report = (
+            server.post(path, body, headers=given).headers["endpoint-load-metrics"].partition(" ")
+        )
+        values = json.loads(report)["named_metrics"]
+        assert kind == "JSON" and values.keys() == {"kv_cache_usage_perc", "num_requests_waiting"}
+        assert 0 <= values["kv_cache_usage_perc"] <= 1 and values["num_requests_waiting"] == 0
+        given = {"endpoint-load-metrics-format": "text"}
+        said = server.post(path, body, headers=given).headers["endpoint-load-metrics"]
+        assert said.startswith("TEXT named_metrics.kv_cache_usage_perc=0.")
+        assert said.endswith(", named_metrics.num_requests_waiting=0.0")
+        assert "endpoint-load-metrics" not in server.post(path, body).headers
+
+
 def test_a_request_id_comes_back(server):
     given = server.get("/version", headers={"X-Request-Id": "abc-1"})
     assert given.headers["x-request-id"] == "abc-1"
     made = {server.get("/version").headers["x-request-id"] for _ in range(3)}
     assert len(made) == 3
     odd = server.get("/version", headers={"X-Request-Id": "a" * 1000})
-    assert len(odd.headers["x-request-id"]) == 16
+    assert len(odd.headers["x-request-id"]) == 32
 
 
 def shape(reply):

@@ -105,6 +105,7 @@ def test_texts_are_cut_before_they_are_paired(reranker):
     for wrong in (-1, 160):
         error = reranker.post("/score", {**body, "max_tokens_per_doc": wrong}).json()["error"]
         assert error["param"] == "max_tokens_per_doc"
+        assert "max_tokens_per_doc must be a non-negative integer below" in error["message"]
     long = {"queries": QUERY, "documents": ["x", "many words " * 5000]}
     error = reranker.post("/score", long).json()["error"]
     assert error["code"] == "context_length_exceeded"

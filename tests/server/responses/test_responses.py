@@ -82,7 +82,9 @@ def test_in_the_background_a_response_is_followed_and_cancelled(client):
             client.responses.cancel(started.id)
     assert numbers == list(range(2, 2 + len(numbers)))
     assert client.responses.retrieve(started.id).status == "cancelled"
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(
+        openai.BadRequestError, match=r"Cannot cancel a synchronous response\. Only"
+    ):
         client.responses.cancel(create(client).id)
 
 

@@ -150,7 +150,7 @@ class InFlightMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        name = own_request_id(HTTPConnection(scope)) or secrets.token_hex(8)
+        name = own_request_id(HTTPConnection(scope)) or secrets.token_hex(16)
         scope.setdefault("state", {})[ID_SLOT] = name
         reply = _LoggedSend(send, name if self._shows_ids else None, scope["state"])
         start = time.monotonic()

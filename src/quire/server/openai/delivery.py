@@ -23,6 +23,7 @@ from quire.server.engine_outputs import Outputs, last_outputs, merged, raise_err
 from quire.server.http.event_stream import DONE, event
 from quire.server.http.failures import error_json
 from quire.server.http.json_body import json_response
+from quire.server.load_report import load_headers
 from quire.server.long_texts import off_loop
 from quire.server.openai.replies import (
     ChatChunk,
@@ -49,6 +50,19 @@ async def deliver(
     """Run the prompts and send what `reply` makes of their outputs. Errors in them are raised
     before anything is sent.
     """
+    response = await _delivered(server, request, body, name, prompts, reply)
+    response.headers.update(await load_headers(server, request))
+    return response
+
+
+async def _delivered(
+    server: Server,
+    request: Request,
+    body: GenerationFields,
+    name: RequestName,
+    prompts: Sequence[Prompt],
+    reply: ReplyWriter,
+) -> Response:
     if body.use_beam_search:
         check_beams(body, server.engine.front_end.inputs.limits.max_logprobs)
         server.check_logprobs(body, prompts)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.encodable import to_json
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import InvalidParameter, NotBuiltYet, RequestError
 from quire.params import PoolingParams
 from quire.server.context import RequestName, Server
 from quire.server.pooling.inputs import InputReader, prompts_of
@@ -156,14 +156,15 @@ def _value(kind: EmbeddingType, numbers: Numbers) -> Any:
 
 
 def _prompt(server: Server, input_type: str | None) -> str:
-    """What the model wants before texts of this type. Raises InvalidParameter."""
+    """What the model wants before texts of this type. Raises RequestError."""
     if input_type is None:
         return ""
     prompts = server.pooling.prompts
     if input_type not in prompts:
         known = ", ".join(prompts)
-        allowed = f"the model's are {known}" if known else "the model has none; leave it out"
-        raise InvalidParameter("input_type", input_type, allowed)
+        hint = f"The model's are {known}" if known else "The model has none; leave it out"
+        text = f"Unsupported input_type {input_type!r}. {hint}."
+        raise RequestError(text, parameter="input_type", value=input_type)
     return prompts[input_type]
 
 

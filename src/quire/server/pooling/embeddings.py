@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.encodable import to_json
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, RequestError
 from quire.params import PoolingParams
 from quire.server.context import RequestName, Server
 from quire.server.pooling.inputs import InputReader, PoolingPrompt, prompts_of
@@ -76,15 +76,21 @@ async def pooling(server: Server, request: Request) -> Response:
 
 
 def _task(server: Server, body: PoolingRequest) -> str:
-    """The task that is served. Raises InvalidParameter where another one is asked for."""
+    """The task that is served. Raises RequestError where another one is asked for."""
     served, tasks = server.abilities.task, server.abilities.facts.pooler.tasks
     if body.task in (None, served):
         return served
     PoolingParams(task=body.task)  # which knows tasks that are gone
-    if body.task in tasks:
-        hint = f"Start the server with --pooler-config.task {body.task} for that."
-        raise InvalidParameter("task", body.task, f"this server serves {served!r}", hint)
-    raise InvalidParameter("task", body.task, f"this model can do {', '.join(tasks)}")
+    if body.task == "plugin":
+        text = "No IOProcessor plugin installed."
+    elif body.task in tasks:
+        text = (
+            f"Try switching the model's pooling_task via --pooler-config.task {body.task}: "
+            f"this server serves {served!r}."
+        )
+    else:
+        text = f"Unsupported task: {body.task!r}. This model can do {', '.join(tasks)}."
+    raise RequestError(text, parameter="task", value=body.task)
 
 
 def _items(body: VectorFields) -> list[Item]:

@@ -190,7 +190,10 @@ class PairFields(PoolingFields, kw_only=True):
         for name in ("max_tokens_per_query", "max_tokens_per_doc"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < max_model_len:
-                allowed = f"it must be 0 (all), or less than max_model_len={max_model_len}"
+                allowed = (
+                    f"{name} must be a non-negative integer below max_model_len={max_model_len} "
+                    "(0: all tokens)"
+                )
                 raise InvalidParameter(name, value, allowed)
 
 

@@ -161,7 +161,8 @@ async def cancel(server: Server, request: Request) -> Response:
     """End a response that is made in the background."""
     stored = _kept(server, request, request.path_params["id"])
     if stored.task is None:
-        raise Refusal(400, "Only a response with background=true can be cancelled.")
+        text = "Cannot cancel a synchronous response. Only one with background=true can be."
+        raise Refusal(400, text)
     await server.engine.abort(server.in_flight.keys([stored.response.id]))
     await asyncio.shield(stored.task)
     return json_response(stored.response)
