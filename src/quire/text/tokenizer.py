@@ -554,7 +554,8 @@ def encode_prompt(
     """
     if tokenizer is None:
         hint = "Give prompt_token_ids, or an engine with a tokenizer."
-        raise InvalidParameter("prompt", text, "the engine has no tokenizer", hint)
+        allowed = "the engine has no tokenizer (`skip_tokenizer_init=True`)"
+        raise InvalidParameter("prompt", text, allowed, hint)
     return tokenizer.encode(text, **dict(kwargs or {}))
 
 

@@ -2,6 +2,7 @@
 
 The paths of the files, relative to the folder of the source distribution, are lines of the standard
 input; "done PATH" is written when one has ended. SECONDS bounds a test, and ten times that a file.
+The signal TERM ends a file with all that it has started.
 """
 
 import contextlib
@@ -45,7 +46,9 @@ for kind in (servers, *servers.__subclasses__()):
 def run(path):
     """Run one file in a fork; it and its children end with this call."""
     child = os.fork()
+    signal.signal(signal.SIGTERM, lambda *_: end(child))
     if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         log = os.open(os.environ["REFERENCE_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
@@ -61,6 +64,12 @@ def run(path):
         os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
+
+
+def end(child):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os._exit(1)
 
 
 for line in sys.stdin:

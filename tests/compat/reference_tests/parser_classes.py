@@ -220,6 +220,10 @@ class ToolParser:
     finish_streaming = finish_stream
 
 
+WITHIN = ("before", "again", "assumed", "reasoning")
+"""The places of Quire's parser before the end of a reasoning."""
+KIMI_K3_TEXTS = {1: "<|open|>", 2: "think", 3: "<|sep|>", 4: "<|close|>"}
+"""The texts of the ids of a tokenizer of these tests that cannot decode."""
 CALLS_OF = {"qwen3": "qwen3_coder"}
 """The tool formats whose calls end the reasoning in the tests of these formats."""
 
@@ -238,8 +242,9 @@ class ReasoningParser:
         """The place that the arguments of a chat template say; None where they do not."""
         asked = asked or {}
         is_off = asked.get("enable_thinking") is False or asked.get("thinking") is False
+        is_off = is_off or asked.get("reasoning_effort") == "no_think"
         is_on = asked.get("reasoning_effort") or asked.get("thinking_mode") == "enabled"
-        is_on = is_on and is_on != "no_think" or self.NAME == "k2_horizon"
+        is_on = is_on or self.NAME == "k2_horizon"
         return "answer" if is_off else "again" if is_on else None
 
     @property
@@ -252,7 +257,9 @@ class ReasoningParser:
         parsed = self.plan.read(model_output, where, tools=[])
         if parsed.tool_calls and parsed.content is None:
             return parsed.reasoning, model_output.partition(parsed.reasoning or "")[2]
-        parsed = self.plan.read(model_output, where, tools=None)
+        asked = getattr(request, "chat_template_kwargs", None) or {}
+        fills = asked.get("force_nonempty_content") is True
+        parsed = self.plan.read(model_output, where, tools=None, fills_answer=fills)
         return parsed.reasoning, parsed.content
 
     def extract_reasoning_streaming(
@@ -265,6 +272,9 @@ class ReasoningParser:
                 self.delta_of(self.stream.feed(previous_text))
         return self.delta_of(self.stream.feed(delta_text), current_text, delta_text)
 
+    extract_reasoning_content = extract_reasoning
+    extract_reasoning_content_streaming = extract_reasoning_streaming
+
     def _where(self, text):
         """These tests stand for prompts that end with <think> where the output lacks it."""
         begins = "<think>".startswith(text.lstrip()[:7])
@@ -273,6 +283,54 @@ class ReasoningParser:
         return "again" if self.place is None and is_open else self.place
 
     finish_stream = ToolParser.finish_stream
+
+    def is_reasoning_end(self, input_ids):
+        """Whether Quire's parser of an output, or of a prompt's end, has met the end of the last
+        reasoning.
+        """
+        text = self._text(input_ids)
+        place = "answer" if self.place == "answer" else self.plan.place(text)
+        if place in ("again", "answer"):
+            return place == "answer"
+        rest = min((text.rpartition(start)[2] for start in self.plan.reasoning.starts), key=len)
+        stream = self.plan.open("again" if rest != text else self._where(text), tools=None)
+        stream.feed(rest)
+        return stream.place not in WITHIN and self._has_end(rest)
+
+    def is_reasoning_end_streaming(self, input_ids, delta_ids):
+        text = self._text(input_ids)
+        stream = self.plan.open(self._where(text), tools=None)
+        stream.feed(text)
+        is_answer = stream.place not in WITHIN and not self._has_end(text)
+        return is_answer and bool(text) or self.is_reasoning_end(input_ids)
+
+    def extract_content_ids(self, input_ids):
+        """The ids after the one with which Quire's parser leaves the reasoning."""
+        text = self._text(input_ids)
+        stream = self.plan.open(self._where(text), tools=None)
+        for number, token in enumerate(input_ids, 1):
+            stream.feed(self._text([token]))
+            if stream.place not in WITHIN:
+                return list(input_ids[number:] if self._has_end(text) else input_ids)
+        return []
+
+    def count_reasoning_tokens(self, token_ids):
+        """The ids whose text Quire's parser takes for reasoning."""
+        stream = self.plan.open(self._where(self._text(token_ids)), tools=None)
+        return sum(
+            any(isinstance(event, output_parsing.ReasoningText) for event in found)
+            for found in (stream.feed(self._text([token])) for token in token_ids)
+        )
+
+    def _has_end(self, text):
+        return any(end in text for end in self.plan.reasoning.ends)
+
+    def _text(self, tokens):
+        if not tokens or isinstance(tokens[0], str):
+            return self.model_tokenizer.convert_tokens_to_string(list(tokens)) if tokens else ""
+        if hasattr(self.model_tokenizer, "decode"):
+            return self.model_tokenizer.decode(list(tokens))
+        return "".join(KIMI_K3_TEXTS.get(token) or chr(token) for token in tokens)
 
     def delta_of(self, events, current_text="", delta_text=""):
         """vLLM's parsers of reasoning hand the text of calls on, to be read by another one."""
@@ -377,7 +435,8 @@ def register(adapted, phantoms):
         add(f"vllm.assets.{kind.lower()}", **{f"{kind}Asset": Asset})
     marks = {"TOOL_CALL_START": "<|tool_call>", "TOOL_CALL_END": "<tool_call|>"}
     add("vllm.parser.gemma4", **marks)
-    adapted["vllm.utils.serial_utils"] = serial_utils
+    for module in ("vllm.utils.serial_utils", "vllm.tokenizers.detokenizer_utils"):
+        adapted[module] = their_own(module)
     add("vllm.entrypoints.cli.serve", ServeSubcommand=ServeSubcommand)
     add("vllm.transformers_utils.utils", maybe_model_redirect=lambda model: model)
     add("vllm.transformers_utils.repo_utils", hf_api=hub, with_retry=lambda f, *a, **k: f())
@@ -409,14 +468,20 @@ class Platform:
         return getattr(self.ours, name, lambda *args, **options: False)
 
 
-def serial_utils():
-    """vLLM's own module that reads vectors from bytes, as a client of its server does."""
-    path = SOURCE / "vllm" / "utils" / "serial_utils.py"
-    made = types.ModuleType("vllm.utils.serial_utils")
-    made.__file__, made.__path__ = str(path), []
-    sys.modules[made.__name__] = made  # its dataclasses look there
-    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(made))
-    return made
+def their_own(module):
+    """A maker of vLLM's own module, which its tests use as a client of its server does: to read
+    vectors from bytes, to cut a text as a server sends it.
+    """
+
+    def make():
+        path = SOURCE / f"{module.replace('.', '/')}.py"
+        made = types.ModuleType(module)
+        made.__file__, made.__path__ = str(path), []
+        sys.modules[module] = made  # its dataclasses look there
+        exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(made))
+        return made
+
+    return make
 
 
 @contextlib.contextmanager
@@ -549,6 +614,8 @@ MARKS = [
     "<|action_start|>",
     "<|action_end|>",
     "<|plugin|>",
+    "<|channel>",
+    "<channel|>",
 ]
 """Tokens that parsers look for in a vocabulary."""
 
@@ -579,4 +646,6 @@ def use_stand_in_tokenizers():
 
     AutoTokenizer.from_pretrained = staticmethod(from_pretrained)
     tokenizers = PHANTOMS.ensure("vllm.tokenizers")
-    tokenizers.get_tokenizer = lambda tokenizer_name=None, *args, **options: chosen()
+    registry = PHANTOMS.ensure("vllm.tokenizers.registry")
+    for module in (tokenizers, registry):
+        module.get_tokenizer = lambda tokenizer_name=None, *args, **options: chosen()

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -184,6 +185,10 @@ _import_module("parser_classes").register(ADAPTED, sys.modules[__name__])
 # outcomes
 
 
+OUTCOMES = Path(os.environ["REFERENCE_OUTCOMES"])
+_known = OUTCOMES.read_text(encoding="utf-8") if OUTCOMES.exists() else ""
+KNOWN = {line.split("\t")[1] for line in _known.splitlines() if "\t" in line}
+"""The tests that this run has an outcome of, from before it was interrupted."""
 REFUSED = re.compile(r"Quire has no (vllm(?:\.\w+)+)")
 
 
@@ -191,8 +196,12 @@ def note(outcome, test, why=""):
     refused = REFUSED.search(why)
     if outcome == "failed" and refused is not None:
         outcome, why = "skipped", f"{MARK}{refused[1]}"  # a name that is refused is not there
-    with open(os.environ["REFERENCE_OUTCOMES"], "a", encoding="utf-8") as file:
+    with OUTCOMES.open("a", encoding="utf-8") as file:
         file.write(f"{outcome}\t{test}\t{' | '.join(why.splitlines())[:1500]}\n")
+
+
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if item.nodeid not in KNOWN]
 
 
 def pytest_runtest_logreport(report):

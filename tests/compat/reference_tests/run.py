@@ -1,18 +1,23 @@
 """vLLM's own tests of its public behaviour, unmodified, through quire.as_vllm.
 
-    python -m tests.compat.reference_tests.run FOLDER [PART ...] [--with PATHS]
+    python -m tests.compat.reference_tests.run FOLDER [PART ...] [--with PATHS] [--seconds S]
 
 fetches the source distribution of vLLM from the registry into FOLDER, makes stand-ins for the
 models that its tests name, runs each file of PART (by default all of PARTS, else files or folders
 below `tests`) in a process of its own and prints a table. PATHS has pytest-asyncio, pytest-timeout,
 tblib, pybase64 and partial-json-parser where the environment lacks them. Exits with 1 where a test
-fails or is skipped for a reason that left_out.txt does not have.
+fails or is skipped for a reason that left_out.txt does not have, and with 2 where the run stopped
+after S seconds: the same command goes on with it, at the test where it was. A run belongs to the
+commit in FOLDER/commit.txt; at another one, a new one begins.
 """
 
 import argparse
 import os
+import queue
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -146,19 +151,77 @@ def show(counts, num_files):
         )
 
 
+# the run
+
+
+class Run:
+    """The files of one run: those that have ended are lines of done.txt, so that it can go on."""
+
+    def __init__(self, folder):
+        self.outcomes, self.done = folder / "outcomes.tsv", folder / "done.txt"
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+            cwd=HERE, capture_output=True, text=True, check=False,
+        ).stdout  # fmt: skip
+        mark = folder / "commit.txt"
+        if not mark.exists() or mark.read_text() != commit:
+            self.outcomes.write_text("")
+            self.done.write_text("")
+            mark.write_text(commit)
+
+    def go_on(self, asked, source, variables, *, until, num_workers):
+        """Run the files that have not ended; whether all have, before it is `until`."""
+        ended = set(self.done.read_text().split())
+        left = queue.SimpleQueue()
+        for path in asked:
+            if path not in ended:
+                left.put(path)
+        workers = [
+            subprocess.Popen(
+                [sys.executable, HERE / "forks.py"], cwd=source, text=True, env=variables,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )
+            for _ in range(min(num_workers, left.qsize()))
+        ]  # fmt: skip
+        threads = [threading.Thread(target=self._feed, args=(each, left)) for each in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        is_complete = not any(thread.is_alive() for thread in threads)
+        for worker in workers:
+            worker.terminate()
+            worker.wait()
+        return is_complete and left.empty()
+
+    def _feed(self, worker, left):
+        while not left.empty():
+            try:
+                path = left.get_nowait()
+                print(path, file=worker.stdin, flush=True)
+            except (queue.Empty, BrokenPipeError):
+                return
+            if not worker.stdout.readline():
+                return
+            with self.done.open("a") as file:
+                file.write(f"{path}\n")
+            print(f"{path} ({left.qsize()} left)", file=sys.stderr)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--with", dest="more", default="")
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("part", nargs="*", default=PARTS)
     given = parser.parse_args()
+    until = None if given.seconds is None else time.monotonic() + given.seconds
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     source = fetch(folder, "vllm", f"vllm-{VERSION}.tar.gz", DIGEST)
     if not (folder / "hub").is_dir():
         subprocess.run([sys.executable, HERE / "checkpoints.py", folder], check=True)
-    outcomes = folder / "outcomes.tsv"
-    outcomes.write_text("")
     part_of, num_files, asked = {}, Counter(), []
     for part, path in files_of(source, given.part):
         if path not in part_of:
@@ -166,16 +229,10 @@ def main():
             num_files[part] += 1
             if reason_for_file(path) is None:
                 asked.append(path)
-    with subprocess.Popen(
-        [sys.executable, HERE / "forks.py"], cwd=source, text=True, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, env=environment(folder, source, given.more),
-    ) as forks:  # fmt: skip
-        for number, path in enumerate(asked, 1):
-            print(f"{path}\n", end="", file=forks.stdin, flush=True)
-            if not forks.stdout.readline():
-                raise SystemExit("the process that runs tests has ended")
-            print(f"[{number}/{len(asked)}] {path}", file=sys.stderr)
-        forks.stdin.close()
+    run = Run(folder)
+    variables = environment(folder, source, given.more)
+    is_whole = run.go_on(asked, source, variables, until=until, num_workers=given.workers)
+    outcomes = run.outcomes
     lines = outcomes.read_text(encoding="utf-8").splitlines()
     counts, unlisted, failed = table([line.split("\t", 2) for line in lines], part_of)
     show(counts, num_files)
@@ -183,6 +240,8 @@ def main():
         print(f"failed: {test}: {reason or why[:200]}")
     for test, why in unlisted:
         print(f"skipped for a reason that left_out.txt does not have: {test}: {why[:200]}")
+    if not is_whole:
+        return 2
     return int(bool(unlisted) or any(reason is None for _, reason, _ in failed))
 
 

@@ -279,7 +279,8 @@ def test_assigned_nonsense_is_found_when_the_request_is_added():
         (
             "a",
             {},
-            "prompt='a' is not allowed: the engine has no tokenizer. Give prompt_token_ids, "
+            "prompt='a' is not allowed: the engine has no tokenizer (`skip_tokenizer_init=True`). "
+            "Give prompt_token_ids, "
             "or an engine with a tokenizer.",
         ),
         (
