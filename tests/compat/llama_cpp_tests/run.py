@@ -1,10 +1,10 @@
 """llama.cpp's own tests of the routes that are served, unmodified, against `quire serve`.
 
-    python -m tests.compat.llama_cpp_tests.run FOLDER [FILE ...]
+    python -m tests.compat.llama_cpp_tests.run FOLDER [FILE ...] [--resume]
 
 fetches the source distribution of llama-cpp-python from the registry into FOLDER, makes stand-ins
 for the models, runs the files of FILES (or FILE ...) and prints a table. Exits with 1 where a test
-fails or is skipped for a reason that left_out.txt does not have.
+fails or is skipped for a reason that left_out.txt does not have. `--resume` goes on with a run.
 """
 
 import argparse
@@ -18,8 +18,12 @@ from tests.compat.chat_templates import ARCHIVE, DIGEST
 from tests.compat.source_distribution import fetch
 
 HERE = Path(__file__).parent
-FILES = ("basic", "rerank", "tokenize")
-"""Those whose outcomes left_out.txt knows; others are run by name."""
+FILES = (
+    *("basic", "rerank", "tokenize", "chat_completion", "completion", "embedding", "security"),
+    *("stream", "ignore_eos", "compat_anthropic", "compat_oai_responses", "infill", "template"),
+    *("tool_call",),
+)
+"""Those of routes that are served; others are run by name."""
 
 
 def read_list(text):
@@ -79,6 +83,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("file", nargs="*", default=FILES)
+    parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +93,8 @@ def main():
         maker = HERE.parent / "reference_tests" / "checkpoints.py"
         subprocess.run([sys.executable, maker, folder], check=True)
     outcomes = folder / "llama_cpp.tsv"
-    outcomes.write_text("")
+    if not given.resume:
+        outcomes.write_text("")
     path = os.pathsep.join(filter(None, [str(HERE), str(tests), os.environ.get("PYTHONPATH")]))
     environ = os.environ | {
         "PYTHONPATH": path, "LLAMA_SERVER_BIN_PATH": str(server_command(folder)),

@@ -277,9 +277,9 @@ class ReasoningParser:
 
     def _where(self, text):
         """These tests stand for prompts that end with <think> where the output lacks it."""
-        begins = "<think>".startswith(text.lstrip()[:7])
-        name = getattr(self.plan.reasoning, "name", None)
-        is_open = name in ("qwen3", "granite_thinking_parser") and not begins
+        reasoning = self.plan.reasoning
+        begins = any(start.startswith(text.lstrip()[: len(start)]) for start in reasoning.starts)
+        is_open = not begins and reasoning.name in ("qwen3", "granite_thinking_parser", "kimi_k3")
         return "again" if self.place is None and is_open else self.place
 
     finish_stream = ToolParser.finish_stream

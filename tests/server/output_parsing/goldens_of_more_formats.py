@@ -536,6 +536,23 @@ IN_TAGS = [
         calls=(("weather", '{"spots": [], "where": {}, "city": "a <b>]<] c"}'),),
     ),
     Golden(
+        "gemma4-thoughts-without-a-label-and-again",
+        "So.\n<|channel>thousands<channel|>Yes, <|channel>thought\nno<channel|>no.",
+        "gemma4",
+        "gemma4",
+        thought="thousandsno",
+        content="So.\nYes, no.",
+    ),
+    Golden(
+        "gemma4-opened-by-the-prompt",
+        "Hm.<channel|>Yes.",
+        None,
+        "gemma4",
+        prompt="<|turn>model\n<|channel>thought\n",
+        thought="Hm.",
+        content="Yes.",
+    ),
+    Golden(
         "gemma4-without-braces",
         "<|tool_call>call:now<tool_call|><|tool_call>:no such name<tool_call|>",
         "gemma4",

@@ -215,6 +215,8 @@ def test_an_object_of_all_arguments_is_not_one_of_them(parser, key, value, argum
     tools = [{"function": {"name": "f", "parameters": {"properties": own}}}]
     output = OF_ALL[parser].replace("{key}", key).replace("{value}", value)
     [call] = plan_parsers(parser).read(output, tools=tools).tool_calls
+    if TOOL_PARSERS[parser].checks_calls:  # which leaves out what the tool does not have
+        arguments = {name: each for name, each in arguments.items() if name in own}
     assert json.loads(call.arguments) == arguments
     reader = plan_parsers(parser).open(tools=tools)
     events = [event for char in output for event in reader.feed(char)]

@@ -183,13 +183,15 @@ class OutputParser:
         """Be in a state, having met the delimiter that leads there."""
         state, out = self._table.states[place], self._out
         is_start = place == self._table.start
+        if state.reads in (Reads.LEAD, Reads.REASONING):
+            out.write_blanks()  # no call follows them
         if out.is_undecided:
             out.hold(delimiter)
             if state.reads in FLOWING:
                 out.release(state.reads is Reads.REASONING)
         elif state.reads in OPENING:
             self._home = self._home_of(state)
-            out.hold("" if is_start else delimiter)
+            out.hold("" if is_start or state.reads is Reads.LEAD else delimiter)
             out.is_undecided = True
         elif state.reads in FLOWING and self.state.reads not in FLOWING:
             out.touches_call = self._table.has_calls

@@ -120,7 +120,8 @@ class ParserPlan:
                 return "reasoning"
             is_open = bool(reasoning.answer_starts) and prompt_end.endswith(reasoning.answer_starts)
             return "content" if is_open else "start"
-        if prompt_end.endswith(tuple(text.rstrip() for text in reasoning.starts)):
+        labelled = [start + reasoning.label for start in reasoning.starts]
+        if prompt_end.endswith(tuple(text.rstrip() for text in (*reasoning.starts, *labelled))):
             return "again"
         if prompt_end.endswith(tuple(text.strip() for text in reasoning.ends)):
             return ANSWER
@@ -244,10 +245,12 @@ def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[s
     "again": it has begun, and some models write its opening delimiter once more; "assumed" is the
     same, without evidence. "opening": the tag of an answer may come. "trimmed": blanks may.
     """
-    openings = dict.fromkeys(reasoning.starts, "reasoning")
+    openings = dict.fromkeys(reasoning.starts, "label" if reasoning.label else "reasoning")
+    label = {reasoning.label: "reasoning"} if reasoning.label else {}
     tags = dict.fromkeys(reasoning.answer_tags, tools.start)
     content = tools.states["content"]
     closed = replace(content, delimiters={**dict.fromkeys(tags, "content"), **content.delimiters})
+    reopened = replace(content, delimiters={**openings, **content.delimiters})
     tagged = {"opening": ParserState(Reads.LEAD, tags, then=tools.start), "content": closed}
     after = "opening" if tags else "trimmed" if reasoning.trims_answer else tools.start
     ends = dict.fromkeys(reasoning.ends, after)
@@ -256,7 +259,11 @@ def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[s
     calls = tools.states["content"].delimiters if ends_at_calls else {}
     return {
         "before": ParserState(Reads.LEAD, {**ends, **openings}, then=tools.start),
-        **dict.fromkeys(("again", ASSUMED), ParserState(Reads.LEAD, openings, then="reasoning")),
+        **dict.fromkeys(
+            ("again", ASSUMED), ParserState(Reads.LEAD, {**openings, **label}, then="reasoning")
+        ),
+        **({"label": ParserState(Reads.LEAD, label, then="reasoning")} if label else {}),
+        **({"content": reopened} if reasoning.reopens else {}),
         "reasoning": ParserState(
             Reads.REASONING,
             {**calls, **ends, **dict.fromkeys(reasoning.ends_before, tools.start)},

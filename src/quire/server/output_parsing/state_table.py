@@ -200,7 +200,8 @@ class ToolFormat:
 class ReasoningFormat:
     """Form in which a family of models writes its reasoning.
 
-    `starts` and `ends` are its delimiters. `is_assumed`: an output begins inside the reasoning
+    `starts` and `ends` are its delimiters, and a `label` after the first is markup. `reopens`: the
+    answer may be interrupted by more of it. `is_assumed`: an output begins inside the reasoning
     unless the prompt says otherwise. `ends_at_calls`: a tool call ends the reasoning without its
     delimiter; so do `ends_before`, delimiters that the answer begins with. `answer_tags`: what
     stands before and after the answer of some models, and is markup; `trims_answer`: so are the
@@ -214,6 +215,8 @@ class ReasoningFormat:
     name: str
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    label: str = ""
+    reopens: bool = False
     is_assumed: bool = False
     ends_at_calls: bool = True
     ends_before: tuple[str, ...] = ()

@@ -95,8 +95,14 @@ class Writer:
             self.touches_call = False
             text = "".join([*self._held, text])
             kept = text.rstrip(BLANKS) if self._trims else text
-            self._held[:] = [text[len(kept) :]]
+            self._held[:] = [text[len(kept) :]] if len(kept) < len(text) else []
             self._events.append(ContentText(kept))
+
+    def write_blanks(self) -> None:
+        """The blanks at the end of the answer are a part of it."""
+        if self._held and not (self.is_undecided or self.touches_call or self.is_checked):
+            self._events.append(ContentText("".join(self._held)))
+            self._held.clear()
 
     def start_call(
         self, name: str, call_id: str | None = None, *, is_checked: bool = False

@@ -62,7 +62,9 @@ K2_HORIZON = ReasoningFormat(
     tuple(f"<ifm|{name}>" for name in K2_EFFORTS),
     tuple(f"</ifm|{name}>" for name in K2_EFFORTS),
 )
-GEMMA4 = ReasoningFormat("gemma4", ("<|channel>thought\n",), ("<channel|>",))
+GEMMA4 = ReasoningFormat(
+    "gemma4", ("<|channel>",), ("<channel|>",), label="thought\n", reopens=True
+)
 MINIMAX_M3 = ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",))
 PLAMO3 = ReasoningFormat("plamo3", (plamo("begin_think"),), (plamo("end_think"),))
 
