@@ -235,10 +235,83 @@ def test_an_answer_of_inkling_in_a_form_has_its_header(inkling_tokenizer):
         assert is_allowed_by(grammar, inkling_tokenizer, output, ENDED) is is_allowed, output
 
 
-def test_calls_of_muse_glimmer_cannot_be_forced():
-    plan = plan_parsers("muse_glimmer", "muse_glimmer")
-    with pytest.raises(NotBuiltYet, match=r"Choose auto; .* \(gpt-oss\) and inkling take it"):
-        decide_tool_use(TOOLS, "required", plan)
+MUSE = plan_parsers("muse_glimmer", "muse_glimmer")
+MUSE_HEAD = " to=weather<|message|><atem:function_calls>\n" + '<atem:invoke name="weather">\n'
+MUSE_CITY = '<atem:parameter name="city">Bonn &lt;</atem:parameter>\n'
+MUSE_DAYS = '<atem:parameter name="days">2</atem:parameter>\n'
+MUSE_TAIL = "</atem:invoke>\n</atem:function_calls>"
+MUSE_THOUGHT, MUSE_NEXT = " to=self<|message|>hm<|eom|>", "<|start|>assistant"
+
+
+@pytest.fixture(scope="module")
+def muse_tokenizer():
+    """The embedded one with the control tokens of Muse Glimmer."""
+    return with_control_tokens("message", "eom", "eot", "start")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "is_allowed"),
+    [
+        (MUSE_NEXT, MUSE_HEAD + MUSE_CITY + MUSE_DAYS + MUSE_TAIL, True),
+        (MUSE_NEXT, MUSE_THOUGHT + MUSE_NEXT + MUSE_HEAD + MUSE_CITY + MUSE_DAYS + MUSE_TAIL, True),
+        (
+            f"{MUSE_NEXT} to=self<|message|>",
+            f"hm<|eom|>{MUSE_NEXT}{MUSE_HEAD}{MUSE_CITY}{MUSE_DAYS}{MUSE_TAIL}",
+            True,
+        ),
+        (MUSE_NEXT, MUSE_HEAD + MUSE_DAYS + MUSE_CITY, False),
+        (MUSE_NEXT, MUSE_HEAD + MUSE_DAYS.replace("2", "two"), False),
+        (MUSE_NEXT, MUSE_HEAD + '<atem:parameter name="mood">', False),
+        (MUSE_NEXT, " to=clock<|message|>", False),
+        (MUSE_NEXT, " to=user<|message|>", False),
+        (MUSE_NEXT, f"{MUSE_THOUGHT}{MUSE_NEXT} to=user<|message|>", False),
+    ],
+)
+def test_a_forced_call_of_muse_glimmer_is_written_in_its_own_form(
+    muse_tokenizer, prompt, output, is_allowed
+):
+    use = decide_tool_use(TOOLS, "required", MUSE)
+    place = MUSE.place(prompt)
+    grammar = lark_of_calls(muse_tokenizer, use, MUSE, place)
+    assert is_allowed_by(grammar, muse_tokenizer, output, "<|eot|>") is is_allowed
+    if is_allowed:
+        found = MUSE.read(f"{output}<|eot|>", place, tools=use.tools)
+        assert [(call.name, call.arguments) for call in found.tool_calls] == [
+            ("weather", '{"city": "Bonn &lt;", "days": 2}')
+        ]
+        assert not found.content
+
+
+def test_an_answer_of_muse_glimmer_in_a_form_has_its_header(muse_tokenizer):
+    form = {"type": "json_schema", "json_schema": {"type": "integer"}}
+    tag = MUSE.whole_output("start", [MUSE.answer_format(form)])
+    special = [token.content for token in muse_tokenizer.get_added_tokens_decoder().values()]
+    grammar = lowered(source_of(StructuredOutputsParams(structural_tag=tag)), special).text
+    outputs = {
+        " to=user<|message|>12": True,
+        f"{MUSE_THOUGHT}{MUSE_NEXT} to=user<|message|>12": True,
+        " to=user<|message|>a": False,
+        "12": False,
+    }
+    for output, is_allowed in outputs.items():
+        assert is_allowed_by(grammar, muse_tokenizer, output, "<|eot|>") is is_allowed, output
+
+
+def test_strings_of_an_enum_and_optional_arguments_of_a_forced_call(muse_tokenizer):
+    properties = {"unit": {"enum": ["C", "F"]}, "on": {"type": "boolean"}}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    use = decide_tool_use([{"type": "function", "function": tool}], "required", MUSE)
+    grammar = lark_of_calls(muse_tokenizer, use, MUSE, "start")
+    head = " to=f<|message|><atem:function_calls>\n" + '<atem:invoke name="f">\n'
+    unit = '<atem:parameter name="unit">{}</atem:parameter>\n'
+    outputs = {
+        head + unit.format("C") + MUSE_TAIL: True,
+        head + '<atem:parameter name="on">true</atem:parameter>\n' + MUSE_TAIL: True,
+        head + MUSE_TAIL: True,
+        head + unit.format("K"): False,
+    }
+    for output, is_allowed in outputs.items():
+        assert is_allowed_by(grammar, muse_tokenizer, output, "<|eot|>") is is_allowed, output
 
 
 def test_a_named_call_of_gpt_oss_is_of_that_tool():

@@ -130,7 +130,7 @@ def _from_place(
     plan = server.chat.parser_plan
     if plan.describes_whole_outputs and place in ("start", "reasoning"):
         lasts = [plan.answer_format(format_of(form))]
-        if tools.tools is not None:
+        if tools.tools is not None and plan.may_begin_a_call:
             lasts.append(plan.begun_call(server.need_tokenizer().control_tokens))
         return _as_tag(form, plan.whole_output(place, lasts))
     start = plan.form_start(place)

@@ -155,6 +155,11 @@ class ParserPlan:
         header = {"type": "const_string", "value": self.reasoning.answer_starts[0]}
         return {"type": "sequence", "elements": [header, form]}
 
+    @property
+    def may_begin_a_call(self) -> bool:
+        """Whether the beginning of a whole output can tell that it is a call."""
+        return self.reasoning is not None and bool(self.reasoning.begins_call)
+
     def begun_call(self, control_tokens: Collection[str]) -> Mapping[str, Any]:
         """The format of the rest of a whole output that begins as a call and is free from there."""
         assert self.reasoning is not None

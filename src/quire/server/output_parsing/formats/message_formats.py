@@ -23,8 +23,10 @@ from quire.server.output_parsing.state_table import (
     ReasoningFormat,
     ToolFormat,
 )
+from quire.server.output_parsing.tool_schemas import ToolSchemas
 
 RECIPIENT = re.compile(r"to=([^\s<]+)")
+MUSE_THOUGHT = " to=self<|message|>"
 MUSE_ENDS = {"<|eom|>": "after", "<|eot|>": "after", "<|start|>": "head"}
 
 
@@ -73,6 +75,56 @@ def muse_states_with_calls() -> dict[str, ParserState]:
     }
 
 
+def muse_output_of(place: str, lasts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The format of an output from `place` on: thoughts as the model likes, then one of `lasts`."""
+    return after_thoughts(
+        place, lasts, begin=MUSE_THOUGHT, end="<|eom|>", next_message="<|start|>assistant"
+    )
+
+
+def muse_forced_calls(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The formats of a call of each of these tools, whose arguments come in the schema's order."""
+    return [
+        sequence(
+            const(
+                f" to={tool['name']}<|message|><atem:function_calls>\n"
+                f'<atem:invoke name="{tool["name"]}">\n'
+            ),
+            *_muse_parameters(tool),
+            const("</atem:invoke>\n</atem:function_calls>"),
+        )
+        for tool in tools
+    ]
+
+
+def _muse_parameters(tool: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Each parameter of a tool as a format: text where a string may stand, else JSON."""
+    root = tool["parameters"]
+    schemas = ToolSchemas([tool])
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    formats: list[Mapping[str, Any]] = []
+    for name, schema in (root.get("properties") or {}).items():
+        begin, end = f'<atem:parameter name="{name}">', "</atem:parameter>\n"
+        types = schemas.types(tool["name"], name)
+        if types and "string" not in types:
+            value = {"type": "json_schema", "json_schema": {**schema, **shared}}
+            made = sequence(const(begin), value, const(end))
+        elif choices := _texts_of(schema):
+            made = one_of([const(f"{begin}{text}{end}") for text in choices])
+        else:
+            made = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}
+        is_required = name in schemas.required(tool["name"])
+        formats.append(made if is_required else one_of([made, const("")]))
+    return formats
+
+
+def _texts_of(schema: Any) -> list[str]:
+    """The strings of an enum that has nothing else; [] for another schema."""
+    values = schema.get("enum") if isinstance(schema, Mapping) else None
+    values = values if isinstance(values, list) else []
+    return values if all(isinstance(value, str) for value in values) else []
+
+
 INKLING_MODEL = "<|message_model|>"
 INKLING_CALL = "<|content_invoke_tool_json|>"
 INKLING_ENDS = {
@@ -117,7 +169,11 @@ def inkling_forced_calls(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 
 
 MUSE_GLIMMER = ToolFormat(
-    "muse_glimmer", muse_states_with_calls(), start="start", has_reasoning=True
+    "muse_glimmer",
+    muse_states_with_calls(),
+    start="start",
+    has_reasoning=True,
+    forced_calls=muse_forced_calls,
 )
 INKLING = ToolFormat(
     "inkling",
@@ -132,9 +188,10 @@ INKLING = ToolFormat(
 )
 MUSE_GLIMMER_REASONING = ReasoningFormat(
     "muse_glimmer",
-    (" to=self<|message|>",),
+    (MUSE_THOUGHT,),
     ("<|eom|>",),
     answer_starts=(" to=user<|message|>",),
+    output_of=muse_output_of,
     table=ToolFormat(
         "muse_glimmer", muse_states(muse_reader_head), start="start", has_reasoning=True
     ),
