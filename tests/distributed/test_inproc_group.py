@@ -29,14 +29,39 @@ def test_each_gets_all_in_the_order_of_the_ranks(exchange, threads):
     def work(group):
         found = []
         for number in range(300):  # whoever is early must not take what is of another round
-            found.append(group.all_gather(torch.tensor([number, group.rank])).tolist())
+            found.append(group.gather(torch.tensor([[number, group.rank]])).tolist())
             found.append(group.broadcast(torch.tensor([number, group.rank + 1])).tolist())
         return found
 
     for found in threads.run([partial(work, group) for group in exchange.groups()]):
         for number in range(300):
-            assert found[2 * number] == [[number, rank] for rank in range(exchange.size)]
+            assert found[2 * number] == [[[number, rank] for rank in range(exchange.size)]]
             assert found[2 * number + 1] == [number, 1]
+
+
+def test_memory_may_be_used_again_after_an_exchange(exchange, threads):
+    """As recorded programs do, while a slower worker would still be reading it."""
+
+    def work(group):
+        x, out = torch.empty(4000, 1), torch.empty(4000, group.size)
+        peaks, largest = torch.empty(4000), torch.empty(4000)
+        for number in range(100):
+            group.gather(x.fill_(number + group.rank), out.unsqueeze(2))
+            group.largest(peaks.fill_(number + group.rank), largest)
+            x.fill_(-1.0)
+            peaks.fill_(1e9)
+            assert torch.equal(out, torch.arange(number, number + group.size).expand_as(out))
+            assert torch.equal(largest, torch.full_like(largest, number + group.size - 1.0))
+
+    threads.run([partial(work, group) for group in exchange.groups()])
+
+
+def test_the_largest_of_a_nan_is_nan(exchange, threads):
+    def work(group):
+        return group.largest(torch.tensor([1.0, torch.nan if group.rank == 1 else 2.0]))
+
+    for found in threads.run([partial(work, group) for group in exchange.groups()]):
+        assert found[0] == 1.0 and found[1].isnan()
 
 
 def failing(exchange, threads, errors, at):
@@ -46,7 +71,7 @@ def failing(exchange, threads, errors, at):
         for number in range(5):
             if number == at and errors[group.rank] is not None:
                 raise errors[group.rank]
-            group.all_gather(torch.zeros(1))
+            group.gather(torch.zeros(1))
 
     with pytest.raises(Exception) as raised:  # noqa: PT011
         threads.run([partial(work, group) for group in exchange.groups()])

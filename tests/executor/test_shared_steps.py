@@ -18,6 +18,7 @@ from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError, LoadError
 from quire.hardware.native import find_native
+from quire.runner.forward.forward import RecordedForward
 from quire.step.faults import RowFailures
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
@@ -109,6 +110,19 @@ def test_workers_share_weights_in_codes_by_whole_groups(tmp_path, layout):
     assert all(same_bits(one, other) for other in others)
 
 
+@pytest.mark.skipif(not IS_NATIVE, reason="plain torch records nothing")
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_steps_are_recorded_and_have_the_bits_of_eager_ones(folder, kind):
+    eager = open_core(folder, 2, enforce_eager=True, **KINDS[kind])
+    recorded = open_core(folder, 2, **KINDS[kind])
+    forwards = [worker.model_runner._forward for worker in recorded.executor.workers]
+    assert all(isinstance(forward, RecordedForward) for forward in forwards)
+    assert [forward._plain.sampling is None for forward in forwards] == [False, True]
+    assert same_bits(serve(eager), serve(recorded))
+    for core in (eager, recorded):
+        core.shutdown()
+
+
 @pytest.mark.parametrize("wishes", [{}, {"async_scheduling": True}], ids=["depth-1", "depth-2"])
 def test_every_run_has_the_same_bits(folder, right, wishes):
     runs = []
@@ -144,6 +158,16 @@ def test_workers_end_with_their_threads(folder):
     assert not any(thread.name.startswith("worker") for thread in threading.enumerate())
     with pytest.raises(EngineDeadError, match="closed"):
         core.executor.worker  # noqa: B018
+
+
+def test_workers_load_their_weights_again_together(folder):
+    """Rows that are rounded by their largest weight, wherever that is."""
+    core = open_core(folder, 2, **KINDS["int8"])
+    before = serve(core)
+    perform(core, "sleep", (2,))
+    assert perform(core, "wake_up", ()) is True
+    assert same_bits(before, serve(core))
+    core.shutdown()
 
 
 def test_control_reaches_every_worker(folder, right):
@@ -254,16 +278,16 @@ def test_a_fault_on_one_worker_costs_its_request_alone(folder, right, rank, kind
 @pytest.mark.parametrize("number", [1, 4, 5, 18, 35])
 def test_an_exchange_that_fails_once_costs_nobody(folder, rank, number, monkeypatch):
     """Whichever exchange it is, the step is run again in halves on both workers."""
-    calls, real = [], InprocGroup.all_gather
+    calls, real = [], InprocGroup.gather
 
-    def flaky(self, x):
+    def flaky(self, x, out=None):
         if self.rank == rank:
             calls.append(x)
             if len(calls) == number:
                 raise OSError("once")
-        return real(self, x)
+        return real(self, x, out)
 
-    monkeypatch.setattr(InprocGroup, "all_gather", flaky)
+    monkeypatch.setattr(InprocGroup, "gather", flaky)
     answers = []
     for num_workers in (1, 2):
         core = open_core(folder, num_workers)

@@ -46,7 +46,7 @@ def late_target(seed, arena_bytes=1 << 14):
     return Platform(device, plain_ops(), _run_eagerly, driver=driver), driver
 
 
-def _run_eagerly(model, _):
+def _run_eagerly(model, *_):
     return EagerForward(model)
 
 

@@ -187,7 +187,7 @@ def test_graphs_are_captured_with_adapters_and_without(folder, engine):
     _, adapters = engine
     driver, captured, sizes = LateDriver(3), [], [1, 2, 4, 8, 16]
 
-    def capture(model, batches):
+    def capture(model, batches, num_rows):
         graphs = RecordingGraphs(captured)
         return GraphForward(model, lambda: graphs, batches.padding, sizes)
 

@@ -38,7 +38,7 @@ SHAPE = {
 def test_triton_engine_with_graphs(tmp_path, run_triton_script):
     folder = make_checkpoint(tmp_path, SHAPE, "mistral", dtype="float32")
     ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
-    plain = Platform(CpuDevice(), ops, lambda model, _: EagerForward(model))
+    plain = Platform(CpuDevice(), ops, lambda model, *_: EagerForward(model))
     right = triton_engine.drain(build_core(plan_of(folder), plain))
     found = run_triton_script(HERE / "triton_engine.py", folder, interpret=True)
     assert found["tokens"] == right

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,15 +25,16 @@ class InprocExchange:
         """Return each worker's side of the exchange, by rank."""
         return [InprocGroup(self, rank) for rank in range(self.size)]
 
-    def swap(self, rank: int, tensor: Tensor) -> list[Tensor]:
-        """Wait until all have provided a tensor, and return all by rank. Raises ExchangeAborted,
-        now and until `reset`, if one of them has failed.
+    def swap(self, rank: int, tensor: Tensor, take: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
+        """Wait until all have provided a tensor, and return what `take` makes of all by rank. No
+        tensor changes before all have taken. Raises ExchangeAborted, now and until `reset`, if one
+        of them has failed.
         """
         try:
             self._tensors[rank] = tensor
             self._barrier.wait()
-            found = list(self._tensors)
-            self._barrier.wait()  # none leaves the next exchange before all have read this one
+            found = take(self._tensors)
+            self._barrier.wait()  # a recorded program uses a tensor's memory again after this call
         except threading.BrokenBarrierError as error:
             raise ExchangeAborted from error
         return found
@@ -53,8 +55,13 @@ class InprocGroup:
         self._exchange = exchange
         self.rank, self.size = rank, exchange.size
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        return torch.stack(self._exchange.swap(self.rank, x))
+    def gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._exchange.swap(self.rank, x, lambda parts: torch.stack(list(parts), 1, out=out))
+
+    def largest(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._exchange.swap(
+            self.rank, x, lambda parts: torch.amax(torch.stack(list(parts)), 0, out=out)
+        )
 
     def broadcast(self, x: Tensor) -> Tensor:
-        return self._exchange.swap(self.rank, x)[0]
+        return self._exchange.swap(self.rank, x, lambda parts: parts[0])

@@ -26,8 +26,14 @@ class WorkerGroup(Protocol):
         """The number of workers."""
         ...
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        """The workers' tensors [*] in the order of the ranks -> [size, *], the same on each."""
+    def gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The workers' tensors [T, *] in the order of the ranks -> [T, size, *], the same on each;
+        `out`: where to write it.
+        """
+        ...
+
+    def largest(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The largest of the workers' numbers [T] -> [T], NaN where one has NaN; as `gather`."""
         ...
 
     def broadcast(self, x: Tensor) -> Tensor:

@@ -188,7 +188,9 @@ def _make_pass(
         ahead=reads.lag,
         states=states,
     )
-    forward = platform.make_forward(model, batches) if draft.use_graphs else EagerForward(model)
+    forward: Forward = EagerForward(model)
+    if draft.use_graphs:
+        forward = platform.make_forward(model, batches, config.max_sampled)
     return Pass(batches, forward)
 
 

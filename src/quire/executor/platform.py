@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from quire.distributed.worker_group import WorkerGroup
 from quire.environment import read_environment
 from quire.errors import InvalidParameter
 from quire.executor.worker_config import WorkerConfig
 from quire.kernels.cpu.plain_ops import recordable
+from quire.kernels.cpu.recorded_group import RecordedGroup
 from quire.kernels.cpu.runtime import open_runtime
 from quire.kernels.cpu.weight_codec import CpuWeightCodec
 from quire.models.loading.packed_weights import WeightCodec
@@ -33,22 +36,25 @@ _TOKEN_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A device and its ops; `make_forward` returns the object that runs a model's steps there.
+    """A device and its ops; `make_forward` returns the object that runs a model's steps there, of
+    which a given number of rows may sample (0: the model's logits are not asked for).
 
     `sizes`: numbers of rows that steps of decodes are padded to. `free_bytes` returns the device's
     free memory; None if it has no memory of its own. `is_host`: weights are in host memory.
     `driver` of a device with a queue of its own; None: there is none. `codec`: of packed weights,
-    where these can be kept in files; None: they cannot.
+    where these can be kept in files; None: they cannot. `connect` returns a worker's group whose
+    exchanges `make_forward` can record.
     """
 
     device: Device
     ops: Ops
-    make_forward: Callable[[RunnableModel, BatchBuilder], Forward]
+    make_forward: Callable[[RunnableModel, BatchBuilder, int], Forward]
     sizes: Sequence[int] = ()
     free_bytes: Callable[[], int] | None = None
     is_host: bool = True
     driver: Driver | None = None
     codec: WeightCodec | None = None
+    connect: Callable[[WorkerGroup], WorkerGroup] = lambda group: group
 
 
 def open_platform(config: WorkerConfig) -> Platform:
@@ -68,20 +74,18 @@ def _open_cpu(config: WorkerConfig) -> Platform:
     )
     ops = _select(config, runtime)
     if runtime is None:
-        return Platform(CpuDevice(), ops, lambda model, _: EagerForward(model))
+        return Platform(CpuDevice(), ops, lambda model, *_: EagerForward(model))
     codec = CpuWeightCodec(runtime, config.dtype)
     if not config.parallel.use_graphs:
-        return Platform(CpuDevice(), ops, lambda model, _: EagerForward(model), codec=codec)
+        return Platform(CpuDevice(), ops, lambda model, *_: EagerForward(model), codec=codec)
     return Platform(
         CpuDevice(),
         recordable(ops, runtime),
-        lambda model, batches: RecordedForward(
-            model,
-            runtime,
-            batches.capacity_batch,
-            num_rows=config.max_sampled if config.model.generates else 0,
+        lambda model, batches, num_rows: RecordedForward(
+            model, runtime, batches.capacity_batch, num_rows=num_rows
         ),
         codec=codec,
+        connect=partial(RecordedGroup, runtime),
     )
 
 
@@ -92,7 +96,7 @@ def _open_cuda(config: WorkerConfig) -> Platform:
     ops = _select(config, device)
     sizes = decode_sizes(config.steps.max_num_seqs) if config.parallel.use_graphs else []
 
-    def make_forward(model: RunnableModel, batches: BatchBuilder) -> Forward:
+    def make_forward(model: RunnableModel, batches: BatchBuilder, num_rows: int) -> Forward:
         if not sizes:
             return EagerForward(model)
         return GraphForward(model, CudaGraphs, batches.padding, sizes)

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -26,6 +26,8 @@ from quire.runner.runner import NoTokens, Step
 from quire.step.columns import RunnerOutput
 from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import StepPlan
+
+T = TypeVar("T")
 
 _MAX_REASON = 200
 
@@ -76,8 +78,7 @@ class UniprocExecutor:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         if self._threads is None:
             return self.worker.launch(plan)
-        launches = [partial(worker.launch, plan) for worker in self.workers]
-        return SharedStep(self._threads, self._threads.run(launches))
+        return SharedStep(self._threads, self._on_all(lambda worker: worker.launch(plan)))
 
     def needs_host_ids(self, params: RequestParams) -> bool:
         return self.worker.needs_host_ids(params)
@@ -96,7 +97,7 @@ class UniprocExecutor:
         self, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         if callable(method):
-            return [method(worker, *args, **kwargs) for worker in self.workers]
+            return self._on_all(lambda worker: method(worker, *args, **kwargs))
         kind = type(self.worker)
         known = [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n))]
         if method not in known:
@@ -104,7 +105,13 @@ class UniprocExecutor:
                 "method", method, f"a worker has the methods {', '.join(known)}",
                 "A function that takes the worker can be passed instead.",
             )  # fmt: skip
-        return [getattr(worker, method)(*args, **kwargs) for worker in self.workers]
+        return self._on_all(lambda worker: getattr(worker, method)(*args, **kwargs))
+
+    def _on_all(self, task: Callable[[Worker], T]) -> list[T]:
+        """Return task(worker) of each worker, at the same time: what they do may need exchanges."""
+        if self._threads is None:
+            return [task(worker) for worker in self.workers]
+        return self._threads.run([partial(task, worker) for worker in self.workers])
 
     def shutdown(self) -> None:
         workers, self._workers = self._workers, []
@@ -149,7 +156,7 @@ def open_uniproc(
 
     A single worker runs on `platform` (None: the device that `config` names), with its experts
     shared through `exchange`. Several workers split the model's heads and feed-forward width and
-    share the threads; their steps are not recorded.
+    share the threads.
     """
     assert num_workers == 1 or (platform is None and exchange is None), "each has its own platform"
     native, _ = find_native()
@@ -189,8 +196,7 @@ def _open_several(
     config: WorkerConfig, num_workers: int, on_close: Callable[[], None]
 ) -> UniprocExecutor:
     each = max(1, config.parallel.num_threads // num_workers)
-    alone = msgspec.structs.replace(config.parallel, num_threads=each, use_graphs=False)
-    own = replace(config, parallel=alone)
+    own = replace(config, parallel=msgspec.structs.replace(config.parallel, num_threads=each))
     exchange = InprocExchange(num_workers)
     threads = WorkerThreads(exchange)
     builds = [

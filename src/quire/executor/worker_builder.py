@@ -62,6 +62,8 @@ def build_worker(
     and the first one samples.
     """
     device = platform.device
+    if group is not None:
+        group = platform.connect(group)
     free_at_start = platform.free_bytes() if platform.free_bytes is not None else 0
     if config.weights_folder is not None:
         logger.warning(
@@ -80,7 +82,9 @@ def build_worker(
         end_preparation()
     specs = [model.spec] if network is None else [model.spec, network.spec]
     kv_cache = _kv_cache(config, specs, platform)
-    runner, forward = _runner(config, platform, model, kv_cache, exchange)
+    samples = config.model.generates and (group is None or group.rank == 0)
+    num_sampled = config.max_sampled if samples else 0
+    runner, forward = _runner(config, platform, model, kv_cache, exchange, num_sampled)
     draft: DraftParts | None = None
     if config.model.generates:
         head, draft = _token_head(config, platform, runner, forward, group, network)
@@ -133,8 +137,11 @@ def _runner(
     model: RunnableModel,
     kv_cache: KVCache,
     exchange: ExpertExchange | None,
+    num_sampled: int,
 ) -> tuple[ModelRunner, Forward]:
-    """Make the runner of a model, and what runs its steps: recorded if the platform records."""
+    """Make the runner of a model, and what runs its steps, which sample up to `num_sampled` rows:
+    recorded if the platform records.
+    """
     rows = Rows(
         num_rows=config.steps.max_num_seqs,
         max_len=config.model.max_model_len,
@@ -159,7 +166,7 @@ def _runner(
         types=types,
         has_adapters=config.adapters is not None,
     )
-    forward = record_steps(platform, model, batches)
+    forward = record_steps(platform, model, batches, num_sampled)
     if exchange is not None:
         forward = LockStepForward(forward, exchange)
     runner = ModelRunner(
@@ -254,6 +261,8 @@ def _pooling_head(runner: ModelRunner) -> RowHead:
     return PoolingHead(model, runner.rows, runner.device, runner.adapters)
 
 
-def record_steps(platform: Platform, model: RunnableModel, batches: BatchBuilder) -> Forward:
+def record_steps(
+    platform: Platform, model: RunnableModel, batches: BatchBuilder, num_sampled: int
+) -> Forward:
     """Make the object that runs the model's steps, recorded if the platform records."""
-    return platform.make_forward(model, batches)
+    return platform.make_forward(model, batches, num_sampled)

@@ -117,10 +117,9 @@ class SharedProjection:
         """x [T, in] of this worker -> [T, C], the same on every worker."""
         ops, peaks = self.ops, None
         if self.needs_peaks:
-            peaks = self.group.all_gather(ops.row_peaks(x)).amax(0)
-        parts = self.group.all_gather(ops.linear_partial(x, self.weight, peaks))
-        parts = parts.transpose(0, 1).flatten(1, 2)
-        return ops.linear_total(parts, self.weight, peaks, x.dtype)
+            peaks = self.group.largest(ops.row_peaks(x))
+        parts = self.group.gather(ops.linear_partial(x, self.weight, peaks))
+        return ops.linear_total(parts.flatten(1, 2), self.weight, peaks, x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,7 @@ class Maker:
             segments = self.segments(units, weight.shape[1], stored_as, scaled)
             peaks = None
             if group is not None and stored_as is not None:
-                peaks = group.all_gather(self.ops.row_peaks(weight)).amax(0)
+                peaks = group.largest(self.ops.row_peaks(weight))
             packed: LinearWeight = self.ops.pack_linear(weight, bias, stored_as, segments, peaks)
             return packed
 

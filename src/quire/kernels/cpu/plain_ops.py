@@ -29,6 +29,9 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "sparse_gated": {"gate_up": 0},
         "xielu": {"x": 0},
         "linear": {"x": 0},
+        "row_peaks": {"x": 0},
+        "linear_partial": {"x": 0, "peaks": 0},
+        "linear_total": {"parts": 0, "peaks": 0},
         "hidden": {"x": 0},
         "route": {"logits": 0},
         "moe": {"x": 0, "chosen": 0, "weights": 0},
@@ -69,11 +72,17 @@ class CurrentPlan:
 
 
 def recordable(ops: Ops, runtime: CpuRuntime) -> Ops:
-    """`ops` whose functions outside of the native code record themselves, too.
+    """`ops` whose functions outside of the native code record themselves, too: those of other
+    providers, and those that the native one has from their contracts.
 
     They cost what they cost without a program, and one copy of their results.
     """
-    foreign = [c.op for c in ops.choices if c.provider != "cpu" and c.op in TOKEN_AXES]
+    foreign = [
+        choice.op
+        for choice in ops.choices
+        if choice.op in TOKEN_AXES
+        and (choice.provider != "cpu" or getattr(ops, choice.op) is CATALOG[choice.op].definition)
+    ]
     changes: dict[str, Any] = {
         name: _recordable(name, getattr(ops, name), runtime) for name in foreign
     }

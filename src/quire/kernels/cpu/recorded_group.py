@@ -1,0 +1,51 @@
+"""The exchange between workers as entries of the programs that they record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from quire.distributed.worker_group import WorkerGroup
+from quire.kernels.cpu.runtime import CpuRuntime
+
+
+class RecordedGroup:
+    """A worker's side of `group`, whose exchanges record themselves while a program records.
+
+    Each worker records its own program, at any time. The exchanges happen in the replays: the
+    programs that the workers replay at the same time have the same exchanges, and as many tokens.
+    """
+
+    def __init__(self, runtime: CpuRuntime, group: WorkerGroup) -> None:
+        self._runtime = runtime
+        self._group = group
+        self.rank, self.size = group.rank, group.size
+
+    def gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if self._runtime.program is None:
+            return self._group.gather(x, out)
+        return self._record(self._group.gather, x, (self.size, *x.shape[1:]))
+
+    def largest(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if self._runtime.program is None:
+            return self._group.largest(x, out)
+        return self._record(self._group.largest, x, ())
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return self._group.broadcast(x)
+
+    def _record(
+        self, exchange: Callable[[Tensor, Tensor], object], x: Tensor, shape: tuple[int, ...]
+    ) -> Tensor:
+        """Record an exchange of x [T, *], whose result is [T, shape]."""
+        program = self._runtime.program
+        assert program is not None and len(x) == program.capacity
+        result = program.output((program.capacity, *shape), x.dtype)
+        source, place = program.borrow(x), program.borrow(result)
+
+        def entry(num_tokens: int) -> None:
+            exchange(source[:num_tokens], place[:num_tokens])
+
+        program.call(entry)
+        return result
