@@ -221,10 +221,10 @@ def break_worker(worker, handle, kind, when, at_output=3):
         if bad and rows.num_tokens[bad[0]] >= rows.num_prompt[bad[0]] + at_output:
             raise RowFailures({bad[0]: "named"}) if kind == "named" else RuntimeError("unnamed")
 
-    def failing(plan):
+    def failing(plan, **given):
         if when == "before":
             check(plan)
-        launched = launch(plan)
+        launched = launch(plan, **given)
         if when == "behind":
             check(plan)
         if when in ("results", "end") and plan.num_tokens:
@@ -313,7 +313,7 @@ def test_a_dead_worker_is_a_dead_engine(folder):
         core.add_request(request)
     core.step()
 
-    def dead(plan):
+    def dead(plan, **given):
         raise EngineDeadError("The GPU of this worker failed")
 
     core.executor.workers[1].launch = dead

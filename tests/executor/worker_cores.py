@@ -56,12 +56,16 @@ def requests(count=7, max_tokens=9):
 
 @dataclass
 class Served:
-    """Tokens, log-probabilities in the order of the tokens, and endings, by handle."""
+    """Tokens, log-probabilities in the order of the tokens, and endings, by handle; how many drafts
+    were right, and how often a request lost its row.
+    """
 
     tokens: dict = field(default_factory=dict)
     logprobs: dict = field(default_factory=dict)
     prompts: dict = field(default_factory=dict)
     ends: dict = field(default_factory=dict)
+    num_accepted: int = 0
+    num_preemptions: int = 0
 
 
 def serve(core, given=None):
@@ -73,15 +77,19 @@ def serve(core, given=None):
         step += 1
         out = core.step()
         invariants.check(core.scheduler)
-        for handle, token in zip(out.handles, out.token_ids, strict=True):
+        counts = out.counts or [1] * len(out.handles)
+        handles = [h for h, n in zip(out.handles, counts, strict=True) for _ in range(n)]
+        found.num_accepted += len(handles) - len(out.handles)
+        for handle, token in zip(handles, out.token_ids, strict=True):
             found.tokens.setdefault(handle, []).append(token)
         if out.logprobs is not None:
             columns = zip(out.logprobs.index, out.logprobs.values, out.logprobs.counts, strict=True)
             for place, values, count in columns:
-                found.logprobs.setdefault(out.handles[place], []).append(values[:count])
+                found.logprobs.setdefault(handles[place], []).append(values[:count])
         found.prompts |= {one.handle: one.values for one in of_kind(PromptLogprobs, out)}
         found.ends |= {one.handle: one for one in out.finished}
     invariants.check_idle(core.scheduler)
+    found.num_preemptions = core.scheduler.counters.num_preemptions
     return found
 
 

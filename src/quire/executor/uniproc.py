@@ -6,22 +6,23 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.inproc_group import InprocExchange
-from quire.errors import EngineDeadError, InvalidParameter, LoadError
+from quire.errors import LoadError
 from quire.executor.abstract import LaunchedStep
+from quire.executor.local_workers import LocalWorkers
 from quire.executor.platform import Platform, open_platform
+from quire.executor.token_outbox import TokenOutbox
 from quire.executor.worker import Worker
 from quire.executor.worker_builder import build_worker
-from quire.executor.worker_config import WorkerConfig, WorkerFacts
+from quire.executor.worker_config import WorkerConfig
 from quire.executor.worker_threads import WorkerThreads
 from quire.hardware.native import find_native
-from quire.params import RequestParams
 from quire.runner.runner import NoTokens, Step
 from quire.step.columns import RunnerOutput
 from quire.step.grammar_mask import GrammarMask
@@ -32,11 +33,11 @@ T = TypeVar("T")
 _MAX_REASON = 200
 
 
-class UniprocExecutor:
+class UniprocExecutor(LocalWorkers):
     """One worker, or several that share a model and run each step together.
 
     The first worker samples and reports. Invariant: outside of a call, the rows of all workers are
-    at the same positions.
+    at the same positions, or will be when the next launch has brought the tokens of the last step.
     """
 
     def __init__(
@@ -49,100 +50,85 @@ class UniprocExecutor:
         process.
         """
         assert len(workers) == 1 or threads is not None, "several workers wait for each other"
-        self._workers = list(workers)
+        super().__init__(workers, on_close)
         self._threads = threads
-        self._on_close = on_close
-
-    @property
-    def workers(self) -> list[Worker]:
-        """The workers by rank. Raises EngineDeadError after `shutdown`."""
-        if not self._workers:
-            raise EngineDeadError("The engine was closed; make a new one.")
-        return self._workers
-
-    @property
-    def worker(self) -> Worker:
-        """The first worker."""
-        return self.workers[0]
-
-    @property
-    def driver_worker(self) -> Worker:
-        """The first worker, by the reference's name."""
-        return self.worker
-
-    @property
-    def facts(self) -> WorkerFacts:
-        every = [worker.facts for worker in self.workers]
-        return replace(every[0], num_blocks=min(facts.num_blocks for facts in every))
+        self._awaited: SharedStep | None = None
+        """The last step, where its results advance rows and have not been read."""
+        self._tokens = TokenOutbox(len(self._workers))
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         if self._threads is None:
             return self.worker.launch(plan)
-        return SharedStep(self._threads, self._on_all(lambda worker: worker.launch(plan)))
+        if self._awaited is not None:
+            self._awaited.result()
+            self._awaited = None
+        launches = [
+            partial(worker.launch, plan, tokens=self._tokens.take(rank))
+            for rank, worker in enumerate(self.workers)
+        ]
+        return SharedStep(self._threads, self._threads.run(launches), self._await, self._tokens)
 
-    def needs_host_ids(self, params: RequestParams) -> bool:
-        return self.worker.needs_host_ids(params)
-
-    def read_adapter(self, folder: str) -> int:
-        return [worker.read_adapter(folder) for worker in self.workers][0]
-
-    def check_adapter(self, folder: str) -> None:
-        self.worker.check_adapter(folder)
-
-    def drop_adapter(self, number: int) -> None:
-        for worker in self.workers:
-            worker.drop_adapter(number)
-
-    def collective_rpc(
-        self, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[Any]:
-        if callable(method):
-            return self._on_all(lambda worker: method(worker, *args, **kwargs))
-        kind = type(self.worker)
-        known = [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n))]
-        if method not in known:
-            raise InvalidParameter(
-                "method", method, f"a worker has the methods {', '.join(known)}",
-                "A function that takes the worker can be passed instead.",
-            )  # fmt: skip
-        return self._on_all(lambda worker: getattr(worker, method)(*args, **kwargs))
-
-    def _on_all(self, task: Callable[[Worker], T]) -> list[T]:
-        """Return task(worker) of each worker, at the same time: what they do may need exchanges."""
-        if self._threads is None:
-            return [task(worker) for worker in self.workers]
-        return self._threads.run([partial(task, worker) for worker in self.workers])
+    def _await(self, step: SharedStep) -> None:
+        self._awaited = step
 
     def shutdown(self) -> None:
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.close()
-        if workers:
-            if self._threads is not None:
-                self._threads.close()
-            self._on_close()
+        if self._workers and self._threads is not None:
+            self._threads.close()
+        super().shutdown()
+
+    def _on_all(self, task: Callable[[Worker], T]) -> list[T]:
+        """Run the tasks at the same time: they may need exchanges."""
+        if self._threads is None:
+            return super()._on_all(task)
+        return self._threads.run([partial(task, worker) for worker in self.workers])
 
 
 class SharedStep:
     """A step that several workers run."""
 
-    def __init__(self, threads: WorkerThreads, steps: Sequence[Step | NoTokens]) -> None:
+    def __init__(
+        self,
+        threads: WorkerThreads,
+        steps: Sequence[Step | NoTokens],
+        await_result: Callable[[SharedStep], None],
+        outbox: TokenOutbox,
+    ) -> None:
+        """`await_result` has the next launch read this step first; `outbox` takes what rows got."""
         self._threads = threads
         self._steps = steps
+        self._await_result = await_result
+        self._outbox = outbox
+        self._output: RunnerOutput | None = None
 
     def sample(self, mask: GrammarMask | None = None) -> None:
         """Compute on all workers; then, only if none failed, advance all."""
         self._threads.run([partial(step.compute, mask) for step in self._steps])
-        for step in self._steps:
-            step.advance()
+        first, *others = self._steps
+        first.advance()
+        for step in others:
+            if first.moves_rows:
+                step.advance_unsampled()
+            else:
+                step.advance()
+        if first.moves_rows:
+            self._await_result(self)
 
     def drafts(self, row: int, count: int) -> list[int]:
         """Return drafts as the first worker has them."""
         return self._steps[0].drafts(row, count)
 
     def result(self) -> RunnerOutput:
-        """Wait for every worker's device, and return the first worker's results."""
-        return [step.result() for step in self._steps][0]
+        """Wait for every worker's device, and return the first worker's results, which the others
+        get with their next launch where it has verified drafts.
+        """
+        if self._output is None:
+            first, *others = self._steps
+            self._output = first.result()
+            for step in others:
+                step.result()
+            if first.moves_rows:
+                self._outbox.put(first.new_tokens(), range(1, len(self._steps)))
+        return self._output
 
 
 def open_uniproc(
@@ -160,7 +146,7 @@ def open_uniproc(
     """
     assert num_workers == 1 or (platform is None and exchange is None), "each has its own platform"
     native, _ = find_native()
-    restore_threads = _take_torch_threads(config.parallel.num_threads if native is None else 1)
+    restore_threads = take_torch_threads(config.parallel.num_threads if native is None else 1)
     try:
         if num_workers > 1:
             return _open_several(config, num_workers, restore_threads)
@@ -209,7 +195,7 @@ def _open_several(
         raise
 
 
-def _take_torch_threads(num_threads: int) -> Callable[[], None]:
+def take_torch_threads(num_threads: int) -> Callable[[], None]:
     """Set torch's number of threads; the returned function restores the previous number.
 
     Next to our own pool torch gets one thread: two pools that compete for the same cores slow down

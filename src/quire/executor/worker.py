@@ -41,8 +41,8 @@ class Worker:
     model_runner: ModelRunner
     facts: WorkerFacts
     rank: int
-    launch: Callable[[StepPlan], Step | NoTokens]
-    """launch(plan) starts a step on this device."""
+    launch: Callable[..., Step | NoTokens]
+    """launch(plan) starts a step on this device, see `ModelRunner.launch`."""
     needs_host_ids: Callable[[RequestParams], bool]
     _residence: Residence
     _save: SaveWeights | None
@@ -223,7 +223,7 @@ class Worker:
         """The kinds of requests that the model supports."""
         return self.model_runner.heads.tasks
 
-    def _launch_profiled(self, plan: StepPlan) -> Step | NoTokens:
+    def _launch_profiled(self, plan: StepPlan, *given: Any, **named: Any) -> Step | NoTokens:
         assert self._profiler is not None
         with self._profiler.step(plan.step_id, plan.num_tokens):
-            return self.model_runner.launch(plan)
+            return self.model_runner.launch(plan, *given, **named)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from quire.ops.formats.lora import NO_ADAPTER
 from quire.runner.devices.device import Device
 from quire.step.faults import RowFailures
 from quire.step.plan import NewBlocks, NewRow, StepPlan
+from quire.step.result import NewTokens
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ class Rows:
         self.device_tables = [device.table(table) for table in self.tables]
         self._num_blocks = np.zeros((len(block_sizes), num_rows + 1), dtype=np.int64)
         self._step_id = -1
+        self._changed_at = np.full(num_rows, -1, dtype=np.int64)
         self._broken: dict[int, str] = {}
 
     def apply(self, plan: StepPlan) -> None:
@@ -120,6 +123,33 @@ class Rows:
         self.state_index[rows] += 1
         self.state_index[sampled] += gained - 1
 
+    def advance_verified(
+        self, rows: np.ndarray, counts: np.ndarray, sampled: np.ndarray, drafts: np.ndarray,
+        accepted: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Complete a step in which the `sampled` rows verified so many `drafts` [R] and got so many
+        `accepted` [R] tokens: the K/V of wrong drafts do not count.
+        """
+        self.advance(rows, counts, sampled, accepted)
+        self.num_computed[sampled] -= drafts + 1 - accepted
+
+    def follow(
+        self, sampled: np.ndarray, counts: np.ndarray, drafts: np.ndarray, new: NewTokens
+    ) -> None:
+        """Complete `sampled` rows [R] of a step, in which they computed `counts` [R] tokens and
+        verified `drafts` [R], with the tokens that another worker drew. A row that was given back
+        or to another request after this step is left as it is.
+        """
+        token_ids, draft_ids = iter(new.token_ids), iter(new.draft_ids)
+        accepted = np.array(new.counts, dtype=np.int64)
+        for row, count, ready in zip(sampled.tolist(), new.counts, new.num_drafts, strict=True):
+            ids = [*islice(token_ids, count), *islice(draft_ids, ready)]
+            if self._changed_at[row] <= new.step_id:
+                self.write_drafts(row, ids)
+        kept = self._changed_at[sampled] <= new.step_id
+        rows = sampled[kept]
+        self.advance_verified(rows, counts[kept], rows, drafts[kept], accepted[kept])
+
     def capacity(self, rows: np.ndarray) -> np.ndarray:
         """How many tokens the blocks of these rows [n] hold."""
         sizes = [size for size in self.block_sizes if size is not None]
@@ -132,7 +162,7 @@ class Rows:
         return np.minimum.reduce(held, initial=self.token_ids.shape[1])
 
     def write_drafts(self, row: int, token_ids: Sequence[int]) -> None:
-        """Write drafts of the row's next tokens after its known tokens."""
+        """Write guesses of the row's next tokens, or what these are, after its known tokens."""
         self._device.write(self.token_ids, row, int(self.num_tokens[row]), token_ids)
 
     def drafts(self, row: int, count: int) -> list[int]:
@@ -142,6 +172,7 @@ class Rows:
 
     def _change(self, plan: StepPlan) -> None:
         for row in plan.removed:
+            self._changed_at[row] = plan.step_id
             self._remove(row)
             self._broken.pop(row, None)  # the failure was the old request's
         for new in plan.added:
@@ -159,6 +190,7 @@ class Rows:
     def _add(self, new: NewRow) -> None:
         row = new.row
         assert self.handles[row] < 0, f"row {row} is taken"
+        self._changed_at[row] = self._step_id
         self.handles[row] = new.handle
         self._device.write(self.token_ids, row, 0, new.token_ids)
         self.num_tokens[row] = len(new.token_ids)

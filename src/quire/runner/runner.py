@@ -10,16 +10,19 @@ is fetched later: this serves plain stepping, overlap and late grammar masks.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from quire.errors import NotBuiltYet
 from quire.models.decoder import HiddenStates
 from quire.params import RequestParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder, StepInputs
-from quire.runner.devices.device import Device, Fetched
+from quire.runner.devices.device import Array, Device, Fetched
 from quire.runner.forward.forward import Forward
 from quire.runner.head import HeadStep, RowHead, Watcher
 from quire.runner.kv_cache import KVCache
@@ -28,7 +31,7 @@ from quire.runner.rows import Rows
 from quire.step.columns import RunnerOutput
 from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import NewRow, StepPlan
-from quire.step.result import StepResult
+from quire.step.result import NewTokens, StepResult
 
 
 class Step:
@@ -74,12 +77,64 @@ class Step:
         """Advance the rows to the end of the step, or have the next launch wait for the results
         that do so. Does not raise.
         """
-        if any(part.moves_rows for part in self._parts):
+        if self.moves_rows:
             self._runner.await_result(self)
         else:
             self._runner.advance(self._inputs)
         for part in self._parts:
             part.advance()
+
+    @property
+    def moves_rows(self) -> bool:
+        """Whether the rows that sample advance by the results, which `result` has."""
+        return any(part.moves_rows for part in self._parts)
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """The hidden states [T, C] after the worker's last layer, until `compute`."""
+        return None if self._states is None else self._states.last
+
+    def advance_unsampled(self) -> None:
+        """Advance the rows that do not sample; the others advance with the tokens of the worker
+        that samples, which come with a later launch. Does not raise.
+        """
+        inputs = self._inputs
+        others = ~np.isin(inputs.rows, inputs.sampled)
+        self._runner.rows.advance(inputs.rows[others], inputs.counts[others], inputs.sampled[:0])
+        self._runner.await_tokens(self)
+
+    def new_tokens(self) -> NewTokens | None:
+        """Return what the sampled rows got, right after `result` for the first time."""
+        result, rows = self._output.result, self._sampled_rows().tolist()
+        ready = result.num_drafts or [0] * len(rows)
+        drafts = [self._runner.rows.drafts(row, n) for row, n in zip(rows, ready, strict=True)]
+        return NewTokens(
+            self._plan.step_id,
+            rows,
+            result.token_ids,
+            result.counts or [1] * len(rows),
+            [token for each in drafts for token in each],
+            ready,
+        )
+
+    def follow(self, new: NewTokens) -> bool:
+        """Advance the sampled rows by what they got; returns False for the tokens of another step
+        or part.
+        """
+        inputs, sampled = self._inputs, self._sampled_rows()
+        if new.step_id != self._plan.step_id or new.rows != sampled.tolist():
+            return False
+        counts = inputs.counts[np.isin(inputs.rows, sampled)]
+        drafts = np.zeros_like(sampled) if inputs.drafts is None else inputs.drafts
+        self._runner.rows.follow(sampled, counts, drafts, new)
+        return True
+
+    def _sampled_rows(self) -> Array:
+        """The rows that sample, each once."""
+        inputs = self._inputs
+        if inputs.drafts is None:
+            return inputs.sampled
+        return inputs.sampled[np.cumsum(inputs.drafts + 1) - 1]
 
     def result(self) -> RunnerOutput:
         """Wait for the results and return them on the host. May be called again if it raises."""
@@ -93,6 +148,9 @@ class Step:
 
 class NoTokens:
     """A step of a plan without tokens, which only changed rows."""
+
+    moves_rows = False
+    hidden = None
 
     def __init__(self, step_id: int) -> None:
         self._step_id = step_id
@@ -109,6 +167,12 @@ class NoTokens:
 
     def advance(self) -> None:
         """Do nothing: the rows do not advance."""
+
+    advance_unsampled = advance
+
+    def new_tokens(self) -> NewTokens | None:
+        """Return None: no row has sampled."""
+        return None
 
     def result(self) -> RunnerOutput:
         """Return an empty output."""
@@ -191,6 +255,7 @@ class ModelRunner:
         self._forward = forward
         self._prepared = -1
         self._awaited: Step | None = None
+        self._followed: deque[Step] = deque()
         rows.parts.append(self.heads)
 
     def register(self, kind: type[RequestParams], head: RowHead) -> None:
@@ -202,8 +267,16 @@ class ModelRunner:
         return self.heads.of(params).needs_host_ids(params)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Step | NoTokens:
+    def launch(
+        self,
+        plan: StepPlan,
+        states: Tensor | None = None,
+        tokens: Sequence[NewTokens] = (),
+    ) -> Step | NoTokens:
         """Start a step: update the rows, run the model over the plan's tokens.
+
+        `states` [T, C]: the hidden states that the stage before has left, where there is one.
+        `tokens`: what rows got in earlier steps, on a worker that does not sample.
 
         Until `advance` the rows stay where the tokens start, and K/V is written only after that
         position. So a step that failed can be launched again, whole or in parts. When rows advance
@@ -213,6 +286,8 @@ class ModelRunner:
         if self._awaited is not None:
             self._awaited.result()
             self._awaited = None
+        for new in tokens:
+            self._follow(new)
         self.rows.apply(plan)
         if plan.step_id != self._prepared:
             self._prepare(plan)
@@ -220,6 +295,9 @@ class ModelRunner:
             return NoTokens(plan.step_id)
         inputs = self._batches.build(plan)
         parts = self.heads.begin(inputs)
+        if states is not None:
+            assert inputs.batch.states is not None, "the first stage reads ids"
+            inputs.batch.states[: len(states)] = states
         self._batches.gather(inputs)
         states = self._forward(inputs.batch, samples_all=inputs.last is None)
         return Step(self, plan, inputs, states, parts)
@@ -251,6 +329,17 @@ class ModelRunner:
     def advance(self, inputs: StepInputs) -> None:
         """Advance the rows to the end of a step."""
         self.rows.advance(inputs.rows, inputs.counts, inputs.sampled)
+
+    def await_tokens(self, step: Step) -> None:
+        """Have the sampled rows of this step advance when their tokens come."""
+        self._followed.append(step)
+
+    def _follow(self, new: NewTokens) -> None:
+        """Advance the sampled rows of the step that the tokens are of. Those before it could not be
+        read on the worker that samples, and their rows have failed.
+        """
+        while not self._followed.popleft().follow(new):
+            pass
 
     def await_result(self, step: Step) -> None:
         """Have the next launch wait for the result of this step, which advances the rows."""

@@ -1,4 +1,6 @@
-"""The head of generating rows on a worker that does not sample."""
+"""The head of generating rows on a worker that does not sample: one that shares its layers with the
+worker that does, or has earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ from quire.step.plan import NewRow
 
 class TokenFollower:
     """Writes the ids that the group's first worker draws into this worker's rows; that worker
-    reports the results.
+    reports the results. What depends on these comes with a later step (`NewTokens`), and without
+    a group so do the ids.
     """
 
-    def __init__(self, rows: Rows, group: WorkerGroup) -> None:
+    def __init__(self, rows: Rows, group: WorkerGroup | None) -> None:
         self._rows = rows
         self._group = group
 
@@ -40,7 +43,9 @@ class TokenFollower:
     def remove_row(self, row: int) -> None:
         """Do nothing: this head has no state per row."""
 
-    def begin(self, inputs: StepInputs) -> FollowerStep:
+    def begin(self, inputs: StepInputs) -> FollowerStep | None:
+        if self._group is None:
+            return None
         return FollowerStep(self._rows, self._group, inputs)
 
 
@@ -55,7 +60,6 @@ class FollowerStep:
     def compute(self, states: HiddenStates, mask: GrammarMask | None) -> Sequence[Tensor]:
         """Receive the drawn ids; the worker that drew them has applied `mask`."""
         inputs = self._inputs
-        assert inputs.drafts is None, "drafts are verified by one worker"
         count = len(inputs.sampled)
         if count:
             drawn = self._group.broadcast(states.last.new_empty(count, dtype=torch.int64))

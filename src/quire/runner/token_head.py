@@ -42,10 +42,8 @@ class TokenHead:
         share: Callable[[Tensor], object] | None = None,
     ) -> None:
         """`forward` has run the step's model, and computes its logits. `drafting` None: no drafts
-        are made. `share` sends drawn ids [M] to the workers that do not sample; they do not support
-        drafts.
+        are made. `share` sends drawn ids [M] to the workers that do not sample.
         """
-        assert drafting is None or share is None, "drafts are verified by one worker"
         self.sampler = sampler
         self.drafting = drafting
         self.rows = rows
@@ -110,8 +108,7 @@ class TokenHead:
         clock. Returns how many drafts each of these has now.
         """
         sampled = inputs.sampled[np.cumsum(drafts + 1) - 1]
-        self.rows.advance(inputs.rows, inputs.counts, sampled, accepted)
-        self.rows.num_computed[sampled] -= drafts + 1 - accepted
+        self.rows.advance_verified(inputs.rows, inputs.counts, sampled, drafts, accepted)
         if self.drafting is None:
             return [0] * len(sampled)
         ends = np.cumsum(accepted).tolist()

@@ -20,3 +20,20 @@ class StepResult(msgspec.Struct, gc=False):
     counts: list[int] | None = None
     num_drafts: list[int] | None = None
     nans: dict[int, int] = {}
+
+
+class NewTokens(msgspec.Struct, frozen=True, gc=False):
+    """What the sampled `rows` of a step, or of a part of it, got on the worker that samples, for
+    those that do not. They take it with a later step, the next one that computes one of these rows
+    at the latest, and in the order of the steps.
+
+    Row i of them got the next `counts[i]` of `token_ids`, and has the next `num_drafts[i]` of
+    `draft_ids` ready. By the time that it is taken it may be another request's.
+    """
+
+    step_id: int
+    rows: list[int]
+    token_ids: list[int]
+    counts: list[int]
+    draft_ids: list[int]
+    num_drafts: list[int]
