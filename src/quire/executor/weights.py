@@ -22,6 +22,8 @@ from quire.models.loading.options import ModelOptions
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import check_weights, load_model, save_sharded_state
+from quire.models.spec import Stage
+from quire.models.stages import memory_places
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
@@ -35,9 +37,10 @@ def make_loader(
     room: AdapterRoom | None,
     network: DraftNetwork | None,
     stored: PackedWeights | None,
+    stage: Stage | None = None,
 ) -> Callable[[], RunnableModel]:
-    """Return the function that loads the weights, at the start and after sleep; `stored` has those
-    that were packed before.
+    """Return the function that loads the weights, at the start and after sleep: of a `stage` those
+    of its layers. `stored` has those that were packed before.
     """
     if config.model_impl == "transformers":
         assert exchange is None and group is None, "one core, one worker"
@@ -51,10 +54,11 @@ def make_loader(
             load_format=config.load_format,
             seed=config.model.seed,
         )
+    decoder = read_spec(config.model.hf_config, config.model.pooler)
     return partial(
         load_model,
         Path(config.model.model_folder),
-        read_spec(config.model.hf_config, config.model.pooler),
+        decoder,
         platform.ops,
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
@@ -69,6 +73,8 @@ def make_loader(
             recipe=_recipe(config),
             spread=exchange,
             group=group,
+            stage=stage,
+            first_layer=0 if stage is None else memory_places(decoder, stage).start,
             aux_layers=_aux_layers(config, network),
             keeps_experts=config.sampling.enable_return_routed_experts,
             make_placement=_placement_maker(config, platform),

@@ -6,6 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.executor.adapter_support import adapter_support
@@ -18,11 +21,13 @@ from quire.executor.weights import make_checker, make_loader, make_saver, stored
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_extension import worker_class
+from quire.models import read_spec
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.kv_pool import memories_of, plan_kv_pool
-from quire.models.spec import Decoder
+from quire.models.spec import Decoder, Stage
+from quire.models.stages import memory_places
 from quire.params import PoolingParams, SamplingParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder
@@ -54,12 +59,13 @@ def build_worker(
     *,
     exchange: ExpertExchange | None = None,
     group: WorkerGroup | None = None,
+    stage: Stage | None = None,
 ) -> Worker:
     """Build a model with its memory on its device, warm and ready for steps.
 
     With an `exchange` its experts are shared with other cores. With a `group` it has its share of
     each layer's heads and feed-forward width; all workers of the group are built at the same time,
-    and the first one samples.
+    and the first one samples. As a `stage` it has some of the layers, and the last stage samples.
     """
     device = platform.device
     if group is not None:
@@ -74,20 +80,28 @@ def build_worker(
     support = adapter_support(config)
     network = read_draft_network(config)
     room = None if support is None else support.room
-    stored = stored_weights(config, platform, exchange, group)
-    load = make_loader(config, platform, exchange, group, room, network, stored)
+    stored = None if stage is not None else stored_weights(config, platform, exchange, group)
+    load = make_loader(config, platform, exchange, group, room, network, stored, stage)
     try:
         model = load()
     finally:
         end_preparation()
-    specs = [model.spec] if network is None else [model.spec, network.spec]
-    kv_cache = _kv_cache(config, specs, platform)
+    whole, places = model.spec, None
+    if stage is not None:
+        whole = read_spec(config.model.hf_config, config.model.pooler)
+        places = memory_places(whole, stage)
+    specs = [whole] if network is None else [whole, network.spec]
+    kv_cache = _kv_cache(config, specs, platform, places)
     samples = config.model.generates and (group is None or group.rank == 0)
+    if stage is not None and stage.last < stage.count:
+        samples = False
     num_sampled = config.max_sampled if samples else 0
     runner, forward = _runner(config, platform, model, kv_cache, exchange, num_sampled)
     draft: DraftParts | None = None
     if config.model.generates:
-        head, draft = _token_head(config, platform, runner, forward, group, network)
+        head: RowHead = TokenFollower(runner.rows, group)
+        if samples:
+            head, draft = _token_head(config, platform, runner, forward, group, network)
         runner.register(SamplingParams, head)
     if config.model.pooler is not None:
         runner.register(PoolingParams, _pooling_head(runner))
@@ -125,7 +139,7 @@ def build_worker(
         ),
         rank=0 if group is None else group.rank,
         profiler=None if config.parallel.profiler is None else Profiler(config.parallel.profiler),
-        save=make_saver(config, platform, group),
+        save=None if stage is not None else make_saver(config, platform, group),
         adapters=support,
         stored=stored,
     )
@@ -165,6 +179,7 @@ def _runner(
         sizes=platform.sizes,
         types=types,
         has_adapters=config.adapters is not None,
+        states=_stage_input(config, platform, model),
     )
     forward = record_steps(platform, model, batches, num_sampled)
     if exchange is not None:
@@ -179,6 +194,15 @@ def _runner(
         adapters=None if config.adapters is None else AdapterSlots(model),
     )
     return runner, forward
+
+
+def _stage_input(config: WorkerConfig, platform: Platform, model: RunnableModel) -> Tensor | None:
+    """Make the tensor for the hidden states that enter a later stage; None: the model embeds."""
+    spec = model.spec
+    if not isinstance(spec, Decoder) or spec.embeds:
+        return None
+    width = max([config.steps.max_num_batched_tokens, *platform.sizes])
+    return torch.zeros((width, spec.dim), dtype=config.dtype, device=platform.device.torch)
 
 
 def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
@@ -198,7 +222,9 @@ def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
         )
 
 
-def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], platform: Platform) -> KVCache:
+def _kv_cache(
+    config: WorkerConfig, specs: Sequence[AnyDecoder], platform: Platform, places: range | None
+) -> KVCache:
     return KVCache(
         ops=platform.ops,
         pool=plan_kv_pool(
@@ -207,6 +233,7 @@ def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], platform: Platf
         num_blocks=PROBE_BLOCKS if config.memory.measures_memory else config.memory.num_blocks,
         dtype=config.kv_dtype,
         send=platform.device.send,
+        places=places,
     )
 
 
@@ -218,12 +245,10 @@ def _token_head(
     group: WorkerGroup | None,
     network: DraftNetwork | None,
 ) -> tuple[RowHead, DraftParts | None]:
-    """Make the head of generating rows, and the network that drafts for it: the first worker of a
-    group samples.
+    """Make the head of generating rows of the worker that samples, and the network that drafts for
+    it.
     """
     rows, device = runner.rows, platform.device
-    if group is not None and group.rank > 0:
-        return TokenFollower(rows, group), None
     sampler = Sampler(
         ops=platform.ops,
         num_rows=config.steps.max_num_seqs,

@@ -29,6 +29,7 @@ from quire.models.layers import (
     Layer,
     PlacedFeedForward,
     PlacedMixer,
+    StageInput,
     SubLayer,
     SumOfMixers,
     make_entrance,
@@ -144,10 +145,14 @@ class Assembly:
         """By name, each part that holds memory, once."""
         return self._make.parts
 
-    def embedding(self, target: LookUp | None) -> Embedding | DraftStage:
+    def embedding(self, target: LookUp | None) -> Embedding | DraftStage | StageInput:
         """The first stage; that of a draft network looks tokens up in the `target`'s table where
         it has none.
         """
+        if not self._spec.embeds:
+            if self._spec.tie and self._spec.generates:
+                self._table()
+            return StageInput()
         if isinstance(self._spec, DraftDecoder):
             own = self._table() if self._spec.inputs.has_embedding else None
             look_up = target if own is None else make_look_up(self._ops, own, 1.0)
@@ -260,7 +265,7 @@ class Assembly:
 
     def _layer(self, layer: int, b: Block) -> Iterator[_Piece]:
         """The pieces of a layer. Its own factor, where it has one, belongs to the last."""
-        at = f"layers.{layer}."
+        at = f"layers.{self._spec.first_layer + layer}."
         self._first_places.append(self._place)
         *pieces, last = [*self._pieces(at, b), *self._input_gate(at, layer, b)]
         yield from pieces
@@ -383,5 +388,6 @@ class Assembly:
                 self._make.keep("embed", self._tied_head)
                 return self._tied_head
             self._make.keep("head", self._tied_head)
-        self._make.keep("embed.weight", table)
+        if self._spec.embeds:
+            self._make.keep("embed.weight", table)
         return table

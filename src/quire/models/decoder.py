@@ -21,7 +21,7 @@ from torch import Tensor
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.assembly import Assembly
 from quire.models.drafting.inputs import DraftStage
-from quire.models.layers import Embedding
+from quire.models.layers import Embedding, StageInput
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import FixedWeights, RunnableLayer
@@ -84,6 +84,7 @@ class DecoderModel(FixedWeights):
             spec, weights, ops, max_model_len, options, choices=choices, adapters=self.adapters
         )
         self._target = target
+        self._embedding: Embedding | DraftStage | StageInput
         self._embedding = assembly.embedding(None if target is None else target.look_up)
         self._layers: Sequence[RunnableLayer] = assembly.layers()
         self.head = assembly.head()
@@ -106,11 +107,12 @@ class DecoderModel(FixedWeights):
 
     def look_up(self, ids: Tensor) -> Tensor:
         """The embeddings [T, C] of ids [T], scaled; no adapter changes them."""
+        assert not isinstance(self._embedding, StageInput), "a piece without the embedding"
         self._use_slots(None)
         return self._embedding.look_up(ids)
 
     @property
-    def stage(self) -> Embedding | DraftStage:
+    def stage(self) -> Embedding | DraftStage | StageInput:
         """What comes before the layers."""
         return self._embedding
 

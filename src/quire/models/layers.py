@@ -63,6 +63,15 @@ class Embedding:
         return self.finish(x)
 
 
+class StageInput:
+    """The first stage of a piece of a decoder: the hidden states of the piece before."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return `batch.states` [T, C]."""
+        assert batch.states is not None, "a later piece of a decoder reads states"
+        return batch.states
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedMixer:
     """A mixer with the place of its memory among those of the pool."""

@@ -141,7 +141,7 @@ def _num_in_block(block: Block, d: Decoder, part: str = "") -> int:
 def _leaves(d: Decoder) -> Iterator[Parameter]:
     yield from _before_layers(d)
     for i, block in enumerate(d.blocks):
-        of_block = _block(f"layers.{i}.", block, d)
+        of_block = _block(f"layers.{d.first_layer + i}.", block, d)
         yield from (_scaled(leaf, d.leaf_scales) for leaf in of_block)
     yield from _after_layers(d)
 
@@ -151,7 +151,8 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
         yield from _draft_inputs(d)
         return
     width = d.table_width
-    yield Parameter("embed.weight", (d.vocab, width), "vocab", "embedding")
+    if d.embeds or (d.tie and d.generates):
+        yield Parameter("embed.weight", (d.vocab, width), "vocab", "embedding")
     if d.learned_positions:
         shape = (d.position_offset + d.learned_positions, width)
         yield Parameter("positions.weight", shape, "replicated", "position")

@@ -399,6 +399,15 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers `first` to `last` - 1 of the `count` layers of a whole decoder."""
+
+    first: int
+    last: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """A whole decoder: embedding, L blocks, final norm (None: it has none), language-model head or
     pooler.
@@ -412,7 +421,8 @@ class Decoder:
     Logits are c * tanh(l / c) of l = `logit_scale` * head(x) where `logit_softcap` c is given.
     `leaf_scales` are factors of leaves of every layer, by the ends of their names. `layer_inputs`
     are what layers with an `input_act` read. `streams`: in place of one residual stream.
-    `pooler`: in place of a language-model head, or next to it.
+    `pooler`: in place of a language-model head, or next to it. `stage`: the decoder is a piece of a
+    whole one, with the layers of this stage (models/stages.py); None: it is whole.
     """
 
     vocab: int
@@ -434,6 +444,22 @@ class Decoder:
     pooler: PoolerSpec | None = None
     token_types: int = 0
     embed_width: int | None = None
+    stage: Stage | None = None
+
+    @property
+    def first_layer(self) -> int:
+        """The number that the first of `blocks` has in the whole decoder."""
+        return 0 if self.stage is None else self.stage.first
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the first of its layers reads embeddings, not another stage's hidden states."""
+        return self.first_layer == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its last layer is that of the whole decoder."""
+        return self.stage is None or self.stage.last == self.stage.count
 
     @property
     def table_width(self) -> int:
@@ -443,7 +469,7 @@ class Decoder:
     @property
     def generates(self) -> bool:
         """Whether it has a language-model head that tokens are drawn with."""
-        return self.pooler is None or self.pooler.also_generates
+        return self.is_last and (self.pooler is None or self.pooler.also_generates)
 
     @property
     def is_indivisible(self) -> bool:

@@ -22,8 +22,8 @@ from quire.step.plan import NULL_BLOCK
 
 
 class KVCache:
-    """Blocks for every layer of `pool`; `layers[i]` is the memory of layer i, None if it keeps
-    nothing.
+    """Blocks for every layer of `pool`, or for some; `layers[i]` is the memory of layer i, None if
+    it keeps nothing here.
     """
 
     def __init__(
@@ -34,14 +34,19 @@ class KVCache:
         num_blocks: int,
         dtype: torch.dtype,
         send: Callable[[Array], Tensor] = torch.from_numpy,
+        places: range | None = None,
     ) -> None:
-        """`dtype`: that of keys and values. `send`: `Device.send` of the device that has them."""
+        """`dtype`: that of keys and values. `send`: `Device.send` of the device that has them.
+        `places`: the layers of the pool that have their memory here; None: all.
+        """
+        own = range(len(pool.memories)) if places is None else places
         self._ops = ops
         self._dtype = dtype
         self._send = send
         self.pool = pool
         self.num_blocks = num_blocks
-        self._slots = [_layers_by_shape(pool, slot) for slot in pool.slots]
+        slots = [[(group, layer) for group, layer in slot if layer in own] for slot in pool.slots]
+        self._slots = [_layers_by_shape(pool, slot) for slot in slots if slot]
         self._views: list[BlockMemory] = []
         self.layers: list[BlockMemory | None] = []
         self.restore()

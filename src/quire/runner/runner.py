@@ -270,12 +270,12 @@ class ModelRunner:
     def launch(
         self,
         plan: StepPlan,
-        states: Tensor | None = None,
+        hidden: Tensor | None = None,
         tokens: Sequence[NewTokens] = (),
     ) -> Step | NoTokens:
         """Start a step: update the rows, run the model over the plan's tokens.
 
-        `states` [T, C]: the hidden states that the stage before has left, where there is one.
+        `hidden` [T, C]: the hidden states that the stage before has left, where there is one.
         `tokens`: what rows got in earlier steps, on a worker that does not sample.
 
         Until `advance` the rows stay where the tokens start, and K/V is written only after that
@@ -295,9 +295,9 @@ class ModelRunner:
             return NoTokens(plan.step_id)
         inputs = self._batches.build(plan)
         parts = self.heads.begin(inputs)
-        if states is not None:
+        if hidden is not None:
             assert inputs.batch.states is not None, "the first stage reads ids"
-            inputs.batch.states[: len(states)] = states
+            inputs.batch.states[: len(hidden)] = hidden
         self._batches.gather(inputs)
         states = self._forward(inputs.batch, samples_all=inputs.last is None)
         return Step(self, plan, inputs, states, parts)

@@ -33,6 +33,7 @@ from quire.models.parameters import parameters
 from quire.models.rules import Family
 from quire.models.sharding import shard
 from quire.models.spec import Decoder
+from quire.models.stages import cut
 from quire.ops import Ops
 from quire.quantization import Recipe
 
@@ -68,8 +69,8 @@ def load_model(
     how the files store quantised weights; without a family, both are those of the folder's
     config.json. `weights_folder`: where large weights are kept in files instead of memory.
     `target`: of a draft network. `files` has the weights instead of the folder. With a group among
-    the options it is the model of one worker, which takes its own part of each leaf. Raises
-    LoadError subclasses that name file and tensor.
+    the options it is the model of one worker, which takes its own part of each leaf; with a stage
+    it has the leaves of its layers. Raises LoadError subclasses that name file and tensor.
     """
     if family is None and load_format != "dummy":
         config = read_folder_config(folder, load_format)
@@ -90,6 +91,8 @@ def load_model(
     length = _checked_length(decoder, max_model_len)
     group = options.group
     own = _own_part(decoder, options.recipe, storage, group)
+    if options.stage is not None:
+        own = cut(own, options.stage)
 
     if files is not None:
         options = replace(options, stored=None)  # which is of the folder

@@ -1,0 +1,86 @@
+"""A model cut between layers: each stage has some of them, and reads the hidden states that the
+stage before has left.
+
+What a stage has is a decoder of its own, with the names that its leaves have in the whole one. The
+first stage embeds, the last one has the final norm and the head. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import NoReturn
+
+from quire.errors import LoadError
+from quire.models.spec import Attention, Block, Decoder, Mixer, MixerAfterShared, Stage
+
+
+def stages_of(decoder: Decoder, sizes: Sequence[int]) -> list[Stage]:
+    """The stages of a decoder with so many layers each. Raises LoadError for other counts."""
+    count = len(decoder.blocks)
+    if sum(sizes) != count or min(sizes) < 1:
+        raise LoadError(
+            f"Stages of {', '.join(map(str, sizes))} layers are not the {count} layers of this "
+            "model: give each stage one layer or more, and together all."
+        )
+    return [Stage(first, last, count) for first, last in pairwise(accumulate(sizes, initial=0))]
+
+
+def cut(decoder: Decoder, stage: Stage) -> Decoder:
+    """What a stage has of a whole decoder. Raises LoadError for one whose layers need more of each
+    other than hidden states.
+    """
+    assert decoder.stage is None and stage.count == len(decoder.blocks)
+    if decoder.pooler is not None:
+        _refuse("it pools, and its head reads what the embedding shares with it")
+    if decoder.streams is not None or decoder.layer_inputs is not None:
+        _refuse("its layers read several streams, or inputs of their own")
+    if decoder.is_indivisible:
+        _refuse("its attention is not causal")
+    own = [
+        _moved(block, number, stage.first)
+        for number, block in enumerate(decoder.blocks[: stage.last])
+        if number >= stage.first
+    ]
+    piece = replace(decoder, blocks=tuple(own), stage=stage)
+    if not piece.is_last:
+        piece = replace(piece, final_norm=None)
+    if not piece.embeds:
+        piece = replace(
+            piece, learned_positions=0, position_offset=0, embed_norm=None, token_types=0,
+            embed_width=None,
+        )  # fmt: skip
+    return piece
+
+
+def memory_places(decoder: Decoder, stage: Stage) -> range:
+    """The places that the memories of a stage's layers have among those of the whole decoder."""
+    counts = [len(block.memories) for block in decoder.blocks]
+    return range(sum(counts[: stage.first]), sum(counts[: stage.last]))
+
+
+def _moved(block: Block, number: int, first: int) -> Block:
+    """A block whose earlier layers are counted from the stage's `first`."""
+    mixer, repeats = block.mixer, block.repeats
+    if isinstance(mixer, MixerAfterShared):
+        _refuse("its layers share a transformer that reads the embedding")
+    if repeats is not None:
+        repeats = _counted(repeats, number, first, "runs with the weights")
+    if isinstance(mixer, Attention) and mixer.shares is not None:
+        mixer = _sharing(mixer, _counted(mixer.shares, number, first, "reads the keys and values"))
+    return replace(block, mixer=mixer, repeats=repeats)
+
+
+def _sharing(mixer: Attention, layer: int) -> Mixer:
+    return replace(mixer, shares=layer)
+
+
+def _counted(layer: int, number: int, first: int, what: str) -> int:
+    if layer < first:
+        _refuse(f"layer {number} {what} of layer {layer}, which would be in an earlier stage")
+    return layer - first
+
+
+def _refuse(why: str) -> NoReturn:
+    raise LoadError(f"This model cannot be cut into these stages: {why}. Use one stage.")
