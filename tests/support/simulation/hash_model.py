@@ -146,13 +146,26 @@ class HashRunner:
         self.weights = 0
         """The number of the model's weights."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    @property
+    def has_drafts(self) -> bool:
+        """Whether it drafts."""
+        return self._drafter is not None
+
+    def drafts(self, row: int) -> list[int]:
+        """The drafts of a row's next tokens."""
+        return self._rows[row].drafts
+
+    def execute(self, plan: StepPlan, read: Sequence[int] | None = None) -> StepResult:
         """Run one step. Sampled ids stay in the rows too, as on a device, so a later plan needs no
-        ids. The changes of a step that is run in parts are made with its first part.
+        ids. The changes of a step that is run in parts are made with its first part. read: the
+        ids of the step's tokens as somebody else has read them, who must be right.
         """
         if plan.step_id != self._step_id:
             self._step_id = plan.step_id
             self._change(plan)
+        if read is not None:
+            pairs = zip(read, self._ids(plan), strict=True)
+            assert all(right in (None, own) for own, right in pairs), "other ids were read"
         # All K/V of a step is written before any of it is read, as in a batched attention.
         drafts = plan.decode_drafts or [0] * len(plan.decode_rows)
         for number, count in zip(plan.decode_rows, drafts, strict=True):
@@ -172,6 +185,18 @@ class HashRunner:
             return StepResult(plan.step_id, flat)
         ready = [len(self._rows[number].drafts) for number in plan.sampled_rows]
         return StepResult(plan.step_id, flat, counts=[len(i) for i in ids], num_drafts=ready)
+
+    def _ids(self, plan: StepPlan) -> list[int | None]:
+        """The ids of a step's tokens, drafts among them; None for drafts that a row lacks."""
+        drafts = plan.decode_drafts or [0] * len(plan.decode_rows)
+        parts = [(row, 1, count) for row, count in zip(plan.decode_rows, drafts, strict=True)]
+        parts += [(c.row, c.num_tokens - c.num_drafts, c.num_drafts) for c in plan.chunks]
+        found: list[int | None] = []
+        for number, count, num_drafts in parts:
+            row = self._rows[number]
+            found += row.tokens[row.num_computed : row.num_computed + count]
+            found += [*row.drafts, *[None] * num_drafts][:num_drafts]
+        return found
 
     def _change(self, plan: StepPlan) -> None:
         for number in plan.removed:

@@ -445,7 +445,7 @@ class World:
     def __init__(self, seed: int) -> None:
         pick = self.random = random.Random(seed)
         self.clock = Clock()
-        self.depth = pick.choice((1, 2))
+        self.depth = pick.choice((1, 2, 4))
         self.config = scheduler_config(
             max_num_seqs=pick.choice((2, 4, 8)),
             max_num_batched_tokens=pick.choice((8, 16, 64)),
@@ -492,6 +492,7 @@ class World:
         met = Counter(str(story.end.reason) for story in self.stories.values() if story.end)
         met["kills"], met["restarts"] = self.num_kills, self.supervisor.num_restarts
         met["two cores"], met["depth 2"] = len(self.cores.links) == 2, self.depth == 2
+        met["depth 4"] = self.depth == 4
         met["losses"], met["repeats"] = self.loss > 0, self.repeats > 0
         met["unreadable"] = len(self.unreadable)
         met["poison at intake"] = sum(poison.at_intake for poison in self.poison.values())
