@@ -96,13 +96,13 @@ def unescaped(text: str) -> str:
 
 def token_ids(text: str) -> list[int]:
     """Token ids with commas between them."""
-    from quire.params.checks import token_id
+    from quire.params import checks
 
-    return [token_id("token ids", part.strip()) for part in text.split(",")]
+    return checks.token_ids("token ids", [part.strip() for part in text.split(",")])
 
 
 def _by_token_id(bias: dict[str, Any]) -> dict[Any, Any]:
     """JSON has text keys only."""
-    from quire.params.checks import token_id
+    from quire.params import checks
 
-    return {token_id("logit_bias", key): value for key, value in bias.items()}
+    return dict(zip(checks.token_ids("logit_bias", list(bias)), bias.values(), strict=True))
