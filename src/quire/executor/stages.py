@@ -11,16 +11,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from quire.errors import EngineDeadError, NotBuiltYet
-from quire.executor.local_workers import LocalWorkers
 from quire.executor.platform import open_platform
 from quire.executor.token_outbox import TokenOutbox
-from quire.executor.uniproc import take_torch_threads
+from quire.executor.uniproc import LocalWorkers, take_torch_threads
 from quire.executor.worker import Worker
 from quire.executor.worker_builder import build_worker
 from quire.executor.worker_config import WorkerConfig
 from quire.hardware.native import find_native
 from quire.models import read_spec
-from quire.models.stages import stages_of
+from quire.models.cutting.stages import stages_of
 from quire.params import RequestParams
 from quire.runner.runner import NoTokens, Step
 from quire.step.columns import RunnerOutput

@@ -15,6 +15,7 @@ from quire.executor.worker import SaveWeights
 from quire.executor.worker_config import WorkerConfig
 from quire.models import find_family, read_spec
 from quire.models.adapters.banks import AdapterRoom
+from quire.models.cutting.stages import memory_places
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
@@ -22,8 +23,7 @@ from quire.models.loading.options import ModelOptions
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import check_weights, load_model, save_sharded_state
-from quire.models.spec import Stage
-from quire.models.stages import memory_places
+from quire.models.spec import PipelineStage
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
@@ -37,7 +37,7 @@ def make_loader(
     room: AdapterRoom | None,
     network: DraftNetwork | None,
     stored: PackedWeights | None,
-    stage: Stage | None = None,
+    stage: PipelineStage | None = None,
 ) -> Callable[[], RunnableModel]:
     """Return the function that loads the weights, at the start and after sleep: of a `stage` those
     of its layers. `stored` has those that were packed before.

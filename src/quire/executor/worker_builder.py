@@ -22,12 +22,12 @@ from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_extension import worker_class
 from quire.models import read_spec
+from quire.models.cutting.stages import memory_places
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.kv_pool import memories_of, plan_kv_pool
-from quire.models.spec import Decoder, Stage
-from quire.models.stages import memory_places
+from quire.models.spec import Decoder, PipelineStage
 from quire.params import PoolingParams, SamplingParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder
@@ -59,7 +59,7 @@ def build_worker(
     *,
     exchange: ExpertExchange | None = None,
     group: WorkerGroup | None = None,
-    stage: Stage | None = None,
+    stage: PipelineStage | None = None,
 ) -> Worker:
     """Build a model with its memory on its device, warm and ready for steps.
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.adapters.adapted_ops import AdaptedExperts, AdaptedLinear, adapted
 from quire.models.adapters.banks import AdapterBanks
+from quire.models.cutting.sharding import num_segments
 from quire.models.layers import Projection, SharedProjection
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.positions import Rope
 from quire.models.rotary_tables import rotary_table
-from quire.models.sharding import num_segments
 from quire.models.spec import Norm
 from quire.ops import (
     CodedWeight,

@@ -399,7 +399,7 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """Layers `first` to `last` - 1 of the `count` layers of a whole decoder."""
 
     first: int
@@ -422,7 +422,7 @@ class Decoder:
     `leaf_scales` are factors of leaves of every layer, by the ends of their names. `layer_inputs`
     are what layers with an `input_act` read. `streams`: in place of one residual stream.
     `pooler`: in place of a language-model head, or next to it. `stage`: the decoder is a piece of a
-    whole one, with the layers of this stage (models/stages.py); None: it is whole.
+    whole one, with the layers of this stage (models/cutting/stages.py); None: it is whole.
     """
 
     vocab: int
@@ -444,7 +444,7 @@ class Decoder:
     pooler: PoolerSpec | None = None
     token_types: int = 0
     embed_width: int | None = None
-    stage: Stage | None = None
+    stage: PipelineStage | None = None
 
     @property
     def first_layer(self) -> int:

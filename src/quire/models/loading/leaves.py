@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError
+from quire.models.cutting.sharding import own_part
 from quire.models.formats.storage import Storage
 from quire.models.loading.cache_scales import used_cache_scales
 from quire.models.loading.codes.code_layouts import coded_weight
@@ -25,7 +26,6 @@ from quire.models.loading.sharded_state import ShardedLeaves
 from quire.models.loading.transforms import coded_leaves, to_leaves
 from quire.models.parameters import Parameter, parameters
 from quire.models.rules import Family, StoredTensor
-from quire.models.sharding import own_part
 from quire.models.spec import Decoder
 from quire.ops import CodedWeight
 from quire.ops.kv import FixedScales

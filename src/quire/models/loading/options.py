@@ -10,7 +10,7 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.models.adapters.banks import AdapterRoom
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_placement import WeightPlacement
-from quire.models.spec import Stage
+from quire.models.spec import PipelineStage
 from quire.quantization import UNQUANTIZED, Recipe
 
 
@@ -18,8 +18,9 @@ from quire.quantization import UNQUANTIZED, Recipe
 class ModelOptions:
     """`recipe` says how weights are stored. With `spread` the experts are distributed over several
     cores, and only this core's are loaded; the model may run only inside a round. With `group` the
-    spec is one worker's share of a decoder (sharding.py), and all workers run at the same time.
-    With `stage` it is a piece of a decoder (stages.py), whose weights alone are loaded.
+    spec is one worker's share of a decoder (models/cutting/sharding.py), and all workers run at the
+    same time. With `stage` it is a piece of a decoder (models/cutting/stages.py), whose weights
+    alone are loaded.
 
     `first_layer` is the place of the first layer's memory among those of the pool (`Batch.kv`): not
     0 for the second model of a pool. `aux_layers` are the layers, ascending, whose input every pass
@@ -33,7 +34,7 @@ class ModelOptions:
     recipe: Recipe = UNQUANTIZED
     spread: ExpertExchange | None = None
     group: WorkerGroup | None = None
-    stage: Stage | None = None
+    stage: PipelineStage | None = None
     first_layer: int = 0
     aux_layers: tuple[int, ...] = ()
     keeps_experts: bool = False

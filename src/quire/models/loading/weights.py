@@ -18,6 +18,8 @@ import torch
 
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError, NotBuiltYet
+from quire.models.cutting.sharding import shard
+from quire.models.cutting.stages import cut
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
 from quire.models.formats import read_storage
@@ -31,9 +33,7 @@ from quire.models.loading.sharded_state import check_pattern, save_leaves
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.parameters import parameters
 from quire.models.rules import Family
-from quire.models.sharding import shard
 from quire.models.spec import Decoder
-from quire.models.stages import cut
 from quire.ops import Ops
 from quire.quantization import Recipe
 

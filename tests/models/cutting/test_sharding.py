@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from quire.models import memories_of, read_spec
+from quire.models.cutting.sharding import own_part, shard
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
 from quire.models.parameters import parameters
-from quire.models.sharding import own_part, shard
 from quire.models.spec import LatentAttention
 from quire.ops import select
 from quire.testing import make_checkpoint

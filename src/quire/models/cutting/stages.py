@@ -13,10 +13,10 @@ from itertools import accumulate, pairwise
 from typing import NoReturn
 
 from quire.errors import LoadError
-from quire.models.spec import Attention, Block, Decoder, Mixer, MixerAfterShared, Stage
+from quire.models.spec import Attention, Block, Decoder, Mixer, MixerAfterShared, PipelineStage
 
 
-def stages_of(decoder: Decoder, sizes: Sequence[int]) -> list[Stage]:
+def stages_of(decoder: Decoder, sizes: Sequence[int]) -> list[PipelineStage]:
     """The stages of a decoder with so many layers each. Raises LoadError for other counts."""
     count = len(decoder.blocks)
     if sum(sizes) != count or min(sizes) < 1:
@@ -24,10 +24,11 @@ def stages_of(decoder: Decoder, sizes: Sequence[int]) -> list[Stage]:
             f"Stages of {', '.join(map(str, sizes))} layers are not the {count} layers of this "
             "model: give each stage one layer or more, and together all."
         )
-    return [Stage(first, last, count) for first, last in pairwise(accumulate(sizes, initial=0))]
+    ends = accumulate(sizes, initial=0)
+    return [PipelineStage(first, last, count) for first, last in pairwise(ends)]
 
 
-def cut(decoder: Decoder, stage: Stage) -> Decoder:
+def cut(decoder: Decoder, stage: PipelineStage) -> Decoder:
     """What a stage has of a whole decoder. Raises LoadError for one whose layers need more of each
     other than hidden states.
     """
@@ -54,7 +55,7 @@ def cut(decoder: Decoder, stage: Stage) -> Decoder:
     return piece
 
 
-def memory_places(decoder: Decoder, stage: Stage) -> range:
+def memory_places(decoder: Decoder, stage: PipelineStage) -> range:
     """The places that the memories of a stage's layers have among those of the whole decoder."""
     counts = [len(block.memories) for block in decoder.blocks]
     return range(sum(counts[: stage.first]), sum(counts[: stage.last]))

@@ -7,8 +7,8 @@ import pytest
 
 from quire.errors import LoadError
 from quire.models import memories_of, read_spec
+from quire.models.cutting.stages import cut, memory_places, stages_of
 from quire.models.parameters import parameters
-from quire.models.stages import cut, memory_places, stages_of
 from quire.testing.model_shapes import make_config
 from tests.models.hostile.models import HOSTILE, write
 
