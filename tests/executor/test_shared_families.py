@@ -13,8 +13,6 @@ from tests.models.hostile.models import DENSE, HOSTILE, cases, write
 IS_NATIVE = find_native()[0] is not None
 REFUSED = {
     "olmo3": "over the heads of all workers",
-    "falcon": "1 key/value heads",
-    "gpt_bigcode": "1 key/value heads",
 }
 
 

@@ -39,7 +39,7 @@ from quire.models.spec import (
     single_mixers,
 )
 
-Role = Literal["column", "row", "vocab", "replicated"]
+Role = Literal["column", "kv", "row", "vocab", "replicated"]
 Kind = Literal[
     "matrix", "bias", "norm", "norm1p", "embedding", "position", "sink", "xielu", "decay"
 ]
@@ -50,9 +50,10 @@ XIELU_PARTS = ("alpha_p", "alpha_n", "beta", "eps")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One leaf tensor. `role` determines the axis that is split over ranks (column: axis 0, row:
-    axis 1, vocab: axis 0 padded); `kind` is the kind of tensor; `heads` is how many heads the first
-    axis consists of, 1 where it has none; stored values are multiplied with `scale`.
+    """One leaf tensor. `role` determines the axis that is split over ranks (column: axis 0; kv: the
+    same between heads of keys and values, where several ranks have the same one if there are fewer;
+    row: axis 1; vocab: axis 0 padded); `kind` is the kind of tensor; `heads` is how many heads the
+    first axis consists of, 1 where it has none; stored values are multiplied with `scale`.
     """
 
     name: str
@@ -338,7 +339,8 @@ def _attention(at: str, a: Attention, dim: int, outputs: int | None = None) -> I
     value_dim = a.head_dim if a.value_dim is None else a.value_dim
     for part in projections_of(a):
         heads, width = heads_of[part], value_dim if part == "v" else a.head_dim
-        yield from _linear(at + part, heads * width, dim, "column", a.qkv_bias, heads)
+        role: Role = "column" if part == "q" else "kv"
+        yield from _linear(at + part, heads * width, dim, role, a.qkv_bias, heads)
     if a.qk_norm is not None:
         for part in "q" if a.shares is not None else "qk":
             yield from _qk_norm(f"{at}{part}_norm", a, a.qk_norm, heads_of[part])
@@ -443,7 +445,7 @@ def _linear(
     yield Parameter(at + ".weight", (outputs, inputs), role, "matrix", heads)
     if bias:
         # the sum over ranks must add a row-parallel bias once, so it is not cut
-        cut: Role = role if role == "column" else "replicated"
+        cut: Role = "replicated" if role == "row" else role
         yield Parameter(at + ".bias", (outputs,), cut, "bias", heads)
 
 

@@ -62,6 +62,22 @@ def test_parts_put_together_are_the_whole(tmp_path, family):
             assert all(torch.equal(part, tensor) for part in mine), name
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_workers_have_a_head_of_keys_each_where_there_are_fewer(kv_heads):
+    spec = read_spec(
+        make_config({"num_key_value_heads": kv_heads, "num_attention_heads": 8}, "llama")
+    )
+    own, whole = shard(spec, 4), parameters(spec)
+    assert {block.mixer.kv_heads for block in own.blocks} == {1}
+    for part in "kv":
+        name = f"layers.0.attn.{part}.weight"
+        width = spec.blocks[0].mixer.head_dim
+        found = [own_part(whole[name], rank, 4) for rank in range(4)]
+        heads = [0, 0, 0, 0] if kv_heads == 1 else [0, 0, 1, 1]
+        assert found == [(0, head * width, width) for head in heads]
+        assert parameters(own)[name].shape[0] == width
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_part_is_a_decoder_of_its_own(size):
     spec = read_spec(make_config({"num_key_value_heads": 4}, "llama"))
@@ -69,7 +85,7 @@ def test_a_part_is_a_decoder_of_its_own(size):
     for one, other in zip(memories_of([own]), memories_of([spec]), strict=True):
         assert one == replace(other, kv_heads=other.kv_heads // size)
     for leaf in parameters(own).values():
-        axis = {"column": 0, "row": 1}.get(leaf.role)
+        axis = {"column": 0, "kv": 0, "row": 1}.get(leaf.role)
         found = [own_part(whole[leaf.name], rank, size) for rank in range(size)]
         if axis is None:
             assert found == [None] * size and leaf == whole[leaf.name]

@@ -21,7 +21,7 @@ SIZES = (2, 4)
 INPUTS_AT_ONCE = 4
 """Of a product, at least: a segment begins where they do."""
 
-_AXIS = {"column": 0, "row": 1}
+_AXIS = {"column": 0, "kv": 0, "row": 1}
 
 
 def shard(decoder: Decoder, size: int, group: int = 0) -> Decoder:
@@ -51,6 +51,9 @@ def own_part(leaf: Parameter, rank: int, size: int) -> tuple[int, int, int] | No
     axis = _AXIS.get(leaf.role)
     if axis is None:
         return None
+    if leaf.role == "kv" and leaf.heads < size:
+        length = leaf.shape[axis] // leaf.heads
+        return axis, rank * leaf.heads // size * length, length
     length = leaf.shape[axis] // size
     return axis, rank * length, length
 
@@ -76,8 +79,11 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
     counts = {"heads": attn.heads, "width": mlp.width}
     if isinstance(attn, Attention):
         counts["key/value heads"] = attn.kv_heads
+        if attn.kv_heads < size and attn.qk_norm is not None and attn.qk_norm_over == "per_head":
+            _refuse(layer, "normalises each key head with weights of its own, and has few")
     for name, count in counts.items():
-        if count % size:
+        repeats = name == "key/value heads" and size % count == 0
+        if count % size and not repeats:
             _refuse(layer, f"has {count} {name}, which {size} workers cannot share equally")
     for name, units, inputs in (
         ("attention output", attn.heads, attn.heads * _value_dim(attn)),
@@ -95,11 +101,13 @@ def _value_dim(mixer: Attention | LatentAttention) -> int:
 
 
 def _shard_mixer(mixer: Attention | LatentAttention, size: int) -> Mixer:
-    """A part of the heads; latents are every worker's."""
+    """A part of the heads, of which one of keys and values may be several workers'; latents are
+    every worker's.
+    """
     heads = mixer.heads // size
     if isinstance(mixer, LatentAttention):
         return replace(mixer, heads=heads)
-    return replace(mixer, heads=heads, kv_heads=mixer.kv_heads // size)
+    return replace(mixer, heads=heads, kv_heads=max(1, mixer.kv_heads // size))
 
 
 def _refuse(layer: int, why: str) -> NoReturn:
