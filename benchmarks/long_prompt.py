@@ -127,7 +127,7 @@ def main() -> int:
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--warm-up-s", type=float, default=2.0)
-    parser.add_argument("--kv-bytes", type=int, default=1 << 30)
+    parser.add_argument("--kv-bytes", type=int, default=4 << 30)
     add_output_flag(parser)
     args = parser.parse_args()
     rows = []

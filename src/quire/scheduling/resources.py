@@ -83,8 +83,11 @@ class Resources:
 
 
 _LEAST_TOKENS = 16
-"""What a prompt gets of a step whatever the allowance, if it is the first of the step; also what
-its tokens are a multiple of, where the allowance cuts it.
+"""Tokens that the first prompt of a step gets whatever the allowance."""
+_UNIT_TOKENS = 8
+"""A prompt that the allowance cuts gets a multiple of this many tokens. Larger units leave more of
+the allowance unused at late positions, where it is a few tens of tokens; 24 rows take products and
+attention no more time each than 32.
 """
 
 
@@ -154,7 +157,7 @@ class TokenBudget:
         if fitting >= want:
             return want
         least = 0 if self._used else _LEAST_TOKENS
-        return max(least, fitting // _LEAST_TOKENS * _LEAST_TOKENS)
+        return max(least, fitting // _UNIT_TOKENS * _UNIT_TOKENS)
 
     def take(self, request: Request, count: int, num_drafts: int = 0) -> None:
         """Take `count` tokens of this step, and drafts after them, for the request."""

@@ -188,9 +188,9 @@ def test_short_prompts_share_a_step_and_whole_ones_are_not_cut():
     scene.run(8)
     for handle in range(100, 106):
         scene.add(handle, 64)
-    plan = scene.core.scheduler.schedule(0.0, PromptAllowance(200.0))
+    plan = scene.core.scheduler.schedule(0.0, PromptAllowance(198.0))
     assert [chunk.num_tokens for chunk in plan.chunks] == [64, 64, 64]
-    assert plan.allowance == PromptAllowance(200.0)
+    assert plan.allowance == PromptAllowance(198.0)
 
 
 def test_a_plan_carries_what_it_was_planned_with():
