@@ -27,11 +27,11 @@ from quire.models.costs import (
 from quire.models.formats import read_storage
 from quire.models.formats.storage import CodeLayout, RowScheme
 from quire.models.layer_memory import NumberBytes
+from quire.models.loading.rounding.recipes import recipe_of
 from quire.models.parameters import parameters
 from quire.models.rules import StoredTensor
 from quire.models.spec import Decoder, single_mixers
 from quire.ops import WeightFormat
-from quire.quantization import RECIPES, UNQUANTIZED
 
 _INTEGERS = (
     CodeLayout("bytes", 8, None, has_zeros=False, rows=RowScheme()),
@@ -66,7 +66,7 @@ class Store(msgspec.Struct, frozen=True):
 
 def store_of(plan: EnginePlan) -> Store:
     """How an engine with this plan keeps a model."""
-    recipe = UNQUANTIZED if plan.model.quantization is None else RECIPES[plan.model.quantization]
+    recipe = recipe_of(plan.model.quantization, plan.model.rounding_rules)
     size = ITEMSIZE[plan.model.dtype]
     kv = number_bytes(plan.model.dtype, plan.memory.kv_dtype)
     if coded := _coded(plan):
@@ -80,7 +80,7 @@ def operand_of(plan: EnginePlan) -> str:
     coded = _coded(plan)
     if coded and all(t.layout in _INTEGERS for t in coded):
         return "int8"
-    recipe = UNQUANTIZED if plan.model.quantization is None else RECIPES[plan.model.quantization]
+    recipe = recipe_of(plan.model.quantization, plan.model.rounding_rules)
     form = recipe.projections
     return plan.model.dtype if form is None or not form.rounds_rows else "int8"
 

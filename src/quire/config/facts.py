@@ -26,9 +26,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     together. `widest`: elements of the widest activation of one token, for the workspace.
     `stored_as`: how the checkpoint is quantised, None where it is not; `num_coded_parameters` of
     its weights are then codes of `coded_bytes`. `widened_because`: why all become plain numbers
-    while they are loaded, None where they do not. `adapter_size`: values of one rank of a LoRA
-    adapter of all matrices. `layer_products`: of each layer, how many values the matrices of each
-    of its products have; empty for a model of transformers.
+    while they are loaded, None where they do not. `num_rounded_parameters` of the weights take
+    `rounded_bytes` where `quantization_config` says which are rounded. `adapter_size`: values
+    of one rank of a LoRA adapter of all matrices. `layer_products`: of each layer, how many values
+    the matrices of each of its products have; empty for a model of transformers.
     `pooled_length`: what the files state for prompts that are pooled, where a model generates as
     well and has the `length` of config.json.
     `generates`: it has a head that tokens are drawn with. `pooler`: of a model that pools; its
@@ -63,6 +64,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     stored_as: str | None = None
     num_coded_parameters: int = 0
     coded_bytes: int = 0
+    num_rounded_parameters: int = 0
+    rounded_bytes: int = 0
     widened_because: str | None = None
     layer_products: tuple[dict[str, int], ...] = ()
     memories: tuple[LayerMemory | None, ...]

@@ -15,6 +15,7 @@ from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
+from quire.models.formats.rounding_rules import RoundingRules
 from quire.models.pooling.spec import PoolerSpec
 
 
@@ -50,6 +51,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     offload: Offload | None
     dtype: str
     quantization: str | None
+    rounding_rules: RoundingRules | None
     seed: int
     max_model_len: int
     tokenizer_folder: str | None

@@ -41,7 +41,7 @@ from quire.errors import (
 from quire.hardware.host import gather_machine_facts
 from quire.models import find_family
 from quire.models.config_reader import LARGEST_SIZE, token_ids, unsupported
-from quire.models.costs import coded_tensors, size_in_codes
+from quire.models.costs import coded_tensors, size_in_codes, size_rounded
 from quire.models.families import check_attention
 from quire.models.foreign.implementation import (
     AnyDecoder,
@@ -50,6 +50,7 @@ from quire.models.foreign.implementation import (
 )
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.formats import read_storage
+from quire.models.formats.rounding_rules import read_rounding_rules, rounding
 from quire.models.kv_pool import memories_of
 from quire.models.loading.folder_files import (
     AUTOMATIC_FORMATS,
@@ -173,7 +174,7 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         hidden_size=decoder.dim,
         vocab_size=decoder.vocab,
         **_sizes(decoder),
-        **_storage(config, decoder),
+        **_storage(args, config, decoder),
         **pooling,
         memories=memories_of([decoder]),
         **_lengths(config, files, decoder, tokenizer_folder),
@@ -534,18 +535,27 @@ def _sizes(decoder: AnyDecoder) -> dict[str, Any]:
     }
 
 
-def _storage(config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
+def _storage(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
     """What `ModelFacts` says of a checkpoint that is stored in codes."""
     if isinstance(decoder, ForeignDecoder):
         return {}
     storage = read_storage(config)
     if storage is None:
-        return {}
+        return _rounded(args, config, decoder)
     family = find_family(config, decoder.pooler)
     if storage.widened_because is not None:
         return {"stored_as": storage.method, "widened_because": storage.widened_because}
     count, size = size_in_codes(coded_tensors(family, decoder, storage))
     return {"stored_as": storage.method, "num_coded_parameters": count, "coded_bytes": size}
+
+
+def _rounded(args: EngineOptions, config: dict[str, Any], decoder: Decoder) -> dict[str, Any]:
+    """What `ModelFacts` says of a plain checkpoint of which `quantization_config` rounds a part."""
+    rules = read_rounding_rules(rounding(args.quantization), args.quantization_config)
+    if rules is None:
+        return {}
+    count, size = size_rounded(find_family(config, decoder.pooler), decoder, rules)
+    return {"num_rounded_parameters": count, "rounded_bytes": size}
 
 
 def _widest(decoder: Decoder) -> int:

@@ -25,8 +25,8 @@ from quire.models.drafting.network import DraftNetwork
 from quire.models.drafting.read import POOLED_METHODS, read_network
 from quire.models.drafting.spec import DraftDecoder
 from quire.models.loading.folder_files import LoadFormat
+from quire.models.loading.rounding.recipes import recipe_of
 from quire.models.spec import Decoder
-from quire.quantization import RECIPES, UNQUANTIZED
 from quire.runner.batch import BatchBuilder
 from quire.runner.drafting.draft_rows import DraftRows
 from quire.runner.drafting.drafter import Drafter
@@ -151,7 +151,9 @@ def _load(
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
         device=platform.device.torch,
-        recipe=UNQUANTIZED if draft.quantization is None else RECIPES[draft.quantization],
+        recipe=recipe_of(
+            draft.quantization, config.model.rounding_rules if draft.is_target else None
+        ),
         seed=config.model.seed,
     )
 

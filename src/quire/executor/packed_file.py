@@ -42,6 +42,7 @@ def packed_file(model: ModelPlan, parallel: ParallelPlan) -> Path | None:
         "load_format": model.load_format,
         "dtype": model.dtype,
         "quantization": model.quantization,
+        "rounding_rules": repr(model.rounding_rules),
         "generates": model.generates,
         "pooler": repr(model.pooler),
         "layout": environment.cpu_isa or native.best_level(),

@@ -21,10 +21,11 @@ from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.packed_weights import PackedWeights
+from quire.models.loading.rounding.recipes import recipe_of
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import check_weights, load_model, save_sharded_state
 from quire.models.spec import PipelineStage
-from quire.quantization import RECIPES, UNQUANTIZED, Recipe
+from quire.quantization import Recipe
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
 
@@ -169,4 +170,4 @@ def _placement_maker(
 
 
 def _recipe(config: WorkerConfig) -> Recipe:
-    return UNQUANTIZED if config.model.quantization is None else RECIPES[config.model.quantization]
+    return recipe_of(config.model.quantization, config.model.rounding_rules)

@@ -365,8 +365,7 @@ class Assembly:
 
     def _packed_table(self) -> LinearWeight:
         make = self._make
-        read = make.weights.linear_rows if make.takes_rows else make.weights.linear
-        weight, _ = read("embed")
+        [(weight, *_)] = make.weights.products(["embed"], takes_rows=make.takes_rows)
         packed: LinearWeight = self._ops.pack_linear(weight, None, None)
         return packed
 
@@ -374,7 +373,7 @@ class Assembly:
         """The embedding table: the head's weight if the spec ties them, unless it is rounded."""
         make, pooler = self._make, self._spec.pooler
         needs_rows = pooler is not None and pooler.reads_tokens
-        is_tied, stored_as = self._spec.tie and self._spec.generates, make.format_of("head")
+        is_tied, stored_as = self._spec.tie and self._spec.generates, make.format_of("head", "head")
         if is_tied and stored_as is None and not needs_rows:
             self._tied_head = make.packed("embed", ["embed"], self._packed_table)
             make.keep("embed", self._tied_head)

@@ -7,6 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from quire.models.formats.rounding_rules import (
+    BITS_PER_WEIGHT,
+    HEAD_BITS,
+    RoundingRules,
+    kind_of,
+)
 from quire.models.formats.storage import Storage
 from quire.models.parameters import num_parameters, num_repeated_parameters, outer_parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
@@ -18,6 +24,7 @@ __all__ = [
     "flops_per_token",
     "num_parameters",
     "size_in_codes",
+    "size_rounded",
 ]
 
 
@@ -63,6 +70,22 @@ def size_in_codes(coded: Iterable[StoredTensor]) -> tuple[int, int]:
         *rows, inputs = tensor.shape
         num_bytes += tensor.layout.num_bytes(math.prod(rows), inputs)
     return count, num_bytes
+
+
+def size_rounded(family: Family, decoder: Decoder, rules: RoundingRules) -> tuple[int, int]:
+    """How many weights these rules round while they are loaded, and their bytes."""
+    scheme_of = rules.scheme_finder()
+    count, bits = 0, 0.0
+    for tensor in tensor_map(family, decoder):
+        for leaf in tensor.leaves:
+            kind = kind_of(leaf.name) if leaf.is_linear else None
+            scheme = None if kind is None else scheme_of(kind, tensor.module)
+            if scheme is not None:
+                count += leaf.size
+                bits += leaf.size * (HEAD_BITS if kind == "head" else BITS_PER_WEIGHT[scheme])
+    if decoder.tie and scheme_of("head", "lm_head") is not None:
+        bits += decoder.vocab * decoder.dim * HEAD_BITS  # a matrix of its own next to the table
+    return count, int(bits / 8)
 
 
 def _is_left_to_files(tensor: StoredTensor, storage: Storage) -> bool:

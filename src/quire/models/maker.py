@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from quire.distributed.worker_group import WorkerGroup
+from quire.errors import NotBuiltYet
 from quire.models.adapters.adapted_ops import AdaptedExperts, AdaptedLinear, adapted
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.cutting.sharding import num_segments
 from quire.models.layers import Projection, SharedProjection
 from quire.models.loading.packed_weights import PackedWeights
+from quire.models.loading.separate_products import SeparateLinear, with_separate_products
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.positions import Rope
 from quire.models.rotary_tables import rotary_table
@@ -63,7 +65,9 @@ class Maker:
         assert adapters is None or group is None, "adapters of several workers are not cut"
         self.parts: list[tuple[str, Part]] = []
         self.weights = weights
-        self.ops = ops if adapters is None else adapted(ops, adapters)
+        may_differ = weights.has_codes or bool(recipe.own)
+        own = with_separate_products(ops) if may_differ else ops
+        self.ops = own if adapters is None else adapted(own, adapters)
         self._adapters = adapters
         self._stored = stored
         self.max_model_len = max_model_len
@@ -81,15 +85,34 @@ class Maker:
         """Where the weights are."""
         return self.weights.device
 
-    def format_of(self, role: Role) -> WeightFormat | None:
-        """How projections of this role are stored; None: in the model's dtype."""
-        return self._recipe.format_of(role)
+    def format_of(self, role: Role, leaf: str | None = None) -> WeightFormat | None:
+        """How projections of this role are stored, or that of this leaf; None: in the model's
+        dtype.
+        """
+        return self._recipe.format_of(role, leaf)
 
     def format_for(
-        self, role: Role, weight: Tensor | RowStack | CodedWeight
+        self, role: Role, weight: Tensor | RowStack | CodedWeight, leaf: str
     ) -> WeightFormat | None:
-        """What the recipe makes of a weight; one in codes stays as it is."""
-        return None if isinstance(weight, CodedWeight) else self.format_of(role)
+        """What the recipe makes of the weight of a leaf; one in codes stays as it is."""
+        return None if isinstance(weight, CodedWeight) else self.format_of(role, leaf)
+
+    def format_of_experts(
+        self, weight: Tensor | RowStack | CodedWeight, leaves: Sequence[str]
+    ) -> WeightFormat | None:
+        """The format of all experts of a layer, of which one has this weight. Raises NotBuiltYet
+        where they have several.
+        """
+        if isinstance(weight, CodedWeight):
+            return None
+        formats = {self.format_of("expert", leaf) for leaf in leaves}
+        if len(formats) > 1:
+            raise NotBuiltYet(
+                "quantization_config",
+                f"other formats for some of the experts ({leaves[0]}, ...)",
+                "Give all experts of a layer one format.",
+            )
+        return formats.pop()
 
     def keep(self, name: str, part: Part) -> None:
         """List a part that was made elsewhere."""
@@ -143,16 +166,25 @@ class Maker:
         sizes = self.weights.rows(*leaves)
 
         def pack() -> LinearWeight:
-            weight, bias = self._linear(leaves, change)
-            stored_as = self.format_for(role, weight)
-            packed: LinearWeight = self.ops.pack_linear(weight, bias, stored_as, gated=gated)
-            return packed
+            products = self._products(role, leaves, change)
+            is_one = len(products) == 1
+            packed = tuple(
+                self.ops.pack_linear(weight, bias, stored_as, gated=gated and is_one)
+                for weight, bias, stored_as in products
+            )
+            return packed[0] if is_one else SeparateLinear(packed)
 
         packed = self.packed(name, leaves, pack)
         self.keep(name, packed)
         if self._adapters is None or not is_adaptable:
             return packed
         bank = self._adapters.add(leaves, sizes, packed.in_features, change_rows=change)
+        if bank is not None and isinstance(packed, SeparateLinear):
+            raise NotBuiltYet(
+                "enable_lora",
+                f"adapters of {name}, whose parts are quantised in different ways",
+                "Use a checkpoint whose projections of one product are quantised alike.",
+            )
         return packed if bank is None else AdaptedLinear(packed, bank)
 
     @property
@@ -176,7 +208,7 @@ class Maker:
         """A projection of one leaf, and its weight [out, in] as a tensor of the model's dtype."""
         weight, bias = self.weights.linear(leaf)
         rows = self._widened(weight)
-        packed = self.ops.pack_linear(rows, bias, self.format_for(role, rows))
+        packed = self.ops.pack_linear(rows, bias, self.format_for(role, rows, leaf))
         self.keep(leaf, packed)
         return rows, self.adaptable(leaf, packed, is_table=False)
 
@@ -226,8 +258,8 @@ class Maker:
 
         def pack() -> LinearWeight:
             nonlocal needs_peaks, segments
-            weight, bias = self._linear([name], change, changes_bias=False)
-            stored_as = self.format_for("projection", weight)
+            products = self._products("projection", [name], change, changes_bias=False)
+            [(weight, bias, stored_as)] = products
             scaled, needs_peaks = 0, stored_as is not None and stored_as.rounds_rows
             if isinstance(weight, CodedWeight):
                 scaled, needs_peaks = weight.unit, weight.needs_peaks
@@ -260,20 +292,31 @@ class Maker:
         """
         return self.ops.takes_rows and self.group is None
 
-    def _linear(
+    def _products(
         self,
+        role: Role,
         leaves: Sequence[str],
         change: Callable[[Tensor], Tensor] | None,
         changes_bias: bool = True,
-    ) -> tuple[Tensor | RowStack | CodedWeight, Tensor | None]:
-        """Weight and bias of projections, after `change`, to be packed at once."""
+    ) -> list[tuple[Tensor | RowStack | CodedWeight, Tensor | None, WeightFormat | None]]:
+        """Weights and biases of projections, after `change`, to be packed at once, and what they
+        become: of one product, or of several where they are not stored alike or do not become so.
+        """
+        format_of = partial(self.format_of, role)
         if change is None:
-            read = self.weights.linear_rows if self.takes_rows else self.weights.linear
-            return read(*leaves)
+            found = self.weights.products(leaves, takes_rows=self.takes_rows, format_of=format_of)
+            return [(w, b, self.format_for(role, w, names[0])) for w, b, names in found]
+        formats = {format_of(leaf) for leaf in leaves}
+        if len(formats) > 1:
+            raise NotBuiltYet(
+                "quantization_config",
+                f"other formats for {', '.join(leaves)}",
+                "Their rows are taken apart while they are loaded: give all of them one format.",
+            )
         weight, bias = self.weights.linear(*leaves)
         if bias is not None and changes_bias:
             bias = change(bias)
-        return change(self._widened(weight)), bias
+        return [(change(self._widened(weight)), bias, formats.pop())]
 
     def _widened(self, weight: Tensor | CodedWeight) -> Tensor:
         return weight.widened().to(self.dtype) if isinstance(weight, CodedWeight) else weight

@@ -68,6 +68,11 @@ class Parameter:
         """The number of values."""
         return math.prod(self.shape)
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a matrix of a linear module: kernels of convolutions have three axes."""
+        return self.name == "head.weight" or (self.kind == "matrix" and len(self.shape) == 2)
+
 
 def parameters(decoder: Decoder) -> dict[str, Parameter]:
     """Every leaf of the decoder by canonical name, in load order. A tied head is not a leaf."""

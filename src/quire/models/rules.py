@@ -115,6 +115,12 @@ class StoredTensor:
         """Whether it chooses experts, as modules do that are not always linear."""
         return all(leaf.name.endswith("router.weight") for leaf in self.leaves)
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is the weight of one linear module."""
+        is_weight = self.name.endswith(".weight") and not set(self.steps) & _NOT_LINEAR
+        return is_weight and all(leaf.is_linear for leaf in self.leaves)
+
     def parts(self) -> dict[str, StoredPart]:
         """The tensors of the checkpoint that hold it, by name."""
         if self.layout is None:
@@ -157,12 +163,7 @@ class StoredTensor:
 
 def _is_coded(leaf: Parameter, layout: CodeLayout) -> bool:
     """Whether a layout's codes may be those of the leaf."""
-    return _is_linear(leaf) or (layout.has_tables and leaf.name == "embed.weight")
-
-
-def _is_linear(leaf: Parameter) -> bool:
-    """Whether it is a matrix of a linear module; the kernels of convolutions have three axes."""
-    return leaf.name == "head.weight" or (leaf.kind == "matrix" and len(leaf.shape) == 2)
+    return leaf.is_linear or (layout.has_tables and leaf.name == "embed.weight")
 
 
 _NOT_LINEAR: frozenset[Step] = frozenset({"stacked", "joined", "row", "scalar"})

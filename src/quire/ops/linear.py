@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.activation import ACTIVATIONS, gated
-from quire.ops.formats.coded import CodedLinear, CodedWeight, integer_linear
+from quire.ops.formats.coded import CodedLinear, CodedWeight, integer_linear, nibble_linear
 from quire.ops.fp8 import Fp8Linear, fp8_weight
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.registry import WIDE, op
@@ -87,6 +87,8 @@ def pack_linear(
         assert stored_as is None, "codes are not rounded again"
         if weight.is_of_integers:
             return integer_linear(weight, bias, segments)
+        if (nibbles := weight.as_nibbles()) is not None:
+            return nibble_linear(nibbles, bias, segments)
         return CodedLinear(weight, bias, segments)
     if stored_as is not None and stored_as.name == "fp8":
         return fp8_weight(weight, bias, segments, peaks)

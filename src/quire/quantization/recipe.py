@@ -24,14 +24,14 @@ to fewer neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
 from quire.ops import WeightFormat
 
-Role = Literal["projection", "head", "router"]
+Role = Literal["projection", "expert", "head", "router"]
 """What a weight is for. Embedding tables, norms and biases have no role: they are never rounded."""
 
 
@@ -40,16 +40,42 @@ class Recipe:
     """How the weights of a model are stored; None keeps the model's dtype.
 
     projections: those of attention, feed-forward layers and experts. Routers are never rounded:
-    they are small, and a rounded score may choose another expert.
+    they are small, and a rounded score may choose another expert. choose: the format of a leaf of
+    the decoder, which is the weight of a module of that name in the checkpoint, where it is up to
+    these; own: what it has chosen, by the leaf's name without `.weight`.
     """
 
     projections: WeightFormat | None
     head: WeightFormat | None
+    choose: Callable[[str, str], WeightFormat | None] | None = None
+    own: Mapping[str, WeightFormat | None] = field(default_factory=dict)
 
-    def format_of(self, role: Role) -> WeightFormat | None:
-        """The format of a weight with this role."""
-        formats = {"projection": self.projections, "head": self.head, "router": None}
-        return formats[role]
+    def format_of(self, role: Role, leaf: str | None = None) -> WeightFormat | None:
+        """The format of a weight with this role, or of the weight of this leaf."""
+        if role == "router":
+            return None
+        if leaf is not None and leaf in self.own:
+            return self.own[leaf]
+        return self.head if role == "head" else self.projections
+
+    def for_modules(self, modules: Mapping[str, str]) -> Recipe:
+        """The same with the formats of these leaves (`layers.0.attn.q.weight`), which are the
+        weights of modules of these names.
+        """
+        if self.choose is None:
+            return self
+        own = {
+            leaf.removesuffix(".weight"): self.choose(leaf, module)
+            for leaf, module in modules.items()
+            if leaf.endswith(".weight")
+        }
+        return replace(self, own=own)
+
+    @property
+    def group(self) -> int:
+        """The largest number of inputs with one scale, 0 where all of them have one."""
+        formats = (self.projections, *self.own.values())
+        return max(0 if each is None else each.group for each in formats)
 
 
 UNQUANTIZED = Recipe(projections=None, head=None)
@@ -72,4 +98,4 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         ),
     }
 )
-"""Value of `--quantization` -> recipe; config/resolve/dtype.py knows how many bits they take."""
+"""Value of `--quantization` -> recipe; models/formats/rounding_rules.py knows their bits."""

@@ -64,10 +64,17 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
             *("awq", "auto_awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "mlx"),
             *("auto-round", "inc"),
             *("gptq", "auto_gptq", "gptq_marlin", "modelopt", "modelopt_fp4"),
-            *("mxfp4", "gpt_oss_mxfp4"),
+            *("mxfp4", "gpt_oss_mxfp4", "hqq", "quark", "torchao", "online"),
         ),
         hint="Use 'int8' or 'int4', which round any checkpoint while it is loaded.",
         flags=("-q",),
+    )
+    quantization_config: dict[str, Any] | None = _MODEL.mapping(
+        None,
+        "Which weights are rounded how, by kind and by name: `linear`, `moe` and `head` with one "
+        "of our values of `quantization` each, or null, which keeps them (absent: what "
+        "`quantization` says), `targets` with names of modules or expressions (`re:.*`) and such a "
+        "value, and `ignore` with those that are kept. With quantization=online it alone says it.",
     )
     model_impl: str = _MODEL.text(
         "auto",

@@ -5,6 +5,12 @@ from __future__ import annotations
 from quire.config.resolve.decisions import Decisions
 from quire.errors import InvalidParameter, NotBuiltYet, UnsupportedConfigValue
 from quire.models.formats import METHODS
+from quire.models.formats.rounding_rules import (
+    BITS_PER_WEIGHT,
+    ONLINE,
+    read_rounding_rules,
+    rounding,
+)
 from quire.models.layer_memory import NumberBytes
 
 _LONG_NAMES = {"half": "float16", "float": "float32"}
@@ -77,18 +83,6 @@ def require_fp8(d: Decisions, name: str, given: str) -> None:
     raise InvalidParameter(name, given, allowed, "Use 'int8', which is as small.")
 
 
-BITS_PER_WEIGHT = {
-    "fp8": 8.0,
-    "int8": 8.0,
-    "int8_weight_only": 8.0,
-    "int4": 4.5,
-    "int4_g64": 4.25,
-    "int4_g128": 4.125,
-    "int4_weight_only": 4.5,
-}
-"""Of the layers' weights: int4 has a scale of 16 bits for every group."""
-
-
 STORED_NAMES = {name: name for name in METHODS} | {
     **dict.fromkeys(("auto_awq", "awq_marlin"), "awq"),
     **dict.fromkeys(("auto_gptq", "gptq_marlin"), "gptq"),
@@ -97,9 +91,6 @@ STORED_NAMES = {name: name for name in METHODS} | {
     "modelopt_fp4": "modelopt",
 }
 """Values of `quantization` that confirm how a checkpoint is stored. fp8 rounds others."""
-
-OTHER_NAMES = {"fp8_per_channel": "fp8", "int8_per_channel_weight_only": "int8_weight_only"}
-"""Values of `quantization` that mean the same as others."""
 
 _WITHOUT_CODES = {
     "dummy": "Take the quantisation away with hf_overrides="
@@ -110,16 +101,32 @@ _WITHOUT_CODES = {
 
 
 def decide_quantization(d: Decisions) -> None:
-    """Fix `quantization`: how weights are rounded while they are loaded."""
+    """Fix `quantization` and `rounding_rules`: how weights are rounded while they are loaded."""
     given, stored = d.args.quantization, d.model.stored_as
     if stored is not None or given in STORED_NAMES.keys() - BITS_PER_WEIGHT.keys():
         _check_stored(d, given, stored)
+        if d.args.quantization_config:
+            raise InvalidParameter(
+                "quantization_config",
+                d.args.quantization_config,
+                f"None for a checkpoint that is quantised already, here with {stored}",
+                "Leave it out.",
+            )
         because = d.model.widened_because
         kept = "stay as they are stored" if because is None else f"are widened at load: {because}"
         reason = f"the checkpoint is quantised with {stored}; its weights {kept}"
         d.decide("quantization", None, reason)
+        d.decide("rounding_rules", None, "weights are not rounded again")
         return
     chosen = rounding(given)
+    rules = read_rounding_rules(chosen, d.args.quantization_config)
+    if rules is not None:
+        if "fp8" in rules.schemes():
+            require_fp8(d, "quantization_config", "fp8")
+        d.decide("quantization", chosen or ONLINE, "quantization_config says what is rounded")
+        d.decide("rounding_rules", rules, "quantization_config was given")
+        return
+    d.decide("rounding_rules", None, "quantization_config was not given")
     if given is not None and chosen == "fp8":
         require_fp8(d, "quantization", given)
     d.decide(
@@ -129,11 +136,6 @@ def decide_quantization(d: Decisions) -> None:
         if given is None
         else f"quantization was given; embedding, norms and routers stay {d.value('dtype')}",
     )
-
-
-def rounding(given: str | None) -> str | None:
-    """The value of `quantization` under the name that it has here."""
-    return given if given is None else OTHER_NAMES.get(given, given)
 
 
 def _check_stored(d: Decisions, given: str | None, stored: str | None) -> None:
@@ -168,6 +170,8 @@ def _target_bytes(d: Decisions) -> int:
     rounded = d.value("quantization")
     if rounded is None:
         return count * itemsize
+    if d.value("rounding_rules") is not None:
+        return (count - model.num_rounded_parameters) * itemsize + model.rounded_bytes
     table = model.vocab_size * model.hidden_size
     layers = (count - table) * BITS_PER_WEIGHT[rounded] / 8
     return table * (itemsize + 1) + int(layers)
@@ -178,6 +182,8 @@ def layer_value_bytes(d: Decisions) -> float:
     model, rounded = d.model, d.value("quantization")
     if model.num_coded_parameters:
         return model.coded_bytes / model.num_coded_parameters
+    if model.num_rounded_parameters and d.value("rounding_rules") is not None:
+        return ITEMSIZE[d.value("dtype")]
     return ITEMSIZE[d.value("dtype")] if rounded is None else BITS_PER_WEIGHT[rounded] / 8
 
 

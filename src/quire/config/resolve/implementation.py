@@ -16,7 +16,10 @@ _COST = (
     "not possible."
 )
 _WITHOUT = {
-    "quantization": "Use a model that has a family of Quire's: see docs/models.md.",
+    **dict.fromkeys(
+        ("quantization", "quantization_config"),
+        "Use a model that has a family of Quire's: see docs/models.md.",
+    ),
     "deterministic": "Leave it out: docs/models.md says what a request's bits depend on.",
     "enable_expert_parallel": "Leave it out: each copy has all experts.",
     "enable_return_routed_experts": "Leave it out.",

@@ -6,7 +6,7 @@ from typing import cast
 
 from quire.config.draft_facts import DraftFacts
 from quire.config.resolve.decisions import Decisions
-from quire.config.resolve.dtype import BITS_PER_WEIGHT, STORED_NAMES, require_fp8, rounding
+from quire.config.resolve.dtype import STORED_NAMES, require_fp8
 from quire.config.resolve.hidden_states import METHOD
 from quire.config.speculation import (
     DraftPlan,
@@ -18,6 +18,7 @@ from quire.config.speculation import (
 from quire.config.speculative_config import SpeculativeConfig
 from quire.errors import InvalidParameter
 from quire.models.formats import read_storage
+from quire.models.formats.rounding_rules import BITS_PER_WEIGHT, rounding
 
 _MOST = 128
 """Drafts of a request in a step. Costs grow with them, and far ones are hardly ever right."""

@@ -32,7 +32,7 @@ ASK_AGAIN_S = 0.25
 
 _DIGESTED = attrgetter(
     *(f"model.{name}" for name in ("hf_config", "load_format", "dtype", "quantization", "seed")),
-    *("model.max_model_len", "memory.kv_dtype", "memory.block_size"),
+    *("model.rounding_rules", "model.max_model_len", "memory.kv_dtype", "memory.block_size"),
     *("sampling.max_logprobs", "sampling.logprobs_mode"),
     *("parallel.data_parallel_size", "parallel.data_parallel_mode"),
 )

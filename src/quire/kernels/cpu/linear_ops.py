@@ -110,6 +110,9 @@ class LinearOps:
         the weight's own).
         """
         assert self._runtime.program is None, "weights are packed before recording"
+        nibbles = weight.as_nibbles() if isinstance(weight, CodedWeight) else None
+        if nibbles is not None:
+            return self._pack_nibbles(nibbles, bias, segments, gated, memory)
         shape, dtype = self._panel_shape(weight, stored_as, gated)
         panels = (memory or self._runtime.weight_memory)(shape, dtype)
         if isinstance(weight, CodedWeight):
@@ -155,6 +158,8 @@ class LinearOps:
         if isinstance(weight, CodedWeight):
             if weight.is_of_integers:
                 return (count, -(-in_features // 4), 4 * width), torch.uint8
+            if (nibbles := weight.as_nibbles()) is not None:
+                return self._nibble_shape(count, in_features, nibbles.group), torch.uint8
             group = _coded_group(weight)
             of_group = (
                 group * weight.bits // 8 + weight.scales.itemsize + (weight.zeros is not None)
@@ -167,8 +172,10 @@ class LinearOps:
             raise NotBuiltYet("quantization", "fp8 on CPUs", "Use int8, which is as small.")
         if stored_as.name == "int8":
             return (count, -(-in_features // 4), 4 * width), torch.uint8
-        of_group = stored_as.group * width // 2 + 2 * width
-        return (count, -(-in_features // stored_as.group), of_group), torch.uint8
+        return self._nibble_shape(count, in_features, stored_as.group), torch.uint8
+
+    def _nibble_shape(self, count: int, in_features: int, group: int) -> tuple[int, ...]:
+        return count, -(-in_features // group), group * self._width // 2 + 2 * self._width
 
     def _num_panels(self, out_features: int, gated: bool) -> int:
         halves = 2 if gated else 1
@@ -198,6 +205,35 @@ class LinearOps:
         scales = self._by_panels(weight.scales[:, 0].float(), gated).flatten().clone()
         return self._linear(
             weight, "int8", panels, bias, segments, scales=scales, rounds_rows=True, gated=gated
+        )
+
+    def _pack_nibbles(
+        self,
+        weight: CodedWeight,
+        bias: Tensor | None,
+        segments: int,
+        gated: bool,
+        memory: PanelMemory | None,
+    ) -> CpuLinear:
+        """As panels of int4 have them: of each group four inputs of 16 outputs in a line, with
+        those of 16 others in the upper halves, and after them the scales.
+        """
+        shape, dtype = self._panel_shape(weight, None, gated)
+        panels = (memory or self._runtime.weight_memory)(shape, dtype)
+        group, groups = weight.group, -(-weight.in_features // weight.group)
+        both = F.pad(weight.codes, (0, groups * group // 2 - weight.codes.shape[1]), value=0x88)
+        numbers = torch.stack((both & 15, both >> 4), 2).flatten(1)
+        halves = self._by_panels(numbers, gated).unflatten(1, (2, -1))
+        pairs = halves[:, 0] | (halves[:, 1] << 4)  # [panels, lanes, in]
+        lines = pairs.unflatten(2, (groups, -1, 4)).permute(0, 2, 3, 1, 4)
+        scales = self._by_panels(weight.scales.bfloat16(), gated).transpose(1, 2).contiguous()
+        panels[..., : group * self._width // 2] = lines.flatten(2)
+        panels[..., group * self._width // 2 :] = scales.view(torch.uint8)
+        return self._linear(
+            *(weight, "int4", panels, bias, segments),
+            group=group,
+            rounds_rows=True,
+            gated=gated,
         )
 
     def _pack_coded(
@@ -232,7 +268,7 @@ class LinearOps:
     ) -> CpuLinear:
         """The weight that these panels, which may be filled later, and scales are of."""
         out_features, in_features = weight.shape
-        coded = weight if isinstance(weight, CodedWeight) else None
+        coded = weight if isinstance(weight, CodedWeight) and form != "int4" else None
         return self.weight_of(
             panels,
             scales,

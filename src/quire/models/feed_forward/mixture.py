@@ -271,7 +271,7 @@ def _experts(
     def pack() -> ExpertWeights:
         nonlocal segments
         up, down = weights(*inputs_of(m)), weights("down")
-        stored_as = make.format_for("projection", down[0])
+        stored_as = make.format_of_experts(down[0], leaves)
         scaled = down[0].group if isinstance(down[0], CodedWeight) else 0
         segments = make.segments(m.width, m.width, stored_as, scaled)
         packed: ExpertWeights = make.ops.pack_experts(
@@ -285,11 +285,11 @@ def _experts(
         )
         return packed
 
+    leaves = [at + projection for at in experts for projection in (*inputs_of(m), "down")]
     [dim] = make.weights.rows(experts[0] + "down")
     if is_adaptable and make.has_adapters:  # whose banks follow the segments
         packed = pack()
     else:
-        leaves = [at + projection for at in experts for projection in (*inputs_of(m), "down")]
         packed = make.packed(name, leaves, pack)
     make.keep(name, packed)
     if not is_adaptable:

@@ -17,9 +17,12 @@ from quire.models.formats.bitsandbytes import read_bitsandbytes
 from quire.models.formats.compressed_tensors import read_compressed_tensors
 from quire.models.formats.fp8 import read_fp8, read_modelopt, read_mxfp4
 from quire.models.formats.gptq import read_gptq
+from quire.models.formats.hqq import read_hqq
 from quire.models.formats.mlx import KEY as MLX_KEY
 from quire.models.formats.mlx import read_mlx
+from quire.models.formats.quark import read_quark
 from quire.models.formats.storage import Storage
+from quire.models.formats.torchao import read_torchao
 
 METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
     {
@@ -29,9 +32,12 @@ METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
         "compressed-tensors": read_compressed_tensors,
         "fp8": read_fp8,
         "gptq": read_gptq,
+        "hqq": read_hqq,
         "mlx": read_mlx,
         "modelopt": read_modelopt,
         "mxfp4": read_mxfp4,
+        "quark": read_quark,
+        "torchao": read_torchao,
     }
 )
 """`quant_method` -> what reads the rest of the object."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.expressions import Expressions
-from quire.models.formats.fp8 import read_block
+from quire.models.formats.fp8 import floats, read_block
 from quire.models.formats.keys import (
     OF_CALIBRATION,
     ModuleNames,
@@ -18,7 +18,7 @@ from quire.models.formats.keys import (
     module_names,
     names,
 )
-from quire.models.formats.storage import CodeLayout, Packing, RowScheme, Storage
+from quire.models.formats.storage import CodeLayout, Packing, RowScheme, Storage, skipped_rounding
 
 _KINDS = {
     "pack-quantized": "packed",
@@ -27,6 +27,7 @@ _KINDS = {
     "naive-quantized": "any",
     "mxfp4-pack-quantized": "mxfp4",
     "nvfp4-pack-quantized": "nvfp4",
+    "mxfp8-quantized": "mxfp8",
 }
 """Format of a group -> how its weights are stored; any: unpacked, of the type that they have."""
 _FOUR_BIT_FLOATS: Mapping[str, tuple[str, int, str]] = MappingProxyType(
@@ -37,17 +38,16 @@ _FOUR_BIT_FLOATS: Mapping[str, tuple[str, int, str]] = MappingProxyType(
 )
 """Their strategy, inputs with one scale, and its type."""
 _PACKINGS: dict[str, Packing] = {"int": "bytes", "float": "floats"}
+_WITHIN = ".linear"
+"""How names end of linear modules within ones that wrap them; the text's have the wrapper's."""
 _STRATEGIES = ("tensor", "channel", "group", "block")
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A layout, and which modules have it by name; `is_for_all`: every linear module.
-    keeps_rows: activations are rounded to 4 bits by the format, but not here.
-    """
+    """A layout, and which modules have it by name; `is_for_all`: every linear module."""
 
     layout: CodeLayout
-    keeps_rows: bool
     targets: ModuleNames
     is_for_all: bool
 
@@ -64,12 +64,13 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     reader.only("transform_config", {})
     reader.only("moe_sparsity_config", {})
     expressions = Expressions()
-    ignored = module_names(names(reader, "ignore"), reader.at("ignore"), expressions)
+    listed = names(reader, "ignore")
+    inner = (name.removesuffix(_WITHIN) for name in listed if not name.startswith("re:"))
+    ignored = module_names((*listed, *inner), reader.at("ignore"), expressions)
     section = reader.section("config_groups")
     if section is None:
         raise unsupported(reader.at("config_groups"), {}, "at least one group of modules")
-    listed = section.keys()
-    groups = [_group(section, name, overall, expressions) for name in listed]
+    groups = [_group(section, name, overall, expressions) for name in section.keys()]  # noqa: SIM118
 
     def layout_of(module: str) -> CodeLayout | None:
         if ignored.have(module):
@@ -84,7 +85,7 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
         layout_of,
         is_decided_by_files=False,
         group=group,
-        skipped_rounding="to 4 bits" if any(g.keeps_rows for g in groups) else None,
+        skipped_rounding=skipped_rounding(g.layout for g in groups),
         cache=cache,
     )
 
@@ -105,13 +106,14 @@ def _group(
         raise unsupported(group.at("input_activations"), group.raw("input_activations"), allowed)
     if kind in _FOUR_BIT_FLOATS:
         layout = _four_bit_floats(weights, rows, kind)
+    elif kind == "mxfp8":
+        layout = _microscaled(weights, rows)
     else:
         layout = _packed(weights) if kind == "packed" else _unpacked(weights, rows, kind)
     targets = names(group, "targets")
     others = (target for target in targets if target != "Linear")
     meant = module_names(others, group.at("targets"), expressions)
-    keeps_rows = kind in _FOUR_BIT_FLOATS and rows is not None
-    return _Group(layout, keeps_rows, meant, "Linear" in targets)
+    return _Group(layout, meant, "Linear" in targets)
 
 
 def _packed(weights: ConfigReader) -> CodeLayout:
@@ -143,7 +145,7 @@ def _unpacked(weights: ConfigReader, rows: ConfigReader | None, kind: str) -> Co
     packing = weights.choice("type", _PACKINGS, "int")
     if kind not in ("any", packing):
         raise unsupported(weights.at("type"), weights.raw("type", "int"), "that of the format")
-    weights.choice_of("num_bits", 8)
+    bits = weights.choice_of("num_bits", *((8,) if packing == "floats" else (4, 8)))
     strategy = weights.choice("strategy", {name: name for name in _STRATEGIES}, "tensor")
     block = read_block(weights, "block_structure") if strategy == "block" else None
     group = group_size(weights, "group_size")
@@ -156,7 +158,7 @@ def _unpacked(weights: ConfigReader, rows: ConfigReader | None, kind: str) -> Co
     outputs = {"tensor": None, "block": None if block is None else block[0]}.get(strategy, 1)
     return CodeLayout(
         packing,
-        8,
+        bits,
         group if strategy in ("group", "block") else None,
         has_zeros=False,
         outputs=outputs,
@@ -183,7 +185,29 @@ def _four_bit_floats(weights: ConfigReader, rows: ConfigReader | None, kind: str
         rows.choice_of("num_bits", 4)
         rows.choice_of("type", "float")
     packing: Packing = "mxfp4" if kind == "mxfp4" else "nvfp4"
-    return CodeLayout(packing, 4, group, has_zeros=False)
+    return CodeLayout(packing, 4, group, has_zeros=False, skips_rows=rows is not None)
+
+
+def _microscaled(weights: ConfigReader, rows: ConfigReader | None) -> CodeLayout:
+    """Weights in e4m3 whose scales are powers of two; what is said of activations in the same type
+    is read past.
+    """
+    weights.ignore(*OF_CALIBRATION)
+    weights.only("dynamic", False)
+    weights.only("actorder", "weight", "static")
+    weights.only("block_structure")
+    weights.only("symmetric", True)
+    weights.only("scale_dtype", "torch.uint8")
+    weights.only("zp_dtype", "torch.int8", "torch.uint8")
+    weights.choice_of("num_bits", 8)
+    weights.choice_of("type", "float")
+    weights.choice_of("strategy", "group")
+    weights.choice_of("group_size", 32)
+    if rows is not None:
+        rows.ignore(*rows.keys())
+        rows.choice_of("num_bits", 8)
+        rows.choice_of("type", "float")
+    return replace(floats(32, 1, None), skips_rows=rows is not None)
 
 
 def _rows(rows: ConfigReader, of_weights: str) -> RowScheme:

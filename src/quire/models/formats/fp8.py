@@ -4,11 +4,19 @@ tensors, and those of NVIDIA's ModelOpt, whose floats may also have four bits, a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.keys import cache_type
-from quire.models.formats.storage import SMALLEST_GROUP, CodeLayout, RowScheme, Storage
+from quire.models.formats.storage import (
+    SMALLEST_GROUP,
+    CodeLayout,
+    RowScheme,
+    Storage,
+    skipped_rounding,
+)
 
 _SCHEMES = {"dynamic": False, "static": True}
 """Name of a scheme of activations -> whether their scale is stored."""
@@ -49,22 +57,53 @@ def read_modelopt(reader: ConfigReader) -> Storage:
 
 def _read_scheme(reader: ConfigReader) -> Storage:
     reader.ignore(*_MODULES, "config_groups", "group_size")
+    if reader.raw("quant_algo", None) != _MIXED:
+        reader.ignore("quantized_layers")
     reader.only("has_zero_point", False)
     reader.only("pre_quant_scale", False)
     reader.only("kv_cache_quant_algo", "FP8")
     cache = cache_type(reader)
     if "kv_cache_quant_algo" in reader:
         cache = "float"
-    small = CodeLayout("modelopt-nvfp4", 4, 16, has_zeros=False)
-    layouts = {
-        "FP8": _whole(is_static=True),
-        "FP8_PER_CHANNEL_PER_TOKEN": floats(None, 1, RowScheme()),
-        "NVFP4": small,
-        "W4A16_NVFP4": small,
-    }
-    storage = _storage("modelopt", reader.choice("quant_algo", layouts))
-    is_rounded = reader.raw("quant_algo") == "NVFP4"
-    return replace(storage, skipped_rounding="to 4 bits" if is_rounded else None, cache=cache)
+    layout = reader.choice("quant_algo", {**_ALGORITHMS, _MIXED: None})
+    if layout is not None:
+        storage = _storage("modelopt", layout)
+        layouts = [layout]
+    else:
+        by_name = _layers(reader)
+        layouts = list(by_name.values())
+        group = max(layout.group or 0 for layout in layouts)
+        storage = Storage("modelopt", _finder(by_name), is_decided_by_files=True, group=group)
+    return replace(storage, skipped_rounding=skipped_rounding(layouts), cache=cache)
+
+
+def _layers(reader: ConfigReader) -> dict[str, CodeLayout]:
+    """The layout of each module that mixed precision names."""
+    section = reader.section("quantized_layers")
+    if section is None:
+        raise unsupported(reader.at("quantized_layers"), {}, "an object of algorithms by module")
+    found = {}
+    for name in section.keys():  # noqa: SIM118
+        layer = section.section(name)
+        if layer is None:
+            raise unsupported(section.at(name), {}, "an object with quant_algo")
+        found[name] = layer.choice("quant_algo", _ALGORITHMS)
+        layer.only("group_size", found[name].group)
+        layer.ignore("kv_cache_quant_algo", "has_zero_point", "pre_quant_scale")
+    return found
+
+
+def _finder(by_name: Mapping[str, CodeLayout]) -> Callable[[str], CodeLayout | None]:
+    """What finds the layout of a module, or of the nearest one that it is a part of."""
+
+    def layout_of(module: str) -> CodeLayout | None:
+        while module:
+            if module in by_name:
+                return by_name[module]
+            module = module.rpartition(".")[0]
+        return None
+
+    return layout_of
 
 
 def read_mxfp4(reader: ConfigReader) -> Storage:
@@ -98,6 +137,20 @@ def read_block(reader: ConfigReader, key: str) -> tuple[int, int] | None:
 
 def _whole(is_static: bool) -> CodeLayout:
     return floats(None, None, RowScheme(is_static=is_static))
+
+
+_MIXED = "MIXED_PRECISION"
+_NVFP4 = CodeLayout("modelopt-nvfp4", 4, 16, has_zeros=False)
+_ALGORITHMS: Mapping[str, CodeLayout] = MappingProxyType(
+    {
+        "FP8": _whole(is_static=True),
+        "FP8_PER_CHANNEL_PER_TOKEN": floats(None, 1, RowScheme()),
+        "MXFP8": replace(floats(32, 1, None), skips_rows=True),
+        "NVFP4": replace(_NVFP4, skips_rows=True),
+        "W4A16_NVFP4": _NVFP4,
+    }
+)
+"""ModelOpt's name -> how weights are stored."""
 
 
 def _storage(method: str, layout: CodeLayout) -> Storage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -22,22 +22,44 @@ Packing = Literal[
     "bitsandbytes-nf4",
     "bitsandbytes-fp4",
     "mlx",
+    "torchao",
+    "torchao-fp8",
+    "torchao-int4",
+    "hqq",
+    "hqq-axis0",
+    "quark-int4",
+    "quark-int4-order",
+    "quark-mxfp4",
 ]
 """How codes, scales and zero points are packed into tensors; bytes and 8-bit floats are not. The
 four from mxfp4 on are of 4-bit floats.
 """
 
-_BYTES: tuple[Packing, ...] = ("bytes", "floats", "bitsandbytes-int8")
+_BYTES: tuple[Packing, ...] = ("bytes", "floats", "bitsandbytes-int8", "torchao", "torchao-fp8")
 FLATTENED: Mapping[Packing, str] = MappingProxyType(
     {"bitsandbytes-nf4": "nf4", "bitsandbytes-fp4": "fp4"}
 )
 """Packings of codes of four bits and of blocks that run over the ends of rows, with a table of
 numbers of their own -> their `quant_type`.
 """
-WIDENED: tuple[Packing, ...] = ("mlx",)
+WIDENED: tuple[Packing, ...] = ("mlx", "torchao-int4", "hqq", "hqq-axis0")
 """Packings of weights that products do not take as codes: they become plain numbers while they are
 loaded.
 """
+_MARKERS: Mapping[Packing, str] = MappingProxyType(
+    {
+        "compressed-tensors": "weight_packed",
+        "hqq": "W_q",
+        "hqq-axis0": "W_q",
+        "mlx": "scales",
+        "quark-int4": "weight_scale",
+        "quark-int4-order": "weight_scale",
+        "torchao": "_weight_qdata",
+        "torchao-fp8": "_weight_qdata",
+        "torchao-int4": "_weight_qdata",
+    }
+)
+"""Packings -> the tensor that all modules with codes have, and no others."""
 SCALES_WITH_ONE_SCALE = 256
 """Those of blocks which are rounded to bytes themselves."""
 
@@ -99,6 +121,7 @@ FOUR_BIT_FLOATS: Mapping[Packing, FourBitFloats] = MappingProxyType(
         ),
         "modelopt-nvfp4": FourBitFloats("weight", "weight_scale", ("F8_E4M3",), "weight_scale_2"),
         "gpt-oss": FourBitFloats("blocks", "scales", _EXPONENTS),
+        "quark-mxfp4": FourBitFloats("weight", "weight_scale", _EXPONENTS),
     }
 )
 
@@ -122,10 +145,12 @@ class CodeLayout:
     is_one_less: zero points are stored as one less than they are. outputs: with one scale; None:
     all of them. scale_name: of the tensor of scales that are not packed. rows: how activations are
     rounded; None: they keep their values. is_nested: scales are rounded to bytes, and have scales.
+    skips_rows: the format rounds activations in a way that is not done here. is_signed: codes and
+    zero points are stored as whole numbers around 0.
     """
 
     packing: Packing
-    bits: Literal[2, 3, 4, 5, 6, 8]
+    bits: Literal[1, 2, 3, 4, 5, 6, 8]
     group: int | None
     has_zeros: bool
     is_reordered: bool = False
@@ -134,6 +159,8 @@ class CodeLayout:
     scale_name: str = "weight_scale"
     rows: RowScheme | None = None
     is_nested: bool = False
+    skips_rows: bool = False
+    is_signed: bool = False
 
     def parts(self, *shape: int) -> dict[str, StoredPart]:
         """The tensors of a weight [outputs, inputs], or of one of each expert [experts, outputs,
@@ -156,15 +183,15 @@ class CodeLayout:
     @property
     def marker(self) -> str:
         """The tensor that every module with this layout has, and no other."""
+        if self.packing in _MARKERS:
+            return _MARKERS[self.packing]
         if self.packing in _BYTES:
             return self.scale_name
-        if self.packing == "mlx":
-            return "scales"
         if self.packing in FLATTENED:
             return "weight.absmax"
         if self.packing in FOUR_BIT_FLOATS:
             return FOUR_BIT_FLOATS[self.packing].scales
-        return "weight_packed" if self.packing == "compressed-tensors" else "qweight"
+        return "qweight"
 
     def num_bytes(self, outputs: int, inputs: int) -> int:
         """Of the weight, with scales of 16 bits, or of 32 next to codes that are not packed, where
@@ -172,7 +199,7 @@ class CodeLayout:
         """
         groups = self.groups(inputs)
         if self.packing in _BYTES:
-            return outputs * (inputs + 4 * groups)
+            return outputs * (inputs * self.bits // 8 + 4 * groups)
         if self.packing in FOUR_BIT_FLOATS:
             has_factor = FOUR_BIT_FLOATS[self.packing].factor is not None
             return outputs * (-(-inputs // 2) + (4 if has_factor else 2) * groups)
@@ -235,13 +262,17 @@ def _unpacked(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, Stored
     scales: tuple[int, ...] = ()
     if layout.outputs is not None:
         scales = -(-outputs // layout.outputs), layout.groups(inputs)
-    types = (*_SCALES, "F8_E8M0") if layout.packing == "floats" else _SCALES
+    types = (*_SCALES, "F8_E8M0", "U8") if layout.packing == "floats" else _SCALES
     parts = {
         "weight": StoredPart((outputs, inputs), (dtype,)),
         layout.scale_name: StoredPart(scales, types, is_loose=True),
     }
     if layout.rows is not None and layout.rows.is_static:
         parts["input_scale"] = StoredPart((), _SCALES, is_loose=True)
+    if layout.has_zeros:
+        types = "I8", "I32"
+        parts["weight_zero_point"] = StoredPart(scales, types, is_optional=True, is_loose=True)
+        parts["input_zero_point"] = StoredPart((), types, is_optional=True, is_loose=True)
     return parts
 
 
@@ -293,6 +324,63 @@ def _mlx(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]
     return {"weight": words, "scales": of_groups, "biases": of_groups}
 
 
+def _torchao(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    dtype = "F8_E4M3" if layout.packing == "torchao-fp8" else "I8"
+    scales = 1 if layout.outputs is None else outputs, layout.groups(inputs)
+    zeros = StoredPart(scales, ("I8",), is_optional=True)
+    parts = {
+        "_weight_qdata": StoredPart((outputs, inputs), (dtype,)),
+        "_weight_scale": StoredPart(scales, _SCALES),
+    }
+    return parts if dtype == "F8_E4M3" else parts | {"_weight_zero_point": zeros}
+
+
+def _torchao_int4(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    of_groups = StoredPart((layout.groups(inputs), outputs), _SCALES)
+    return {
+        "_weight_qdata": StoredPart((outputs, inputs // 2), ("I8", "U8")),
+        "_weight_scale": of_groups,
+        "_weight_zero_point": of_groups,
+    }
+
+
+def _hqq(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    """Groups are rows of the flattened weight, or with axis 0 columns; rows are packed."""
+    group = layout.group or inputs
+    groups = outputs * inputs // group
+    rows, columns = (groups, group) if layout.packing == "hqq" else (group, groups)
+    in_one = 10 if layout.bits == 3 else 8 // layout.bits
+    of_groups = StoredPart((groups, 1) if layout.packing == "hqq" else (1, groups), _SCALES)
+    flag = StoredPart((), ("U8", "I32", "I64"), is_optional=True, is_loose=True)
+    text = StoredPart((-1,), ("U8",), is_optional=True, is_text=True)
+    return {
+        "W_q": StoredPart((-(-rows // in_one), columns), ("I32",) if in_one == 10 else ("U8",)),
+        "scale": of_groups,
+        "zero": of_groups,
+        "shape": StoredPart((2,), ("I64", "I32"), is_optional=True),
+        **dict.fromkeys(_HQQ_FLAGS, flag),
+        **dict.fromkeys(("compute_dtype", "packing", "unpack_view_dtype"), text),
+    }
+
+
+_HQQ_FLAGS = (
+    *("nbits", "group_size", "axis", "channel_wise", "encoded_state_dict", "offload_meta"),
+    *("optimize", "quant_scale", "quant_zero", "round_zero", "stores_quant_config"),
+    "view_as_float",
+)
+"""The state of a module of HQQ, which the config says too."""
+
+
+def _quark_int4(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    groups, words = layout.groups(inputs), _words(outputs, 4)
+    zeros = StoredPart((groups, words), ("I32",), is_optional=layout.is_signed)
+    return {
+        "weight": StoredPart((inputs, words), ("I32",)),
+        "weight_scale": StoredPart((groups, outputs), _SCALES),
+        "weight_zero_point": zeros,
+    }
+
+
 def quant_state(layout: CodeLayout) -> str:
     """The tensor whose bytes are a JSON object that describes a weight's blocks."""
     return f"weight.quant_state.bitsandbytes__{FLATTENED[layout.packing]}"
@@ -306,8 +394,24 @@ _PARTS: dict[Packing, Callable[[CodeLayout, int, int], dict[str, StoredPart]]] =
     "floats": _unpacked,
     "bitsandbytes-int8": _bytes_with_peaks,
     "mlx": _mlx,
+    "torchao": _torchao,
+    "torchao-fp8": _torchao,
+    "torchao-int4": _torchao_int4,
+    "hqq": _hqq,
+    "hqq-axis0": _hqq,
+    "quark-int4": _quark_int4,
+    "quark-int4-order": _quark_int4,
     **dict.fromkeys(FLATTENED, _flattened),
 }
+
+
+_SKIPPED = {4: "to 4 bits", 8: "to 8 bits with powers of two as scales"}
+
+
+def skipped_rounding(layouts: Iterable[CodeLayout]) -> str | None:
+    """How formats of floats round activations where that is not done here; None: it is."""
+    bits = sorted({layout.bits for layout in layouts if layout.skips_rows})
+    return " and ".join(_SKIPPED[each] for each in bits) or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import mmap
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -56,6 +57,11 @@ class WeightBuilder:
         self._folder = folder
         self._cache_scales = cache_scales
 
+    @property
+    def has_codes(self) -> bool:
+        """Whether some leaves are stored in codes."""
+        return bool(self._coded)
+
     def has(self, name: str) -> bool:
         """Whether the spec has this leaf (biases, norms) and it is still to be taken."""
         return name in self._left
@@ -66,17 +72,38 @@ class WeightBuilder:
 
     def linear(self, *names: str) -> tuple[Tensor | CodedWeight, Tensor | None]:
         """Weight and bias of projections with one input, one above the other: [sum of rows, C] and
-        [sum of rows]. The weight is in codes where they are stored so.
+        [sum of rows]. The weight of one projection is in codes where it is stored so; that of
+        several is in plain numbers.
         """
-        leaves = [name + ".weight" for name in names]
-        weight = self._merged_codes(leaves) if self._are_codes(leaves) else self.merged(leaves)
-        return weight, self._bias(names)
+        if len(names) > 1:
+            return self.merged([name + ".weight" for name in names]), self._bias(names)
+        [(weight, bias, _)] = self.products(names, takes_rows=False)
+        assert not isinstance(weight, RowStack), "rows were not asked for"
+        return weight, bias
 
-    def linear_rows(self, *names: str) -> tuple[RowStack | CodedWeight, Tensor | None]:
-        """The same for whoever packs the weight at once: its rows are read only then."""
-        leaves = [name + ".weight" for name in names]
-        weight = self._merged_codes(leaves) if self._are_codes(leaves) else self._rows_of(leaves)
-        return weight, self._bias(names)
+    def products(
+        self,
+        names: Sequence[str],
+        *,
+        takes_rows: bool,
+        format_of: Callable[[str], object] = lambda _: None,
+    ) -> list[tuple[Tensor | RowStack | CodedWeight, Tensor | None, list[str]]]:
+        """Weight and bias of projections with one input as one product, or as several whose outputs
+        follow each other: where some are stored in codes and others are not, or in codes of other
+        bits, groups or orders, or become other formats; with the projections of each. takes_rows:
+        plain weights are packed at once, and their rows are read only then.
+        """
+        found: list[tuple[Tensor | RowStack | CodedWeight, Tensor | None, list[str]]] = []
+        coded = self._coded
+        for key, run in groupby(names, lambda n: n + ".weight" in coded or (format_of(n),)):
+            alike, is_coded = list(run), key is True
+            if is_coded:
+                found += [(w, self._bias(part), part) for w, part in self._alike(alike)]
+                continue
+            leaves = [name + ".weight" for name in alike]
+            plain = self._rows_of(leaves) if takes_rows else self.merged(leaves)
+            found.append((plain, self._bias(alike), alike))
+        return found
 
     def merged(self, names: Sequence[str], dtype: torch.dtype | None = None) -> Tensor:
         """Leaves concatenated along their first axis; dtype None: the model's."""
@@ -144,17 +171,35 @@ class WeightBuilder:
         return bool(coded)
 
     def _merged_codes(self, names: Sequence[str]) -> CodedWeight:
-        parts: list[CodedWeight] = []
-        for name in names:
-            leaf = self._left.pop(name)
-            part = self._read(leaf)
-            assert isinstance(part, CodedWeight), f"{name} is not stored in codes"
-            if parts and not parts[0].fits(part):
+        """The weight of leaves that are one product whatever their codes are."""
+        parts = [self._codes_of(name) for name in names]
+        for name, part in zip(names, parts, strict=True):
+            if not parts[0].fits(part):
                 raise LoadError(
                     f"{names[0]} and {name} are parts of one product, but differ in the bits, the "
                     "groups or the order of their codes. Quantise them alike."
                 )
-            parts.append(part.each(self._own).scaled(leaf.scale))
+        return self._as_one(parts)
+
+    def _alike(self, names: Sequence[str]) -> list[tuple[CodedWeight, list[str]]]:
+        """The weights of projections in codes, neighbours as one where they fit each other."""
+        runs: list[tuple[list[CodedWeight], list[str]]] = []
+        for name in names:
+            part = self._codes_of(name + ".weight")
+            if not runs or not runs[-1][0][0].fits(part):
+                runs.append(([], []))
+            runs[-1][0].append(part)
+            runs[-1][1].append(name)
+        return [(self._as_one(parts), own) for parts, own in runs]
+
+    def _codes_of(self, name: str) -> CodedWeight:
+        """A copy of a leaf that is stored in codes."""
+        leaf = self._left.pop(name)
+        part = self._read(leaf)
+        assert isinstance(part, CodedWeight), f"{name} is not stored in codes"
+        return part.each(self._own).scaled(leaf.scale)
+
+    def _as_one(self, parts: Sequence[CodedWeight]) -> CodedWeight:
         merged = one_above_the_other(parts)
         if self._folder is not None and len(parts) > 1:  # which made it in memory
             merged = merged.each(self._own)

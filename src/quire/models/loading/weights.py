@@ -29,6 +29,7 @@ from quire.models.loading.leaves import OpenLeaves, open_leaves
 from quire.models.loading.load_formats import WeightFiles
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.read_ahead import Read, ReadAhead
+from quire.models.loading.rounding.recipes import for_decoder
 from quire.models.loading.sharded_state import check_pattern, save_leaves
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.parameters import parameters
@@ -87,6 +88,7 @@ def load_model(
             "loaded, and take as much memory as unquantised ones: %s.",
             *(storage.method, str(dtype).removeprefix("torch."), storage.widened_because),
         )
+    options = replace(options, recipe=for_decoder(options.recipe, family, decoder))
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     group = options.group
@@ -153,6 +155,7 @@ def check_weights(
     """Raise what `load_model` would, as far as names, shapes and sizes of a folder's files show it;
     no weight is read.
     """
+    recipe = for_decoder(recipe, family, decoder)
     with open_leaves(
         *(folder, decoder, _own_part(decoder, recipe, storage, group)),
         load_format=load_format,
@@ -188,6 +191,7 @@ def save_sharded_state(
     be read or written.
     """
     check_pattern(pattern)
+    recipe = for_decoder(recipe, family, decoder)
     own = _own_part(decoder, recipe, storage, group)
     with open_leaves(
         *(folder, decoder, own),
@@ -217,10 +221,7 @@ def _own_part(
 
 def _group_size(recipe: Recipe, storage: Storage | None) -> int:
     """Inputs of projections that must stay together when these are cut."""
-    stored_as = recipe.format_of("projection")
-    if storage is not None:
-        return storage.group
-    return 0 if stored_as is None else stored_as.group
+    return recipe.group if storage is None else storage.group
 
 
 def _checked_length(decoder: Decoder, max_model_len: int | None) -> int:

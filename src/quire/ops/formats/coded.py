@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.formats.row_rounding import RowRounding
@@ -23,6 +24,8 @@ from quire.ops.fp8 import FP8
 from quire.ops.quantized import QuantizedLinear
 from quire.ops.segments import Addend, add_to_rows, multiply, products
 
+NIBBLE_GROUPS = (32, 64, 128)
+"""Groups of `WeightFormat("int4")`."""
 _PIECE = 1 << 24
 """Weights that are widened at once."""
 
@@ -94,6 +97,21 @@ class CodedWeight:
         """
         has_one_scale = self.bits == 8 and self.group >= self.in_features and self.zeros is None
         return has_one_scale and not self.are_floats and self.rounding == RowRounding("int8")
+
+    def as_nibbles(self) -> CodedWeight | None:
+        """The same weight, in groups of `WeightFormat("int4", group)`, where a product with it is
+        one of that format: of whole numbers of -8..7 with scales in bfloat16, and of rows that are
+        rounded to int8. None for other weights.
+        """
+        is_whole = self.zeros is None and self.table is None
+        if self.bits != 4 or not is_whole or self.scales.dtype is not torch.bfloat16:
+            return None
+        is_one = self.group >= self.in_features
+        groups = (g for g in NIBBLE_GROUPS if g == self.group or (is_one and g >= self.in_features))
+        group = next(groups, None)
+        if group is None or self.rounding != RowRounding("int8"):
+            return None
+        return replace(self, group=group)
 
     def widened(self) -> Tensor:
         """The weight [out, in] in fp32, inputs in the model's order."""
@@ -261,6 +279,14 @@ class CodedLinear:
     def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] plus bias."""
         return total if self.bias is None else total + self.bias
+
+
+def nibble_linear(weight: CodedWeight, bias: Tensor | None, segments: int = 1) -> QuantizedLinear:
+    """Plain torch's format of what `as_nibbles` returns."""
+    numbers = weight._numbers().to(torch.int8) - 8
+    padded = F.pad(numbers, (0, -weight.in_features % weight.group))
+    q, scales = padded.unflatten(1, (-1, weight.group)), weight.scales.float()
+    return QuantizedLinear(weight.in_features, q, scales, bias, weight.group, True, segments)
 
 
 def integer_linear(weight: CodedWeight, bias: Tensor | None, segments: int = 1) -> QuantizedLinear:

@@ -19,10 +19,14 @@ from quire.ops.rounding import TINY
 
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs the four bits of a word hold, from the lowest on."""
+_SIGNS = -0x77777778
+"""The sign bits of a word's codes of four bits: 0x88888888."""
 _ONES = {4: 0x11111111, 8: 0x01010101}
 """A one in each of a word's codes."""
 _ROWS = torch.zeros(())
 """Of bitsandbytes, the order of a weight's bytes."""
+_FLOATS = ("floats", "torchao-fp8")
+"""Packings of numbers in e4m3."""
 _LARGEST_GROUP = 128
 """Of those into which one group over all inputs is divided."""
 
@@ -35,6 +39,8 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     shape = parts.get("weight_shape")
     if layout.packing in FLATTENED:
         check_state(layout, module, parts, inputs)
+    if layout.packing in ("torchao", "bytes"):
+        _check_range(layout, module, parts)
     if bool(parts.get("weight_format", _ROWS).any()):
         allowed = "0, for rows; other orders are of old GPUs"
         raise UnsupportedConfigValue(f"{module}.weight_format is not {allowed}.")
@@ -49,7 +55,7 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     if zeros is not None and bool((zeros == 1 << (layout.bits - 1)).all()):
         zeros = None
     rounding = _rounding(layout, module, parts)
-    are_floats = layout.packing == "floats"
+    are_floats = layout.packing in _FLOATS
     if are_floats and _has_nan(codes):
         raise CorruptCheckpoint(f"{module}.weight has a number that is none (NaN).")
     weight = CodedWeight(
@@ -71,6 +77,19 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     return _in_order_of_groups(weight, module, index)
 
 
+def _check_range(layout: CodeLayout, module: str, parts: Parts) -> None:
+    """Raise CorruptCheckpoint for numbers in bytes that their bits do not hold."""
+    if layout.bits == 8:
+        return
+    most = 1 << (layout.bits - 1)
+    for name in ("_weight_qdata", "_weight_zero_point", "weight", "weight_zero_point"):
+        part = parts.get(name)
+        if part is not None and (int(part.min()) < -most or int(part.max()) >= most):
+            raise CorruptCheckpoint(
+                f"{module}.{name} has a number that is not of -{most}..{most - 1}."
+            )
+
+
 def _table(layout: CodeLayout, parts: Parts) -> tuple[float, ...] | None:
     """The numbers that codes stand for."""
     if layout.packing in FLATTENED:
@@ -89,9 +108,11 @@ def _rounding(layout: CodeLayout, module: str, parts: Parts) -> RowRounding | No
     if rows is None:
         return None
     scale = float(parts["input_scale"].float()) if rows.is_static else None
+    if "input_zero_point" in parts and bool(parts["input_zero_point"].any()):
+        raise CorruptCheckpoint(f"{module}.input_zero_point is not 0, as symmetric ones are.")
     if scale is not None and not TINY < scale < 1 / TINY:
         raise CorruptCheckpoint(f"{module}.input_scale is {scale:g}, which is no scale.")
-    return RowRounding("e4m3" if layout.packing == "floats" else "int8", rows.group, scale)
+    return RowRounding("e4m3" if layout.packing in _FLOATS else "int8", rows.group, scale)
 
 
 def _divided(inputs: int) -> int:
@@ -143,32 +164,91 @@ def _unpack_gptq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor,
 
 def _unpack_awq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
     """Words along the outputs, whose outputs are shuffled."""
-    words = parts["qweight"].contiguous().view(torch.uint8)
+    words, zeros = parts["qweight"].contiguous(), parts["qzeros"].contiguous()
+    codes, spread = _along_outputs(words, zeros, inputs, _AWQ_COLUMNS)
+    return codes, parts["scales"].t(), spread
+
+
+def _unpack_quark(
+    layout: CodeLayout, parts: Parts, inputs: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Words along the outputs, in AWQ's order or their own; signed codes are turned into others."""
+    words, zeros = parts["weight"].contiguous(), parts.get("weight_zero_point")
+    has_zeros = zeros is not None
+    zeros = zeros.contiguous() if zeros is not None else torch.zeros_like(words[:1])
+    if layout.is_signed:  # q + 8 is q with the other sign bit
+        words, zeros = words ^ _SIGNS, zeros ^ _SIGNS
+    columns = _AWQ_COLUMNS if layout.packing == "quark-int4" else tuple(range(8))
+    codes, spread = _along_outputs(words, zeros, inputs, columns)
+    scales = parts["weight_scale"].t()
+    count = len(scales)
+    return codes[:count], scales, spread[:count] if has_zeros else None
+
+
+def _along_outputs(
+    words: Tensor, zeros: Tensor, inputs: int, columns: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """int32 [in, out / 8] and [G, out / 8], whose four bits hold the outputs in this order -> codes
+    of a `CodedWeight`, and zero points.
+    """
+    words = words.view(torch.uint8)
     even, odd = words[0::2], words[1::2]
     if inputs % 2:
         odd = F.pad(odd, (0, 0, 0, 1))
     pairs = (even & 15) | (odd << 4), (even >> 4) | (odd & 240)  # of an output's inputs
     across = [both.view(torch.int32).t().contiguous().view(torch.uint8) for both in pairs]
     codes = torch.empty(words.shape[1] // 4, 8, len(even), dtype=torch.uint8)
-    for i, column in enumerate(_AWQ_COLUMNS):
+    for i, column in enumerate(columns):
         codes[:, column] = across[i % 2][:, i // 2 :: 4]
-    zeros = _codes_of(parts["qzeros"].contiguous(), 4).unflatten(1, (-1, 8))
-    zeros = zeros[..., torch.tensor(_AWQ_COLUMNS).argsort()].flatten(1).t()
-    return codes.flatten(0, 1), parts["scales"].t(), zeros
+    spread = _codes_of(zeros, 4).unflatten(1, (-1, 8))
+    return codes.flatten(0, 1), spread[..., torch.tensor(columns).argsort()].flatten(1).t()
 
 
-def _unpack_bytes(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, None]:
+def _unpack_bytes(
+    layout: CodeLayout, parts: Parts, inputs: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """A byte for each weight; blocks of outputs share scales, which may be exponents of two."""
     codes, scales = parts["weight"].view(torch.uint8), parts[layout.scale_name]
-    if scales.dtype is torch.float8_e8m0fnu:
+    middle = 1 << (layout.bits - 1)
+    if scales.dtype in (torch.float8_e8m0fnu, torch.uint8):
         scales = _powers_of_two(scales.view(torch.uint8))
-    if layout.packing != "floats":
-        codes = codes ^ 128  # whole numbers of -128..127 as codes whose zero point is 128
+    if layout.packing != "floats":  # whole numbers around 0 as codes around the middle
+        codes = _around_middle(codes.view(torch.int8), layout.bits)
     if layout.packing == "bitsandbytes-int8":
         scales = scales.float() / 127  # they are the largest magnitudes
     together = layout.outputs or len(codes)
     scales = scales.reshape(-(-len(codes) // together), -1)
-    return codes, scales.repeat_interleave(together, 0)[: len(codes)], None
+    zeros = parts.get("weight_zero_point")
+    if zeros is not None:
+        zeros = (zeros.reshape(scales.shape).int() + middle).to(torch.uint8)
+        zeros = zeros.repeat_interleave(together, 0)[: len(codes)]
+    return codes, scales.repeat_interleave(together, 0)[: len(codes)], zeros
+
+
+def _unpack_torchao(
+    layout: CodeLayout, parts: Parts, inputs: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A byte for each weight, of whole numbers around 0 or of e4m3; those of at most four bits are
+    packed.
+    """
+    numbers, zeros = parts["_weight_qdata"], parts.get("_weight_zero_point")
+    count = len(numbers)
+    scales = parts["_weight_scale"]
+    scales = scales.expand(count, scales.shape[1])
+    if layout.packing == "torchao-fp8":
+        return numbers.view(torch.uint8), scales, None
+    middle, codes = 1 << (layout.bits - 1), _around_middle(numbers, layout.bits)
+    if zeros is None:
+        return codes, scales, None
+    return codes, scales, (zeros.short() + middle).to(torch.uint8).expand(count, -1)
+
+
+def _around_middle(numbers: Tensor, bits: int) -> Tensor:
+    """int8 [out, in], whole numbers around 0 -> the codes of a `CodedWeight`."""
+    if bits == 8:
+        return numbers.view(torch.uint8) ^ 128
+    padded = F.pad(numbers, (0, numbers.shape[1] % 2)).view(torch.uint8) ^ 8
+    return (padded[:, ::2] & 15) | (padded[:, 1::2] << 4)
 
 
 def _unpack_four_bit_floats(
@@ -205,6 +285,10 @@ _UNPACK: Mapping[str, Callable[[CodeLayout, Parts, int], tuple[Tensor, Tensor, T
     "bytes": _unpack_bytes,
     "floats": _unpack_bytes,
     "bitsandbytes-int8": _unpack_bytes,
+    "quark-int4": _unpack_quark,
+    "quark-int4-order": _unpack_quark,
+    "torchao": _unpack_torchao,
+    "torchao-fp8": _unpack_torchao,
     **dict.fromkeys(FLATTENED, unpack_flattened),
     **dict.fromkeys(FOUR_BIT_FLOATS, _unpack_four_bit_floats),
 }

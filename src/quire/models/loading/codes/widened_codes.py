@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
@@ -9,20 +11,71 @@ from quire.errors import CorruptCheckpoint, LoadError
 from quire.models.formats.storage import CodeLayout
 from quire.models.loading.codes.flattened_codes import Parts
 
+_IN_WORD = 10
+"""Codes of three bits in a word of HQQ."""
+
 
 def widened_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> Tensor:
-    """The weight [out, in] of a module with these tensors in fp32: code * scale + bias. Raises
-    LoadError and CorruptCheckpoint, which name the module.
+    """The weight [out, in] of a module with these tensors in fp32. Raises LoadError and
+    CorruptCheckpoint, which name the module.
     """
-    group = layout.group
-    assert group is not None, "all packings of this kind have groups"
-    if inputs % group:
+    group, are_flat = layout.group, layout.packing.startswith("hqq")
+    if group is not None and inputs % group and not are_flat:
         raise LoadError(f"{module} has {inputs} inputs, which groups of {group} do not divide.")
-    for name in ("scales", "biases"):
-        if not bool(parts[name].isfinite().all()):
+    for name, part in parts.items():
+        if part.is_floating_point() and not bool(part.isfinite().all()):
             raise CorruptCheckpoint(f"{module}.{name} has a number that is not finite.")
-    wide = _codes(parts["weight"], layout.bits, inputs).unflatten(1, (-1, group))
+    return _WIDEN[layout.packing](layout, module, parts, inputs)
+
+
+def _mlx(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> Tensor:
+    """code * scale + bias."""
+    wide = _codes(parts["weight"], layout.bits, inputs).unflatten(1, (-1, layout.group or inputs))
     return wide.mul_(_of_groups(parts["scales"])).add_(_of_groups(parts["biases"])).flatten(1)
+
+
+def _torchao_int4(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> Tensor:
+    """code * scale + zero, codes of -8..7, the even input of a byte in its lower half."""
+    both = parts["_weight_qdata"].view(torch.uint8)
+    codes = torch.stack((both & 15, both >> 4), 2).flatten(1).view(torch.int8)
+    wide = ((codes ^ 8) - 8).float().unflatten(1, (-1, layout.group or inputs))
+    scales, zeros = (_of_groups(parts[f"_weight_{name}"].t()) for name in ("scale", "zero_point"))
+    return wide.mul_(scales).add_(zeros).flatten(1)
+
+
+def _hqq(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> Tensor:
+    """(code - zero) * scale of the flattened weight, whose groups are rows, or with axis 0 columns.
+    The parts of a byte or a word are of rows that lie far apart.
+    """
+    _check_state(layout, module, parts, inputs)
+    stored, scales, zeros = (parts[name] for name in ("W_q", "scale", "zero"))
+    bits, per = layout.bits, _IN_WORD if layout.bits == 3 else 8 // layout.bits
+    mask = (1 << bits) - 1
+    fields = [(stored >> bits * (per - 1 - i)) & mask for i in range(per)]
+    codes = torch.cat(fields).float()
+    if layout.packing == "hqq":
+        codes = codes[: len(scales)]  # words of three bits are filled up
+    elif layout.group is not None:
+        codes = codes[: layout.group]
+    wide = (codes - zeros.float()).mul_(scales.float())
+    return wide.reshape(-1, inputs)
+
+
+def _check_state(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> None:
+    """Raise CorruptCheckpoint where a module of HQQ says other numbers than the config."""
+    outputs = parts["scale"].numel() * (layout.group or inputs) // inputs
+    expected = {"nbits": layout.bits, "axis": int(layout.packing == "hqq")}
+    expected |= {} if layout.group is None else {"group_size": layout.group}
+    for key, value in expected.items():
+        if key in parts and int(parts[key]) != value:
+            raise CorruptCheckpoint(
+                f"{module}.{key} is {int(parts[key])}, and config.json says {value}."
+            )
+    if "shape" in parts and parts["shape"].tolist() != [outputs, inputs]:
+        raise CorruptCheckpoint(
+            f"{module}.shape is {parts['shape'].tolist()}, but its codes are of [{outputs}, "
+            f"{inputs}]."
+        )
 
 
 def _of_groups(part: Tensor) -> Tensor:
@@ -42,3 +95,11 @@ def _codes(words: Tensor, bits: int, inputs: int) -> Tensor:
     for i in range(8):
         codes[..., i] = (eight >> bits * i) & mask
     return codes.flatten(1)
+
+
+_WIDEN: Mapping[str, Callable[[CodeLayout, str, Parts, int], Tensor]] = {
+    "mlx": _mlx,
+    "torchao-int4": _torchao_int4,
+    "hqq": _hqq,
+    "hqq-axis0": _hqq,
+}

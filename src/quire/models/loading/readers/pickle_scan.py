@@ -189,6 +189,12 @@ class _Scan:
 
     def name(self, argument: str) -> None:
         name = argument.replace(" ", ".")
+        if name.startswith("torchao."):
+            raise CorruptCheckpoint(
+                f"{self._file} has tensors of a class of torchao's ({name[:200]}), which only "
+                "torchao unpickles. Save the model again: transformers 5 with torchao 0.13 or "
+                "later writes safetensors, which are read."
+            )
         if not (name in _STORAGES or _NEEDED.fullmatch(name) or _is_dtype(name)):
             raise CorruptCheckpoint(
                 f"{self._file} asks for {name[:200]} while it is unpickled, which could run any "

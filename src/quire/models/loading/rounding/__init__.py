@@ -1,0 +1,1 @@
+"""Weights that are rounded: while a model is loaded, and into a checkpoint of their own."""
