@@ -25,6 +25,7 @@ COMMANDS = {
     "complete": "continue texts, here or on a server",
     "serve": "answer over HTTP, as OpenAI's API does",
     "run-batch": "answer the requests in a file",
+    "quantize": "round a checkpoint's weights, and write it",
     "show": "print what a model is made of",
     "doctor": "print what this machine offers",
     "bench": "measure: throughput, latency, serve, startup, ...",
