@@ -99,7 +99,8 @@ class PagedRun:
                 kv.data.fill_(0xFF)  # NaN in every type
                 continue
             if isinstance(kv, LayerLatents):
-                kv.data.fill_(float("nan"))
+                for part in kv.parts:
+                    part.fill_(float("nan"))
                 continue
             block = (2, kv.block_size, kv.kv_heads, kv.head_dim)
             self.ops.import_kv(kv, range(total), torch.full((total, *block), float("nan")))
@@ -141,7 +142,7 @@ class PagedRun:
                 starts, lengths, table.numpy(), order, block_size=size, chunk=group.chunk
             )
             window, table = None, torch.from_numpy(table)
-        make = self.ops.plan_latent
+        make = self.ops.plan_indexed if group.is_indexed else self.ops.plan_latent
         if not group.has_latents:
             make = partial(self.ops.plan_attention, window=window)
         plan = make(query_start=starts, seq_lens=lengths, block_table=table, block_size=size)

@@ -393,6 +393,11 @@ REFUSED = {
         UnsupportedArchitecture,
         r"RwkvForCausalLM is not supported.* All that are known are in docs/models.md",
     ),
+    "architecture with a reason": (
+        llama(architectures=["DeepseekV4ForCausalLM"]),
+        UnsupportedArchitecture,
+        "DeepseekV4ForCausalLM is not supported: it attends to compressed keys",
+    ),
     "almost a known architecture": (
         llama(architectures=["Qwen3MoEForCausalLM"]),
         UnsupportedArchitecture,

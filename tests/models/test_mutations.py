@@ -35,6 +35,7 @@ from quire.models.spec import (
     Block,
     Decoder,
     DenseAndExperts,
+    Indexer,
     LayerInputs,
     MixerAfterShared,
     Mlp,
@@ -73,7 +74,7 @@ OTHER = {
         "sigmoid_topk": "sigmoid",
         "sparsemixer": "softmax",
     },
-    "qk_norm_over": {"head": "full", "full": "head", "per_head": "head"},
+    "qk_norm_over": {"head": "full", "full": "head", "per_head": "head", "heads_apart": "head"},
     "parallel": {"no": "two_norms", "two_norms": "no", "one_norm": "no"},
     "gate": {"none": "full", "full": "per_head", "per_head": "full"},
 }
@@ -117,6 +118,9 @@ WHERE_NONE = {
     "embed_width": 24,
     "distances": BucketBias(8, 20),
     "max_distance": 40,
+    "indexer": Indexer(2, 16, 3, Norm("layer", bias=True)),
+    "rank": 6,
+    "latent": 24,
     "eps": 0.05,
 }
 

@@ -193,6 +193,15 @@ def keys_without_their_rotated_part(q, q_rotated, latents, plan, scale):
     return PLAIN.latent_attend(q, torch.zeros_like(q_rotated), latents, plan, scale)
 
 
+def choice_without_storing(q, k, weights, latents, slots, plan, top_k):
+    return PLAIN.index_select(q, k, weights, latents, torch.full_like(slots, -1), plan, top_k)
+
+
+def choice_by_signed_scores(q, k, weights, latents, slots, plan, top_k):
+    with mock.patch.object(torch.Tensor, "relu", lambda x: x):
+        return PLAIN.index_select(q, k, weights, latents, slots, plan, top_k)
+
+
 def relative_with(**wrong):
     """Other tables of what distances add to scores."""
 
@@ -252,6 +261,16 @@ def unscaled_experts(logits, args, select_bias=None, expert_scales=None):
 def wrong_arguments(op, **wrong):
     """Other values of arguments that the op gets."""
     return {op: lambda *args, **keywords: getattr(PLAIN, op)(*args, **{**keywords, **wrong})}
+
+
+def changed_arguments(op, **changes):
+    """Arguments of the op, which are given by name, after these changes."""
+
+    def run(**given):
+        changed = {name: change(given[name]) for name, change in changes.items()}
+        return getattr(PLAIN, op)(**given | changed)
+
+    return {op: run}
 
 
 def transposed_matrix(x, routed, weight):
@@ -493,11 +512,28 @@ BUGS = {
     "write beyond the output": {"add": add_into_neighbour},
     "sum in low precision": {"add": sloppy_sum},
     "uninitialised output": {"add": lambda x, delta, scale=1.0: torch.empty_like(x)},
+    "key of the choice not stored": {"index_select": choice_without_storing},
+    "scores below zero count": {"index_select": choice_by_signed_scores},
+    "weights of the choice forgotten": changed_arguments("index_select", weights=torch.ones_like),
+    "one token before the last forgotten": changed_arguments(
+        "indexed_attend", chosen=lambda c: torch.cat((c[:, :1], c[:, :-1]), 1).where(c >= 0, c)
+    ),
+    "chosen tokens one too early": changed_arguments(
+        "indexed_attend", chosen=lambda c: (c - 1).where(c > 0, c)
+    ),
+    "chosen keys without their rotated part": changed_arguments(
+        "indexed_attend", q_rotated=torch.zeros_like
+    ),
     **planted(PLAIN),
 }
 
 
-PLANNED = {"pack_linear": "linear", "plan_attention": "attend", "plan_latent": "latent_attend"}
+PLANNED = {
+    "pack_linear": "linear",
+    "plan_attention": "attend",
+    "plan_latent": "latent_attend",
+    "plan_indexed": "index_select",
+}
 
 
 SMALL = [

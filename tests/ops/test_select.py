@@ -42,7 +42,7 @@ def test_every_op_is_an_attribute():
 
 def test_every_op_has_cases_or_serves_one_that_has():
     packing = {"pack_linear", "pack_experts", "allocate_kv", "allocate_shared_kv", "plan_attention"}
-    packing |= {"pack_heads", "plan_latent", "plan_prompts"}
+    packing |= {"pack_heads", "plan_latent", "plan_indexed", "plan_prompts"}
     packing |= {"allocate_lora", "load_lora", "lora", "lora_partial", "lora_total"}
     assert {case.op for case in CASES} == set(CATALOG) - packing
 
@@ -177,6 +177,7 @@ def test_the_promise_of_invariance_is_kept_by_definitions_that_look_at_one_row()
         "scale_queries", "route", "greedy", "draw", "truncate",
         "rank", "mask_logits", "bias_logits", "penalize", "forbid_words",
         "short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm", "sum_chunks",
+        "channel_delta", "gated_linear", "index_select", "indexed_attend",
     } == set(row_wise)  # fmt: skip
     others = [name for name in CATALOG if name not in row_wise]
     offered = [

@@ -633,6 +633,27 @@ def _latent_attend(
     return {"0": whole.reshape(*q.shape)}
 
 
+def _indexed_attend(
+    stored: Stored,
+    q: Tensor,
+    q_rotated: Tensor,
+    chosen: Tensor,
+    latents: LayerLatents,
+    plan: OraclePlan,
+    scale: float,
+) -> dict[str, Approx]:
+    queries = exact(torch.cat((q.double(), q_rotated.double()), 2))
+    memory = to_array(latents.data).reshape(-1, 1, latents.width)
+    found = []
+    for token, (distance, slots) in enumerate(plan.seen):
+        some = [i for i in chosen[token].tolist() if i >= 0]
+        keys = exact(np.repeat(memory[[slots[i] for i in some]], q.shape[1], 1))
+        values, far = keys[..., : latents.rank], np.asarray(distance)[some]
+        found.append(_attend_to(stored, queries[token], keys, values, far, AttentionArgs(scale)))
+    whole = stored(join(found, q.shape[1] * q.shape[2]))
+    return {"0": whole.reshape(*q.shape)}
+
+
 # logits
 
 
@@ -728,6 +749,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "heads_linear": _heads_linear,
     "latent_store": _latent_store,
     "latent_attend": _latent_attend,
+    "indexed_attend": _indexed_attend,
     **state_bounds.BOUNDS,
     **streams_bounds.BOUNDS,
     "sum_chunks": _sum_chunks,

@@ -207,7 +207,7 @@ def _named(result: Any) -> Results:
 def _kv(ops: Ops, prepared: Prepared) -> Results:
     kv, latents = (prepared.arguments.get(name) for name in ("kv", "latents"))
     found = {} if kv is None else {"kv": _numbers(ops.export_kv(kv, range(kv.num_blocks)))}
-    return found if latents is None else found | {"latents": latents.data.cpu().clone()}
+    return found if latents is None else found | {"latents": torch.cat(latents.parts, 2).cpu()}
 
 
 def _numbers(data: Tensor) -> Tensor:

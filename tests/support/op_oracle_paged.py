@@ -95,7 +95,11 @@ def allocate_shared_kv(
         if isinstance(shape, StateShape):
             return LayerState(torch.full((num_blocks, shape.num_bytes), 0x55, dtype=torch.uint8))
         lanes = (num_blocks, shape.block_size, shape.rank + shape.rotated)
-        return LayerLatents(torch.full(lanes, math.nan, dtype=torch.float64), shape.rank)
+        data = torch.full(lanes, math.nan, dtype=torch.float64)
+        if not shape.index_dim:
+            return LayerLatents(data, shape.rank)
+        keys = (*lanes[:2], shape.index_dim)
+        return LayerLatents(data, shape.rank, torch.full(keys, math.nan, dtype=torch.float64))
 
     return tuple(map(view, shapes))
 
@@ -435,6 +439,65 @@ def latent_attend(
     for token, (_, slots) in enumerate(plan.seen):
         heads = np.concatenate((to_array(q[token]), to_array(q_rotated[token])), 1)
         keys = memory[slots]
+        for head in heads:
+            scores = scale * (keys @ head)
+            powers = np.exp(scores - scores.max())
+            rows.append(powers @ keys[:, : latents.rank] / powers.sum())
+    return to_tensor(np.array(rows, dtype=np.float64).reshape(q.shape))
+
+
+def plan_indexed(
+    *, query_start: Array, seq_lens: Array, block_table: Tensor, block_size: int
+) -> OraclePlan:
+    """List the keys that each new token sees."""
+    return plan_latent(
+        query_start=query_start, seq_lens=seq_lens, block_table=block_table, block_size=block_size
+    )
+
+
+def index_select(
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    latents: LayerLatents,
+    slots: Tensor,
+    plan: OraclePlan,
+    top_k: int,
+) -> Tensor:
+    """Store, then score every token that a new one sees by itself."""
+    assert latents.keys is not None
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            block, offset = divmod(slot, latents.block_size)
+            latents.keys[block, offset] = k[token].double()
+    memory = to_array(latents.keys).reshape(-1, latents.keys.shape[2])
+    heads, dim = q.shape[1:]
+    found = np.full((len(q), top_k), -1, dtype=np.int64)
+    for token, (_, seen) in enumerate(plan.seen):
+        scores = []
+        for slot in seen:
+            products = to_array(q[token]) @ memory[slot] / math.sqrt(dim)
+            by_head = to_array(weights[token]) * np.maximum(products, 0.0) / math.sqrt(heads)
+            scores.append(float(by_head.sum()))
+        best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:top_k]
+        found[token, : len(best)] = sorted(best)
+    return torch.from_numpy(found)
+
+
+def indexed_attend(
+    q: Tensor,
+    q_rotated: Tensor,
+    chosen: Tensor,
+    latents: LayerLatents,
+    plan: OraclePlan,
+    scale: float,
+) -> Tensor:
+    """Attention to the chosen tokens, one token and one head at a time."""
+    memory = to_array(latents.data).reshape(-1, latents.width)
+    rows = []
+    for token, (_, slots) in enumerate(plan.seen):
+        heads = np.concatenate((to_array(q[token]), to_array(q_rotated[token])), 1)
+        keys = memory[[slots[i] for i in chosen[token].tolist() if i >= 0]]
         for head in heads:
             scores = scale * (keys @ head)
             powers = np.exp(scores - scores.max())

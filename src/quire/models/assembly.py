@@ -46,7 +46,7 @@ from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer, WhereMade
 from quire.models.maker import Maker, Part
 from quire.models.mixers.attention import make_attention
-from quire.models.mixers.latent import make_latent_attention
+from quire.models.mixers.latent import Choice, make_latent_attention
 from quire.models.mixers.prompt_attention import make_prompt_attention
 from quire.models.mixers.recurrent.assembly import make_recurrent
 from quire.models.mixers.relative_scores import make_shared_table
@@ -139,6 +139,7 @@ class Assembly:
         self._head_rows: Tensor | None = None
         self._shared: dict[int, SharedWeights] = {}
         self._distances: Tensor | None = None
+        self._choice = Choice()
 
     @property
     def parts(self) -> list[tuple[str, Part]]:
@@ -291,25 +292,26 @@ class Assembly:
             mixer = mixer.mixer
         if mixer is not None:
             join = _join_of(b) if b.parallel == "no" else make_parallel_join
-            yield self._piece(
-                at + "attn", b, b.has_mixer_pre, partial(self._mixer, at, mixer), join
-            )
+            mix = partial(self._mixer, at, mixer)
+            yield self._piece(at + "attn", b, (b.has_mixer_pre, b.has_post), mix, join)
         if b.mlp is not None:
             feed = partial(self._feed, at, b.mlp)
-            yield self._piece(at + "mlp", b, b.has_mlp_pre, feed, _join_of(b))
+            norms = b.has_mlp_pre, b.has_mlp_post
+            yield self._piece(at + "mlp", b, norms, feed, _join_of(b))
 
     def _piece(
         self,
         at: str,
         b: Block,
-        has_pre: bool,
+        norms: tuple[bool, bool],
         make: Callable[[], SubLayer],
         join: MakeJoin,
     ) -> _Piece:
+        has_pre, has_post = norms
         return _Piece(  # evaluated in this order, which is the order of the leaves
             pre=self._make.norm(at + "_pre", b.norm) if has_pre else None,
             part=make(),
-            post=self._make.norm(at + "_post", b.norm) if b.has_post else None,
+            post=self._make.norm(at + "_post", b.norm) if has_post else None,
             join=join,
             scale=b.residual_scale,
         )
@@ -347,7 +349,8 @@ class Assembly:
         if isinstance(m, Attention):
             return PlacedMixer(make_attention(self._make, at + "attn.", m), place)
         if isinstance(m, LatentAttention):
-            return PlacedMixer(make_latent_attention(self._make, at + "attn.", m), place)
+            layer = make_latent_attention(self._make, at + "attn.", m, self._choice)
+            return PlacedMixer(layer, place)
         return PlacedMixer(make_recurrent(self._make, at + "mixer.", m), place)
 
     def _positions(self) -> Tensor | None:

@@ -44,7 +44,7 @@ SNAPSHOT_SHARE = 0.25
 class KVGroup:
     """Layers with one block table, in the order of their slots. `layers` counts those of all models
     of the pool. `chunk`: queries see the tokens of their own chunk of so many positions.
-    `has_latents`: instead of keys and values.
+    `has_latents`: instead of keys and values; `is_indexed`: queries attend to chosen ones of them.
 
     Blocks have `block_size` tokens; one of kind `state` holds the state of a request. The layers of
     a group of kind `none` have no slots.
@@ -56,6 +56,7 @@ class KVGroup:
     block_size: int
     chunk: int | None = None
     has_latents: bool = False
+    is_indexed: bool = False
 
     @property
     def spec(self) -> KVGroupSpec:
@@ -227,7 +228,7 @@ def state_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> 
     return sum(m.block_bytes(1, number) for m in memories if isinstance(m, RecurrentState))
 
 
-_Key = tuple[MemoryKind, int | None, int | None, bool]
+_Key = tuple[MemoryKind, int | None, int | None, bool, bool]
 _ORDER = ("full", "sliding", "state", "none")
 
 
@@ -237,28 +238,32 @@ def _groups(memories: Sequence[LayerMemory | None], block_size: int) -> Iterable
         by_kind.setdefault(_key(memory), []).append(layer)
     slots = _num_slots([len(layers) for (kind, *_), layers in by_kind.items() if kind != "none"])
     for key in sorted(by_kind, key=_place):
-        (kind, window, chunk, has_latents), layers = key, by_kind[key]
+        (kind, window, chunk, has_latents, is_indexed), layers = key, by_kind[key]
         # the largest first, where they meet the largest of other groups
         layers.sort(key=lambda layer: -_numbers(memories[layer]))
         size = len(layers) if kind == "none" else slots
         for i in range(0, len(layers), size):
             members = tuple(layers[i : i + size])
-            yield KVGroup(kind, window, members, block_size, chunk, has_latents)
+            yield KVGroup(kind, window, members, block_size, chunk, has_latents, is_indexed)
 
 
 def _key(memory: LayerMemory | None) -> _Key:
-    """What layers of a group have in common: kind, window, chunk, whether they keep latents."""
+    """What layers of a group have in common: kind, window, chunk, whether they keep latents, and
+    whether queries attend to chosen ones.
+    """
     if memory is None:
-        return "none", None, None, False
+        return "none", None, None, False, False
     is_chunked = isinstance(memory, KeyValues) and memory.is_chunked
     chunk = memory.window if is_chunked else None
-    return memory.kind, memory.window, chunk, isinstance(memory, Latents)
+    has_latents = isinstance(memory, Latents)
+    is_indexed = isinstance(memory, Latents) and memory.is_indexed
+    return memory.kind, memory.window, chunk, has_latents, is_indexed
 
 
-def _place(key: _Key) -> tuple[int, int, int, bool]:
+def _place(key: _Key) -> tuple[int, int, int, bool, bool]:
     """The order of groups."""
-    kind, window, chunk, has_latents = key
-    return _ORDER.index(kind), window or 0, chunk or 0, has_latents
+    kind, window, chunk, has_latents, is_indexed = key
+    return _ORDER.index(kind), window or 0, chunk or 0, has_latents, is_indexed
 
 
 def _num_slots(counts: list[int]) -> int:

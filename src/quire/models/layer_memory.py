@@ -67,17 +67,26 @@ class KeyValues:
 class Latents:
     """A latent of `rank` numbers and a rotated key of `rotated` numbers of every token, from which
     all heads make their keys and values (`spec.LatentAttention`).
+
+    `index_dim`: queries attend to chosen tokens only, and each token also has a key of so many
+    numbers for the choice; 0 where another layer chooses, None where queries attend to all.
     """
 
     rank: int
     rotated: int
+    index_dim: int | None = None
     kind: ClassVar[MemoryKind] = "full"
     window: ClassVar[None] = None
 
     @property
     def numbers_per_token(self) -> int:
         """The number of values per token, whatever the number of heads."""
-        return self.rank + self.rotated
+        return self.rank + self.rotated + (self.index_dim or 0)
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether queries attend to chosen tokens only."""
+        return self.index_dim is not None
 
     def num_seen(self, context: int) -> int:
         """How many of `context` tokens are kept for the next query: all."""

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from quire.models.drafting.spec import DraftDecoder
@@ -25,6 +26,7 @@ from quire.models.spec import (
     Decoder,
     DenseAndExperts,
     FeedForward,
+    Indexer,
     LatentAttention,
     LayerInputs,
     MixerAfterShared,
@@ -274,7 +276,7 @@ def _block(at: str, b: Block, d: Decoder) -> Iterator[Parameter]:
         if b.has_mlp_pre:
             yield from _norm(at + "mlp_pre", b.norm, dim)
         yield from _feed_forward(at + "mlp.", b.mlp, dim)
-        if b.has_post:
+        if b.has_mlp_post:
             yield from _norm(at + "mlp_post", b.norm, dim)
     if b.input_act is not None:
         assert d.layer_inputs is not None, "layers read inputs that the decoder does not make"
@@ -392,6 +394,9 @@ def _qk_norm(at: str, a: Attention, n: Norm, heads: int) -> Iterator[Parameter]:
         return _norm(at, n, heads * a.head_dim)
     if a.qk_norm_over == "head":
         return _norm(at, n, a.head_dim)
+    if a.qk_norm_over == "heads_apart":
+        of_heads = (_norm(f"{at}.{head}", n, a.head_dim) for head in range(heads))
+        return chain.from_iterable(of_heads)
     return _norm(at, n, heads, a.head_dim, role="column")
 
 
@@ -405,9 +410,21 @@ def _latent_attention(at: str, a: LatentAttention, dim: int) -> Iterator[Paramet
     if a.q_rank is not None:
         yield from _norm(at + "q_a_norm", a.norm, a.q_rank)
         yield from _linear(at + "q_b", queries, a.q_rank, "column", False)
+    if a.indexer is not None and not a.indexer.is_shared:
+        yield from _indexer(at + "index.", a.indexer, a.q_rank, dim)
+    if a.gate:
+        yield from _linear(at + "gate", a.heads, dim, "column", False, a.heads)
     yield from _norm(at + "kv_a_norm", a.norm, a.rank)
     yield from _linear(at + "kv_b", a.heads * (a.unrotated + a.value_dim), a.rank, "column", False)
     yield from _linear(at + "o", dim, a.heads * a.value_dim, "row", a.o_bias)
+
+
+def _indexer(at: str, indexer: Indexer, q_rank: int | None, dim: int) -> Iterator[Parameter]:
+    assert q_rank is not None, "an indexer reads the latent of queries"
+    yield from _linear(at + "q", indexer.heads * indexer.dim, q_rank, "replicated", False)
+    yield from _linear(at + "k", indexer.dim, dim, "replicated", False)
+    yield from _linear(at + "weights", indexer.heads, dim, "replicated", False)
+    yield from _norm(at + "k_norm", indexer.norm, indexer.dim)
 
 
 def _mlp(at: str, m: Mlp, dim: int) -> Iterator[Parameter]:
@@ -425,9 +442,13 @@ def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:
         yield Parameter(at + "select_bias", (m.experts,), "replicated", "bias")
     if m.expert_scales:
         yield Parameter(at + "expert_scales", (m.experts,), "replicated", "norm")
+    if m.latent is not None:
+        yield from _linear(at + "latent_in", m.latent, dim, "replicated", False)
     expert = Mlp(m.width, m.act, m.gated, m.bias)
     for e in range(m.experts):
-        yield from _mlp(f"{at}experts.{e}.", expert, dim)
+        yield from _mlp(f"{at}experts.{e}.", expert, dim if m.latent is None else m.latent)
+    if m.latent is not None:
+        yield from _linear(at + "latent_out", dim, m.latent, "replicated", False)
     if m.shared is not None:
         yield from _mlp(at + "shared.", m.shared, dim)
         if m.shared_gate:

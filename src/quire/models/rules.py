@@ -19,15 +19,27 @@ from quire.models.formats.storage import FLOATS, CodeLayout, Storage, StoredPart
 from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 
-Step = Literal["transpose", "split", "by_head", "deal", "stacked", "joined", "row", "scalar"]
+Step = Literal[
+    "transpose",
+    "split",
+    "by_head",
+    "deal",
+    "stacked",
+    "joined",
+    "row",
+    "scalar",
+    "boxed",
+    "by_quarter",
+]
 """The conversion between a stored tensor and its leaves.
 
 stacked: a leading axis over the experts; joined: that axis and the next are one, which holds one
 target; row: a leading axis of length one; transpose: the last two axes swapped; split: the targets
 one after the other along the first axis (that of an expert, if stacked); by_head: such a split
 within each of the K key/value heads (the fewest that a target has), which has its part of every
-target; deal: the targets take turns along the axis, as cards are dealt; scalar: one number that is
-stored without an axis.
+target; by_quarter: the same within each quarter of the axis; deal: the targets take turns along the
+axis, as cards are dealt; scalar: one number that is stored without an axis; boxed: an axis between
+two leading ones of length one and one after it.
 """
 
 
@@ -166,7 +178,7 @@ def _is_coded(leaf: Parameter, layout: CodeLayout) -> bool:
     return leaf.is_linear or (layout.has_tables and leaf.name == "embed.weight")
 
 
-_NOT_LINEAR: frozenset[Step] = frozenset({"stacked", "joined", "row", "scalar"})
+_NOT_LINEAR: frozenset[Step] = frozenset({"stacked", "joined", "row", "scalar", "boxed"})
 """Steps of tensors that are not the weight of one linear module."""
 
 
@@ -251,6 +263,8 @@ def _shape(
         shape = (*shape[:-2], shape[-1], shape[-2])
     if "row" in steps:
         shape = (1, *shape)
+    if "boxed" in steps:
+        shape = (1, 1, *shape, 1)
     if experts is None:
         return shape
     return (experts * shape[0], *shape[1:]) if "joined" in steps else (experts, *shape)

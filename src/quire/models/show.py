@@ -30,6 +30,7 @@ from quire.models.positions import (
     LongRopeScaling,
     ProportionalScaling,
     Rope,
+    Temperature,
     YarnScaling,
 )
 from quire.models.spec import (
@@ -37,6 +38,7 @@ from quire.models.spec import (
     Block,
     Decoder,
     DenseAndExperts,
+    Indexer,
     LatentAttention,
     MixerAfterShared,
     Mlp,
@@ -195,7 +197,7 @@ def _block(b: Block) -> Iterator[str]:
     if b.mlp is not None:
         yield f"h = {_norm(b.norm)}(x)" if b.has_mlp_pre else "h = x"
         yield from _feed_forward(b, "h")
-        yield _residual(b)
+        yield _residual(replace(b, post=b.has_mlp_post))
     if b.input_act is not None:
         yield f"h = Wp @ ({b.input_act}(Wg @ x) * v)"
         yield _residual(replace(b, post=True))
@@ -290,9 +292,31 @@ def _latent_attention(a: LatentAttention) -> Iterator[str]:
     yield f"c = {_norm(a.norm)}(c)"
     if a.rope is not None:
         yield f"r, k = rotate(r), rotate(k)    # {_rope(a.rope, a.rotated)}"
+    if a.indexer is not None:
+        yield from _indexer(a.indexer)
+    if a.temperature is not None:
+        yield f"q, r = (q, r) * {_temperature(a.temperature)}"
     yield f"s = {a.scale:g} * ((Wuk^T @ q) @ c + r @ k)"
     values = f"{a.heads} heads of {a.value_dim}"
-    yield f"h = Wo @ (Wuv @ (softmax(s) @ c)){' + bias' if a.o_bias else ''}    # {values}"
+    gate = "sigmoid(Wg @ h) * " if a.gate else ""
+    bias = " + bias" if a.o_bias else ""
+    yield f"h = Wo @ ({gate}(Wuv @ (softmax(s) @ c))){bias}    # {values}"
+
+
+def _temperature(t: Temperature) -> str:
+    place = f"(position + {t.first})" if t.first else "position"
+    return f"(1 + {t.strength:g} * ln(1 + floor({place} / {t.interval:g})))"
+
+
+def _indexer(i: Indexer) -> Iterator[str]:
+    if i.is_shared:
+        yield f"# attends to the {i.top_k:,} tokens that the last indexer before has chosen"
+        return
+    yield f"iq, ik = Wiq @ (the latent of q), {_norm(i.norm)}(Wik @ h)    # {i.heads} of {i.dim}"
+    if i.rope is not None:
+        yield f"iq, ik = rotate(iq), rotate(ik)    # {_rope(i.rope, i.dim)}"
+    chosen = f"attends to the {i.top_k:,} tokens with the largest"
+    yield f"i = sum of (Wiw @ h) * relu(iq @ ik)    # {chosen}"
 
 
 def _attention(a: Attention) -> Iterator[str]:
@@ -314,9 +338,7 @@ def _attention(a: Attention) -> Iterator[str]:
     if a.value_norm and a.qk_norm is not None:
         yield f"v = {_norm(a.qk_norm)}(v)    # without a weight"
     if a.temperature is not None:
-        t = a.temperature
-        place = f"(position + {t.first})" if t.first else "position"
-        yield f"q = q * (1 + {t.strength:g} * ln(1 + floor({place} / {t.interval:g})))"
+        yield f"q = q * {_temperature(a.temperature)}"
     yield f"s = {a.scale:g} * q @ k"
     if a.softcap is not None:
         yield f"s = {a.softcap:g} * tanh(s / {a.softcap:g})"
@@ -378,6 +400,9 @@ def _moe(m: Moe, x: str, router: str | None = None) -> Iterator[str]:
         yield from _mlp(m.shared, x, "shared")
         if m.shared_gate:
             yield f"shared = sigmoid(Ws @ {x}) * shared"
+    if m.latent is not None:
+        yield f"n = Wi @ {x}    # {m.latent:,} numbers"
+        x = "n"
     x = f"(w[e] * {x})" if m.weighs_input else x
     if m.clamp is not None:
         inner = f"g * sigmoid(1.702 g) * (u + 1), g and u bounded by {m.clamp:g}"
@@ -386,7 +411,9 @@ def _moe(m: Moe, x: str, router: str | None = None) -> Iterator[str]:
     weight = "" if m.weighs_input else "w[e] * "
     also = "" if m.shared is None else " + shared"
     bound = "" if m.bound is None else f", factors bounded by {m.bound:g}"
-    yield f"h = sum of {weight}Wd[e] @ ({inner}){also}    # width {m.width:,}{bound}"
+    total = f"sum of {weight}Wd[e] @ ({inner})"
+    total = total if m.latent is None else f"Wo @ ({total})"
+    yield f"h = {total}{also}    # width {m.width:,}{bound}"
 
 
 def _choice(m: Moe, x: str) -> str:

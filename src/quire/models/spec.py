@@ -43,13 +43,13 @@ class Attention:
 
     `window`: a query sees itself and the `window - 1` tokens before it; None sees all. If not
     `is_causal`, it also sees as many of the tokens after it, and nothing is kept, and `distances`
-    may add to scores. `chunk`: it
-    sees the tokens since the last position that is a multiple of `chunk`. `softcap` c bounds scores
-    as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the softmax and
-    has no value. `clip` bounds queries, keys and values as they are projected. `qk_norm` normalises
-    queries and keys before or after rotation: over each head with one weight for all of them (head)
-    or one for each (per_head), or over the full width. `value_norm` normalises each head's values
-    as its keys, without a weight. `values_are_keys`: values are the keys as they are projected.
+    may add to scores. `chunk`: it sees the tokens since the last position that is a multiple of
+    `chunk`. `softcap` c bounds scores as c * tanh(score / c). `sinks`: one learned logit per head
+    that takes part in the softmax and has no value. `clip` bounds queries, keys and values as they
+    are projected. `qk_norm` normalises queries and keys before or after rotation: over each head
+    with one weight for all of them (head) or one for each (per_head; heads_apart: stored as a
+    tensor for each), or over the full width. `value_norm` normalises each head's values as its
+    keys, without a weight. `values_are_keys`: values are the keys as they are projected.
     `value_dim`: values have fewer numbers than keys, and are kept with zeros after them. `gate`
     full: the attended values are multiplied by sigmoid(Wg @ h) before the output projection;
     per_head: each head with one number.
@@ -67,7 +67,7 @@ class Attention:
     chunk: int | None = None
     softcap: float | None = None
     qk_norm: Norm | None = None
-    qk_norm_over: Literal["head", "full", "per_head"] = "head"
+    qk_norm_over: Literal["head", "full", "per_head", "heads_apart"] = "head"
     qk_norm_after_rope: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -108,6 +108,24 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """Chooses the `top_k` tokens that a query attends to (DeepSeek sparse attention).
+
+    A token's score is the sum of `heads` products of `dim` numbers, each at least 0 and times a
+    weight of the query. Queries come from the attention's latent of queries, keys from the hidden
+    state through `norm`; their first numbers rotate by `rope`. is_shared: the choice is that of the
+    last layer before with an indexer of its own, and nothing else of this counts.
+    """
+
+    heads: int
+    dim: int
+    top_k: int
+    norm: Norm
+    rope: Rope | None = None
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LatentAttention:
     """Causal softmax attention whose H heads share one latent of `rank` r values per token and one
     rotated key of `rotated` R values (multi-head latent attention, DeepSeek-V2 section 2.1).
@@ -115,7 +133,9 @@ class LatentAttention:
     A query head has `unrotated` P + R values; keys [P] and values of `value_dim` V values are
     products of the normed latent with the head's part of `kv_b`. `q_rank`: queries come from a
     latent of their own with so many values; None: from the hidden states. `norm` is that of both
-    latents. `bias`: of the products that make the latents; `o_bias`: of the output's.
+    latents. `bias`: of the products that make the latents; `o_bias`: of the output's. `indexer`:
+    queries attend to the tokens that it chooses; None: to all. `gate`: each head's attended values
+    are multiplied by the sigmoid of a projection to one number.
     """
 
     heads: int
@@ -129,11 +149,16 @@ class LatentAttention:
     rope: Rope | None = None
     bias: bool = False
     o_bias: bool = False
+    indexer: Indexer | None = None
+    gate: bool = False
+    temperature: Temperature | None = None
 
     @property
     def memory(self) -> Latents:
-        """The normed latent and the rotated key of every token."""
-        return Latents(self.rank, self.rotated)
+        """The normed latent and the rotated key of every token, and what it is chosen by."""
+        if self.indexer is None:
+            return Latents(self.rank, self.rotated)
+        return Latents(self.rank, self.rotated, 0 if self.indexer.is_shared else self.indexer.dim)
 
     @property
     def widest(self) -> int:
@@ -144,7 +169,11 @@ class LatentAttention:
         """Multiplications and additions, apart from those with weights, for a token that sees
         `context` tokens: the latent with its rotated key, and once more the latent.
         """
-        return 2 * self.heads * (2 * self.rank + self.rotated) * self.memory.num_seen(context)
+        per_key = 2 * self.heads * (2 * self.rank + self.rotated)
+        if self.indexer is None:
+            return per_key * context
+        scored = 0 if self.indexer.is_shared else 2 * self.indexer.heads * self.indexer.dim
+        return per_key * min(context, self.indexer.top_k) + scored * context
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +210,8 @@ class Moe:
     gate). `bound` is that of `Mlp`. `shared` is a feed-forward part that all tokens go through; its
     result is added to the rounded sum of the chosen experts', with `shared_gate` times the sigmoid
     of a projection to one number. `expert_scales`: a learned factor of each expert's results.
+    `latent`: the chosen experts read and give so many numbers, which one product makes of the
+    inputs and another one's inputs are; None: those of the decoder.
     """
 
     experts: int
@@ -207,6 +238,7 @@ class Moe:
     expert_scales: bool = False
     shared: Mlp | None = None
     shared_gate: bool = False
+    latent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +357,8 @@ class Block:
     """One layer: x += r * post(f(pre(x))) for the token mixer and then for the feed-forward part, r
     = `residual_scale`. A layer may lack either.
 
-    `pre` and `post` say whether these norms exist; without `mixer_pre` the mixer reads x as it is.
+    `pre` and `post` say whether these norms exist; without `mixer_pre` the mixer reads x as it is,
+    and `mlp_post` is a norm after the feed-forward part alone.
     `norms_sum`: x = norm(x + r * f(x)) instead, which is the only norm. In a `parallel` block the
     feed-forward part reads the x that the mixer has read, through a norm of its own (two_norms) or
     the mixer's (one_norm).
@@ -347,6 +380,7 @@ class Block:
     scaled: bool = False
     norms_sum: bool = False
     mixer_pre: bool = True
+    mlp_post: bool = False
     repeats: int | None = None
 
     @property
@@ -358,6 +392,11 @@ class Block:
     def has_post(self) -> bool:
         """Whether there are norms after the mixer and the feed-forward part."""
         return self.post or self.norms_sum
+
+    @property
+    def has_mlp_post(self) -> bool:
+        """Whether there is a norm after the feed-forward part."""
+        return self.has_post or self.mlp_post
 
     @property
     def has_mlp_pre(self) -> bool:

@@ -17,7 +17,7 @@ from quire.ops import (
     routing,
 )
 from quire.ops.formats import lora
-from quire.ops.mixers import latent, pooling, prompts, state, streams
+from quire.ops.mixers import indexed, latent, pooling, prompts, state, streams
 from quire.ops.registry import Op
 from quire.ops.sampling import edits, grammar_mask, sample
 
@@ -69,10 +69,15 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             latent.latent_store,
             latent.plan_latent,
             latent.latent_attend,
+            indexed.plan_indexed,
+            indexed.index_select,
+            indexed.indexed_attend,
             state.short_conv,
             state.mamba_scan,
             state.mamba2_scan,
             state.gated_delta,
+            state.channel_delta,
+            state.gated_linear,
             state.gated_norm,
             streams.join_streams,
             streams.enter_streams,

@@ -84,11 +84,13 @@ class LayerState:
 @dataclass(frozen=True, slots=True)
 class LayerLatents:
     """One layer's latents: `data` [N, S, r + R], of each token the normed latent, then the rotated
-    key. Contents are arbitrary until they are written. All providers have this layout.
+    key, and where tokens are chosen by keys of their own these, `keys` [N, S, I]. Contents are
+    arbitrary until they are written. All providers have this layout.
     """
 
     data: Tensor
     rank: int
+    keys: Tensor | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -105,7 +107,7 @@ class LayerLatents:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        return (self.data,)
+        return (self.data,) if self.keys is None else (self.data, self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +128,14 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
-    """A block of latents: S tokens of `rank` r + `rotated` R numbers."""
+    """A block of latents: S tokens of `rank` r + `rotated` R numbers, then S tokens' keys of
+    `index_dim` I numbers.
+    """
 
     block_size: int
     rank: int
     rotated: int
+    index_dim: int = 0
 
 
 PlainShape = StateShape | LatentShape
@@ -349,7 +354,8 @@ def plain_bytes(shape: PlainShape, dtype: torch.dtype) -> int:
     if isinstance(shape, StateShape):
         return shape.num_bytes
     assert dtype not in LARGEST_NUMBER, "latents have no scales"
-    return shape.block_size * (shape.rank + shape.rotated) * dtype.itemsize
+    width = shape.rank + shape.rotated + shape.index_dim
+    return shape.block_size * width * dtype.itemsize
 
 
 def plain_memory(pages: Tensor, shape: PlainShape, dtype: torch.dtype) -> PlainMemory:
@@ -357,8 +363,13 @@ def plain_memory(pages: Tensor, shape: PlainShape, dtype: torch.dtype) -> PlainM
     part = pages[:, : plain_bytes(shape, dtype)]
     if isinstance(shape, StateShape):
         return LayerState(part)
-    width = shape.rank + shape.rotated
-    return LayerLatents(part.view(dtype).unflatten(1, (shape.block_size, width)), shape.rank)
+    size, width = shape.block_size, shape.rank + shape.rotated
+    numbers = part.view(dtype)
+    data = numbers[:, : size * width].unflatten(1, (size, width))
+    if not shape.index_dim:
+        return LayerLatents(data, shape.rank)
+    keys = numbers[:, size * width :].unflatten(1, (size, shape.index_dim))
+    return LayerLatents(data, shape.rank, keys)
 
 
 def page_bytes(sizes: Sequence[int], multiples: Sequence[int] = ()) -> int:

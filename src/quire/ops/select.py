@@ -91,10 +91,15 @@ class Ops:
     latent_store: TensorOp
     plan_latent: Callable[..., Any]
     latent_attend: TensorOp
+    plan_indexed: Callable[..., Any]
+    index_select: TensorOp
+    indexed_attend: TensorOp
     short_conv: TensorOp
     mamba_scan: TensorOp
     mamba2_scan: TensorOp
     gated_delta: TensorOp
+    channel_delta: TensorOp
+    gated_linear: TensorOp
     gated_norm: TensorOp
     join_streams: TensorOp
     enter_streams: TensorOp

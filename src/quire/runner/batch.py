@@ -463,7 +463,7 @@ def _empty_plan(ops: Ops, pool: KVPool, group: KVGroup, device: Device) -> Atten
         none = np.zeros(0, dtype=np.int32)
         prompts: AttentionPlan = ops.plan_prompts(query_start=np.zeros(1, np.int32), seq_lens=none)
         return prompts
-    make = ops.plan_latent
+    make = ops.plan_indexed if group.is_indexed else ops.plan_latent
     if not group.has_latents:
         window = None if group.chunk else group.window
         make = partial(ops.plan_attention, window=window, kv_heads=_fewest_heads(pool, group))

@@ -70,6 +70,18 @@ GEMMA = {
             "final_logit_softcapping": None,
         },
     ),
+    "gemma4_unified": Hostile(
+        "gemma4_unified_text",
+        {
+            **{k: v for k, v in SHARING.items() if not k.endswith("per_layer_input")},
+            **ROPES,
+            "global_head_dim": 40,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "use_double_wide_mlp": True,
+        },
+        part_of="Gemma4UnifiedForConditionalGeneration",
+    ),
     "gemma3n": Hostile(
         "gemma3n_text",
         {

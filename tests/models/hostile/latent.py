@@ -23,8 +23,30 @@ EXPERTS = {
 }
 V3 = {**LATENT, **EXPERTS, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 SCALED = rope("yarn", **YARN, mscale=0.7, mscale_all_dim=1.9, truncate=False)
+INDEXED = {
+    **V3,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "first_k_dense_replace": None,
+    "index_topk": 5,
+    "index_n_heads": 7,
+    "index_head_dim": 18,
+}
+"""Fewer tokens are chosen than the prompts have; with so many heads no two scores are equal."""
 
 LATENTS = {
+    "deepseek_v32": Hostile("deepseek_v32", {**INDEXED, **SCALED}),
+    "glm_moe_dsa": Hostile(
+        "glm_moe_dsa",
+        {
+            **INDEXED,
+            "num_hidden_layers": 4,
+            "mlp_layer_types": None,
+            "first_k_dense_replace": 2,
+            "attention_bias": True,
+            "indexer_types": ["full", "shared", "full", "shared"],
+        },
+        is_default=True,
+    ),
     "minicpm3": Hostile(
         "minicpm3", {**LATENT, "scale_emb": 3.0, "scale_depth": 0.7, "dim_model_base": 40}
     ),
@@ -57,6 +79,11 @@ LATENTS = {
     "deepseek_v3-one_group": Hostile(
         "deepseek_v3",
         {**V3, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "attention_bias": True},
+    ),
+    "axk1": Hostile(
+        "axk1",
+        {**V3, "first_k_dense_replace": None, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        is_default=True,
     ),
     "glm4_moe_lite": Hostile(
         "glm4_moe_lite",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.models.hostile.dense import GPT, SQUARE
-from tests.models.hostile.form import TYPES, WINDOWS, YARN, Hostile, rope
+from tests.models.hostile.dense import GPT, LAYER, SQUARE
+from tests.models.hostile.form import LLAMA3, TYPES, WINDOWS, YARN, Hostile, rope
+from tests.models.hostile.latent import V3
 from tests.models.hostile.mixtures import GRANITE, QWEN
 from tests.models.hostile.state import MAMBA2
 
@@ -29,7 +30,86 @@ GPT_NEO = {
     "eos_token_id": 2,
 }
 
+COHERE2_MOE = {
+    "rms_norm_eps": None,
+    "layer_norm_eps": 0.05,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 4,
+    "num_shared_experts": 2,
+    "sliding_window": 4,
+    "logit_scale": 0.4,
+    "attention_bias": True,
+    "prefix_dense_intermediate_size": 72,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "rope_theta": 1e3,
+}
+
 LATER = {
+    "codegen": Hostile(
+        "codegen", {**GPT, "rotary_dim": 8}, base={}, length_key="n_positions", is_default=True
+    ),
+    "gpt_neox_japanese": Hostile(
+        "gpt_neox_japanese",
+        {
+            **LAYER,
+            "num_key_value_heads": None,
+            "intermediate_size": None,
+            "intermediate_multiple_size": 2,
+            "tie_word_embeddings": True,
+            "attention_dropout": 0.0,
+            **rope("default", partial_rotary_factor=0.5),
+        },
+        attention="eager",
+    ),
+    "flint": Hostile(
+        "flint",
+        {
+            **QWEN,
+            **WINDOWS,
+            "shared_expert_intermediate_size": 56,
+            "mlp_only_layers": [1],
+            "attention_bias": True,
+        },
+    ),
+    "cohere2_moe": Hostile(
+        "cohere2_moe",
+        {
+            **COHERE2_MOE,
+            "expert_selection_fn": "sigmoid",
+            "layer_types": ["full_attention", *TYPES],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "cohere2_moe-rms": Hostile(
+        "cohere2_moe",
+        {
+            **COHERE2_MOE,
+            "rms_norm_eps": 0.05,
+            "shared_expert_combination_strategy": "sum",
+            "prefix_dense_sliding_window_pattern": 2,
+            "sliding_window_pattern": 2,
+        },
+    ),
+    "aria": Hostile(
+        "aria_text", {"moe_num_experts": 4, "moe_topk": 2, "attention_bias": True}, is_default=True
+    ),
+    "apertus1p5": Hostile("apertus1p5_text", {"head_dim": None, "attention_bias": True, **LLAMA3}),
+    "mistral4": Hostile(
+        "mistral4",
+        {
+            **V3,
+            "n_routed_experts": 12,
+            **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.7, llama_4_scaling_beta=0.6),
+        },
+        architecture="Mistral4ForCausalLM",
+        is_default=True,
+    ),
+    "stablelm-heads": Hostile(
+        "stablelm",
+        {**LAYER, "qk_layernorm": True, **rope("default", partial_rotary_factor=0.25)},
+        is_default=True,
+    ),
     "ministral3": Hostile(
         "ministral3",
         {

@@ -110,11 +110,15 @@ def oracle(hostile: Hostile, folder: Path) -> Oracle:
 
 def theirs(hostile: Hostile, folder: Path) -> torch.nn.Module:
     """The checkpoint as transformers loads it."""
-    return AutoModelForCausalLM.from_pretrained(
-        folder if hostile.part_of is None else folder / TEXT,
-        dtype=torch.float32,
-        attn_implementation=hostile.attention,
-    ).eval()
+    return (
+        _class_of(hostile)
+        .from_pretrained(
+            folder if hostile.part_of is None else folder / TEXT,
+            dtype=torch.float32,
+            attn_implementation=hostile.attention,
+        )
+        .eval()
+    )
 
 
 def _learned_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -123,11 +127,21 @@ def _learned_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(n, b) for n, b in model.named_buffers() if n.endswith(names)]
 
 
+def _class_of(hostile: Hostile) -> Any:
+    """transformers' class, which not every text model has in its table of causal models."""
+    if hostile.kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return AutoModelForCausalLM
+    assert hostile.architecture is not None, "a class that is named"
+    return getattr(transformers, hostile.architecture)
+
+
 def random_model(hostile: Hostile) -> torch.nn.Module:
     """The model as transformers makes it, with weights that leave nothing at one or zero."""
     config = AutoConfig.for_model(hostile.kind, **keys_of(hostile), attn_implementation="eager")
     torch.manual_seed(hostile.seed)
-    model = AutoModelForCausalLM.from_config(config).eval().float()
+    model = _class_of(hostile)
+    model = model.from_config(config) if model is AutoModelForCausalLM else model(config)
+    model = model.eval().float()
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *_learned_buffers(model)]:
             value.copy_(torch.randn_like(value) * 0.15 + centre(hostile, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.models.hostile.form import Hostile, rope
+from tests.models.hostile.latent import V3
 
 MAMBA = {
     "vocab_size": 96,
@@ -49,7 +50,102 @@ ZAMBA2 = {
     "tie_word_embeddings": True,  # without it transformers shares nothing
 }
 
+LAYERS = ["linear_attention", "full_attention", "linear_attention"]
+KDA = {
+    **{k: v for k, v in V3.items() if k not in ("n_routed_experts", "first_k_dense_replace")},
+    "num_local_experts": 12,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "layer_types": LAYERS,
+    "pad_token_id": 0,
+}
+
 STATE = {
+    "kimi_linear": Hostile(
+        "kimi_linear",
+        {
+            **KDA,
+            "linear_head_dim": 10,
+            "linear_num_heads": 3,
+            "linear_conv_kernel_dim": 3,
+            "q_lora_rank": None,
+        },
+        is_default=True,
+    ),
+    "bailing_hybrid": Hostile(
+        "bailing_hybrid",
+        {
+            **KDA,
+            "head_dim": 10,
+            "short_conv_kernel_size": 3,
+            "kda_lower_bound": -0.7,
+            **rope("default"),
+        },
+        is_default=True,
+    ),
+    "bailing_hybrid-unbounded": Hostile(
+        "bailing_hybrid",
+        {
+            **KDA,
+            "head_dim": 10,
+            "layer_types": None,
+            "layer_group_size": 2,
+            "kda_safe_gate": False,
+            "q_lora_rank": None,
+            **rope("default"),
+        },
+    ),
+    "olmo_hybrid": Hostile(
+        "olmo_hybrid",
+        {
+            "head_dim": None,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 6,  # transformers stores equal parts of the convolution
+            "linear_conv_kernel_dim": 3,
+            "layer_types": LAYERS,
+            "attention_bias": True,
+            **rope("default"),
+        },
+        is_default=True,
+    ),
+    "olmo_hybrid-nope": Hostile(
+        "olmo_hybrid",
+        {
+            "head_dim": None,
+            "linear_allow_neg_eigval": False,
+            "linear_value_head_dim": 12,
+            "num_hidden_layers": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+    ),
+    "minimax": Hostile(
+        "minimax",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": LAYERS,
+            "block_size": 8,
+            **{f"{part}_alpha_factor": 1.7 for part in ("mlp", "full_attn", "linear_attn")},
+            **{f"{part}_beta_factor": 0.6 for part in ("mlp", "full_attn", "linear_attn")},
+        },
+        is_default=True,
+    ),
+    "recurrent_gemma": Hostile(
+        "recurrent_gemma",
+        {
+            "head_dim": None,
+            "num_key_value_heads": 1,
+            "lru_width": 48,
+            "attention_window_size": 4,
+            "conv1d_width": 3,
+            "logits_soft_cap": 1.5,
+            "block_types": ["recurrent", "attention"],
+            "attention_bias": True,
+            **rope("default", partial_rotary_factor=0.5),
+        },
+        is_default=True,
+    ),
     "mamba": Hostile(
         "mamba",
         {
@@ -212,6 +308,27 @@ STATE = {
             "n_group": 4,
             "topk_group": 2,
             "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 56,
+            "routed_scaling_factor": 1.7,
+        },
+        is_default=True,
+    ),
+    "nemotron_h-narrow": Hostile(
+        "nemotron_h",
+        {
+            "num_hidden_layers": None,
+            "layers_block_type": ["linear_attention", "moe", "full_attention"],
+            "rms_norm_eps": None,
+            "layer_norm_epsilon": 0.05,
+            "ssm_state_size": 6,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 4,
+            "conv_kernel": 3,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "moe_latent_size": 28,
             "moe_shared_expert_intermediate_size": 56,
             "routed_scaling_factor": 1.7,
         },

@@ -6,6 +6,7 @@ from tests.support.op_cases import (
     coded,
     collective,
     edits,
+    indexed,
     latent,
     logits,
     lora,
@@ -20,7 +21,15 @@ from tests.support.op_cases import (
 from tests.support.op_cases.case import Case, Draw, Prepared
 
 CASES: tuple[Case, ...] = (
-    *(*rows.CASES, *products.CASES, *paged.CASES, *prompts.CASES, *latent.CASES, *state.CASES),
+    *(
+        *rows.CASES,
+        *products.CASES,
+        *paged.CASES,
+        *prompts.CASES,
+        *latent.CASES,
+        *indexed.CASES,
+        *state.CASES,
+    ),
     *(*streams.CASES, *lora.CASES),
     *(*masks.CASES, *edits.CASES, *logits.CASES, *collective.CASES),
 )

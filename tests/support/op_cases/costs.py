@@ -301,6 +301,35 @@ def latent_attend(
     return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (latents.width + latents.rank))
 
 
+def index_select(
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    latents: LayerLatents,
+    slots: Tensor,
+    plan: AttentionPlan,
+    top_k: int,
+) -> Cost:
+    num_keys, num_pairs = counted(plan)
+    num_bytes = nbytes(q, weights, slots) + 2 * nbytes(k) + 8 * len(q) * top_k
+    num_bytes += num_keys * k.shape[1] * k.element_size()
+    return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (q.shape[2] + 1))
+
+
+def indexed_attend(
+    q: Tensor,
+    q_rotated: Tensor,
+    chosen: Tensor,
+    latents: LayerLatents,
+    plan: AttentionPlan,
+    scale: float,
+) -> Cost:
+    num_pairs = int((chosen >= 0).sum())
+    num_bytes = 2 * nbytes(q) + nbytes(q_rotated, chosen)
+    num_bytes += num_pairs * latents.width * latents.data.element_size()
+    return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (latents.width + latents.rank))
+
+
 # recurrent states
 
 
@@ -338,6 +367,16 @@ def mamba2_scan(x: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **othe
 
 def gated_delta(v: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
     return mamba_scan(v, states, reads, writes, **other)
+
+
+def channel_delta(v: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+    tensors = {name: value for name, value in other.items() if isinstance(value, Tensor)}
+    return mamba_scan(v, states, reads, writes, **tensors)
+
+
+def gated_linear(x: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+    rows = 2 * nbytes(x) + nbytes(*other.values())
+    return Cost(rows + _walked(states, reads, writes), 12 * x.numel())
 
 
 def gated_norm(y: Tensor, gate: Tensor, n: NormWeight | None, group: int, gate_first: bool) -> Cost:
@@ -398,7 +437,9 @@ COSTS: dict[str, Callable[..., Cost]] = {
     attend_relative.__name__: attend_relative,
     **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
+    **{f.__name__: f for f in (index_select, indexed_attend)},
     **{f.__name__: f for f in (short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm)},
+    **{f.__name__: f for f in (channel_delta, gated_linear)},
     **{f.__name__: f for f in (mask_logits, bias_logits, penalize, forbid_words)},
     **{f.__name__: f for f in (greedy, truncate)},
     **dict.fromkeys(("draw", "rank"), weighed),

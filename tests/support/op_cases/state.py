@@ -167,6 +167,67 @@ def _delta(
     return Case("gated_delta", name, prepare, is_bench)
 
 
+def _channel_delta(
+    rows: Rows,
+    heads: int,
+    key_heads: int,
+    dim: int,
+    size: int,
+    *,
+    by_head: bool = False,
+    **facts: float,
+) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        step = Step.of(rows, draw.rng)
+        count = len(step.reads)
+        steps = heads if by_head else heads * size
+        arguments: Arguments = {
+            "q": draw.strided(count, key_heads * size),
+            "k": draw.strided(count, key_heads * size),
+            "v": draw.strided(count, heads * dim),
+            "a": draw.strided(count, steps),
+            "b": draw.strided(count, heads),
+            "states": step.states(draw, heads, size, dim),
+            "reads": draw.integers(step.reads),
+            "writes": draw.integers(step.writes),
+            "decay": draw.wide(-np.exp(draw.rng.standard_normal(heads))),
+            "dt_bias": draw.wide(draw.rng.standard_normal(steps)),
+            **facts,
+        }
+        return step.prepared(arguments, ("q", "k", "v", "a", "b"))
+
+    words = (*facts, "by_head" if by_head else "by_channel")
+    name = _named("channel_delta", rows, f"{heads}of{key_heads}", f"{dim}x{size}", *words)
+    return Case("channel_delta", name, prepare)
+
+
+def _gated_linear(rows: Rows, width: int, blocks: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        step = Step.of(rows, draw.rng)
+        count = len(step.reads)
+        arguments: Arguments = {
+            "x": draw.strided(count, width),
+            "gates": draw.normal(count, blocks, 2 * width // blocks),
+            "states": step.states(draw, width),
+            "reads": draw.integers(step.reads),
+            "writes": draw.integers(step.writes),
+            "positions": draw.integers(draw.rng.integers(0, 2, (1, count))),
+            "rate": draw.wide(-8 * np.exp(draw.rng.standard_normal(width) - 2)),
+            "bias": draw.wide(draw.rng.standard_normal((2, width))),
+        }
+        prepared = step.prepared(arguments, ("x", "gates"))
+        starts = np.cumsum([0, *(length for length, _ in rows)])
+        singles = tuple(
+            single | {"positions": arguments["positions"][:, first:stop]}
+            for single, first, stop in zip(
+                prepared.singles, starts[:-1].tolist(), starts[1:].tolist(), strict=True
+            )
+        )
+        return Prepared(arguments, singles)
+
+    return Case("gated_linear", _named("gated_linear", rows, f"{width}of{blocks}"), prepare)
+
+
 def _gated_norm(
     count: int, width: int, group: int, *, gate_first: bool, weight: int | None
 ) -> Case:
@@ -206,6 +267,12 @@ CASES = (
     _delta(PAIR, 2, 1, 10, 6),
     _delta(BATCH, 32, 16, 128, 128, is_bench=True),
     _delta(PROMPT, 16, 16, 128, 128, is_bench=True),
+    *(_channel_delta(rows, 4, 4, 10, 6) for rows in (NO_ROWS, ONE, DECODES, CROWD)),
+    _channel_delta(CROWD, 4, 2, 10, 6, by_head=True, strength=2.0),
+    _channel_delta(CROWD, 3, 3, 40, 19, bound=-0.7),
+    _channel_delta(PAIR, 2, 1, 10, 6, by_head=True, bound=-1.3, strength=1.7),
+    *(_gated_linear(rows, 20, 5) for rows in (NO_ROWS, ONE, DECODES, CROWD)),
+    _gated_linear(CROWD, 66, 2),
     *(_gated_norm(n, 24, 24, gate_first=True, weight=24) for n in (0, 1, 4)),
     _gated_norm(4, 40, 10, gate_first=True, weight=40),
     _gated_norm(4, 40, 10, gate_first=False, weight=40),

@@ -165,6 +165,76 @@ def gated_delta(
     return _along_rows(v.shape, states, reads, writes, token)
 
 
+def channel_delta(
+    stored: Stored,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    decay: Tensor,
+    dt_bias: Tensor,
+    bound: float | None = None,
+    strength: float = 1.0,
+) -> dict[str, Approx]:
+    _, heads, size, dim = states.shape
+    rates = exact(to_array(decay).reshape(heads, 1))
+    steps = exact(a) + exact(dt_bias)
+    betas = sigmoid(exact(b)) * strength
+
+    def kept(t: int) -> Approx:
+        step = steps[t].reshape(heads, a.shape[1] // heads)
+        log = _softplus(step) * rates if bound is None else sigmoid(step * rates * -1.0) * bound
+        return exp(log).reshape(heads, log.value.shape[1], 1)
+
+    def unit(part: Tensor, t: int) -> Approx:
+        vectors = exact(to_array(part)[t].reshape(-1, size))
+        vectors = vectors / sqrt((vectors * vectors).sum() + 1e-6)
+        times = heads // len(vectors.value)
+        return Approx(np.repeat(vectors.value, times, 0), np.repeat(vectors.error, times, 0))
+
+    def token(state: Approx, t: int) -> tuple[Approx, Approx]:
+        query, key = unit(q, t) * size**-0.5, unit(k, t)
+        state = kept(t) * state
+        seen = contract("hnd,hn->hd", state, key, size)
+        delta = (exact(v)[t].reshape(heads, dim) - seen) * betas[t].reshape(heads, 1)
+        state = state + key.reshape(heads, size, 1) * delta.reshape(heads, 1, dim)
+        return state, stored(contract("hnd,hn->hd", state, query, size).reshape(-1))
+
+    return _along_rows(v.shape, states, reads, writes, token)
+
+
+def gated_linear(
+    stored: Stored,
+    x: Tensor,
+    gates: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    positions: Tensor,
+    rate: Tensor,
+    bias: Tensor,
+) -> dict[str, Approx]:
+    blocks, width = gates.shape[1], x.shape[1]
+
+    def opened(t: int, which: int) -> Approx:
+        part = to_array(gates)[t].reshape(blocks, 2, -1)[:, which].reshape(width)
+        return sigmoid(exact(part) + exact(to_array(bias)[which]))
+
+    def token(state: Approx, t: int) -> tuple[Approx, Approx]:
+        log = exact(rate) * opened(t, 1)
+        u = exact(x)[t] * opened(t, 0)
+        if int(positions[0, t]) > 0:
+            u = u * sqrt(exact(np.ones(width)) - exp(log * 2.0))
+        state = exp(log) * state + u
+        return state, stored(state)
+
+    return _along_rows(x.shape, states, reads, writes, token)
+
+
 def gated_norm(
     stored: Stored,
     y: Tensor,
@@ -186,5 +256,9 @@ def gated_norm(
 
 
 BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
-    f.__name__: f for f in (short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm)
+    f.__name__: f
+    for f in (
+        *(short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm),
+        *(channel_delta, gated_linear),
+    )
 }

@@ -170,6 +170,82 @@ def gated_delta(
     return _along_rows(vs.shape, states, reads, writes, token)
 
 
+def channel_delta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    decay: Tensor,
+    dt_bias: Tensor,
+    bound: float | None = None,
+    strength: float = 1.0,
+) -> Tensor:
+    """v [T, H*D] -> [T, H*D]."""
+    qs, ks, vs, steps, betas, rates, biases = map(to_array, (q, k, v, a, b, decay, dt_bias))
+    _, heads, size, dim = states.shape
+    key_heads, channels = qs.shape[1] // size, steps.shape[1] // heads
+
+    def unit(x: Array) -> Array:
+        return x / math.sqrt(sum(value * value for value in x) + 1e-6)
+
+    def shrink(h: int, n: int, t: int) -> float:
+        at = h * channels + n % channels
+        step = steps[t, at] + biases[at]
+        if bound is None:
+            return math.exp(rates[h] * softplus(step))
+        return math.exp(bound / (1 + math.exp(rates[h] * step)))
+
+    def token(state: Array, t: int) -> tuple[Array, Array]:
+        y = np.zeros((heads, dim))
+        for h in range(heads):
+            at = h * key_heads // heads * size
+            query, key = unit(qs[t, at : at + size]) / math.sqrt(size), unit(ks[t, at : at + size])
+            beta = strength / (1 + math.exp(-betas[t, h]))
+            for n in range(size):
+                state[h, n] *= shrink(h, n, t)
+            for d in range(dim):
+                seen = sum(state[h, n, d] * key[n] for n in range(size))
+                state[h, :, d] += key * beta * (vs[t, h * dim + d] - seen)
+                y[h, d] = sum(state[h, n, d] * query[n] for n in range(size))
+        return state, y.reshape(-1)
+
+    return _along_rows(vs.shape, states, reads, writes, token)
+
+
+def gated_linear(
+    x: Tensor,
+    gates: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    positions: Tensor,
+    rate: Tensor,
+    bias: Tensor,
+) -> Tensor:
+    """x [T, W] -> [T, W]."""
+    inputs, opened, rates, biases = map(to_array, (x, gates, rate, bias))
+    width, blocks = inputs.shape[1], opened.shape[1]
+    size = width // blocks
+
+    def token(state: Array, t: int) -> tuple[Array, Array]:
+        for w in range(width):
+            block, channel = divmod(w, size)
+            entering = opened[t, block, channel] + biases[0, w]
+            keeping = opened[t, block, size + channel] + biases[1, w]
+            gate = math.exp(rates[w] / (1 + math.exp(-keeping)))
+            u = inputs[t, w] / (1 + math.exp(-entering))
+            if int(positions[0, t]) > 0:
+                u *= math.sqrt(1 - gate * gate)
+            state[w] = gate * state[w] + u
+        return state, state.copy()
+
+    return _along_rows(inputs.shape, states, reads, writes, token)
+
+
 def gated_norm(
     y: Tensor, gate: Tensor, n: NormWeight | None, group: int, gate_first: bool
 ) -> Tensor:

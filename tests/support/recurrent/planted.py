@@ -58,6 +58,13 @@ def planted(ops: Ops) -> dict[str, Bug]:
         "keys and queries swapped": swapped("gated_delta", "q", "k"),
         "everything is learned": changed("gated_delta", b=lambda b: b * 0 + 40),
         "nothing is forgotten": changed("gated_delta", decay=torch.zeros_like),
+        "one decay for all channels": changed("channel_delta", a=_mean_of_sixes),
+        "bound of decays forgotten": changed("channel_delta", bound=lambda _: None),
+        "strength forgotten": changed("channel_delta", strength=lambda _: 1.0),
+        "gates swapped": changed("gated_linear", gates=lambda g: g.roll(g.shape[2] // 2, 2)),
+        "gates of another block": changed("gated_linear", gates=lambda g: g.roll(1, 1)),
+        "root at the first token": changed("gated_linear", positions=lambda p: p + 1),
+        "bias of gates forgotten": changed("gated_linear", bias=torch.zeros_like),
         "gate on the other side": changed("gated_norm", gate_first=lambda first: not first),
         "norm over all groups": _norm_over_all(ops),
     }
@@ -80,6 +87,14 @@ def _a_token_early(writes: Tensor) -> Tensor:
 def _of_another_head(x: Tensor) -> Tensor:
     """Rows in halves, each in the place of the other."""
     return x.roll(x.shape[1] // 2, 1)
+
+
+def _mean_of_sixes(x: Tensor) -> Tensor:
+    """The mean of each head of six channels, where there are some."""
+    if x.shape[1] % 6:
+        return x
+    heads = x.unflatten(1, (-1, 6))
+    return heads.mean(2, keepdim=True).expand_as(heads).flatten(1)
 
 
 def _norm_over_all(ops: Ops) -> Bug:

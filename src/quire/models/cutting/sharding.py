@@ -76,6 +76,8 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
         _refuse(layer, "has inputs of its own, or keys and values of another layer")
     if isinstance(attn, Attention) and attn.qk_norm is not None and attn.qk_norm_over == "full":
         _refuse(layer, "normalises queries and keys over the heads of all workers")
+    if isinstance(attn, Attention) and attn.qk_norm_over == "heads_apart":
+        _refuse(layer, "has a tensor for the norm of each head")
     counts = {"heads": attn.heads, "width": mlp.width}
     if isinstance(attn, Attention):
         counts["key/value heads"] = attn.kv_heads

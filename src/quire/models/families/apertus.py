@@ -35,4 +35,11 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, Block(attn, Mlp(c.integer("intermediate_size"), "xielu", gated=False), norm))
 
 
-FAMILY = Family(("ApertusForCausalLM",), _describe, _RULES)
+def _describe_1p5(c: ConfigReader) -> Decoder:
+    """The text of Apertus 1.5, whose head has all tokens."""
+    c.only("output_vocab_size", c.integer("vocab_size"))
+    return _describe(c)
+
+
+APERTUS = Family(("ApertusForCausalLM",), _describe, _RULES)
+APERTUS_1P5 = Family(("Apertus1p5TextForCausalLM",), _describe_1p5, _RULES)

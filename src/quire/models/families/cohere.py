@@ -26,7 +26,8 @@ def _block(c: ConfigReader, **facts: Any) -> Block:
     return Block(attn, mlp(c), layer_norm(c, bias=False), parallel="one_norm")
 
 
-def _top(c: ConfigReader) -> dict[str, Any]:
+def top_of(c: ConfigReader) -> dict[str, Any]:
+    """The factor of logits, and whether the head is the embedding."""
     return {
         "logit_scale": c.number("logit_scale", 0.0625),
         "tie": c.flag("tie_word_embeddings", True),
@@ -35,7 +36,7 @@ def _top(c: ConfigReader) -> dict[str, Any]:
 
 def _describe_1(c: ConfigReader) -> Decoder:
     norm = layer_norm(c, bias=False) if c.flag("use_qk_norm", False) else None
-    return stack(c, _block(c, qk_norm=norm, qk_norm_over="per_head"), **_top(c))
+    return stack(c, _block(c, qk_norm=norm, qk_norm_over="per_head"), **top_of(c))
 
 
 def _describe_2(c: ConfigReader) -> Decoder:
@@ -46,7 +47,7 @@ def _describe_2(c: ConfigReader) -> Decoder:
     ropes = {"sliding_attention": block.mixer.rope, "full_attention": None}
     window = window_of(c, 4096)
     blocks = sliding_blocks(c, block, lambda layer: (layer + 1) % every, window, ropes)
-    return stack(c, blocks, **_top(c))
+    return stack(c, blocks, **top_of(c))
 
 
 def _check_original_keys(c: ConfigReader) -> None:

@@ -174,4 +174,11 @@ def _feeds(c: ConfigReader, norm: Norm, shared: int) -> list[FeedForward]:
     return [DenseAndExperts(part, moe, norm, scale) for part in dense]
 
 
+def _describe_unified(c: ConfigReader) -> Decoder:
+    """Without inputs of layers and without experts."""
+    c.supply(hidden_size_per_layer_input=0, sliding_window=1024)
+    return _describe(c)
+
+
 FAMILY = Family(("Gemma4ForCausalLM",), _describe, _RULES, ignored=UNUSED_TENSORS)
+UNIFIED = Family(("Gemma4UnifiedForCausalLM",), _describe_unified, _RULES, ignored=UNUSED_TENSORS)

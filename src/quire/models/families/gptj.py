@@ -33,7 +33,8 @@ RULES = (
 )
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def describe_gptj(c: ConfigReader) -> Decoder:
+    """GPT-J's layers."""
     c.rename(
         hidden_size="n_embd",
         num_attention_heads="n_head",
@@ -60,7 +61,7 @@ def _describe(c: ConfigReader) -> Decoder:
 
 FAMILY = Family(
     ("GPTJForCausalLM",),
-    _describe,
+    describe_gptj,
     RULES,
     prefix="transformer.",
     ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),  # causal masks that old files carry

@@ -33,19 +33,25 @@ def latent_attention(
     unrotated: int = 128,
     rotated: int = 64,
     value_dim: int = 128,
+    theta: float = 1e4,
+    without_rope: bool = False,
+    head_dim_key: str | None = "head_dim",
+    has_share: bool = False,
 ) -> LatentAttention:
     """The attention of all layers; sizes are what absent keys mean to the family, or else to
     DeepSeek's. `interleaved` None: `rope_interleave` says it. `ropes` are the scalings that the
-    family may have.
+    family may have, `theta` its base. `head_dim_key`: a key that only repeats the rotated part.
+    has_share: configs also have that part as a share of a whole head.
     """
-    if interleaved is None:
+    if interleaved is None and not without_rope:
         interleaved = c.flag("rope_interleave", True)
     heads = c.integer("num_attention_heads")
     c.only("num_key_value_heads", heads)  # whose latent they share
     unrotated = c.integer("qk_nope_head_dim", unrotated)
     rotated = c.integer("qk_rope_head_dim", rotated)
     c.only("qk_head_dim", unrotated + rotated)
-    c.only("head_dim", rotated)
+    if head_dim_key is not None and not without_rope:
+        c.only(head_dim_key, rotated)
     has_q_rank = c.bound("q_lora_rank", q_rank) is not None
     bias = c.flag("attention_bias", False)
     if bias and not has_q_rank:
@@ -56,17 +62,28 @@ def latent_attention(
         unrotated=unrotated,
         rotated=rotated,
         value_dim=c.integer("v_head_dim", value_dim),
-        scale=_scale(c, unrotated + rotated),
+        scale=(unrotated + rotated) ** -0.5 if without_rope else _scale(c, unrotated + rotated),
         norm=Norm("rms", 1e-6),  # whatever rms_norm_eps is
         q_rank=c.integer("q_lora_rank", q_rank) if has_q_rank else None,
-        rope=_rope(c, rotated, interleaved, ropes),
+        rope=None
+        if without_rope
+        else _rope(c, rotated, bool(interleaved), ropes, theta, unrotated if has_share else 0),
         bias=bias,
         o_bias=bias,
     )
 
 
-def _rope(c: ConfigReader, rotated: int, interleaved: bool, kinds: tuple[str, ...]) -> Rope:
-    rope = read_rope(c, rotated, context=context_of(c), kinds=kinds)
+def _rope(
+    c: ConfigReader,
+    rotated: int,
+    interleaved: bool,
+    kinds: tuple[str, ...],
+    theta: float,
+    unrotated: int,
+) -> Rope:
+    whole = rotated + unrotated
+    partial = rotated / whole
+    rope = read_rope(c, whole, context=context_of(c), kinds=kinds, theta=theta, partial=partial)
     if rope.dim != rotated:
         raise unsupported("partial_rotary_factor", rope.dim / rotated, "1")
     return Rope(rope.theta, rope.dim, rope.scaling, interleaved)

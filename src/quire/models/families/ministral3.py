@@ -11,11 +11,13 @@ from quire.models.spec import Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    attn = attention(c, usual_dim=128, theta=1e6, window=window_of(c), temperature=_temperature(c))
+    attn = attention(
+        c, usual_dim=128, theta=1e6, window=window_of(c), temperature=temperature_of(c)
+    )
     return stack(c, Block(attn, mlp(c), rms(c, 1e-5)))
 
 
-def _temperature(c: ConfigReader) -> Temperature | None:
+def temperature_of(c: ConfigReader) -> Temperature | None:
     """The growth is counted in lengths of the original context, from the first token on."""
     rope = only_section(c)
     if rope is None:  # which means a scaling to transformers, and no published file leaves it out

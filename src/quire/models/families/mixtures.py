@@ -73,7 +73,7 @@ def deepseek_experts_of(
     c.only("scoring_func", "sigmoid", "noaux_tc")
     c.only("topk_method", "noaux_tc")
     width, experts = c.integer("moe_intermediate_size"), num_experts_of(c, key)
-    groups, top_groups = _groups_of(c, experts)
+    groups, top_groups = groups_of(c, experts)
     num_shared = c.integer(shared, 0, minimum=0)
     moe = experts_of(
         c,
@@ -97,7 +97,7 @@ def deepseek_experts_of(
     return moe
 
 
-def _groups_of(c: ConfigReader, experts: int) -> tuple[int, int]:
+def groups_of(c: ConfigReader, experts: int) -> tuple[int, int]:
     """`n_group` and `topk_group`."""
     groups = c.integer("n_group", 1)
     if experts % groups or (groups > 1 and experts // groups < 2):

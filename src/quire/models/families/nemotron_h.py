@@ -39,7 +39,6 @@ _EXPERTS = (
 def _describe(c: ConfigReader) -> Decoder:
     for key in _UNUSED.split():
         c.raw(key, None)
-    c.only("moe_latent_size", None)
     c.only("sliding_window", None)
     c.rename(head_dim="attention_head_dim", num_key_value_heads="num_query_groups")
     norm = Norm("rms", c.number("layer_norm_epsilon", 1e-5))
@@ -58,7 +57,7 @@ def _describe(c: ConfigReader) -> Decoder:
     kinds = _layer_types(c)
     if "moe" in kinds:
         blocks["moe"] = Block(None, _experts(c, feed), norm)
-    for key in _EXPERTS.split():
+    for key in (*_EXPERTS.split(), "moe_latent_size"):
         c.raw(key, None)
     return Decoder(
         vocab=c.integer("vocab_size"),
@@ -73,7 +72,11 @@ def _describe(c: ConfigReader) -> Decoder:
 def _experts(c: ConfigReader, feed: Mlp) -> Moe:
     c.only("n_shared_experts", 1)
     shared = replace(feed, width=c.integer("moe_shared_expert_intermediate_size", 7688))
-    return replace(deepseek_experts_of(c, gated=False), act=feed.act, shared=shared)
+    latent = c.integer("moe_latent_size", None)
+    if latent is not None:
+        c.only("mlp_bias", False)  # whose products would have one, too
+    moe = deepseek_experts_of(c, gated=False, latent=latent)
+    return replace(moe, act=feed.act, shared=shared)
 
 
 def _mamba(c: ConfigReader, norm: Norm) -> Mamba2:
@@ -128,6 +131,8 @@ FAMILY = Family(
         *layer_rules(
             {
                 "norm": "mlp_pre",
+                "mixer.fc1_latent_proj": "mlp.latent_in",
+                "mixer.fc2_latent_proj": "mlp.latent_out",
                 **{f"mixer.{part}_proj": f"attn.{part}" for part in "qkvo"},
                 **{f"mixer.{part}_proj": f"mlp.{part}" for part in ("up", "down")},
             }

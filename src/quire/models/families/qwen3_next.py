@@ -33,7 +33,7 @@ _SHARED_RULES = (
     rule(LAYER + "mlp.shared_expert_gate.weight", "layers.{layer}.mlp.shared_gate.weight"),
     *layer_rules(
         {
-            "linear_attn.conv1d": "mixer.conv",
+            "linear_attn.conv1d": "mixer.q_conv mixer.k_conv mixer.v_conv",
             "linear_attn.norm": "mixer.norm",
             "linear_attn.out_proj": "mixer.out",
         }

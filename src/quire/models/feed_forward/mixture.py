@@ -119,6 +119,21 @@ class DenseAndMixture:
 
 
 @dataclass(frozen=True, slots=True)
+class NarrowExperts:
+    """Experts that read and give fewer numbers than a decoder has: products before and after."""
+
+    ops: Ops
+    before: LinearWeight
+    experts: ChosenExperts
+    after: LinearWeight
+
+    def __call__(self, h: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """h [T, C], chosen and weights [T, k] -> [T, C]."""
+        narrow = self.experts(self.ops.linear(h, self.before), chosen, weights)
+        return self.ops.linear(narrow, self.after)
+
+
+@dataclass(frozen=True, slots=True)
 class DistributedExperts:
     """Experts that are distributed over cores: `exchange` sends each token to its chosen experts on
     any core (distributed/expert_exchange.py).
@@ -178,7 +193,18 @@ class MixtureMaker:
         router: Router | RecordedRouter = _router(self._make, at, m)
         if isinstance(router, Router) and self._choices is not None:
             router = RecordedRouter(router, self._choices)
-        return MixtureOfExperts(router, self._chosen_experts(at, m))
+        return MixtureOfExperts(router, self._experts_of_width(at, m))
+
+    def _experts_of_width(self, at: str, m: Moe) -> ChosenExperts:
+        if m.latent is None:
+            return self._chosen_experts(at, m)
+        make = self._make
+        return NarrowExperts(  # evaluated in this order, which is the order of the leaves
+            make.ops,
+            before=make.linear(at + "latent_in", at + "latent_in"),
+            experts=self._chosen_experts(at, m),
+            after=make.linear(at + "latent_out", at + "latent_out"),
+        )
 
     def mixture(self, at: str, m: Moe) -> FeedForward:
         """Build the part whose leaves' names begin with `at`, in their order."""

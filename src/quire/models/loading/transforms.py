@@ -20,6 +20,8 @@ def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
         return [tensor.view(1)]
     if "row" in stored.steps:
         tensor = tensor[0]
+    if "boxed" in stored.steps:
+        tensor = tensor[0, 0, :, 0]
     if "joined" in stored.steps:
         tensor = tensor.unflatten(0, (_num_experts(stored), -1))
     if "transpose" in stored.steps:
@@ -57,6 +59,8 @@ def from_leaves(stored: StoredTensor, leaves: Sequence[Tensor]) -> Tensor:
         tensor = tensor.transpose(-1, -2)
     if "joined" in stored.steps:
         tensor = tensor.flatten(0, 1)
+    if "boxed" in stored.steps:
+        tensor = tensor[None, None, :, None]
     return (tensor[None] if "row" in stored.steps else tensor).contiguous()
 
 
@@ -70,6 +74,8 @@ def _num_parts(stored: StoredTensor) -> int:
 
 
 def _num_groups(stored: StoredTensor) -> int:
+    if "by_quarter" in stored.steps:
+        return 4
     return min(leaf.heads for leaf in stored.leaves) if "by_head" in stored.steps else 1
 
 

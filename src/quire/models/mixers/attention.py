@@ -16,7 +16,7 @@ from quire.models.maker import Maker
 from quire.models.parameters import projections_of
 from quire.models.positions import Alibi, Temperature
 from quire.models.rotary_tables import query_factors
-from quire.models.spec import Attention
+from quire.models.spec import Attention, Norm
 from quire.ops import (
     AttentionArgs,
     GroupBatch,
@@ -136,7 +136,7 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
         rotary=make.rotary(a.rope),
         clip=a.clip,
         args=_args(make, at, a),
-        temper=_temper(make, a.temperature),
+        temper=tempering(make, a.temperature),
         kv_scales=make.weights.cache_scales(at),
     )
 
@@ -205,9 +205,22 @@ def _qk_norm(make: Maker, at: str, a: Attention) -> QKNorm | None:
     if a.qk_norm.kind == "rms_bare":
         assert a.qk_norm_over == "head" and not a.qk_norm.bias, "a bare norm is of one head"
         q = k = NormWeight("rms", a.qk_norm.eps, make.ones(a.head_dim))
+    elif a.qk_norm_over == "heads_apart":
+        q = _norm_of_heads(make, at + "q_norm", a.qk_norm, a.heads)
+        k = _norm_of_heads(make, at + "k_norm", a.qk_norm, a.kv_heads)
     else:
         q, k = (make.norm(at + part, a.qk_norm) for part in ("q_norm", "k_norm"))
-    return QKNorm(q, k, over=a.qk_norm_over, after_rope=a.qk_norm_after_rope)
+    over = "per_head" if a.qk_norm_over == "heads_apart" else a.qk_norm_over
+    return QKNorm(q, k, over=over, after_rope=a.qk_norm_after_rope)
+
+
+def _norm_of_heads(make: Maker, at: str, n: Norm, heads: int) -> NormWeight:
+    """One norm with a weight [H, D] of tensors [D]."""
+    weights = [make.weights.tensor(f"{at}.{head}.weight") for head in range(heads)]
+    weight = torch.stack(weights)
+    make.keep(at + ".weight", weight)
+    assert not n.bias and n.kind != "rms_bare", "norms of heads apart have weights, no biases"
+    return NormWeight(n.kind, n.eps, weight)
 
 
 def _qkv_norm(make: Maker, at: str, a: Attention) -> NormWeight:
@@ -229,7 +242,7 @@ def _slopes(make: Maker, alibi: Alibi, heads: int) -> Tensor:
     return torch.tensor(own, dtype=torch.float32, device=make.device)
 
 
-def _temper(make: Maker, t: Temperature | None) -> Callable[[Tensor, Tensor], Tensor]:
+def tempering(make: Maker, t: Temperature | None) -> Callable[[Tensor, Tensor], Tensor]:
     """The function of queries [T, H, D] and their positions that scales them."""
     if t is None:
         return lambda q, positions: q

@@ -184,6 +184,82 @@ def gated_delta(
     return walk(torch.empty_like(v), states, reads, writes, token)
 
 
+@op(mutates=("states",), is_invariant=True)
+def channel_delta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    decay: Tensor,
+    dt_bias: Tensor,
+    bound: float | None = None,
+    strength: float = 1.0,
+) -> Tensor:
+    """The delta rule of `gated_delta` with a decay for each of the N channels of a head's keys, or
+    one for all of them, and a strength of up to `strength` (Kimi Team 2025, section 3).
+
+    s = e^(decay * softplus(a + dt_bias)) * s or, with a `bound` below 0, e^(bound * sigmoid(-decay
+    * (a + dt_bias))) * s; then s += k (strength * sigmoid(b) * (v - k s)), y = q s. a [T, H*N] or
+    [T, H] and dt_bias of as many numbers, decay [H], fp32.
+    """
+    wide = WIDE[v.dtype]
+    _, heads, size, _ = states.shape
+
+    def per_head(part: Tensor) -> Tensor:
+        vectors = part.to(wide).view(-1, size)
+        vectors = vectors * (vectors.square().sum(1, keepdim=True) + L2_EPS).rsqrt()
+        return vectors.repeat_interleave(heads // len(vectors), 0)[:, :, None]
+
+    def token(state: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        query, key = per_head(q[t]) * size**-0.5, per_head(k[t])
+        step = (a[t].to(wide) + dt_bias).view(heads, -1)
+        rate = decay[:, None]
+        shrink = rate * softplus(step) if bound is None else bound * (-rate * step).sigmoid()
+        state = shrink.exp()[:, :, None] * state
+        missing = v[t].to(wide).view(heads, -1) - (state * key).sum(1)
+        learned = strength * b[t].to(wide).sigmoid()[:, None] * missing
+        state = state + key * learned[:, None]
+        return state, (state * query).sum(1).flatten()
+
+    return walk(torch.empty_like(v), states, reads, writes, token)
+
+
+@op(mutates=("states",), is_invariant=True)
+def gated_linear(
+    x: Tensor,
+    gates: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    positions: Tensor,
+    rate: Tensor,
+    bias: Tensor,
+) -> Tensor:
+    """The real-gated linear recurrent unit over x [T, W] -> [T, W] (De et al. 2024, section 2.4).
+
+    With i = sigmoid(a + bias[0]) and g = e^(rate * sigmoid(b + bias[1])): s = g * s + sqrt(1 - g^2)
+    * i * x, without the root at position 0, and y = s. gates [T, K, 2*W/K]: a and then b of each of
+    K blocks of channels; bias [2, W] and rate [W] fp32, positions [1, T] int64; states [N, W].
+    """
+    wide, blocks = WIDE[x.dtype], gates.shape[1]
+
+    def token(state: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        of_blocks = gates[t].to(wide).view(blocks, 2, -1).transpose(0, 1)
+        entering, keeping = (of_blocks.reshape(2, -1) + bias).sigmoid()
+        log_gate = rate * keeping
+        u = x[t].to(wide) * entering
+        if positions[0, t] > 0:
+            u = u * (1 - (2 * log_gate).exp()).sqrt()
+        state = log_gate.exp() * state + u
+        return state, state
+
+    return walk(torch.empty_like(x), states, reads, writes, token)
+
+
 @op(is_invariant=True)
 def gated_norm(
     y: Tensor, gate: Tensor, n: NormWeight | None, group: int, gate_first: bool

@@ -7,7 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from quire.models.mixers.recurrent.spec import GatedDelta, Mamba, Mamba2, RecurrentMixer, ShortConv
+from quire.models.mixers.recurrent.spec import (
+    ChannelDelta,
+    GatedDelta,
+    GatedLinear,
+    Lightning,
+    Mamba,
+    Mamba2,
+    RecurrentMixer,
+    ShortConv,
+)
 
 LeafKind = Literal["matrix", "bias", "norm", "decay"]
 """decay: the logarithm of a positive number."""
@@ -30,8 +39,14 @@ def leaves(m: RecurrentMixer, dim: int) -> Iterator[Leaf]:
         yield from _mamba(m, dim)
     elif isinstance(m, Mamba2):
         yield from _mamba2(m, dim)
-    else:
+    elif isinstance(m, GatedDelta):
         yield from _gated_delta(m, dim)
+    elif isinstance(m, ChannelDelta):
+        yield from _channel_delta(m, dim)
+    elif isinstance(m, Lightning):
+        yield from _lightning(m, dim)
+    else:
+        yield from _gated_linear(m, dim)
 
 
 def _short_conv(m: ShortConv, dim: int) -> Iterator[Leaf]:
@@ -71,11 +86,52 @@ def _gated_delta(m: GatedDelta, dim: int) -> Iterator[Leaf]:
     widths = {"q": m.keys_width, "k": m.keys_width, "v": m.width, "z": m.width}
     for part, width in {**widths, "b": m.value_heads, "a": m.value_heads}.items():
         yield from _linear(part, width, dim, False, m.key_heads)
-    yield from _convolution(m.conv_width, m.kernel, False)
+    for part, width in (("q", m.keys_width), ("k", m.keys_width), ("v", m.width)):
+        yield Leaf(f"{part}_conv.weight", (width, 1, m.kernel), "matrix")
     yield Leaf("decay_log", (m.value_heads,), "decay")
     yield Leaf("step_bias", (m.value_heads,), "bias")
     yield Leaf("norm.weight", (m.value_dim,), "norm")
     yield from _linear("out", dim, m.width, False)
+
+
+def _channel_delta(m: ChannelDelta, dim: int) -> Iterator[Leaf]:
+    for part in ("q", "k", "v"):
+        yield from _linear(part, m.width, dim, False, m.heads)
+    yield from _linear("b", m.heads, dim, False, m.heads)
+    for part in ("a", "z"):
+        if m.rank is None:
+            yield from _linear(part, m.width, dim, False, m.heads)
+        else:
+            yield from _linear(f"{part}_down", m.rank, dim, False)
+    if m.rank is not None:
+        for part in ("a", "z"):
+            yield from _linear(part, m.width, m.rank, False, m.heads)
+    for part in ("q", "k", "v"):
+        yield Leaf(f"{part}_conv.weight", (m.width, 1, m.kernel), "matrix")
+    yield Leaf("decay_log", (m.heads,), "decay")
+    yield Leaf("step_bias", (m.width,), "bias")
+    yield Leaf("norm.weight", (m.head_dim,), "norm")
+    yield from _linear("out", dim, m.width, False)
+
+
+def _lightning(m: Lightning, dim: int) -> Iterator[Leaf]:
+    for part in ("q", "k", "v"):
+        yield from _linear(part, m.width, dim, False, m.heads)
+    yield from _linear("z", m.width, dim, False, m.heads)
+    yield Leaf("norm.weight", (m.width,), "norm")
+    yield from _linear("out", dim, m.width, False)
+
+
+def _gated_linear(m: GatedLinear, dim: int) -> Iterator[Leaf]:
+    block = m.width // m.blocks
+    yield from _linear("x", m.width, dim, True)
+    yield from _linear("y", m.width, dim, True)
+    yield from _convolution(m.width, m.kernel, True)
+    yield Leaf("rate", (m.width,), "bias")
+    for part in ("enter", "keep"):
+        yield Leaf(f"{part}.weight", (m.blocks, block, block), "matrix")
+        yield Leaf(f"{part}.bias", (m.blocks, block), "bias")
+    yield from _linear("out", dim, m.width, True)
 
 
 def _linear(name: str, outputs: int, inputs: int, bias: bool, heads: int = 1) -> Iterator[Leaf]:

@@ -1,5 +1,5 @@
 """Mixers with a recurrent state, as values: short convolutions, Mamba, Mamba-2, the gated delta
-net.
+net and its form with a decay for each channel, lightning attention, gated linear recurrences.
 
 Each states its memory: a state per request, whose float32 numbers come first, and the window of its
 convolution in the model's dtype. Free of torch.
@@ -127,7 +127,8 @@ class GatedDelta:
     `value_dim` numbers for each of `value_heads`; a key head serves equally many of them.
 
     Queries, keys and values go through silu(conv(q, k, v)); the output is out(norm(o) * silu(z)),
-    an RMS norm of each head with epsilon `norm_eps`.
+    an RMS norm of each head with epsilon `norm_eps`. `strength`: the largest share of what a state
+    lacks that a token writes to it; above 1 states may turn to the other side.
     """
 
     key_heads: int
@@ -136,6 +137,7 @@ class GatedDelta:
     value_dim: int
     kernel: int
     norm_eps: float
+    strength: float = 1.0
 
     @property
     def keys_width(self) -> int:
@@ -167,4 +169,110 @@ class GatedDelta:
         return 7 * self.memory.wide_numbers
 
 
-RecurrentMixer = ShortConv | Mamba | Mamba2 | GatedDelta
+@dataclass(frozen=True, slots=True)
+class ChannelDelta:
+    """The gated delta rule with a decay for each channel of a head's keys (Kimi Team 2025): a state
+    of `head_dim` x `head_dim` numbers for each of `heads`.
+
+    Queries, keys and values go through silu(conv(q, k, v)); the output is out(norm(o) *
+    sigmoid(z)), an RMS norm of each head with epsilon `norm_eps`. The decays and z are products of
+    the input, each through `rank` numbers where there is one. `bound`, below 0, is the least
+    logarithm of a decay, which is a sigmoid's share of it; None: decays have no bound.
+    """
+
+    heads: int
+    head_dim: int
+    kernel: int
+    norm_eps: float
+    rank: int | None = None
+    bound: float | None = None
+
+    @property
+    def width(self) -> int:
+        """Numbers of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 3 * self.width
+
+    @property
+    def memory(self) -> RecurrentState:
+        """The states of all heads, and the last inputs of the convolution."""
+        return RecurrentState((self.kernel - 1) * self.conv_width, self.width * self.head_dim)
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return 5 * self.width + self.heads
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions for a token, apart from those with weights."""
+        return 7 * self.memory.wide_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Lightning:
+    """Linear attention with a fixed decay for each head (lightning attention, Qin et al. 2024): a
+    state of `head_dim` x `head_dim` numbers for each of `heads`, s = e^-slope * s + k v, o = q s.
+
+    Queries, keys and values are activated; the output is out(norm(o) * sigmoid(z)), an RMS norm
+    over all heads with epsilon `norm_eps`. Slopes are those of ALiBi's heads times `slope`.
+    """
+
+    heads: int
+    head_dim: int
+    slope: float
+    norm_eps: float
+    act: str = "silu"
+
+    @property
+    def width(self) -> int:
+        """Numbers of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def memory(self) -> RecurrentState:
+        """The states of all heads."""
+        return RecurrentState(wide_numbers=self.width * self.head_dim)
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return 3 * self.width
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions for a token, apart from those with weights."""
+        return 5 * self.memory.wide_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class GatedLinear:
+    """Griffin's recurrent block (De et al. 2024): a real-gated linear recurrence over `width`
+    channels, whose two gates are products within each of `blocks` equal blocks of channels.
+
+    out(recurrence(conv(x)) * act(y)) of two projections x and y, all with biases.
+    """
+
+    width: int
+    blocks: int
+    kernel: int
+    act: str = "gelu_tanh"
+
+    @property
+    def memory(self) -> RecurrentState:
+        """A number for each channel, and the last inputs of the convolution."""
+        return RecurrentState((self.kernel - 1) * self.width, self.width)
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return 2 * self.width
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions for a token, apart from those with weights."""
+        return 12 * self.width
+
+
+RecurrentMixer = ShortConv | Mamba | Mamba2 | GatedDelta | ChannelDelta | Lightning | GatedLinear

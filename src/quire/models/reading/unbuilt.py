@@ -1,0 +1,33 @@
+"""Architectures that people ask for and that no family describes, and why. Free of torch."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+_OWN_CODE = "its definition is in code of its own alone, which Quire never executes"
+
+WHY_NOT = MappingProxyType(
+    {
+        "BailingMoeV2_5ForCausalLM": _OWN_CODE,
+        "DeepseekV4ForCausalLM": "it attends to compressed keys of several kinds next to a window, "
+        "and mixes several residual streams",
+        "KimiK3ForCausalLM": _OWN_CODE,
+        "KimiK3ForConditionalGeneration": _OWN_CODE,
+        "LongcatFlashForCausalLM": "its layers have two attentions whose experts overlap, some of "
+        "them without weights",
+        "MiMoV2ForCausalLM": _OWN_CODE,
+        "MiMoV2OmniForCausalLM": _OWN_CODE,
+        "MiniMaxM1ForCausalLM": "its files are read in the form of MiniMax-M1-hf, whose "
+        "architecture is MiniMaxForCausalLM",
+        "MiniMaxM3SparseForCausalLM": "it attends to chosen blocks of keys",
+        "MiniMaxM3VLForCausalLM": "it attends to chosen blocks of keys",
+        "MiniMaxText01ForCausalLM": "its files are read in the form of MiniMax-Text-01-hf, whose "
+        "architecture is MiniMaxForCausalLM",
+        "MistralLarge4ForCausalLM": "its layers share latents with earlier ones",
+        "RWKV7ForCausalLM": _OWN_CODE,
+        "Rwkv7ForCausalLM": _OWN_CODE,
+        "RwkvForCausalLM": "its recurrence (RWKV-4) is not implemented",
+        "ZayaForCausalLM": "its queries and keys go through convolutions before they attend",
+    }
+)
+"""Architecture -> the end of "is not supported: ..."."""

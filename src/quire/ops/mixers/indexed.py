@@ -1,0 +1,109 @@
+"""Attention over chosen latents (DeepSeek sparse attention, DeepSeek-V3.2): a light indexer scores
+every token that a query may see, and the query attends to the best.
+
+Both ops look at one new token at a time and at all keys that it sees, in the order of positions: so
+neither the choice nor the result depends on how a row's tokens are cut into steps, nor on other
+rows. Everything is computed in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.attention_plan import PlainPlan, plan_rows
+from quire.ops.kv import LayerLatents
+from quire.ops.registry import WIDE, op
+
+NO_TOKEN = -1
+"""Stands where a query sees fewer tokens than it may choose."""
+
+
+@op(format="indexed", only_for="indexed attention")
+def plan_indexed(
+    *, query_start: np.ndarray, seq_lens: np.ndarray, block_table: Tensor, block_size: int
+) -> PlainPlan:
+    """Prepare a step; the arguments are those of `plan_attention`."""
+    return plan_rows(query_start, seq_lens, block_table, block_size, None)
+
+
+@op(mutates=("latents",), format="indexed", is_invariant=True, only_for="indexed attention")
+def index_select(
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    latents: LayerLatents,
+    slots: Tensor,
+    plan: PlainPlan,
+    top_k: int,
+) -> Tensor:
+    """Store the keys k [T, I] of the choice in slots [T] int64 (PAD_SLOT: nowhere), and choose for
+    each new token up to `top_k` of the tokens that it sees -> positions [T, top_k] int64,
+    ascending, then NO_TOKEN.
+
+    The score of a token is the sum over n heads of weights * relu(q . key) / sqrt(n I), of q [T, n,
+    I] and weights [T, n]; of equal ones the first is taken.
+    """
+    assert latents.keys is not None, "this layer's tokens have no keys for the choice"
+    used = slots >= 0
+    places, size = slots[used], latents.block_size
+    latents.keys.index_put_((places // size, places % size), k[used])
+    wide = WIDE[q.dtype]
+    heads, dim = q.shape[1:]
+    chosen = torch.full((len(q), top_k), NO_TOKEN, dtype=torch.int64, device=q.device)
+    for t, lanes in _seen(plan):
+        keys = _at(latents.keys, lanes).to(wide)
+        scores = (q[t].to(wide) @ keys.t() * dim**-0.5).relu()
+        total = (weights[t].to(wide) * heads**-0.5) @ scores
+        best = total.sort(descending=True, stable=True).indices[:top_k]
+        chosen[t, : len(best)] = best.sort().values
+    return chosen
+
+
+@op(format="indexed", is_invariant=True, only_for="indexed attention")
+def indexed_attend(
+    q: Tensor,
+    q_rotated: Tensor,
+    chosen: Tensor,
+    latents: LayerLatents,
+    plan: PlainPlan,
+    scale: float,
+) -> Tensor:
+    """Attention of q [T, H, r] and q_rotated [T, H, R] over the latents at the positions `chosen`
+    [T, top_k] of their rows -> [T, H, r].
+
+    The score of a key is scale * (q . latent + q_rotated . rotated key), its value is the latent.
+    """
+    wide, out = WIDE[q.dtype], torch.empty_like(q)
+    for t, lanes in _seen(plan):
+        count = min(chosen.shape[1], len(lanes))
+        keys = _at(latents.data, lanes[chosen[t, :count]]).to(wide)
+        query = torch.cat((q[t], q_rotated[t]), 1).to(wide)
+        shares = (query @ keys.t() * scale).softmax(1)
+        out[t] = shares @ keys[:, : latents.rank]
+    return out
+
+
+def _seen(plan: PlainPlan) -> Iterator[tuple[int, Tensor]]:
+    """Each new token of a step, and the lanes of all that it sees by position."""
+    for rows in plan.decode:
+        lanes = rows.lanes.view(len(rows.spans), -1)
+        tokens = rows.tokens
+        if isinstance(tokens, slice):
+            tokens = torch.arange(tokens.start, tokens.stop)
+        for row, token in enumerate(tokens.tolist()):
+            yield token, lanes[row, : int(rows.spans[row])]
+    for part in plan.prefill:
+        for tile in part.tiles:
+            first = tile.keys.stop - (tile.tokens.stop - tile.tokens.start) + 1
+            for i, token in enumerate(range(tile.tokens.start, tile.tokens.stop)):
+                yield token, part.lanes[: first + i]
+
+
+def _at(memory: Tensor, lanes: Tensor) -> Tensor:
+    """Of memory [N, S, W], what the slots lanes - 1 [M] hold, [M, W]."""
+    slots, size = lanes - 1, memory.shape[1]
+    return memory[slots // size, slots % size]

@@ -1,0 +1,171 @@
+"""Cases of attention over chosen latents. Every slot that a step may not read holds NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.ops.kv import KVShape, LatentShape, LayerLatents, StateShape
+from quire.ops.mixers.indexed import NO_TOKEN
+from quire.ops.select import Ops
+from tests.support.op_cases.case import Arguments, Case, Draw, Prepared
+from tests.support.op_cases.paged import DECODE, MIXED, RAGGED, PagedRows, PagedShape, tables
+
+SCALE = 0.4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Heads H, latent r, rotated key R, block size S; heads n and numbers I of the indexer."""
+
+    heads: int = 4
+    rank: int = 8
+    rotated: int = 4
+    block_size: int = 4
+    index_heads: int = 7
+    index_dim: int = 6
+
+
+ODD = Sizes(5, 19, 6, 3, 9, 11)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Rows over memory that is filled where they may read."""
+
+    rows: PagedRows
+    table: np.ndarray
+    latents: LayerLatents
+
+    @staticmethod
+    def of(
+        ops: Ops, draw: Draw, lengths: Sequence[tuple[int, int]], s: Sizes, is_shared: bool
+    ) -> _Step:
+        rows = PagedRows(tuple(lengths), PagedShape(block_size=s.block_size))
+        table, pool = tables(rows, draw.rng)
+        shape = LatentShape(s.block_size, s.rank, s.rotated, s.index_dim)
+        others = [KVShape(s.block_size, 2, s.rank + s.rotated), StateShape(100)] * is_shared
+        latents = ops.allocate_shared_kv(pool, [shape, *others], draw.dtype)[0]
+        assert isinstance(latents, LayerLatents) and latents.keys is not None
+        for part in latents.parts:
+            part.fill_(float("nan"))
+            for row, (_, length) in enumerate(rows.lengths):
+                for first in range(0, length, s.block_size):
+                    count = min(s.block_size, length - first)
+                    values = draw.of(draw.rng.standard_normal((count, part.shape[2])))
+                    part[int(table[row, first // s.block_size]), :count] = values
+        return _Step(rows, table, latents)
+
+    def prepared(
+        self, ops: Ops, draw: Draw, arguments: Arguments, per_token: Sequence[str]
+    ) -> Prepared:
+        """One call for each new token by itself."""
+
+        def call(first: int, starts: Any, lengths: Any, row: Any) -> Arguments:
+            plan = ops.plan_indexed(
+                query_start=np.array(starts, dtype=np.int32),
+                seq_lens=np.array(lengths, dtype=np.int32),
+                block_table=torch.from_numpy(self.table[row]).to(draw.device),
+                block_size=self.latents.block_size,
+            )
+            part = slice(first, first + int(starts[-1]))
+            own = {name: arguments[name][part] for name in per_token}
+            return {**arguments, **own, "latents": self.latents, "plan": plan}
+
+        singles = []
+        for row, (count, length) in enumerate(self.rows.lengths):
+            at, here = int(self.rows.query_start[row]), slice(row, row + 1)
+            for i in range(count):
+                singles.append(call(at + i, [0, 1], [length - count + i + 1], here))
+        whole = call(0, self.rows.query_start, self.rows.seq_lens, slice(None))
+        return Prepared(whole, tuple(singles))
+
+
+def _select(
+    name: str,
+    lengths: Sequence[tuple[int, int]],
+    top_k: int = 5,
+    s: Sizes = Sizes(),  # noqa: B008  (frozen)
+    *,
+    is_shared: bool = False,
+    padding: int = 0,
+) -> Case:
+    """The keys of new tokens are stored, but those of the last `padding` ones, whose slots have
+    others.
+    """
+
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        step = _Step.of(ops, draw, lengths, s, is_shared)
+        count, slots, keys = int(step.rows.query_start[-1]), [], []
+        memory = step.latents.keys
+        assert memory is not None
+        for row, (new, length) in enumerate(step.rows.lengths):
+            for position in range(length - new, length):
+                block, offset = divmod(position, s.block_size)
+                slots.append(int(step.table[row, block]) * s.block_size + offset)
+                place = memory[int(step.table[row, block]), offset]
+                keys.append(place.cpu().double().clone().numpy())
+                if len(slots) <= count - padding:
+                    place.fill_(float("nan"))
+        for token in range(count - padding, count):
+            slots[token], keys[token] = -1, -keys[token]
+        arguments = {
+            "q": draw.strided(count, s.index_heads, s.index_dim),
+            "k": draw.of(np.array(keys).reshape(count, s.index_dim)),
+            "weights": draw.strided(count, s.index_heads),
+            "slots": draw.integers(slots),
+            "top_k": top_k,
+        }
+        return step.prepared(ops, draw, arguments, ("q", "k", "weights", "slots"))
+
+    return Case("index_select", f"{name}-{top_k}", prepare)
+
+
+def _attend(
+    name: str,
+    lengths: Sequence[tuple[int, int]],
+    top_k: int = 5,
+    s: Sizes = Sizes(),  # noqa: B008  (frozen)
+    *,
+    is_shared: bool = False,
+) -> Case:
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        step = _Step.of(ops, draw, lengths, s, is_shared)
+        chosen = []
+        for new, length in step.rows.lengths:
+            for seen in range(length - new + 1, length + 1):
+                some = np.sort(draw.rng.permutation(seen)[:top_k])
+                chosen.append([*some, *[NO_TOKEN] * (top_k - len(some))])
+        count = len(chosen)
+        arguments = {
+            "q": draw.strided(count, s.heads, s.rank),
+            "q_rotated": draw.strided(count, s.heads, s.rotated),
+            "chosen": draw.integers(np.array(chosen).reshape(count, top_k)),
+            "scale": SCALE,
+        }
+        return step.prepared(ops, draw, arguments, ("q", "q_rotated", "chosen"))
+
+    return Case("indexed_attend", f"{name}-{top_k}", prepare)
+
+
+CASES = (
+    *(
+        make(name, lengths)
+        for make in (_select, _attend)
+        for name, lengths in (
+            ("no_tokens", ()),
+            ("decode", DECODE),
+            ("mixed", MIXED),
+            ("ragged", RAGGED),
+        )
+    ),
+    _select("all", MIXED, 100),
+    _attend("all", MIXED, 100),
+    _select("odd-shared", MIXED, 3, ODD, is_shared=True),
+    _attend("odd-shared", MIXED, 3, ODD, is_shared=True),
+    _select("padding", DECODE, padding=1),
+)
