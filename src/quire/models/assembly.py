@@ -46,7 +46,7 @@ from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer, WhereMade
 from quire.models.maker import Maker, Part
 from quire.models.mixers.attention import make_attention
-from quire.models.mixers.latent import Choice, make_latent_attention
+from quire.models.mixers.latent import ChosenTokens, make_latent_attention
 from quire.models.mixers.prompt_attention import make_prompt_attention
 from quire.models.mixers.recurrent.assembly import make_recurrent
 from quire.models.mixers.relative_scores import make_shared_table
@@ -139,7 +139,7 @@ class Assembly:
         self._head_rows: Tensor | None = None
         self._shared: dict[int, SharedWeights] = {}
         self._distances: Tensor | None = None
-        self._choice = Choice()
+        self._choice = ChosenTokens()
 
     @property
     def parts(self) -> list[tuple[str, Part]]:

@@ -108,11 +108,13 @@ class Latents:
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
     """A state whose size does not depend on the request's length: `wide_numbers` in float32, then
-    `numbers` in the model's dtype.
+    `numbers` in the model's dtype. has_kernels: they exist for GPUs; else the host walks from token
+    to token.
     """
 
     numbers: int = 0
     wide_numbers: int = 0
+    has_kernels: bool = True
     kind: ClassVar[MemoryKind] = "state"
     window: ClassVar[None] = None
 

@@ -38,7 +38,7 @@ from quire.errors import InvalidParameter
 from quire.hardware.cpu_list import format_cpus
 from quire.hardware.facts import MachineFacts
 from quire.hardware.placement import place
-from quire.models.layer_memory import KeyValues, Latents, LayerMemory
+from quire.models.layer_memory import KeyValues, Latents, LayerMemory, RecurrentState
 from quire.models.loading.folder_files import AUTOMATIC_FORMATS
 
 _LARGE_VOCABULARY = 32_768
@@ -157,8 +157,8 @@ def _decide_graphs(d: Decisions) -> None:
         d.decide("use_graphs", False, "optimization_level is 0")
     elif d.machine.device == "cuda" and any(map(_is_chunked, d.model.memories)):
         d.decide("use_graphs", False, "attention in chunks has another number of rows each step")
-    elif d.machine.device == "cuda" and any(map(_is_indexed, d.model.memories)):
-        d.decide("use_graphs", False, "no kernel of graphs attends to chosen tokens")
+    elif d.machine.device == "cuda" and any(map(_is_walked, d.model.memories)):
+        d.decide("use_graphs", False, "the host walks over tokens, for which there is no kernel")
     elif d.machine.device == "cuda":
         d.decide("use_graphs", True, "steps of decodes replay CUDA graphs captured at start")
     else:
@@ -169,7 +169,9 @@ def _is_chunked(memory: LayerMemory | None) -> bool:
     return isinstance(memory, KeyValues) and memory.is_chunked
 
 
-def _is_indexed(memory: LayerMemory | None) -> bool:
+def _is_walked(memory: LayerMemory | None) -> bool:
+    if isinstance(memory, RecurrentState):
+        return not memory.has_kernels
     return isinstance(memory, Latents) and memory.is_indexed
 
 

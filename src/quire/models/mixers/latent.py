@@ -31,7 +31,7 @@ class QueryLatent:
 
 
 @dataclass(slots=True)
-class Choice:
+class ChosenTokens:
     """The positions [T, top_k] that the last indexer has chosen in the step that is computed: what
     layers without an indexer of their own attend to as well.
     """
@@ -94,7 +94,7 @@ class LatentAttentionLayer:
     scale: float
     temper: Callable[[Tensor, Tensor], Tensor]
     indexer: IndexerLayer | None = None
-    choice: Choice | None = None
+    choice: ChosenTokens | None = None
     gate: LinearWeight | None = None
 
     def __call__(
@@ -130,7 +130,7 @@ class LatentAttentionLayer:
 
 
 def make_latent_attention(
-    make: Maker, at: str, a: LatentAttention, choice: Choice
+    make: Maker, at: str, a: LatentAttention, choice: ChosenTokens
 ) -> LatentAttentionLayer:
     """Build the mixer whose leaves' names begin with `at`, in their order. `choice` is that of all
     layers of a model.

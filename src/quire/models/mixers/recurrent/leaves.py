@@ -123,14 +123,14 @@ def _lightning(m: Lightning, dim: int) -> Iterator[Leaf]:
 
 
 def _gated_linear(m: GatedLinear, dim: int) -> Iterator[Leaf]:
-    block = m.width // m.blocks
+    block = m.width // m.gate_blocks
     yield from _linear("x", m.width, dim, True)
     yield from _linear("y", m.width, dim, True)
     yield from _convolution(m.width, m.kernel, True)
     yield Leaf("rate", (m.width,), "bias")
     for part in ("enter", "keep"):
-        yield Leaf(f"{part}.weight", (m.blocks, block, block), "matrix")
-        yield Leaf(f"{part}.bias", (m.blocks, block), "bias")
+        yield Leaf(f"{part}.weight", (m.gate_blocks, block, block), "matrix")
+        yield Leaf(f"{part}.bias", (m.gate_blocks, block), "bias")
     yield from _linear("out", dim, m.width, True)
 
 

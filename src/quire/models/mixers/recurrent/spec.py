@@ -157,7 +157,11 @@ class GatedDelta:
     @property
     def memory(self) -> RecurrentState:
         """The states of all heads, and the last inputs of the convolution."""
-        return RecurrentState((self.kernel - 1) * self.conv_width, self.width * self.key_dim)
+        return RecurrentState(
+            (self.kernel - 1) * self.conv_width,
+            self.width * self.key_dim,
+            has_kernels=self.strength == 1.0,
+        )
 
     @property
     def widest(self) -> int:
@@ -200,7 +204,8 @@ class ChannelDelta:
     @property
     def memory(self) -> RecurrentState:
         """The states of all heads, and the last inputs of the convolution."""
-        return RecurrentState((self.kernel - 1) * self.conv_width, self.width * self.head_dim)
+        window, states = (self.kernel - 1) * self.conv_width, self.width * self.head_dim
+        return RecurrentState(window, states, has_kernels=False)
 
     @property
     def widest(self) -> int:
@@ -250,20 +255,20 @@ class Lightning:
 @dataclass(frozen=True, slots=True)
 class GatedLinear:
     """Griffin's recurrent block (De et al. 2024): a real-gated linear recurrence over `width`
-    channels, whose two gates are products within each of `blocks` equal blocks of channels.
+    channels, whose two gates are products within each of `gate_blocks` equal blocks of channels.
 
     out(recurrence(conv(x)) * act(y)) of two projections x and y, all with biases.
     """
 
     width: int
-    blocks: int
+    gate_blocks: int
     kernel: int
     act: str = "gelu_tanh"
 
     @property
     def memory(self) -> RecurrentState:
         """A number for each channel, and the last inputs of the convolution."""
-        return RecurrentState((self.kernel - 1) * self.width, self.width)
+        return RecurrentState((self.kernel - 1) * self.width, self.width, has_kernels=False)
 
     @property
     def widest(self) -> int:

@@ -103,7 +103,7 @@ def _lightning(m: Lightning) -> Iterator[str]:
 def _gated_linear(m: GatedLinear) -> Iterator[str]:
     yield f"x, y = W @ h + bias    # {m.width:,} channels each"
     yield f"x = conv(x) + bias    # over {m.kernel} tokens"
-    yield f"i, r = sigmoid(Wi @ x + bias), sigmoid(Wr @ x + bias)    # in {m.blocks} blocks"
+    yield f"i, r = sigmoid(Wi @ x + bias), sigmoid(Wr @ x + bias)    # in {m.gate_blocks} blocks"
     yield "g = e^(-8 * softplus(a) * r)"
     yield f"s = g * s + sqrt(1 - g^2) * i * x    # a state of {m.width:,} numbers"
     yield f"h = Wo @ (s * {m.act}(y)) + bias"
