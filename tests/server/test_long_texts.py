@@ -3,9 +3,12 @@ answered with an error of the API.
 """
 
 import asyncio
+import gc
 import shutil
+import socket
 import threading
 import time
+import warnings
 
 import msgspec
 import psutil
@@ -15,7 +18,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from quire import embedded
 from quire.encodable import to_msgpack
-from quire.errors import PromptTooLong, RequestError
+from quire.engine.process.start_message import LENGTH
+from quire.errors import EngineError, PromptTooLong, RequestError
 from quire.server import long_texts, text_process
 from quire.server.long_texts import LongTexts
 from quire.server.text_process import EncodeTask, TextAnswer
@@ -251,3 +255,81 @@ def test_t33_what_cannot_fit_is_refused_by_its_size_and_what_can_is_not():
     for prompt in (word * 4097, text(MB)):
         with pytest.raises(PromptTooLong, match="it has at least"):
             asyncio.run(use(prompt))
+
+
+class ScriptedChild:
+    """A process that answers each text with an id, and then closes its pipe."""
+
+    def __init__(self, pair, num_answers=1):
+        self.pipe, self._theirs = pair
+        self._num_answers = num_answers
+        self.is_running, self.exit_code = True, None
+
+    def start(self, message):
+        answer = to_msgpack(TextAnswer(ids=b"\1\0\0\0"))
+        self._theirs.sendall(LENGTH.pack(0))
+        for _ in range(self._num_answers):
+            self._theirs.sendall(LENGTH.pack(len(answer)) + answer)
+        self._theirs.shutdown(socket.SHUT_WR)
+
+    def exit_words(self):
+        return "exited"
+
+    def kill(self):
+        self._theirs.close()
+
+    def end(self, timeout_s):
+        self.kill()
+        self.pipe.close()
+
+
+def asks_of(texts):
+    return texts.ids("a" * 70_000, add_special_tokens=False, limit=None)
+
+
+@pytest.fixture
+def without_collections():
+    """Garbage is collected by the test alone, the oldest first."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_t33_a_server_that_is_dropped_leaves_no_open_pipe(monkeypatch, without_collections):
+    """Garbage is finalised in no order: here the pipe would come before its lane."""
+    pair = socket.socketpair()
+    monkeypatch.setattr(long_texts, "ChildProcess", lambda module: ScriptedChild(pair))
+    texts = LongTexts(Tokenizer.from_folder(embedded.path()), 4096)
+    texts.itself = texts
+    assert asyncio.run(asks_of(texts)) == [1]
+    number = pair[0].fileno()
+    del texts, pair
+    monkeypatch.undo()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        gc.collect()
+    assert [str(each.message) for each in caught if f"fd={number}" in str(each.message)] == []
+
+
+def test_t33_a_caller_that_leaves_while_the_process_is_ended_leaves_no_open_pipe(monkeypatch):
+    pair = socket.socketpair()
+    monkeypatch.setattr(long_texts, "ChildProcess", lambda module: ScriptedChild(pair, 0))
+
+    async def leaves(work, *args):
+        if work.__name__ == "end":
+            raise asyncio.CancelledError
+        return work(*args)
+
+    monkeypatch.setattr(asyncio, "to_thread", leaves)
+    texts = LongTexts(Tokenizer.from_folder(embedded.path()), 4096)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(asks_of(texts))
+    assert [end.fileno() for end in pair] == [-1, -1]
+
+
+def test_t33_no_process_starts_after_the_end(monkeypatch):
+    texts = LongTexts(Tokenizer.from_folder(embedded.path()), 4096)
+    texts.close()
+    with pytest.raises(EngineError, match="The server is shut down"):
+        asyncio.run(asks_of(texts))

@@ -13,6 +13,7 @@ import array
 import asyncio
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -181,7 +182,7 @@ class LongTexts:
     def close(self) -> None:
         """End the processes."""
         for lane in (self._medium, self._long, self._drawing):
-            lane.close()
+            lane.end()
 
     async def _refuse_by_size(self, text: str, limit: int) -> None:
         longest = await asyncio.to_thread(lambda: self._tokenizer.longest_token_bytes)
@@ -214,6 +215,22 @@ class _Pace:
                 self.is_slow = True
 
 
+class _Held:
+    """The process of a lane. A program that embeds the server may drop it without closing anything;
+    what is garbage then is finalised in no order, so that this is not a part of the lane.
+    """
+
+    def __init__(self) -> None:
+        self.child: ChildProcess | None = None
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        child, self.child = self.child, None
+        if child is not None:
+            child.kill()
+            child.pipe.close()
+
+
 class _Lane:
     """One process that does one task after the other. It is started at the first, and again after
     it has ended. `doing` and `parameter`: what an error says of a text that ends it.
@@ -222,7 +239,9 @@ class _Lane:
     def __init__(self, start: TextStart, doing: str, parameter: str) -> None:
         self._start = start
         self._doing, self._parameter = doing, parameter
-        self._child: ChildProcess | None = None
+        self._held = _Held()
+        weakref.finalize(self, self._held.close)
+        self._is_ended = False
         self._turn = asyncio.Lock()
         self._num_waiting = 0
 
@@ -237,60 +256,63 @@ class _Lane:
         finally:
             self._num_waiting -= 1
 
-    def __del__(self) -> None:
-        # A program that embeds the server may drop it without closing anything.
-        self.close()
-
-    def close(self) -> None:
-        """End the process."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.pipe.close()
-            self._child = None
+    def end(self) -> None:
+        """End the process; those who wait for their turn start no other one."""
+        self._is_ended = True
+        self._held.close()
 
     async def _ask(self, task: TextTask) -> TextAnswer:
-        if self._child is not None and not self._child.is_running:
-            self.close()
-        child = self._child or await self._started()
-        start = self._start
+        if self._is_ended:
+            raise EngineError("The server is shut down; the text is not worked on.")
+        if self._held.child is not None and not self._held.child.is_running:
+            self._held.close()
+        child = self._held.child or await self._started()
         try:
             data = to_msgpack(task)
         except NotEncodable as error:
             text = f"A long conversation cannot be rendered: {error}."
             raise RequestError(text, parameter="messages") from None
         try:
+            answered = await self._answered(child, data)
+            if isinstance(answered, TextAnswer):
+                return answered
+            await asyncio.to_thread(child.end, 0.0)  # the system takes its time to free memory
+        except BaseException:  # a caller that is gone, for one, waits for no end
+            self._held.close()
+            raise
+        self._held.close()
+        logger.warning("The process for long texts was ended: %s %s.", self._doing, answered)
+        raise RequestError(
+            f"{self._doing} {answered}; send a shorter one.", parameter=self._parameter
+        )
+
+    async def _answered(self, child: ChildProcess, data: bytes) -> TextAnswer | str:
+        """What the process answers, or why it must be ended."""
+        start = self._start
+        try:
             async with asyncio.timeout(start.time_s * _WAITING_FACTOR):
                 await _send(child, data)
                 return msgspec.msgpack.decode(await _receive(child), type=TextAnswer)
         except TimeoutError:
-            reason = f"takes more than {start.time_s:g} s"
+            return f"takes more than {start.time_s:g} s"
         except (EOFError, OSError):
-            reason = f"takes more than {start.memory_bytes >> 20} MiB, or makes the process fail"
             await asyncio.to_thread(child.exit_words)
             if child.exit_code == -OVER_TIME:
-                reason = f"takes more than {start.time_s:g} s"
-        except BaseException:
-            self.close()
-            raise
-        self._child = None
-        await asyncio.to_thread(child.end, 0.0)  # the system takes its time to free memory
-        logger.warning("The process for long texts was ended: %s %s.", self._doing, reason)
-        raise RequestError(
-            f"{self._doing} {reason}; send a shorter one.", parameter=self._parameter
-        )
+                return f"takes more than {start.time_s:g} s"
+            return f"takes more than {start.memory_bytes >> 20} MiB, or makes the process fail"
 
     async def _started(self) -> ChildProcess:
-        child = self._child = ChildProcess(_MODULE)
+        child = self._held.child = ChildProcess(_MODULE)
         try:
             child.start(msgspec.structs.replace(self._start))
             child.pipe.setblocking(False)
             async with asyncio.timeout(_START_S):
                 await _receive(child)
         except (TimeoutError, EOFError, OSError):
-            self.close()
+            self._held.close()
             raise EngineError("The process that tokenizes long texts did not start.") from None
         except BaseException:
-            self.close()
+            self._held.close()
             raise
         return child
 

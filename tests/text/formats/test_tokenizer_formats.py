@@ -1,7 +1,9 @@
 """Tokenizers from SentencePiece, tekken and tiktoken files.
 
 `sentencepiece.json` has two models of 500 pieces that the sentencepiece package (0.2.3) trained on
-an English text, without normalisation, and the ids that it gives to some texts.
+an English text, without normalisation, and the ids that it gives to some texts. `blanks.json` has
+two of 420 pieces, trained on this project's README.md and docs/models.md, in which runs of two to
+eight blanks are user-defined.
 """
 
 import base64
@@ -19,11 +21,12 @@ from quire.testing import make_checkpoint
 from quire.text.tokenizer import Tokenizer
 
 GOLDEN = json.loads((Path(__file__).parent / "sentencepiece.json").read_text())
+BLANKS = json.loads((Path(__file__).parent / "blanks.json").read_text())
 
 
-def write_golden(folder, kind, name="tokenizer.model"):
+def write_golden(folder, kind, name="tokenizer.model", golden=GOLDEN):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(base64.b64decode(GOLDEN[kind]["model"]))
+    (folder / name).write_bytes(base64.b64decode(golden[kind]["model"]))
     return folder
 
 
@@ -41,6 +44,15 @@ def test_sentencepiece_decodes_bytes_and_blanks(tmp_path):
     tokenizer = Tokenizer.from_folder(write_golden(tmp_path, "bpe"))
     for text, ids in GOLDEN["bpe"]["ids"]:
         assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("kind", BLANKS)
+def test_user_defined_runs_of_blanks_are_whole_pieces(tmp_path, kind):
+    tokenizer = Tokenizer.from_folder(write_golden(tmp_path, kind, golden=BLANKS))
+    for text, ids in BLANKS[kind]["ids"]:
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+        assert tokenizer.decode(ids) == text.replace("\u2581", " ")
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a     b"))[2] == "\u2581" * 5
 
 
 def test_side_files_rule_over_the_model(tmp_path):
@@ -87,6 +99,10 @@ SPOILED = {
     "half a character": (message(1, message(1, b"\xff")), "can't decode byte"),
     "a field of another type": (message(1, b"\x08\x01"), "another type"),
     "a long piece": (KNOWN + piece("a" * 2000), "more than 1024 characters"),
+    "a run of blanks": (
+        KNOWN + piece("\u2581") + piece("\u2581" * 3, kind=4) + message(2, TRAINER),
+        "a user-defined piece of 3 blanks",
+    ),
     "a table of nonsense": (KNOWN + message(3, message(2, b"\xff" * 9)), "tokenizers library"),
 }
 

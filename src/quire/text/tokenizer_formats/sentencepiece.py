@@ -3,7 +3,9 @@
 The file is a protocol buffer (sentencepiece_model.proto of that project); the few fields that
 matter are read here, so that no package is needed. As in transformers, a text is cut at special
 and user-defined pieces before it is normalised, so that next to such a piece blanks may be other
-tokens than in SentencePiece itself.
+tokens than in SentencePiece itself. User-defined runs of blanks are found in the normalised text,
+as SentencePiece does: the longest first, and whole. In a unigram model a run that is longer than
+the longest piece is as many pieces as there, perhaps of other lengths.
 """
 
 from __future__ import annotations
@@ -13,15 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from quire.errors import LoadError
 from quire.text.model_files import MOST_VOCABULARY_BYTES, has_file
 from quire.text.tokenizer_formats.foreign import ForeignTokenizer
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
-"""Of a piece's type; others are normal."""
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+"""Of a piece's type."""
 _UNIGRAM, _BPE = 1, 2
 _SPACE = "\u2581"
 _MOST_PIECES = 1 << 21
@@ -58,6 +60,12 @@ def read_sentencepiece(path: Path) -> ForeignTokenizer:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise LoadError(f"{path} cannot be read by the tokenizers library: {error}.") from error
+    for length in _runs(model.pieces):
+        if len(library.model.tokenize(_SPACE * length)) > 1:
+            raise LoadError(
+                f"{path} has a user-defined piece of {length} blanks, which its other runs of "
+                "blanks do not add up to; this is not implemented."
+            )
     library.add_tokens(_added(model.pieces))
     return ForeignTokenizer(library, _roles(model), adds_bos=True)
 
@@ -82,23 +90,58 @@ def _check(path: Path, model: _Model) -> None:
 def _build(model: _Model) -> LibraryTokenizer:
     pieces, falls_back = model.pieces, bool(_number(model.trainer, 35, 0))
     unknown = next(i for i, piece in enumerate(pieces) if piece.kind == _UNKNOWN)
+    runs = _runs(pieces)
     if _number(model.trainer, 3, _UNIGRAM) == _UNIGRAM:
-        scores = [(piece.text, piece.score) for piece in pieces]
+        best = max(p.score for p in pieces if p.kind in (_NORMAL, _USER_DEFINED, _UNKNOWN))
+        scores = [(p.text, _score(p, best)) for p in pieces]
         library = LibraryTokenizer(models.Unigram(scores, unknown, falls_back))
     else:
         vocab = {piece.text: index for index, piece in enumerate(pieces)}
         library = LibraryTokenizer(
             models.BPE(
                 vocab=vocab,
-                merges=_merges(pieces),
+                merges=[*_merges_of_runs(runs), *_merges(pieces)],
                 unk_token=pieces[unknown].text,
                 fuse_unk=True,
                 byte_fallback=falls_back,
             )
         )
+        if runs:
+            lengths = "|".join(f"{_SPACE}{{{length}}}" for length in reversed(runs))
+            library.pre_tokenizer = pre_tokenizers.Split(Regex(lengths), behavior="isolated")
     library.normalizer = _normalizer(model)
     library.decoder = _decoder(model, falls_back)
     return library
+
+
+def _is_run(piece: _Piece) -> bool:
+    """Whether it is a user-defined run of blanks."""
+    return piece.kind == _USER_DEFINED and not piece.text.strip(_SPACE)
+
+
+def _runs(pieces: list[_Piece]) -> list[int]:
+    """The lengths of the user's runs of blanks, in order."""
+    return sorted(len(piece.text) for piece in pieces if _is_run(piece))
+
+
+def _score(piece: _Piece, best: float) -> float:
+    """A unigram piece's score; the user's are chosen wherever they can be."""
+    if piece.kind != _USER_DEFINED:
+        return piece.score
+    return len(piece.text) * best - 0.1
+
+
+def _merges_of_runs(lengths: list[int]) -> list[tuple[str, str]]:
+    """Merges that make one piece of a run that has been cut out of the text: the shortest first,
+    and of those with one length the longest beginning.
+    """
+    known = {1, *lengths}
+    return [
+        (_SPACE * left, _SPACE * (length - left))
+        for length in lengths
+        for left in range(length - 1, 0, -1)
+        if left in known and length - left in known
+    ]
 
 
 def _merges(pieces: list[_Piece]) -> list[tuple[str, str]]:
@@ -147,7 +190,7 @@ def _added(pieces: list[_Piece]) -> list[AddedToken]:
     return [
         AddedToken(piece.text, special=piece.kind != _USER_DEFINED, normalized=False)
         for piece in pieces
-        if piece.kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        if piece.kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and not _is_run(piece)
     ]
 
 
