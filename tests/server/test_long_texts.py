@@ -298,13 +298,13 @@ def without_collections():
 
 def test_t33_a_server_that_is_dropped_leaves_no_open_pipe(monkeypatch, without_collections):
     """Garbage is finalised in no order: here the pipe would come before its lane."""
-    pair = socket.socketpair()
-    monkeypatch.setattr(long_texts, "ChildProcess", lambda module: ScriptedChild(pair))
+    pairs = [socket.socketpair()]
+    number = pairs[0][0].fileno()
+    monkeypatch.setattr(long_texts, "ChildProcess", lambda module: ScriptedChild(pairs.pop()))
     texts = LongTexts(Tokenizer.from_folder(embedded.path()), 4096)
     texts.itself = texts
     assert asyncio.run(asks_of(texts)) == [1]
-    number = pair[0].fileno()
-    del texts, pair
+    del texts
     monkeypatch.undo()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)

@@ -238,7 +238,7 @@ class _Writer:
         """Write what is left, give the files their names, and return how many there are."""
         self._write()
         count = len(self._files)
-        index = {}
+        index: dict[str, str] = {}
         for number, names in enumerate(self._files):
             name = _WEIGHTS.format(number + 1, count) if count > 1 else "model.safetensors"
             self._unfinished(number).replace(self._folder / name)
