@@ -107,7 +107,7 @@ def test_homes_are_expanded_in_one_place():
 OWN_ENCODERS = {
     "encodable.py": "the place",
     "engine/wire/codec.py": "its encoder has a hook, and is called through encodable.py",
-    "engine/process/start_message.py": "likewise",
+    "processes/start_message.py": "likewise",
     "server/admin.py": "likewise",
     "engine/data_parallel/handshake.py": "a digest, which is not sent",
     "grammar/source.py": "likewise",

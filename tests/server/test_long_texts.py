@@ -18,8 +18,9 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from quire import embedded
 from quire.encodable import to_msgpack
-from quire.engine.process.start_message import LENGTH
 from quire.errors import EngineError, PromptTooLong, RequestError
+from quire.processes import task_lane
+from quire.processes.start_message import LENGTH
 from quire.server import long_texts, text_process
 from quire.server.long_texts import LongTexts
 from quire.server.text_process import EncodeTask, TextAnswer
@@ -300,7 +301,7 @@ def test_t33_a_server_that_is_dropped_leaves_no_open_pipe(monkeypatch, without_c
     """Garbage is finalised in no order: here the pipe would come before its lane."""
     pairs = [socket.socketpair()]
     number = pairs[0][0].fileno()
-    monkeypatch.setattr(long_texts, "ChildProcess", lambda module: ScriptedChild(pairs.pop()))
+    monkeypatch.setattr(task_lane, "ChildProcess", lambda module: ScriptedChild(pairs.pop()))
     texts = LongTexts(Tokenizer.from_folder(embedded.path()), 4096)
     texts.itself = texts
     assert asyncio.run(asks_of(texts)) == [1]
@@ -314,7 +315,7 @@ def test_t33_a_server_that_is_dropped_leaves_no_open_pipe(monkeypatch, without_c
 
 def test_t33_a_caller_that_leaves_while_the_process_is_ended_leaves_no_open_pipe(monkeypatch):
     pair = socket.socketpair()
-    monkeypatch.setattr(long_texts, "ChildProcess", lambda module: ScriptedChild(pair, 0))
+    monkeypatch.setattr(task_lane, "ChildProcess", lambda module: ScriptedChild(pair, 0))
 
     async def leaves(work, *args):
         if work.__name__ == "end":
@@ -331,5 +332,5 @@ def test_t33_a_caller_that_leaves_while_the_process_is_ended_leaves_no_open_pipe
 def test_t33_no_process_starts_after_the_end(monkeypatch):
     texts = LongTexts(Tokenizer.from_folder(embedded.path()), 4096)
     texts.close()
-    with pytest.raises(EngineError, match="The server is shut down"):
+    with pytest.raises(EngineError, match="has been shut down"):
         asyncio.run(asks_of(texts))

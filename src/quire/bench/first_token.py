@@ -32,7 +32,8 @@ _PROMPT_LEN = 16
 def main(engine_args: dict[str, Any]) -> dict[str, Any]:
     """Build the engine, generate one token; the moments and the seconds of a worker's parts."""
     from quire import LLM, EngineArgs, LLMEngine, SamplingParams
-    from quire.executor.packed_file import prepare_memory, weight_memory
+    from quire.executor.packed_file import weight_memory
+    from quire.hardware.prepared_memory import prepare_memory
 
     plan = EngineArgs(**engine_args).create_engine_config()
     planned = time.monotonic()

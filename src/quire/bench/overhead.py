@@ -25,8 +25,8 @@ from quire.engine.client.multiprocess import AsyncMPClient
 from quire.engine.event_loop import loop_factory
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.launcher import start
-from quire.engine.process.child_process import ChildProcess
 from quire.params import RequestOutputKind, SamplingParams
+from quire.processes.child_process import ChildProcess
 from quire.testing.loop_client import LoopClient
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from quire.engine.process.owner_signals import OWNER_SIGNALS
+from quire.processes.owner_signals import OWNER_SIGNALS
 
 
 class StoppedWhileStarting(SystemExit):

@@ -18,14 +18,14 @@ from quire.engine.data_parallel.cluster_keys import ClusterKeys, cluster_keys
 from quire.engine.data_parallel.coordinator_client import DPCoordinator
 from quire.engine.data_parallel.handshake import HandshakeServer
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
-from quire.engine.process.child_process import ChildProcess
 from quire.engine.process.core_pool import CORE_PROGRAM, CorePool
-from quire.engine.process.owner_signals import held_back
 from quire.engine.process.socket_folder import make_socket_folder, remove_socket_folder
 from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.loggers import StatLoggerFactory, StatsOptions, with_stat_loggers
 from quire.environment import read_environment
+from quire.processes.child_process import ChildProcess
+from quire.processes.owner_signals import held_back
 
 C = TypeVar("C", bound=MPClient)
 

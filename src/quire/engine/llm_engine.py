@@ -28,7 +28,8 @@ from quire.engine.launcher import launch_front_end
 from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats, with_stat_loggers
 from quire.engine.wire.control_calls import Utility
 from quire.environment import read_environment
-from quire.executor.packed_file import prepare_memory, weight_memory
+from quire.executor.packed_file import weight_memory
+from quire.hardware.prepared_memory import prepare_memory
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.request_options import RequestOptions

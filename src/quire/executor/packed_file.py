@@ -62,20 +62,6 @@ def weight_memory(model: ModelPlan, parallel: ParallelPlan) -> int:
     return 0 if path is not None and path.exists() else model.weight_bytes
 
 
-def prepare_memory(num_bytes: int) -> None:
-    """Have a thread clear memory for weights, while this process does something else."""
-    native, _ = find_native()
-    if native is not None and num_bytes:
-        native.prepare_memory(num_bytes)
-
-
-def end_preparation() -> None:
-    """Free what of that memory nobody has taken."""
-    native, _ = find_native()
-    if native is not None:
-        native.end_preparation()
-
-
 def _is_packed_whole(model: ModelPlan, parallel: ParallelPlan) -> bool:
     """Whether one worker packs all weights of checkpoint files into memory, on a CPU."""
     return (

@@ -14,13 +14,13 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.executor.adapter_support import adapter_support
 from quire.executor.drafting import build_drafting, read_draft_network
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
-from quire.executor.packed_file import end_preparation
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
 from quire.executor.weights import make_checker, make_loader, make_saver, stored_weights
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_extension import worker_class
+from quire.hardware.prepared_memory import end_preparation
 from quire.models import read_spec
 from quire.models.cutting.stages import memory_places
 from quire.models.decoder import DecoderModel

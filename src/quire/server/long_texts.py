@@ -13,7 +13,6 @@ import array
 import asyncio
 import logging
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -22,10 +21,8 @@ import msgspec
 
 from quire.encodable import NotEncodable, to_msgpack
 from quire.engine.frontend.pooling_input import Truncation
-from quire.engine.process.child_process import ChildProcess
-from quire.engine.process.start_message import LENGTH
-from quire.errors import CapacityError, EngineError, PromptTooLong, RequestError
-from quire.hardware.task_limits import OVER_TIME
+from quire.errors import PromptTooLong, RequestError
+from quire.processes.task_lane import TaskEnded, TaskLane
 from quire.server.text_process import (
     DrawTask,
     EncodeTask,
@@ -64,10 +61,6 @@ SLOW_IN_THREAD_S = 1.0
 
 _MOVED = "from now on another process does this."
 _MODULE = "quire.server.text_process"
-_START_S = 120.0
-_WAITING_FACTOR = 4
-"""A task's limit in wall-clock time, as a multiple of its CPU time: the cores are shared."""
-_MOST_WAITING = 64
 _SLICE = 2**16
 
 
@@ -215,106 +208,31 @@ class _Pace:
                 self.is_slow = True
 
 
-class _Held:
-    """The process of a lane. A program that embeds the server may drop it without closing anything;
-    what is garbage then is finalised in no order, so that this is not a part of the lane.
-    """
-
-    def __init__(self) -> None:
-        self.child: ChildProcess | None = None
-
-    def close(self) -> None:
-        """End the process. Idempotent."""
-        child, self.child = self.child, None
-        if child is not None:
-            child.kill()
-            child.pipe.close()
-
-
 class _Lane:
-    """One process that does one task after the other. It is started at the first, and again after
-    it has ended. `doing` and `parameter`: what an error says of a text that ends it.
-    """
+    """One process for texts. `doing` and `parameter`: what an error says of a text that ends it."""
 
     def __init__(self, start: TextStart, doing: str, parameter: str) -> None:
-        self._start = start
         self._doing, self._parameter = doing, parameter
-        self._held = _Held()
-        weakref.finalize(self, self._held.close)
-        self._is_ended = False
-        self._turn = asyncio.Lock()
-        self._num_waiting = 0
+        self._tasks = TaskLane(_MODULE, start, "tokenizes long texts")
 
     async def answer(self, task: TextTask) -> TextAnswer:
         """Have a task done. Raises RequestError where it ends the process, CapacityError."""
-        if self._num_waiting >= _MOST_WAITING:
-            raise CapacityError("Too many texts wait for their turn.", retry_after_s=1.0)
-        self._num_waiting += 1
-        try:
-            async with self._turn:
-                return await self._ask(task)
-        finally:
-            self._num_waiting -= 1
-
-    def end(self) -> None:
-        """End the process; those who wait for their turn start no other one."""
-        self._is_ended = True
-        self._held.close()
-
-    async def _ask(self, task: TextTask) -> TextAnswer:
-        if self._is_ended:
-            raise EngineError("The server is shut down; the text is not worked on.")
-        if self._held.child is not None and not self._held.child.is_running:
-            self._held.close()
-        child = self._held.child or await self._started()
         try:
             data = to_msgpack(task)
         except NotEncodable as error:
             text = f"A long conversation cannot be rendered: {error}."
             raise RequestError(text, parameter="messages") from None
         try:
-            answered = await self._answered(child, data)
-            if isinstance(answered, TextAnswer):
-                return answered
-            await asyncio.to_thread(child.end, 0.0)  # the system takes its time to free memory
-        except BaseException:  # a caller that is gone, for one, waits for no end
-            self._held.close()
-            raise
-        self._held.close()
-        logger.warning("The process for long texts was ended: %s %s.", self._doing, answered)
-        raise RequestError(
-            f"{self._doing} {answered}; send a shorter one.", parameter=self._parameter
-        )
+            answer = await self._tasks.answer(data)
+        except TaskEnded as ended:
+            raise RequestError(
+                f"{self._doing} {ended.reason}; send a shorter one.", parameter=self._parameter
+            ) from None
+        return msgspec.msgpack.decode(answer, type=TextAnswer)
 
-    async def _answered(self, child: ChildProcess, data: bytes) -> TextAnswer | str:
-        """What the process answers, or why it must be ended."""
-        start = self._start
-        try:
-            async with asyncio.timeout(start.time_s * _WAITING_FACTOR):
-                await _send(child, data)
-                return msgspec.msgpack.decode(await _receive(child), type=TextAnswer)
-        except TimeoutError:
-            return f"takes more than {start.time_s:g} s"
-        except (EOFError, OSError):
-            await asyncio.to_thread(child.exit_words)
-            if child.exit_code == -OVER_TIME:
-                return f"takes more than {start.time_s:g} s"
-            return f"takes more than {start.memory_bytes >> 20} MiB, or makes the process fail"
-
-    async def _started(self) -> ChildProcess:
-        child = self._held.child = ChildProcess(_MODULE)
-        try:
-            child.start(msgspec.structs.replace(self._start))
-            child.pipe.setblocking(False)
-            async with asyncio.timeout(_START_S):
-                await _receive(child)
-        except (TimeoutError, EOFError, OSError):
-            self._held.close()
-            raise EngineError("The process that tokenizes long texts did not start.") from None
-        except BaseException:
-            self._held.close()
-            raise
-        return child
+    def end(self) -> None:
+        """End the process; those who wait for their turn start no other one."""
+        self._tasks.end()
 
 
 async def off_loop(size: int, work: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
@@ -337,27 +255,3 @@ async def _as_list(ids: bytes) -> list[int]:
         listed += packed[place : place + _SLICE]
         await asyncio.sleep(0)
     return listed
-
-
-async def _send(child: ChildProcess, data: bytes) -> None:
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(child.pipe, LENGTH.pack(len(data)))
-    await loop.sock_sendall(child.pipe, data)
-
-
-async def _receive(child: ChildProcess) -> bytes:
-    """The next message. Raises EOFError."""
-    (length,) = LENGTH.unpack(await _exactly(child, LENGTH.size))
-    return await _exactly(child, length)
-
-
-async def _exactly(child: ChildProcess, length: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    data = bytearray(length)
-    view, place = memoryview(data), 0
-    while place < length:
-        num = await loop.sock_recv_into(child.pipe, view[place:])
-        if not num:
-            raise EOFError
-        place += num
-    return bytes(data)

@@ -5,10 +5,7 @@ the page, one after the other and within limits. long_texts.py is the other end 
 from __future__ import annotations
 
 import array
-import ctypes
-import os
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +14,23 @@ import msgspec
 from quire.encodable import json_or_repr, text_of, to_json, to_msgpack
 from quire.engine.frontend.pooling_input import PoolingFacts, Truncation
 from quire.engine.frontend.score_prompts import CrossPrompts
-from quire.engine.process.child_main import ChildProgram
-from quire.engine.process.start_message import ChildStart, receive_frame, send_frame
 from quire.errors import PromptTooLong, RequestError
-from quire.hardware.task_limits import cpu_time, limit_memory
 from quire.params import PoolingParams
+from quire.processes.child_main import ChildProgram
+from quire.processes.task_main import TaskStart, lower_priority, serve_tasks
 from quire.text.chat import render_chat
 from quire.text.markup import draw
 from quire.text.tokenizer import Tokenizer
 
-READY = b"ready"
-"""The first message of the process."""
-NICENESS = 5
-"""Below the engine: a long text waits rather than the streams."""
-
 _BEGINNING = 8
 """How many characters for each token that fits a text is first tried with."""
-_TRIMMED_BYTES = 1 << 20
 
 
-class TextStart(ChildStart, kw_only=True):
-    """Whose texts, and within which limits: CPU seconds for each task, bytes for all it holds in
-    addition to the tokenizer. Without a folder there is no tokenizer, and the process only draws.
-    """
+class TextStart(TaskStart, kw_only=True):
+    """Whose texts. Without a folder there is no tokenizer, and the process only draws."""
 
     tokenizer_folder: str | None
     tokenizer_mode: str
-    time_s: float
-    memory_bytes: int
 
 
 class EncodeTask(msgspec.Struct, tag="encode"):
@@ -169,38 +155,19 @@ def _packed(ids: list[int]) -> bytes:
 
 
 def _run(start: TextStart, pipe: socket.socket) -> int:
-    """Do tasks until the pipe is closed; the exit code. The kernel ends the process where a task
-    takes too much time.
-    """
-    os.nice(NICENESS)
-    tokenizer = None
+    """Do tasks until the pipe is closed; the exit code."""
+    lower_priority()
+    tokenizer: Tokenizer | None = None
     if start.tokenizer_folder is None:
         draw("a", is_whole=True)  # what it imports is not part of a task
     else:
         tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder), mode=start.tokenizer_mode)
         tokenizer.encode("a")
-    limit_memory(start.memory_bytes)
-    send_frame(pipe, READY)
-    while True:
-        try:
-            data = receive_frame(pipe)
-        except EOFError:
-            return 0
-        with cpu_time(start.time_s):
-            answer = answer_to(tokenizer, data)
-        send_frame(pipe, to_msgpack(answer))
-        is_long = len(data) > _TRIMMED_BYTES
-        del data, answer
-        if is_long:
-            _trim()
 
+    def answer(data: bytearray, fds: list[int]) -> bytes:
+        return to_msgpack(answer_to(tokenizer, data))
 
-def _trim() -> None:
-    """Give freed memory back to the system (glibc)."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    return serve_tasks(pipe, start, answer)
 
 
 def raise_failure(answer: TextAnswer, limit: int | None) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from quire.executor import packed_file
 from quire.hardware.native import find_native
+from quire.hardware.prepared_memory import prepare_memory
 from quire.models.loading import packed_weights
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, plan_of, same_bits, serve
@@ -283,7 +284,7 @@ def test_weights_are_packed_into_memory_that_was_prepared(tmp_path, family):
     plan = plan_of(folder)
     assert packed_file.weight_memory(plan.model, plan.parallel) == plan.model.weight_bytes
     right = answers(folder, packed_weights_gib=0)
-    packed_file.prepare_memory(plan.model.weight_bytes)
+    prepare_memory(plan.model.weight_bytes)
     assert same_bits(answers(folder), right)
     assert not packed_file.weight_memory(plan.model, plan.parallel), "now a file has them"
     for changed in ({"load_format": "dummy"}, {"model_impl": "transformers"}):

@@ -18,7 +18,6 @@ import zmq
 
 from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.data_parallel.cluster_keys import ClusterKeys, close_to_strangers
-from quire.engine.process.child_process import ChildProcess
 from quire.engine.wire.codec import (
     NO_SUBJECT,
     BadMessage,
@@ -45,6 +44,7 @@ from quire.engine.wire.messages import (
     UtilityRequest,
 )
 from quire.errors import EngineError
+from quire.processes.child_process import ChildProcess
 
 logger = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from quire.engine.client.scaling import scale
 from quire.engine.client.supervisor import Supervisor
 from quire.engine.control_verbs import WorkerVerbs
 from quire.engine.counterparts import HasCounterparts
-from quire.engine.process.owner_signals import held_back
 from quire.engine.wire.control_calls import BlockingFace, Utility
 from quire.engine.wire.direct_requests import DirectRequests
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineDeadError, EngineError
+from quire.processes.owner_signals import held_back
 
 T = TypeVar("T")
 

@@ -28,7 +28,6 @@ from quire.engine.client.lockstep_group import LockstepGroup
 from quire.engine.client.pending_calls import not_encodable, request_not_encodable
 from quire.engine.data_parallel.coordinator_client import DPCoordinator
 from quire.engine.data_parallel.handshake import HandshakeServer
-from quire.engine.process.child_process import GRACE_S, ChildProcess
 from quire.engine.process.core_pool import CorePool
 from quire.engine.process.socket_folder import remove_socket_folder
 from quire.engine.process.step_board import board_path, read_step_board
@@ -41,6 +40,7 @@ from quire.engine.wire.messages import (
     SchedulerStats,
 )
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
+from quire.processes.child_process import GRACE_S, ChildProcess
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 from quire.engine.client.remote_cores import RemoteCores
-from quire.engine.process.child_process import GRACE_S
 from quire.errors import InvalidParameter
+from quire.processes.child_process import GRACE_S
 
 POLL_S = 0.05
 START_S = 600.0

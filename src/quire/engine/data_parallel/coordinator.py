@@ -14,17 +14,17 @@ import msgspec
 import zmq
 
 from quire.encodable import to_msgpack
-from quire.engine.process.child_main import ChildProgram
-from quire.engine.process.liveness import ORPHANED
-from quire.engine.process.start_message import ChildStart
 from quire.engine.wire.codec import core_identity, has_input
 from quire.engine.wire.messages import (
+    PROTOCOL_VERSION,
     Counts,
     EngineCoreOutputs,
     EngineCoreRequestType,
     SchedulerStats,
     StartWave,
 )
+from quire.processes.child_main import ChildProgram
+from quire.processes.start_message import ORPHANED, ChildStart
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ REPEAT_S = 5.0
 class CoordinatorMessage(ChildStart, kw_only=True):
     """A coordinator's settings. It binds to `cores_in`, `cores_out` and `counts_out`."""
 
+    protocol_version: int = PROTOCOL_VERSION
     cores_in: str
     cores_out: str
     counts_out: str

@@ -18,11 +18,11 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
 from quire.engine.data_parallel.cluster_keys import cluster_keys
 from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS, say_hello
-from quire.engine.process.child_process import GRACE_S
 from quire.engine.process.core_pool import CorePool
-from quire.engine.process.liveness import ORPHANED
 from quire.engine.wire.messages import Welcome
 from quire.environment import read_environment
+from quire.processes.child_process import GRACE_S
+from quire.processes.start_message import ORPHANED
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,15 @@ from quire.engine.core.builder import build_core
 from quire.engine.core.core import EngineCore
 from quire.engine.data_parallel.lockstep_server import DPEngineCoreProc
 from quire.engine.event_loop import freeze_start_up
-from quire.engine.process.child_main import ChildProgram
 from quire.engine.process.core_server import EngineCoreProc
 from quire.engine.process.liveness import PEERS_LOST
-from quire.engine.process.start_message import StartMessage, send_last_words
+from quire.engine.process.start_message import StartMessage
 from quire.engine.process.step_board import StepBoard, board_path
 from quire.errors import EngineError, PeersLost
 from quire.hardware.affinity import bind_thread
 from quire.hardware.cpu_list import parse_cpus
+from quire.processes.child_main import ChildProgram
+from quire.processes.start_message import send_last_words
 
 logger = logging.getLogger(__name__)
 

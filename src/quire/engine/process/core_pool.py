@@ -11,11 +11,11 @@ import msgspec
 
 from quire import errors
 from quire.config.plan import EnginePlan
-from quire.engine.process.child_process import GRACE_S, ChildProcess
 from quire.engine.process.start_message import StartMessage
 from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, LoadError
 from quire.executor.packed_file import weight_memory
+from quire.processes.child_process import GRACE_S, ChildProcess
 
 logger = logging.getLogger(__name__)
 

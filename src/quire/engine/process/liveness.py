@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire.engine.process.socket_folder import remove_socket_folder
+from quire.processes.start_message import ORPHANED
 
-ORPHANED = 3
-"""The exit code of a process whose starter has exited."""
 PEERS_LOST = 4
 """The exit code of a core that ends because another core of its lock-step group has ended."""
 

@@ -15,12 +15,13 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
-from quire.engine.process.child_main import ChildProgram
-from quire.engine.process.start_message import ChildStart
 from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_client import CoreBrokerClient
 from quire.engine.shared_cores.broker_stats import ApiServerStats
 from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
+from quire.engine.wire.messages import PROTOCOL_VERSION
+from quire.processes.child_main import ChildProgram
+from quire.processes.start_message import ChildStart
 from quire.server.assemble import Siblings
 from quire.server.context import Server
 from quire.server.http.listening import ShutdownSignal
@@ -36,6 +37,7 @@ class ApiServerStart(ChildStart, kw_only=True):
     `listener_fd` and `admin_fd` are bound sockets.
     """
 
+    protocol_version: int = PROTOCOL_VERSION
     plan: EnginePlan
     args: ServerArgs
     keys: list[str]

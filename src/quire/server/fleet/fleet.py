@@ -19,10 +19,10 @@ from quire.config.args.server_args import ServerArgs
 from quire.config.plan import EnginePlan
 from quire.engine.event_loop import loop_factory
 from quire.engine.launcher import OwnedCores, start_owned
-from quire.engine.process.child_process import ChildProcess, is_shortage
 from quire.engine.shared_cores.broker import ApiServerConnection
 from quire.engine.shared_cores.load_board import Load, LoadBoard
 from quire.errors import EngineDeadError
+from quire.processes.child_process import ChildProcess, is_shortage
 from quire.server.assemble import listening_of
 from quire.server.fleet.api_server import ApiServerStart
 from quire.server.http.listening import ShutdownSignal, address_of

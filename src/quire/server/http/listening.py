@@ -18,8 +18,8 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.engine.process.owner_signals import OWNER_SIGNALS
 from quire.errors import InvalidParameter
+from quire.processes.owner_signals import OWNER_SIGNALS
 from quire.server.http.acceptor import Acceptor, Connections, most_connections
 from quire.server.http.connection import bounded_protocol
 

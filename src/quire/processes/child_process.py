@@ -18,8 +18,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from quire.engine.process.owner_signals import held_back
-from quire.engine.process.start_message import ChildStart, last_words, send_start
+from quire.processes.owner_signals import held_back
+from quire.processes.start_message import ChildStart, last_words, send_start
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
@@ -29,7 +29,7 @@ GRACE_S = 5.0
 _ROOT = str(Path(__file__).parents[2])
 _BOOT = (
     "import sys; sys.path.append(sys.argv[3]); "
-    "from quire.engine.process.child_main import main; "
+    "from quire.processes.child_main import main; "
     "main(int(sys.argv[1]), sys.argv[2], int(sys.argv[4]))"
 )
 """The starter's `sys.path` comes with the start message; until then the package is found by the

@@ -19,10 +19,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn
 
-from quire.engine.process.liveness import ORPHANED
-from quire.engine.process.owner_signals import leave_to_owner
-from quire.engine.process.start_message import ChildStart, M, decode_start, receive_frame
-from quire.executor.packed_file import prepare_memory
+from quire.hardware.prepared_memory import prepare_memory
+from quire.processes.owner_signals import leave_to_owner
+from quire.processes.start_message import (
+    ORPHANED,
+    M,
+    decode_start,
+    prepared_bytes,
+    receive_frame,
+)
 
 LOG_FORMAT = "({} pid=%(process)d) %(levelname)s %(name)s: %(message)s"
 
@@ -73,7 +78,7 @@ def _receive(pipe: socket.socket, received: Future[bytearray]) -> None:
     """Wait for the start message, and begin what can be done while the program is imported."""
     try:
         data = receive_frame(pipe)
-        prepare_memory(decode_start(data, ChildStart).prepared_bytes)
+        prepare_memory(prepared_bytes(data))
         received.set_result(data)
     except Exception as error:
         received.set_exception(error)

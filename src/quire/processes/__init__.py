@@ -1,0 +1,1 @@
+"""Processes that this one starts: how they are begun, watched, limited and ended."""

@@ -1,0 +1,118 @@
+"""The message that a child process is started with, and the pipe that it is sent through.
+
+The pipe stays open until one side ends; EOF signals that to the other at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.encodable import NotEncodable, encoded, text_of, to_msgpack
+from quire.errors import EngineError, InvalidParameter, LoadError
+
+ORPHANED = 3
+"""The exit code of a process whose starter has exited."""
+
+LENGTH = struct.Struct("<Q")
+"""In front of every frame."""
+
+
+class ChildStart(msgspec.Struct, kw_only=True):
+    """The settings of every child process; `ChildProcess.start` fills them in. `sys_path` is that
+    of the starter. `prepared_bytes`: of memory that the process will soon fill. A kind of process
+    that speaks to others by a protocol has the version of that as its default.
+    """
+
+    protocol_version: int = 0
+    sys_path: list[str] = []
+    log_level: int = 30
+    prepared_bytes: int = 0
+
+
+M = TypeVar("M", bound=ChildStart)
+
+
+def send_start(pipe: socket.socket, message: ChildStart) -> None:
+    """Write the message. Raises OSError when the process has exited, LoadError for settings that
+    cannot be sent.
+    """
+    try:
+        data = encoded(_start_encoder.encode, message, is_strict=True)
+    except NotEncodable as error:
+        raise LoadError(f"The settings cannot be sent to another process: {error}.") from error
+    send_frame(pipe, data)
+
+
+def decode_start(data: bytearray, kind: type[M]) -> M:
+    """The message, of the struct `kind`. Raises EngineError when it is of another version."""
+    expected = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    if msgspec.msgpack.decode(data)["protocol_version"] != expected["protocol_version"]:
+        raise EngineError("This process and its starter are of different releases; restart both.")
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+def prepared_bytes(data: bytearray) -> int:
+    """The memory that a process of any kind will soon fill."""
+    return msgspec.msgpack.decode(data, type=_Preparation).prepared_bytes
+
+
+class _Preparation(msgspec.Struct):
+    prepared_bytes: int = 0
+
+
+def send_last_words(pipe: socket.socket, error: Exception) -> None:
+    """Send the front end the error that keeps this process from serving."""
+    with contextlib.suppress(OSError):
+        pipe.sendall(to_msgpack((type(error).__name__, text_of(error))))
+
+
+def last_words(pipe: socket.socket) -> tuple[str, str] | None:
+    """The class and the text of the error that a process has sent before it ended, if it did."""
+    data = bytearray()
+    pipe.setblocking(False)
+    try:
+        while part := pipe.recv(65536):
+            data += part
+        return msgspec.msgpack.decode(bytes(data), type=tuple[str, str])
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None
+
+
+def send_frame(pipe: socket.socket, data: bytes) -> None:
+    """Write `data` with its length. Raises OSError when the other end is closed."""
+    pipe.sendall(LENGTH.pack(len(data)))
+    pipe.sendall(data)
+
+
+def receive_frame(pipe: socket.socket) -> bytearray:
+    """Wait for the next frame. Raises EOFError when the other end is closed."""
+    return receive_exactly(pipe, LENGTH.unpack(receive_exactly(pipe, LENGTH.size))[0])
+
+
+def receive_exactly(pipe: socket.socket, length: int) -> bytearray:
+    """Wait for `length` bytes. Raises EOFError when the other end is closed."""
+    data = bytearray(length)
+    view, place = memoryview(data), 0
+    while place < length:
+        num = pipe.recv_into(view[place:])
+        if not num:
+            raise EOFError("the other end of the pipe is closed")
+        place += num
+    return data
+
+
+def _named(value: object) -> Any:
+    """A class is encoded as its name, by which the core imports it."""
+    if isinstance(value, type) and value.__module__ != "__main__" and "<" not in value.__qualname__:
+        return f"{value.__module__}:{value.__qualname__}"
+    allowed = "another process must be able to import it by name"
+    hint = "Put the class into a module of its own, or keep the core in this process."
+    raise InvalidParameter("engine argument", value, allowed, hint)
+
+
+_start_encoder = msgspec.msgpack.Encoder(enc_hook=_named)
