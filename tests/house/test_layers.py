@@ -14,7 +14,7 @@ LEVELS = {
     "embedded": 0, "encodable": 0, "file_errors": 0, "unbuilt_names": 0, "lora": 0,
     "environment": 0, "hardware": 0,
     "step": 1, "scheduling": 1, "text": 1, "ops": 1, "observability": 1, "processes": 1,
-    "kernels": 2, "models": 2, "quantization": 2, "distributed": 2,
+    "kernels": 2, "models": 2, "quantization": 2, "distributed": 2, "media": 2,
     "config": 3, "runner": 3, "model_registry": 3,
     "executor": 4, "engine": 4, "grammar": 4, "beam_search": 4,
     "llm": 5, "llm_pooling": 5, "server": 5,
@@ -166,6 +166,8 @@ WITHOUT_TORCH = (
     "quire.engine.control_verbs",
     "quire.engine.frontend.frontend",
     "quire.cli.main",
+    "quire.media.loader",
+    "quire.media.placed",
     "quire.llm",
 )
 

@@ -1,0 +1,1 @@
+"""Decodes pictures, in processes of their own kind."""

@@ -1,0 +1,136 @@
+"""Pictures as requests name them, to bytes or arrays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from quire.errors import RequestError
+from quire.media.faults import MediaFault
+from quire.media.fetch.inline import data_url_bytes, read_data_url, read_file_url
+from quire.media.fetch.settings import ByteBudget, FetchFault, FetchSettings
+from quire.media.fetch.urls import WebAddress, read_web_address, scheme_of
+from quire.media.fetch.web import WebClient
+
+Picture = bytes | npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPicture:
+    """A picture of a request: a `url`, encoded `data` or an array of `pixels`; or none of them, and
+    the caller's `uuid` stands for one that came before. `label` begins a sentence about it.
+    """
+
+    url: str | None = None
+    data: bytes | None = None
+    pixels: npt.NDArray[Any] | None = None
+    uuid: str | None = None
+    label: str = "The picture"
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it has only an id."""
+        return self.url is None and self.data is None and self.pixels is None
+
+
+def check_count(num: int, limit: int, modality: str = "image") -> None:
+    """Raise RequestError for more items of a modality than a prompt may have."""
+    if num > limit:
+        raise RequestError(
+            f"At most {limit} {modality}(s) may be provided in one prompt. Set "
+            "`--limit-mm-per-prompt` to increase this limit.",
+            parameter=modality,
+        )
+
+
+class MediaFetcher:
+    """Fetches the pictures of a request. All of them are looked at before any is fetched."""
+
+    def __init__(self, settings: FetchSettings, client: WebClient | None = None) -> None:
+        self.settings = settings
+        self._client = client or WebClient(settings)
+
+    async def fetched(self, pictures: Sequence[GivenPicture]) -> list[Picture | None]:
+        """Bytes or pixels of every picture; None for those that only have an id. Raises the
+        MediaFault of the first that cannot be used.
+        """
+        budget = ByteBudget(self.settings.max_total_bytes)
+        addresses = [self._checked(picture, budget) for picture in pictures]
+        room = asyncio.Semaphore(self.settings.num_at_once)
+
+        async def one(picture: GivenPicture, address: WebAddress | None) -> Picture | None:
+            try:
+                async with room:
+                    return await self._one(picture, address, budget)
+            except MediaFault as fault:
+                raise fault.of(picture.label) from None
+
+        tasks = [
+            asyncio.ensure_future(one(*pair)) for pair in zip(pictures, addresses, strict=True)
+        ]
+        try:
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [_raised(each) for each in found]
+
+    def _checked(self, picture: GivenPicture, budget: ByteBudget) -> WebAddress | None:
+        """Where it is on the web, if it is there; raises for what can be told to be refused."""
+        try:
+            return self._looked_at(picture, budget)
+        except MediaFault as fault:
+            raise fault.of(picture.label) from None
+
+    def _looked_at(self, picture: GivenPicture, budget: ByteBudget) -> WebAddress | None:
+        most, size = self.settings.max_bytes, 0
+        if picture.data is not None:
+            size = len(picture.data)
+        elif picture.pixels is not None:
+            size = picture.pixels.nbytes
+        elif picture.url is not None:
+            scheme = scheme_of(picture.url)
+            if scheme in ("http", "https"):
+                address = read_web_address(picture.url)
+                self._client.check(address)
+                return address
+            if scheme == "data":
+                size = data_url_bytes(picture.url)
+            elif scheme != "file":
+                raise MediaFault("has a URL that is not one: it is an HTTP, data or file URL")
+        elif not picture.uuid:
+            raise MediaFault("has no data and no uuid")
+        if size > most:
+            raise FetchFault(f"has more than {most} bytes")
+        budget.take(size)
+        return None
+
+    async def _one(
+        self, picture: GivenPicture, address: WebAddress | None, budget: ByteBudget
+    ) -> Picture | None:
+        if address is not None:
+            return await self._client.get(address, budget)
+        if picture.data is not None:
+            return picture.data
+        if picture.pixels is not None:
+            return picture.pixels
+        if picture.url is None:
+            return None
+        if scheme_of(picture.url) == "data":
+            return await asyncio.to_thread(read_data_url, picture.url)
+        settings = self.settings
+        data = await asyncio.to_thread(
+            read_file_url, picture.url, settings.local_root, settings.max_bytes
+        )
+        budget.take(len(data))
+        return data
+
+
+def _raised(found: Picture | BaseException | None) -> Picture | None:
+    if isinstance(found, BaseException):
+        raise found
+    return found
