@@ -12,7 +12,7 @@ import pytest
 from quire.errors import RequestError
 from quire.media.faults import MediaFault
 from quire.media.fetch.addresses import is_public
-from quire.media.fetch.fetcher import GivenPicture, MediaFetcher, check_count
+from quire.media.fetch.fetcher import GivenPicture, MediaFetcher
 from quire.media.fetch.settings import FetchFault, FetchSettings
 from quire.media.fetch.urls import read_web_address, redirected
 from quire.media.fetch.web import WebClient
@@ -346,11 +346,6 @@ def test_what_is_refused_of_the_request_itself(given, words, status):
     with pytest.raises(MediaFault, match=words) as caught:
         fetched(given, max_bytes=100)
     assert caught.value.http_status == status
-
-
-def test_ten_thousand_pictures_are_refused_by_their_number():
-    with pytest.raises(RequestError, match=r"At most 4 image\(s\) may be provided in one prompt"):
-        check_count(10_000, 4)
 
 
 def test_files_are_read_below_the_folder_alone(tmp_path):

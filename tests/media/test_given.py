@@ -12,7 +12,13 @@ from PIL import Image
 from quire.errors import RequestError
 from quire.media.fetch.fetcher import MediaFetcher
 from quire.media.fetch.settings import FetchSettings
-from quire.media.given import given_pictures, picture_of_part, text_with_placeholders
+from quire.media.given import (
+    background_of,
+    given_pictures,
+    picture_of_part,
+    text_with_placeholders,
+)
+from quire.media.item_limits import check_count, read_limits
 from tests.media.pictures import encoded, noise, odd_pictures, picture
 
 PIXELS = noise(4, 5)
@@ -125,3 +131,40 @@ def test_templates_for_text_get_placeholders(parts, interleaves, text):
 def test_more_placeholders_than_pictures_are_refused():
     with pytest.raises(RequestError, match="Found more '<i>' placeholders"):
         text_with_placeholders(["<i> <i>", None], "<i>", "<i>")
+
+
+def test_options_of_decoding_are_read_and_others_refused():
+    assert background_of(None) == background_of({"video": {"fps": 1}}) == (255, 255, 255)
+    assert background_of({"image": {"rgba_background_color": [1, 2, 3]}}) == (1, 2, 3)
+    for options, words in (
+        ({"image_mode": "L"}, "image_mode='L' is not allowed: pictures become RGB"),
+        ({"rgba_background_color": [1, 2]}, "three whole numbers"),
+        ({"rgba_background_color": [1, 2, 256]}, "three whole numbers"),
+        ({"fast": True}, "'media_io_kwargs.image.fast' is not a parameter"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            background_of({"image": options})
+
+
+def test_limits_are_read():
+    assert read_limits(None) == {"image": 999, "video": 999, "audio": 999}
+    found = read_limits({"image": 4, "video": {"count": 1, "num_frames": 32}, "audio": {}})
+    assert found == {"image": 4, "video": 1, "audio": 999}
+    assert set(read_limits({"image": 4}, is_text_only=True).values()) == {0}
+    for limits, words in (
+        ({"smell": 1}, "limit_mm_per_prompt='smell' is not allowed: the modalities are image"),
+        ({"image": -1}, "limit_mm_per_prompt.image=-1"),
+        ({"image": True}, "a whole number"),
+        ({"image": {"count": 1, "length": 3}}, "image has count, width, height"),
+        ({"image": {"width": "a"}}, "all numbers"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            read_limits(limits)
+
+
+def test_ten_thousand_pictures_are_refused_by_their_number():
+    with pytest.raises(RequestError, match=r"At most 4 image\(s\) may be provided in one prompt"):
+        check_count(10_000, 4)
+    check_count(4, 4)
+    with pytest.raises(RequestError, match=r"At most 0 video\(s\)"):
+        check_count(1, 0, "video")

@@ -81,6 +81,11 @@ CASES = {
     ),
     "glm-4v": ("glm4v", "Glm4vImageProcessor", {"size": SMALL}),
     "glm-4.6v": ("glm46v", "Glm46VImageProcessor", {"size": SMALL}),
+    "kimi": (
+        "kimi_k25",
+        "Kimi_K25ImageProcessor",
+        {"max_patches": 60, "size": {"max_height": 20, "max_width": 20}},
+    ),
     "pixtral": (
         "pixtral",
         "PixtralImageProcessor",
@@ -176,7 +181,7 @@ def references():
 def reference(case, monkeypatch, kept):
     """transformers' object, the Pillow form where there is one."""
     module, name, settings = CASES[case]
-    has_twin = module not in ("cohere2_vision", "llama4", "lfm2_vl")
+    has_twin = module not in ("cohere2_vision", "llama4", "lfm2_vl", "kimi_k25")
     if not has_twin:
         with_pillow_for_torchvision(monkeypatch)
     if case not in kept:
@@ -198,9 +203,9 @@ def expected_arrays(case, image, monkeypatch, kept):
             arrays["pixel_values"] = arrays["pixel_values"].reshape(
                 -1, *arrays["pixel_values"].shape[-2:]
             )
-    elif CASES[case][0] not in ("qwen2_vl", "glm4v", "glm46v", "gemma3", "got_ocr2") and (
-        CASES[case][0] != "cohere2_vision"
-    ):
+    elif CASES[case][0] not in (
+        *("qwen2_vl", "glm4v", "glm46v", "gemma3", "got_ocr2", "kimi_k25"),
+    ) and (CASES[case][0] != "cohere2_vision"):
         arrays = {n: v[0] for n, v in arrays.items()}
     elif "image_grid_thw" in arrays:
         arrays["image_grid_thw"] = arrays["image_grid_thw"][0]

@@ -55,6 +55,7 @@ CASES = {
     ),
     "Glm4vProcessor": ({"image_processor_type": "Glm4vImageProcessor"}, {}, {}),
     "Glm46VProcessor": ({"image_processor_type": "Glm46VImageProcessor"}, {}, {}),
+    "Kimi_K25Processor": ({"image_processor_type": "Kimi_K25ImageProcessor"}, {}, {}),
     "PixtralProcessor": (
         {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 200}},
         {"patch_size": 14, "spatial_merge_size": 2},
@@ -132,6 +133,7 @@ def judge(name, rule, settings):
         "AyaVisionProcessor": "aya_vision",
         "Cohere2VisionProcessor": "cohere2_vision",
         "Lfm2VlProcessor": "lfm2_vl",
+        "Kimi_K25Processor": "kimi_k25",
     }.get(name, name.removesuffix("Processor").lower())
     kind = getattr(importlib.import_module(f"transformers.models.{home}.processing_{home}"), name)
     found = kind.__new__(kind)

@@ -30,9 +30,9 @@ def with_pillow_for_torchvision(monkeypatch):
         stacked = torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2)
         return stacked.reshape(*images.shape[:-2], height, width)
 
-    def pad(images, padding, fill=0):
+    def pad(images, padding, fill=0, padding_mode="constant"):
         left, top, right, bottom = padding
-        assert not any(fill) and (left, top) == (0, 0)
+        assert padding_mode == "constant" and not np.any(fill) and (left, top) == (0, 0)
         return torch.nn.functional.pad(images, (0, right, 0, bottom))
 
     def normalize(images, mean, std, inplace=False):

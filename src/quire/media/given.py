@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import InvalidParameter, InvalidType, RequestError
+from quire.errors import InvalidParameter, InvalidType, RequestError, UnknownParameter
 from quire.media.decoding.rgb import as_rgb, load_pillow
 from quire.media.fetch.fetcher import GivenPicture
 
@@ -134,6 +134,29 @@ def _checked(picture: GivenPicture) -> GivenPicture:
         text = f"{picture.label} has neither a URL nor a uuid."
         raise RequestError(text, parameter="messages")
     return picture
+
+
+def background_of(media_io_kwargs: Mapping[str, Any] | None) -> tuple[int, int, int]:
+    """The colour under transparent pixels that `media_io_kwargs["image"]` asks for; white."""
+    options = dict((media_io_kwargs or {}).get("image") or {})
+    mode = options.pop("image_mode", None) or "RGB"
+    if mode != "RGB":
+        raise InvalidParameter("media_io_kwargs.image_mode", mode, "pictures become RGB")
+    colour = options.pop("rgba_background_color", None)
+    if options:
+        allowed = "pictures have image_mode and rgba_background_color"
+        raise UnknownParameter(f"media_io_kwargs.image.{min(options)}", allowed)
+    if colour is None:
+        return 255, 255, 255
+    if (
+        not isinstance(colour, list | tuple)
+        or len(colour) != 3
+        or not all(type(each) is int and 0 <= each <= 255 for each in colour)
+    ):
+        allowed = "it is three whole numbers from 0 to 255"
+        raise InvalidParameter("media_io_kwargs.rgba_background_color", colour, allowed)
+    red, green, blue = colour
+    return red, green, blue
 
 
 def text_with_placeholders(

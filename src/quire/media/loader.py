@@ -13,7 +13,8 @@ import numpy.typing as npt
 from quire.errors import RequestError
 from quire.media.decoding.decoder import PictureDecoder, ProcessedPicture
 from quire.media.digests import picture_digest, uuid_digest
-from quire.media.fetch.fetcher import GivenPicture, MediaFetcher, check_count
+from quire.media.fetch.fetcher import GivenPicture, MediaFetcher
+from quire.media.item_limits import DEFAULT_LIMIT, check_count
 from quire.media.picture_files import PictureSettings
 from quire.media.processed_cache import ProcessedCache
 
@@ -44,7 +45,7 @@ class PictureLoader:
         decoder: PictureDecoder,
         cache: ProcessedCache,
         *,
-        most_pictures: int = 999,
+        most_pictures: int = DEFAULT_LIMIT,
         is_trusting: bool = False,
         algorithm: str = "sha256",
     ) -> None:

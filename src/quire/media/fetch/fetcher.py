@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy.typing as npt
 
-from quire.errors import RequestError
 from quire.media.faults import MediaFault
 from quire.media.fetch.inline import data_url_bytes, read_data_url, read_file_url
 from quire.media.fetch.settings import ByteBudget, FetchFault, FetchSettings
@@ -35,16 +34,6 @@ class GivenPicture:
     def is_reference(self) -> bool:
         """Whether it has only an id."""
         return self.url is None and self.data is None and self.pixels is None
-
-
-def check_count(num: int, limit: int, modality: str = "image") -> None:
-    """Raise RequestError for more items of a modality than a prompt may have."""
-    if num > limit:
-        raise RequestError(
-            f"At most {limit} {modality}(s) may be provided in one prompt. Set "
-            "`--limit-mm-per-prompt` to increase this limit.",
-            parameter=modality,
-        )
 
 
 class MediaFetcher:

@@ -84,6 +84,17 @@ def _bounded(
     return tall, wide
 
 
+def within_patches(
+    height: int, width: int, patch_size: int, max_patches: int, max_side: int
+) -> Sides:
+    """Shrinks, never enlarges, to `max_patches` patches and `max_side` of them on a side (Kimi)."""
+    num = max(1, height // patch_size) * max(1, width // patch_size)
+    longest = max_side * patch_size
+    scale = min(1.0, math.sqrt(max_patches / num), longest / height, longest / width)
+    tall, wide = max(1, int(height * scale)), max(1, int(width * scale))
+    return min(tall, longest), min(wide, longest)
+
+
 @lru_cache(maxsize=256)
 def fitting_patches(height: int, width: int, patch_size: int, max_patches: int) -> Sides:
     """The largest multiples of `patch_size` that keep the shape and have at most `max_patches`

@@ -1,4 +1,4 @@
-"""Processors whose pictures keep their shape and become patches: Qwen-VL, GLM-4V, Pixtral."""
+"""Processors whose pictures keep their shape and become patches: Qwen-VL, GLM-4V, Kimi, Pixtral."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from quire.media.image_processors.geometry import (
     Sides,
     multiple_within,
     multiple_within_for_frames,
+    within_patches,
 )
 from quire.media.image_processors.pixels import (
     BICUBIC,
     CLIP_MEAN,
     CLIP_STD,
+    HALF,
     FloatArray,
     Levels,
     centre_cut,
+    on_canvas,
     resized,
 )
 from quire.media.image_processors.processor import (
@@ -186,3 +189,58 @@ class PixtralProcessor:
             image = centre_cut(image, *self.crop)
         sizes = np.array(layout.tile, np.int64)
         return {"pixel_values": self.levels.channels(image), "image_sizes": sizes}
+
+
+@dataclass(frozen=True, slots=True)
+class KimiK25Processor:
+    """Kimi_K25ImageProcessor: shrinks to a number of patches, then fills up with black to whole
+    squares of merged ones.
+    """
+
+    levels: Levels
+    resample: int
+    resizes: bool
+    patch_size: int
+    merge_size: int
+    max_patches: int
+    max_side: int
+
+    @classmethod
+    def read(cls, settings: ProcessorSettings) -> Self:
+        """With the class's defaults."""
+        size = settings.size("size", {"max_height": 512, "max_width": 512}, is_square=True)
+        if size is None or not size.max_height or size.max_height != size.max_width:
+            raise settings.refused("size", size, "it has max_height and max_width, both the same")
+        return cls(
+            levels=Levels.read(settings, HALF, HALF),
+            resample=settings.resample(BICUBIC),
+            resizes=settings.flag("do_resize", True),
+            patch_size=settings.whole("patch_size", 14),
+            merge_size=settings.whole("merge_size", 2),
+            max_patches=settings.whole("max_patches", 16384),
+            max_side=size.max_height,
+        )
+
+    def layout(self, height: int, width: int) -> PictureLayout:
+        """One tile, with what it is filled up with."""
+        unit, size = self.patch_size * self.merge_size, (height, width)
+        if self.resizes:
+            tall, wide = self._inner(height, width)
+            size = -(-tall // unit) * unit, -(-wide // unit) * unit
+        elif height % unit or width % unit:
+            raise refused_shape(height, width, f"is not a multiple of {unit}")
+        return whole_layout(height, width, size)
+
+    def arrays(self, image: Image, layout: PictureLayout) -> Arrays:
+        """`pixel_values` [patches, 3, P, P] and `image_grid_thw` in patches."""
+        if self.resizes:
+            image = resized(image, self._inner(image.height, image.width), self.resample)
+        channels = self.levels.channels(on_canvas(image, *layout.tile, 0, 0, (0, 0, 0)))
+        patch = self.patch_size
+        rows, cols = (side // patch for side in layout.tile)
+        parts = channels.reshape(3, rows, patch, cols, patch).transpose(1, 3, 0, 2, 4)
+        values = parts.reshape(rows * cols, 3, patch, patch)
+        return {"pixel_values": values, "image_grid_thw": np.array([1, rows, cols], np.int64)}
+
+    def _inner(self, height: int, width: int) -> Sides:
+        return within_patches(height, width, self.patch_size, self.max_patches, self.max_side)

@@ -16,6 +16,7 @@ from quire.media.image_processors.grids import (
 from quire.media.image_processors.lfm2 import Lfm2VlProcessor
 from quire.media.image_processors.patches import (
     Glm4vProcessor,
+    KimiK25Processor,
     PixtralProcessor,
     Qwen2VLProcessor,
 )
@@ -39,6 +40,7 @@ PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Qwen2VLImageProcessor": Qwen2VLProcessor,
     "Glm4vImageProcessor": Glm4vProcessor,
     "Glm46VImageProcessor": Glm4vProcessor,
+    "Kimi_K25ImageProcessor": KimiK25Processor,
     "PixtralImageProcessor": PixtralProcessor,
     "Idefics3ImageProcessor": Idefics3Processor,
     "SmolVLMImageProcessor": Idefics3Processor,

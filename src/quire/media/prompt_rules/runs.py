@@ -147,6 +147,17 @@ class Glm4vRule(QwenVLRule):
 
 
 @dataclass(frozen=True, slots=True)
+class KimiK25Rule(QwenVLRule):
+    """Kimi_K25Processor."""
+
+    @classmethod
+    def read(cls, facts: PromptFacts) -> Self:
+        """With the tokens of Kimi."""
+        before = "<|media_begin|>image<|media_content|>"
+        return cls._read(facts, "<|media_pad|>", before, "<|media_end|>")
+
+
+@dataclass(frozen=True, slots=True)
 class FramedRule(PromptRule):
     """A run of `per_tile` tokens for each tile, or of `per_tile` in all, between two tokens."""
 
