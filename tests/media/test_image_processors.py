@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from quire.media.decoding.rgb import as_rgb, opened
 from quire.media.faults import MediaFault
@@ -246,3 +247,22 @@ def test_pixels_equal_those_of_transformers(case, monkeypatch, references):
 
 def test_every_class_has_a_case():
     assert {name for _, name, _ in CASES.values()} == set(PROCESSORS)
+
+
+@pytest.mark.parametrize("fault", ["BGR", "another filter", "another order of patches"])
+def test_the_pictures_show_a_planted_fault(fault):
+    """What these faults do is far above the tolerance, on every picture with more than a colour."""
+    name, settings = CASES["qwen2-vl"][1:]
+    processor = read_processor({"image_processor_type": name, **settings})
+    image = PICTURES["alpha"]
+    layout = processor.layout(image.height, image.width)
+    right = processor.arrays(image, layout)["pixel_values"]
+    if fault == "another filter":
+        other = read_processor({"image_processor_type": name, **settings, "resample": 2})
+        wrong = other.arrays(image, layout)["pixel_values"]
+    elif fault == "BGR":
+        red, green, blue = image.split()
+        wrong = processor.arrays(Image.merge("RGB", (blue, green, red)), layout)["pixel_values"]
+    else:
+        wrong = right[::-1]
+    assert abs(wrong - right).max() > 0.05
