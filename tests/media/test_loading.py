@@ -12,7 +12,11 @@ from quire.media.digests import part_digest, picture_digest, uuid_digest
 from quire.media.fetch.fetcher import GivenPicture, MediaFetcher
 from quire.media.fetch.settings import FetchSettings
 from quire.media.image_processors.processor import PictureLayout
-from quire.media.image_processors.table import read_processor
+from quire.media.image_processors.table import (
+    PROCESSORS,
+    changeable_settings,
+    read_processor,
+)
 from quire.media.loader import LoadedPicture, LoaderThread, PictureLoader
 from quire.media.picture_files import (
     check_picture_files,
@@ -131,8 +135,20 @@ def test_requests_change_known_settings_alone(tmp_path):
     assert "max_pixels" not in sized and "min_pixels" not in sized
     with pytest.raises(InvalidParameter, match=r"mm_processor_kwargs.colour.*max_pixels"):
         settings.changed({"colour": 1})
-    with pytest.raises(LoadError, match="patch_size"):
-        settings.changed({"patch_size": -1})
+    with pytest.raises(InvalidParameter, match="mm_processor_kwargs.patch_size"):
+        settings.changed({"patch_size": 16})
+    with pytest.raises(RequestError, match="mm_processor_kwargs cannot be used: .*max_pixels=0"):
+        settings.changed({"max_pixels": 0})
+
+
+def test_requests_do_not_change_what_an_encoder_is_made_for():
+    for name in PROCESSORS:
+        keys = changeable_settings(name)
+        assert not keys & {"patch_size", "merge_size", "encoder_patch_size", "max_image_size"}
+    assert "size" not in changeable_settings("CLIPImageProcessor")
+    assert "image_grid_pinpoints" in changeable_settings("LlavaNextImageProcessor")
+    assert "size" in changeable_settings("Idefics3ImageProcessor")
+    assert "max_soft_tokens" in changeable_settings("Gemma4ImageProcessor")
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.errors import LoadError, UnknownParameter, UnsupportedConfigValue
+from quire.errors import LoadError, RequestError, UnknownParameter, UnsupportedConfigValue
 from quire.media.image_processors.processor import ImageProcessor
-from quire.media.image_processors.table import known_settings, processor_name, read_processor
+from quire.media.image_processors.table import (
+    changeable_settings,
+    processor_name,
+    read_processor,
+)
 from quire.media.prompt_rules.facts import PromptFacts
 from quire.media.prompt_rules.rule import PromptRule
 from quire.media.prompt_rules.table import read_rule
@@ -29,7 +33,8 @@ class PictureSettings:
 
     def changed(self, mm_processor_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
         """The JSON with what a request or the server sets, flat or under `images_kwargs`. Raises
-        UnknownParameter for keys that the processor does not have, and what reading it raises.
+        UnknownParameter for keys that the processor does not have or that belong to the encoder,
+        RequestError for values that make no sense.
         """
         given = dict(mm_processor_kwargs or {})
         scoped = given.pop("images_kwargs", None) or {}
@@ -38,17 +43,21 @@ class PictureSettings:
         given |= scoped
         if not given:
             return self.processor
-        known = known_settings(processor_name(self.processor))
+        known = changeable_settings(processor_name(self.processor))
         for key in given:
             if key not in known:
-                allowed = f"this model's image processor has {', '.join(sorted(known))}"
+                allowed = f"of this model's image processor change {', '.join(sorted(known))}"
                 raise UnknownParameter(f"mm_processor_kwargs.{key}", allowed)
         values = {**self.processor, **given}
         if "size" in given:  # it means the same as these, which would win otherwise
             for key in ("min_pixels", "max_pixels"):
                 if key not in given:
                     values.pop(key, None)
-        read_processor(values)
+        try:
+            read_processor(values)
+        except LoadError as error:
+            text = f"mm_processor_kwargs cannot be used: {error}"
+            raise RequestError(text, parameter="mm_processor_kwargs") from None
         return values
 
     def read(self) -> ImageProcessor:

@@ -65,10 +65,10 @@ class Qwen2VLProcessor:
         longest = given.pop("max_pixels", given.get("longest_edge"))
         shortest = settings.value("min_pixels", shortest)
         longest = settings.value("max_pixels", longest)
-        bounds = ProcessorSettings(settings.name, {"shortest": shortest, "longest": longest})
+        bounds = ProcessorSettings(settings.name, {"min_pixels": shortest, "max_pixels": longest})
         if shortest is None or longest is None or given.keys() - edges.keys():
             raise settings.refused("size", given, "it has a shortest_edge and a longest_edge")
-        least, most = bounds.whole("shortest", 1), bounds.whole("longest", 1)
+        least, most = bounds.whole("min_pixels", 1), bounds.whole("max_pixels", 1)
         if least > most:
             raise settings.refused("size", given, "its shortest_edge is the smaller of both")
         return cls(

@@ -89,8 +89,26 @@ def read_processor(values: Mapping[str, Any]) -> ImageProcessor:
     return processor
 
 
-def known_settings(name: str) -> frozenset[str]:
-    """The keys that the processor `name` reads, for requests that change some."""
-    settings = ProcessorSettings(name, {})
-    PROCESSORS[name].read(settings)
-    return frozenset(settings.read) | SHARED
+_OF_ENCODERS = frozenset(
+    {
+        *("patch_size", "merge_size", "temporal_patch_size", "encoder_patch_size"),
+        *("downsample_factor", "pooling_kernel_size", "max_image_size", "max_num_patches"),
+    }
+)
+"""Keys that say how the encoder is made."""
+_OF_TILES = frozenset(
+    {"size", "crop_size", "do_resize", "do_center_crop", "do_pad", "pad_size", "use_square_size"}
+)
+"""The same for encoders that know one size of a picture or tile."""
+_OF_ANY_SIZE = (Siglip2Processor, Qwen2VLProcessor, PixtralProcessor, KimiK25Processor)
+_OF_OTHER_SIZES = (Gemma4Processor, Lfm2VlProcessor, Idefics3Processor)
+
+
+def changeable_settings(name: str) -> frozenset[str]:
+    """The keys of the processor `name` that requests may change: the encoder takes what becomes of
+    a picture whatever they are.
+    """
+    settings, kind = ProcessorSettings(name, {}), PROCESSORS[name]
+    kind.read(settings)
+    keys = (frozenset(settings.read) | SHARED) - _OF_ENCODERS
+    return keys if issubclass(kind, _OF_ANY_SIZE + _OF_OTHER_SIZES) else keys - _OF_TILES
