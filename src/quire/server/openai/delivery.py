@@ -23,7 +23,7 @@ from quire.server.engine_outputs import Outputs, last_outputs, merged, raise_err
 from quire.server.http.event_stream import DONE, event
 from quire.server.http.failures import error_json
 from quire.server.http.json_body import json_response
-from quire.server.load_report import load_headers
+from quire.server.load_report import FORMAT, load_headers
 from quire.server.long_texts import off_loop
 from quire.server.openai.replies import (
     ChatChunk,
@@ -51,7 +51,8 @@ async def deliver(
     before anything is sent.
     """
     response = await _delivered(server, request, body, name, prompts, reply)
-    response.headers.update(await load_headers(server, request))
+    if FORMAT in request.headers:
+        response.headers.update(await load_headers(server, request))
     return response
 
 

@@ -22,7 +22,7 @@ from quire.testing import make_checkpoint
 from tests.models.hostile.models import HOSTILE, Library, oracle
 from tests.models.paged_driver import TOLERANCE, PagedRun, relative_error
 from tests.quantization.coded_checkpoints import write
-from tests.quantization.mlx_checkpoints import MATRICES, Mlx
+from tests.quantization.made_by.mlx_checkpoints import MATRICES, Mlx
 
 WORDS = json.loads((Path(__file__).parent / "mlx_words.json").read_text())
 """Small weights in numbers of each size, quantised and dequantised by MLX 0.32.4 on a CPU."""
