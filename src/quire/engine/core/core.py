@@ -4,7 +4,7 @@ In: `EngineCoreRequest` from engine/client/client.py. Out: `EngineCoreOutputs`, 
 tokens. Next: scheduling/scheduler.py decides each step, the executor runs it.
 
 The core is synchronous. It keeps up to `depth` steps in flight (1: plain stepping, 2: the next step
-is scheduled and launched before the last one's ids are read).
+is scheduled and launched before the last one's ids are read, more: for stages of a model).
 """
 
 from __future__ import annotations
