@@ -220,8 +220,10 @@ class ToolParser:
     finish_streaming = finish_stream
 
 
-WITHIN = ("before", "again", "assumed", "reasoning")
+WITHIN = ("before", "again", "assumed", "label", "reasoning")
 """The places of Quire's parser before the end of a reasoning."""
+ENDED_UNLESS_OPENED = ("gemma4", "hy_v3")
+"""Formats whose tests call a reasoning ended that nothing has opened."""
 KIMI_K3_TEXTS = {1: "<|open|>", 2: "think", 3: "<|sep|>", 4: "<|close|>"}
 """The texts of the ids of a tokenizer of these tests that cannot decode."""
 CALLS_OF = {"qwen3": "qwen3_coder"}
@@ -295,6 +297,8 @@ class ReasoningParser:
         rest = min((text.rpartition(start)[2] for start in self.plan.reasoning.starts), key=len)
         stream = self.plan.open("again" if rest != text else self._where(text), tools=None)
         stream.feed(rest)
+        if rest == text and self.NAME in ENDED_UNLESS_OPENED:
+            return stream.place not in ("again", "label", "reasoning")
         return stream.place not in WITHIN and self._has_end(rest)
 
     def is_reasoning_end_streaming(self, input_ids, delta_ids):
@@ -316,11 +320,13 @@ class ReasoningParser:
 
     def count_reasoning_tokens(self, token_ids):
         """The ids whose text Quire's parser takes for reasoning."""
-        stream = self.plan.open(self._where(self._text(token_ids)), tools=None)
-        return sum(
-            any(isinstance(event, output_parsing.ReasoningText) for event in found)
-            for found in (stream.feed(self._text([token])) for token in token_ids)
-        )
+        text = self._text(token_ids)
+        thought = self.plan.read(text, self._where(text), tools=None).reasoning or ""
+        begin, at, count = text.find(thought), 0, 0
+        for token in token_ids:
+            start, at = at, at + len(self._text([token]))
+            count += start < begin + len(thought) and at > begin
+        return count
 
     def _has_end(self, text):
         return any(end in text for end in self.plan.reasoning.ends)

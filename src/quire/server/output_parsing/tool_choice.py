@@ -131,7 +131,8 @@ def _forced(
     use = replace(use, is_named=choice != "required", chosen=places)
     own_calls = None if plan.tool_format is None else plan.tool_format.forced_calls
     if plan.writes_forced_calls_itself and own_calls is None:
-        hint = "Choose auto."
+        names = "openai (gpt-oss), inkling and muse_glimmer"
+        hint = f"Choose auto; --tool-call-parser {names} take it."
         raise NotBuiltYet("tool_choice", choice, hint)
     name = name_of(chosen[0])
     if len(chosen) == 1 and name in grammars and own_calls is None:
