@@ -66,6 +66,12 @@ def test_json_object_with_a_schema_is_served(server, name):
     assert "name" in found and found.keys() <= {"name", "when"}
 
 
+def test_a_schema_needs_no_name(server):
+    given = {"type": "json_schema", "json_schema": {"schema": CITY}}
+    found = content_of(post(server, response_format=given))
+    assert "name" in found and found.keys() <= {"name", "when"}
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [

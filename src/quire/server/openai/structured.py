@@ -53,9 +53,11 @@ class StructuredFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The schema of a response format."""
+    """The schema of a response format. Its `name` says nothing to the model; some clients leave it
+    out.
+    """
 
-    name: str
+    name: str | None = None
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
