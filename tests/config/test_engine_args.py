@@ -133,7 +133,7 @@ def test_neutral_values_change_nothing_and_pass(neutral):
     ("given", "error", "part"),
     [
         ({"dtype": "int8"}, InvalidParameter, "one of auto, half"),
-        ({"quantization": "hqq"}, InvalidParameter, "Use 'int8' or 'int4'"),
+        ({"quantization": "aqlm"}, InvalidParameter, "Use 'int8' or 'int4'"),
         ({"kv_cache_dtype": "fp8_e5m2"}, InvalidParameter, "use 'int8' or, on a GPU, 'fp8'"),
         ({"dtype": 16}, InvalidType, "one of auto, half"),
         ({"max_num_seqs": 0}, InvalidParameter, "an integer >= 1"),

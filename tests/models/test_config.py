@@ -287,8 +287,8 @@ def test_gpt_oss_is_read_as_published_and_other_quantisation_refused_by_name():
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"]
     published = {"quant_method": "mxfp4", "modules_to_not_convert": [*kept, "lm_head"]}
     assert read_spec({**GPT_OSS, "quantization_config": published}) == read_spec(GPT_OSS)
-    with pytest.raises(UnsupportedConfigValue, match="quantization_config.quant_method='hqq'"):
-        read_spec({**GPT_OSS, "quantization_config": {"quant_method": "hqq"}})
+    with pytest.raises(UnsupportedConfigValue, match="quantization_config.quant_method='aqlm'"):
+        read_spec({**GPT_OSS, "quantization_config": {"quant_method": "aqlm"}})
 
 
 def test_old_and_new_rope_keys_mean_the_same():
@@ -344,9 +344,9 @@ REFUSED = {
     "flag": (llama(tie_word_embeddings="yes"), UnsupportedConfigValue, "tie_word_embeddings"),
     "nan": (llama(rms_norm_eps=float("nan")), UnsupportedConfigValue, "rms_norm_eps=nan"),
     "quantised": (
-        llama(quantization_config={"quant_method": "hqq", "bits": 4}),
+        llama(quantization_config={"quant_method": "aqlm", "bits": 4}),
         UnsupportedConfigValue,
-        "quantization_config.quant_method='hqq'",
+        "quantization_config.quant_method='aqlm'",
     ),
     "encoder": (llama(is_encoder_decoder=True), UnsupportedConfigValue, "is_encoder_decoder=True"),
     "bidirectional": (

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 
 from quire import EngineArgs, embedded
 from quire.config.args.option import options_of
-from quire.config.resolve.dtype import BITS_PER_WEIGHT, OTHER_NAMES, STORED_NAMES
+from quire.config.resolve.dtype import STORED_NAMES
 from quire.models import read_spec
 from quire.models.config_reader import read_config
+from quire.models.formats.rounding_rules import BITS_PER_WEIGHT, ONLINE, OTHER_NAMES
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
 from quire.ops import WeightFormat, select
@@ -67,7 +68,7 @@ def test_plain_torch_and_native_code_agree(name):
 
 def test_every_name_has_a_recipe_and_the_size_that_memory_is_planned_with():
     assert {*options_of(EngineArgs)["quantization"].choices} == {
-        *(*RECIPES, *STORED_NAMES, *OTHER_NAMES)
+        *(*RECIPES, *STORED_NAMES, *OTHER_NAMES, ONLINE)
     }
     assert set(OTHER_NAMES.values()) <= set(RECIPES)
     assert set(RECIPES) == set(BITS_PER_WEIGHT)

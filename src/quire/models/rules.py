@@ -166,11 +166,11 @@ class StoredTensor:
         return replace(self, shape=(*self.shape[:-2], *self.shape[:-3:-1]), steps=steps)
 
     def _layout(self, storage: Storage) -> CodeLayout | None:
-        """That of its module; tools name what they leave as it is by either name."""
+        """That of its module; tools name by either name what they leave as it is, or what not."""
         layout = storage.layout_of(self.module)
-        if layout is not None and self.own_name:
-            return storage.layout_of(self.own_name.removesuffix(".weight"))
-        return layout
+        if not self.own_name or (layout is None) != storage.lists_codes:
+            return layout
+        return storage.layout_of(self.own_name.removesuffix(".weight"))
 
 
 def _is_coded(leaf: Parameter, layout: CodeLayout) -> bool:

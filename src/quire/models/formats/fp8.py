@@ -73,7 +73,9 @@ def _read_scheme(reader: ConfigReader) -> Storage:
         by_name = _layers(reader)
         layouts = list(by_name.values())
         group = max(layout.group or 0 for layout in layouts)
-        storage = Storage("modelopt", _finder(by_name), is_decided_by_files=True, group=group)
+        storage = Storage(
+            "modelopt", _finder(by_name), is_decided_by_files=True, group=group, lists_codes=True
+        )
     return replace(storage, skipped_rounding=skipped_rounding(layouts), cache=cache)
 
 

@@ -425,7 +425,8 @@ class Storage:
     all experts of a layer. skipped_rounding: how the format rounds activations where that
     is not done here; they keep their values. cache: of which type keys and values are to be, in 8
     bits; None: the config does not say. widened_because: why weights become plain numbers while
-    they are loaded; None: they stay codes.
+    they are loaded; None: they stay codes. lists_codes: the config names the modules that have
+    codes, and not those that are stored as they are.
     """
 
     method: str
@@ -436,3 +437,4 @@ class Storage:
     skipped_rounding: str | None = None
     cache: Literal["float", "int"] | None = None
     widened_because: str | None = None
+    lists_codes: bool = False

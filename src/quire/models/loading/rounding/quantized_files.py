@@ -82,8 +82,7 @@ def write_quantized(
         if decoder.tie:  # a head that is rounded is a matrix of its own
             untied = tensor_map(family, replace(decoder, tie=False))
             heads = [s for s in untied if s.leaves[0].name == "head.weight"]
-            own = (replace(head, source=stored[0].name) for head in _chosen(heads, rules))
-            chosen += [head for head in own if head.format is not None]
+            chosen += [replace(h, source=stored[0].name) for h in _chosen(heads, rules)]
         if not any(linear.format is not None for linear in chosen):
             raise InvalidParameter("quantization_config", rules, "rules that fit some module")
         changed = _changed(config, chosen)
@@ -93,7 +92,8 @@ def write_quantized(
             writer, read_bytes = _Writer(target, most_bytes), 0
             linears = {linear.tensor.name: linear for linear in chosen}
             others = (_Linear(tensor, None) for tensor in stored if tensor.name not in linears)
-            for linear in (*others, *chosen):
+            written = (c for c in chosen if c.source is None or c.format is not None)
+            for linear in (*others, *written):
                 writer.add(dict(_tensors_of(linear, files)))
                 read_bytes += 0 if linear.source else files.read(linear.tensor.name).nbytes
             count = writer.finish()
@@ -152,7 +152,7 @@ def _changed(config: Mapping[str, Any], chosen: Iterable[_Linear]) -> dict[str, 
     chosen = list(chosen)
     formats = {linear.tensor.module: linear.format for linear in chosen}
     changed = {**config, "quantization_config": quantization_config(formats)}
-    if any(linear.source is not None for linear in chosen):
+    if any(linear.source is not None and linear.format is not None for linear in chosen):
         changed["tie_word_embeddings"] = False
     return changed
 

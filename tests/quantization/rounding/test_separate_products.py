@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire.config.args.engine_args import EngineArgs
-from quire.errors import NotBuiltYet
+from quire.errors import LoadError, NotBuiltYet
 from quire.llm import LLM
 from quire.models import read_spec
 from quire.models.config_reader import read_config
@@ -83,6 +83,14 @@ def test_some_may_keep_their_values(library, tmp_path, part, counts, ops):
     parts = checked(made, "llama", tmp_path / "model", plain, ops)
     found = (parts["layers.0.attn.qkv"], parts["layers.0.mlp.up"])
     assert tuple(len(p.parts) if isinstance(p, SeparateLinear) else 1 for p in found) == counts
+
+
+def test_experts_have_one_order(library, tmp_path):
+    made = library["qwen3_moe"]
+    write(made.folder, tmp_path / "model", Shuffled(FORMATS["gptq-v2-act_order"]))
+    folder = tmp_path / "model"
+    with pytest.raises(LoadError, match="differ in the bits, the groups or the order"):
+        load_model(folder, read_spec(read_config(folder)), OPS, dtype=torch.float32)
 
 
 def test_the_name_within_a_wrapper_is_ignored_as_the_modules_own(library, tmp_path):

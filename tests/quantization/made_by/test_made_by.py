@@ -1,4 +1,4 @@
-"""Checkpoints that the packages of other projects have written (`made_by/make.py`), compared with
+"""Checkpoints that the packages of other projects have written (`make.py`), compared with
 what they dequantise them to.
 """
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,20 @@ from safetensors.torch import load_file, save_file
 from quire.config.args.engine_args import EngineArgs
 from quire.config.planning import make_plan
 from quire.errors import LoadError
-from quire.models import read_spec
+from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config
 from quire.models.formats import read_storage
 from quire.models.loading.weights import load_model
+from quire.models.rules import tensor_map
 from quire.ops import CodedWeight, select
 from quire.ops.formats.row_rounding import RowRounding
 from tests.models.paged_driver import PagedRun, relative_error
 
-MADE = Path(__file__).parent / "made_by"
+MADE = Path(__file__).parent
 OPS = select(device="cpu", dtype=torch.float32, providers=["torch"])
 NATIVE = select(device="cpu", dtype=torch.float32)
 EXACT = 2e-5
+LLAMA = "LlamaForCausalLM"
 NEAR = {"quark-fp8": 0.2, "quark-fp8_channel": 0.2, "quark-int8": 0.1, "quark-mixed": 0.2}
 NEAR |= {"modelopt-fp8": 0.2, "modelopt-mixed": 0.2, "torchao-int8_rows": 0.05}
 """Checkpoints whose activations are rounded -> how far that may move logits."""
@@ -225,6 +228,20 @@ def test_names_and_expressions_of_torchao_count_in_its_order():
     del packings["c.d"]
     found = {name: layout.packing for name, layout in packings.items()}
     assert found == {"a.b": "torchao", "a.c": "torchao-fp8", "c.e": "torchao"}
+
+
+def test_a_list_of_quantised_layers_has_either_name():
+    own = "model.layers.0.mlp.down_proj"
+    for listed in (own, f"language_model.{own}"):
+        layers = {listed: {"quant_algo": "NVFP4", "group_size": 16}}
+        config = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+        storage = read_storage({"quantization_config": config})
+        decoder = read_spec(read_config(MADE / "modelopt-mixed"))
+        named = {s.name: s for s in tensor_map(find_family({"architectures": [LLAMA]}), decoder)}
+        for module, has_codes in ((own, True), ("model.layers.0.mlp.up_proj", False)):
+            plain = named[f"{module}.weight"]
+            within = replace(plain, name=f"language_model.{plain.name}", own_name=plain.name)
+            assert (within.in_codes(storage).layout is not None) == has_codes
 
 
 def test_tags_of_hqq_name_modules_of_all_layers():
