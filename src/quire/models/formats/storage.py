@@ -270,9 +270,9 @@ def _unpacked(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, Stored
     if layout.rows is not None and layout.rows.is_static:
         parts["input_scale"] = StoredPart((), _SCALES, is_loose=True)
     if layout.has_zeros:
-        integers = "I8", "I32"
-        parts["weight_zero_point"] = StoredPart(scales, integers, is_optional=True, is_loose=True)
-        parts["input_zero_point"] = StoredPart((), integers, is_optional=True, is_loose=True)
+        whole = "I8", "I32"
+        parts["weight_zero_point"] = StoredPart(scales, whole, is_optional=True, is_loose=True)
+        parts["input_zero_point"] = StoredPart((), whole, is_optional=True, is_loose=True)
     return parts
 
 
