@@ -28,8 +28,8 @@ INDEXED = {
     "mlp_layer_types": ["sparse", "dense", "sparse"],
     "first_k_dense_replace": None,
     "index_topk": 5,
-    "index_n_heads": 7,
-    "index_head_dim": 18,
+    "index_n_heads": 24,
+    "index_head_dim": 26,
 }
 """Fewer tokens are chosen than the prompts have; with so many heads no two scores are equal."""
 

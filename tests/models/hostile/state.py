@@ -75,7 +75,7 @@ STATE = {
         "bailing_hybrid",
         {
             **KDA,
-            "head_dim": 10,
+            "head_dim": 6,
             "short_conv_kernel_size": 3,
             "kda_lower_bound": -0.7,
             **rope("default"),
@@ -86,7 +86,7 @@ STATE = {
         "bailing_hybrid",
         {
             **KDA,
-            "head_dim": 10,
+            "head_dim": 6,
             "layer_types": None,
             "layer_group_size": 2,
             "kda_safe_gate": False,
@@ -122,6 +122,7 @@ STATE = {
     "minimax": Hostile(
         "minimax",
         {
+            "head_dim": 8,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "layer_types": LAYERS,
