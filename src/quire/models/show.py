@@ -377,6 +377,7 @@ def _qk_norm(a: Attention, n: Norm) -> str:
         "head": "each head",
         "full": "all heads together",
         "per_head": "each head, with its own weight",
+        "heads_apart": "each head, with its own weight",
     }[a.qk_norm_over]
     if a.shares is not None:
         return f"q = {_norm(n)}(q)    # over {over}"
