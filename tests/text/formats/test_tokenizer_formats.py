@@ -55,6 +55,21 @@ def test_user_defined_runs_of_blanks_are_whole_pieces(tmp_path, kind):
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a     b"))[2] == "\u2581" * 5
 
 
+def test_of_equal_scores_the_leftmost_pair_is_merged(tmp_path):
+    """Runs of blanks have one score in Llama's and Mistral's files; lengths are those that the
+    sentencepiece package gives for them.
+    """
+    runs = [piece("\u2581" * n, -1e9) for n in (*range(1, 15), 16)]
+    as_it_is = message(3, b"\x18\x00\x20\x00")
+    content = KNOWN + b"".join(runs) + message(2, TRAINER) + as_it_is
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    expected = {15: [14, 1], 16: [16], 17: [16, 1], 24: [16, 8], 31: [16, 14, 1], 34: [16, 16, 2]}
+    for count, lengths in expected.items():
+        ids = tokenizer.encode(" " * count, add_special_tokens=False)
+        assert [len(p) for p in tokenizer.convert_ids_to_tokens(ids)] == lengths
+
+
 def test_side_files_rule_over_the_model(tmp_path):
     write_golden(tmp_path, "bpe")
     config = {"add_bos_token": False, "eos_token": "[TOOL]", "pad_token": None}

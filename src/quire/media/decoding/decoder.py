@@ -113,7 +113,7 @@ class PictureDecoder:
     def close(self) -> None:
         """End the processes."""
         for lane in self._lanes:
-            lane.close()
+            lane.end()
 
 
 class _MemoryFile:

@@ -145,8 +145,11 @@ def _merges_of_runs(lengths: list[int]) -> list[tuple[str, str]]:
 
 
 def _merges(pieces: list[_Piece]) -> list[tuple[str, str]]:
-    """The divisions of each piece into two others, the best score first."""
-    mergeable = {p.text: i for i, p in enumerate(pieces) if p.kind not in (_UNKNOWN, _CONTROL)}
+    """The divisions of each piece into two others, the best score first. Of equal scores (runs of
+    blanks in Llama's and Mistral's files) SentencePiece takes the leftmost pair, whose left part
+    has grown most.
+    """
+    mergeable = {p.text for p in pieces if p.kind not in (_UNKNOWN, _CONTROL)}
     found: list[tuple[float, int, int, tuple[str, str]]] = []
     for piece in pieces:
         if piece.kind in (_UNKNOWN, _CONTROL, _BYTE, _UNUSED, _USER_DEFINED):
@@ -155,7 +158,7 @@ def _merges(pieces: list[_Piece]) -> list[tuple[str, str]]:
             left, right = piece.text[:at], piece.text[at:]
             if left in mergeable and right in mergeable:
                 pair = left, right
-                found.append((-piece.score, mergeable[left], mergeable[right], pair))
+                found.append((-piece.score, -len(left), -len(right), pair))
     return [pair for *_, pair in sorted(found)]
 
 
