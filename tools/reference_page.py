@@ -111,25 +111,31 @@ follows. `--model-impl auto` does so for architectures that are not in the table
 `quire show` and `--explain` name the implementation.
 
 - **Which models.** Those whose attention goes through transformers' attention interface and is
-  causal, over all tokens or a window, and whose layers keep nothing but keys and values. Tested
-  (all with `--full`): NanoChat, Beam, CTRL, JetMoe, Laguna, ModernBERT's decoder, BERT and
-  RoBERTa with `is_decoder: true` (positions may begin after those of padding); of those that have
-  a family, DeepSeek-V3, AFMoE, Granite MoE SWA, Mellum and Ministral 3.
-  Refused by name: recurrent states, convolutions, linear attention, encoders and models whose
-  tokens see those after them, masks of a model's own, chunks, several calls of attention in a
-  layer, rotary embeddings that depend on the longest sequence of a step (dynamic, longrope),
-  quantised checkpoints, code in the model's folder.
+  causal, over all tokens or a window, and whose layers keep nothing but keys and values; a layer
+  may call attention several times. Positions may begin after those of padding (RoBERTa), and may
+  be counted by the model's own code where it hands them to a table (decoders of BART and its kin).
+  [Below](#names-of-transformers-mapping) are all names.
+  Refused by name: recurrent states, convolutions, linear and indexed attention, encoders and models
+  whose tokens see those after them, masks of a model's own, chunks, rotary embeddings that depend
+  on the longest sequence of a step (dynamic, longrope), code in the model's folder.
+- **Quantised checkpoints.** Linear layers that are stored in codes (FP8 for each tensor or for
+  blocks, GPTQ, AWQ, compressed-tensors, ModelOpt, bitsandbytes) multiply as they are stored.
+  Formats that store more than linear layers so (MLX, gpt-oss) are refused, and so are codes of
+  experts that transformers stacks in one tensor: their weights would be missing. Scales of keys and
+  values are not used.
 - **How it is known.** The model is called without weights before anything is loaded, which shows
   each layer's heads, window, scale, cap and sinks. After loading, a short text is run through
-  transformers alone and, packed after another one, through the paged cache; the engine does not
-  start if the logits differ. transformers reads the safetensors files, and no weight may be missing
-  or left over; keys of config.json that it does not know are ignored, as it ignores them.
-- **What it costs.** Each step calls the model's Python code, so that short steps take longer; a CPU
-  records no program and a GPU captures no graphs. transformers is imported at start, by the process
-  that plans the engine (400 MB) and by the core. Weights are read to the host's memory before they
-  are packed. Not possible: `quantization`, `deterministic`, `enable_expert_parallel`,
-  `enable_return_routed_experts`, weights in mapped files, a `load_format` other than safetensors
-  files and dummy, `save_sharded_state`, benchmarks against the machine's limits.
+  transformers alone and, packed after another one and in two steps, through the paged cache; the
+  engine does not start if the logits differ. transformers reads the safetensors files, and no
+  weight may be missing or left over; keys of config.json that it does not know are ignored, as it
+  ignores them.
+- **What it costs.** Each step calls the model's Python code, so that short steps take longer (the
+  log says how long one took at start); a CPU records no program and a GPU captures no graphs.
+  transformers is imported at start, by the process that plans the engine (400 MB) and by the core.
+  Weights are read to the host's memory before they are packed. Not possible: `quantization` that
+  rounds weights, `deterministic`, `enable_expert_parallel`, `enable_return_routed_experts`, weights
+  in mapped files, a `load_format` other than safetensors files and dummy, `save_sharded_state`,
+  benchmarks against the machine's limits.
 - **Which bits.** Linear layers, stacked experts and the head multiply with Quire's kernels, and
   attention is Quire's, so that on CPUs with native kernels a request has the same bits alone, in a
   crowd, in chunks, preempted and after prefix hits, where two things hold: the widths of its layers
@@ -175,7 +181,40 @@ def render_models() -> str:
         f"| {', '.join(names)} | {_ORACLES[oracle]} | {summary} |\n"
         for (summary, oracle), names in rows.items()
     )
-    return _MODELS_HEAD + table + _MODELS_END + _published()
+    return _MODELS_HEAD + table + _MODELS_END + _mapping() + _published()
+
+
+_MAPPING = Path(__file__).parent.parent / "tests/models/causal_mapping/results.json"
+
+
+def _mapping() -> str:
+    """What becomes of the names of transformers' mapping."""
+    found = json.loads(_MAPPING.read_text(encoding="utf-8"))
+    kinds = Counter(entry["kind"] for entry in found.values())
+    by_kind = {
+        kind: ", ".join(f"`{name}`" for name, entry in found.items() if entry["kind"] == kind)
+        for kind in kinds
+    }
+    by_reason: dict[str, list[str]] = {}
+    for name, entry in found.items():
+        if entry["kind"] == "refused":
+            why = entry["why"].partition(" in Quire: ")[2].partition(". Only models")[0]
+            by_reason.setdefault(why or _reason(entry["why"]), []).append(f"`{name}`")
+    rows = "".join(
+        f"| {why} | {', '.join(names)} |\n"
+        for why, names in sorted(by_reason.items(), key=lambda row: -len(row[1]))
+    )
+    return (
+        f"\n### Names of transformers' mapping\n\nOf the {len(found)} names of transformers' "
+        f"causal language models, {kinds['native']} run with a family\nof Quire's, "
+        f"{kinds['fallback']} through transformers, and {kinds['refused']} are refused.\n"
+        "`python -m tests.models.causal_mapping.run` tries all on tiny random checkpoints: the "
+        "logits in\nfloat32, in chunks among those of other requests, are those of transformers "
+        "for each that runs\nthrough it (those of families are compared by their own tests). Of "
+        "names with a family,\nDeepSeek-V3, AFMoE, Granite MoE SWA, Mellum and Ministral 3 are "
+        "compared through transformers as\nwell. Through transformers run:\n\n"
+        f"{by_kind['fallback']}.\n\n| refused because | names |\n| --- | --- |\n{rows}"
+    )
 
 
 _PUBLISHED = Path(__file__).parent.parent / "tests/models/published_files/results.json"

@@ -48,6 +48,7 @@ from quire.models.foreign.implementation import (
     choose_implementation,
     describe_with_foreign,
 )
+from quire.models.foreign.library import foreign_storage
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.formats import read_storage
 from quire.models.formats.rounding_rules import read_rounding_rules, rounding
@@ -520,7 +521,7 @@ def _sizes(decoder: AnyDecoder) -> dict[str, Any]:
     if isinstance(decoder, ForeignDecoder):
         return {
             "num_parameters": decoder.num_parameters,
-            "num_layers": len(decoder.layers),
+            "num_layers": decoder.num_layers,
             "widest": decoder.widest,
         }
     mixtures = [block.experts for block in decoder.blocks]
@@ -538,7 +539,7 @@ def _sizes(decoder: AnyDecoder) -> dict[str, Any]:
 def _storage(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
     """What `ModelFacts` says of a checkpoint that is stored in codes."""
     if isinstance(decoder, ForeignDecoder):
-        return {}
+        return _foreign_storage(config, decoder)
     storage = read_storage(config)
     if storage is None:
         return _rounded(args, config, decoder)
@@ -556,6 +557,19 @@ def _rounded(args: EngineOptions, config: dict[str, Any], decoder: Decoder) -> d
         return {}
     count, size = size_rounded(find_family(config, decoder.pooler), decoder, rules)
     return {"num_rounded_parameters": count, "rounded_bytes": size}
+
+
+def _foreign_storage(config: dict[str, Any], decoder: ForeignDecoder) -> dict[str, Any]:
+    storage = foreign_storage(config)
+    if storage is None:
+        return {}
+    sizes = [(linear, storage.layout_of(linear.name)) for linear in decoder.linears]
+    coded = [(linear, layout) for linear, layout in sizes if layout is not None]
+    return {
+        "stored_as": storage.method,
+        "num_coded_parameters": sum(each.outputs * each.inputs for each, _ in coded),
+        "coded_bytes": sum(layout.num_bytes(each.outputs, each.inputs) for each, layout in coded),
+    }
 
 
 def _widest(decoder: Decoder) -> int:

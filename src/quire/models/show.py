@@ -86,7 +86,7 @@ def figures_of(
     number = NumberBytes(weight_bytes, kv_bytes)
     own: dict[str, Any] = {"num_active_parameters": None, "context": None, "flops_per_token": None}
     if isinstance(decoder, ForeignDecoder):
-        total, num_layers = decoder.num_parameters, len(decoder.layers)
+        total, num_layers = decoder.num_parameters, decoder.num_layers
         per_token = token_bytes(decoder.memories, number)
         per_request = state_bytes(decoder.memories, number)
     else:

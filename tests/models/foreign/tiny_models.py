@@ -25,8 +25,24 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+_PAIR = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+OF_A_PAIR = {
+    **dict.fromkeys((*_PAIR, "num_key_value_heads", "head_dim")),
+    "d_model": 64,
+    "encoder_layers": 1,
+    "decoder_layers": 3,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "is_encoder_decoder": False,
+    "is_decoder": True,
+}
+"""Of decoders that were made for an encoder."""
 FOREIGN = {
     "NanoChatForCausalLM": {},
+    "BartForCausalLM": OF_A_PAIR,
+    "DiffLlamaForCausalLM": {},
     "AfmoeForCausalLM": {
         **_EXPERTS,
         "sliding_window": 6,
@@ -58,13 +74,14 @@ FOREIGN = {
     "ModernBertDecoderForCausalLM": {"local_attention": 12},
     "Ministral3ForCausalLM": {},
 }
-"""Architecture -> what its config has besides the common keys."""
+"""Architecture -> what its config has besides the common keys; None takes one away."""
 
 
 def config_of(architecture, **keys):
     """A config of transformers for a tiny model."""
     kind = getattr(transformers, architecture).config_class
-    return kind(**{**_COMMON, **FOREIGN.get(architecture, {}), **keys})
+    named = {**_COMMON, **FOREIGN.get(architecture, {}), **keys}
+    return kind(**{key: value for key, value in named.items() if value is not None})
 
 
 def write(architecture, folder, **keys):

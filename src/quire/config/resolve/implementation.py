@@ -12,8 +12,8 @@ logger = logging.getLogger(__name__)
 _COST = (
     "{architecture} runs as a model of transformers with Quire's attention, KV cache and sampling: "
     "every step calls its Python code, so that short steps take longer than with a family of "
-    "Quire's own, transformers is imported at start, and quantization and deterministic=True are "
-    "not possible."
+    "Quire's own, transformers is imported at start (400 MB in two processes), and rounding of "
+    "weights (quantization) and deterministic=True are not possible."
 )
 _WITHOUT = {
     **dict.fromkeys(
@@ -35,7 +35,8 @@ def decide_implementation(d: Decisions) -> None:
     _check_load_format(d)
     for name, hint in _WITHOUT.items():
         value = getattr(d.args, name)
-        if value:
+        confirms = name == "quantization" and d.model.stored_as is not None
+        if value and not confirms:
             raise NotBuiltYet(name, f"{value} with model_impl=transformers", hint)
     cost = _COST.format(architecture=d.model.architecture)
     d.note(cost)

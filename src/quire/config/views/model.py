@@ -135,7 +135,9 @@ class ModelView(PlanView):
     def get_total_num_hidden_layers(self) -> int:
         """Its layers."""
         decoder = self._decoder
-        return len(decoder.layers if isinstance(decoder, ForeignDecoder) else decoder.blocks)
+        if isinstance(decoder, ForeignDecoder):
+            return decoder.num_layers
+        return len(decoder.blocks)
 
     def get_num_attention_heads(self, parallel_config: object = None) -> int:
         """Query heads; every worker has all."""
@@ -190,6 +192,6 @@ class ModelView(PlanView):
     def _attention(self) -> Attention | LatentAttention | ForeignAttention | None:
         decoder = self._decoder
         if isinstance(decoder, ForeignDecoder):
-            return decoder.layers[0] if decoder.layers else None
+            return decoder.calls[0] if decoder.calls else None
         mixers = (mixer for block in decoder.blocks for mixer in single_mixers(block.mixer))
         return next((m for m in mixers if isinstance(m, Attention | LatentAttention)), None)

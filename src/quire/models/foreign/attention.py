@@ -7,8 +7,7 @@ is global: to a `PagedStep` when the model runs, to the recorder of `dry_run.py`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -34,35 +33,26 @@ class AttentionCalls(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedLayer:
-    """A layer's attention, with the place of its memory among those of the pool."""
-
-    attention: ForeignAttention
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
 class PagedStep:
-    """One pass over a batch: `layers` by transformers' number."""
+    """One pass over a batch: `calls` in their order, each with a memory of its own."""
 
-    ops: Ops
-    batch: Batch
-    layers: Mapping[int, PlacedLayer]
+    def __init__(self, ops: Ops, batch: Batch, calls: Sequence[ForeignAttention]) -> None:
+        self._ops, self._batch = ops, batch
+        self._calls = iter(enumerate(calls))
 
     def attend(
         self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
     ) -> Tensor:
         """Store the new keys and values, then attend to all that the rows' blocks hold."""
-        placed = self.layers[int(layer.layer_idx)]  # type: ignore[arg-type]
-        a, batch = placed.attention, self.batch
-        kv = batch.kv[placed.place]
-        group = batch.groups[batch.layer_groups[placed.place]]
+        batch, (place, a) = self._batch, next(self._calls)
+        assert layer.layer_idx == a.layer, "layers call attention in the order of the dry run"
+        kv = batch.kv[place]
+        group = batch.groups[batch.layer_groups[place]]
         assert isinstance(group, GroupBatch), "keys and values"
         if a.value_dim < a.head_dim:
             v = F.pad(v, (0, a.head_dim - a.value_dim))
         qkv = torch.cat((q, k, v), 1)[0].transpose(0, 1).reshape(batch.num_tokens, -1)
-        queries = self.ops.rope_store(
+        queries = self._ops.rope_store(
             qkv,
             kv,
             group.slots,
@@ -75,7 +65,7 @@ class PagedStep:
             clip=None,
         )
         args = AttentionArgs(a.scale, a.softcap, a.window, facts.get("s_aux"))
-        attended: Tensor = self.ops.attend(queries, kv, group.plan, args)
+        attended: Tensor = self._ops.attend(queries, kv, group.plan, args)
         return attended.view(1, -1, a.heads, a.head_dim)[..., : a.value_dim]
 
 

@@ -8,7 +8,8 @@ is refused here, before anything is loaded.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from quire.errors import UnsupportedArchitecture
 from quire.models.foreign import hollow
 from quire.models.foreign.attention import ATTENTION, STEP, attend
 from quire.models.foreign.library import (
+    WITHOUT_MEMORY,
     library_config,
     model_class,
     refusal,
@@ -25,7 +27,7 @@ from quire.models.foreign.library import (
     silenced,
     use_attention,
 )
-from quire.models.foreign.parts import split
+from quire.models.foreign.parts import POSITIONS, split
 from quire.models.foreign.spec import ForeignAttention, ForeignDecoder
 
 _DRY_RUN = "quire_dry_run"
@@ -65,22 +67,28 @@ def describe_foreign(config: Mapping[str, Any]) -> ForeignDecoder:
         model = hollow.build(kind, library_config(config), name, _DRY_RUN)
         num_parameters = sum(p.numel() for p in model.parameters())
         widest = hollow.widest(model)
+        linears = hollow.linears(model)
         opened = hollow.empty(model)
         with hollow.NoProducts():
-            layers, logits = _tried(name, model)
-            first, num_positions = _counted_positions(name, model)
+            position_table = _position_table(name, model)
+            calls, logits = _tried(name, model, position_table is None)
+            first, num_positions = 0, None
+            if position_table is None:
+                first, num_positions = _counted_positions(name, model)
         table = model.get_input_embeddings().weight
     return ForeignDecoder(
         architecture=name,
         release=transformers.__version__,
         vocab=logits.shape[-1],
         dim=table.shape[1],
-        layers=layers,
+        calls=calls,
         num_parameters=num_parameters,
-        widest=max(widest, *((a.heads + 2 * a.kv_heads) * a.head_dim for a in layers)),
+        widest=max(widest, *((a.heads + 2 * a.kv_heads) * a.head_dim for a in calls)),
+        linears=linears,
         open_linears=tuple(sorted(opened)),
         first_position=first,
         num_positions=num_positions,
+        position_table=position_table,
     )
 
 
@@ -98,7 +106,7 @@ class _Recorder:
 
     def __init__(self, architecture: str) -> None:
         self._architecture = architecture
-        self.layers: list[ForeignAttention] = []
+        self.calls: list[ForeignAttention] = []
 
     def attend(
         self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
@@ -110,9 +118,9 @@ class _Recorder:
         if facts.get("is_causal") is False:
             self._refuse("its attention is not causal")
         number = getattr(layer, "layer_idx", None)
-        if not isinstance(number, int) or number in {seen.layer for seen in self.layers}:
-            self._refuse("a layer calls attention more than once, or has no number (layer_idx)")
-        self.layers.append(self._seen(int(number), q, k, v, facts))  # type: ignore[arg-type]
+        if not isinstance(number, int):
+            self._refuse("a layer that calls attention has no number (layer_idx)")
+        self.calls.append(self._seen(int(number), q, k, v, facts))  # type: ignore[arg-type]
         return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
 
     def _seen(
@@ -181,43 +189,98 @@ def _seen_from(mask_function: Callable[..., Tensor], query: int) -> int | str:
     return count if is_last else "odd"
 
 
-def _tried(name: str, model: Any) -> tuple[tuple[ForeignAttention, ...], Tensor]:
-    """The layers of a pass over two tokens, and its logits [1, 2, V]."""
+def _position_table(name: str, model: Any) -> str | None:
+    """The module to which a body hands positions that it counts by itself; None where the body
+    takes positions.
+    """
+    body, _ = split(name, model)
+    if POSITIONS in inspect.signature(body.forward).parameters:
+        return None
+    found: Counter[str] = Counter()
+
+    def note(at: str) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+            found[at] += isinstance(named.get(POSITIONS), Tensor)
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(note(at), with_kwargs=True)
+        for at, module in body.named_modules()
+        if at
+    ]
+    try:
+        _called(body, _Unseen(), has_positions=False)
+    except Exception as error:
+        raise _failed(name, error) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    tables = [at for at, count in found.items() if count]
+    if len(tables) != 1 or found[tables[0]] != 1:
+        raise refusal(name, f"it takes no positions ({POSITIONS}), and counts them by itself")
+    return tables[0]
+
+
+def _tried(
+    name: str, model: Any, has_positions: bool
+) -> tuple[tuple[ForeignAttention, ...], Tensor]:
+    """The calls of attention in a pass over two tokens, and its logits [1, 2, V]."""
     body, head = split(name, model)
-    if "position_ids" not in inspect.signature(body.forward).parameters:
-        raise refusal(name, "it takes no positions (position_ids)")
     recorder = _Recorder(name)
     try:
-        hidden = _called(body, recorder)
+        hidden = _called(body, recorder, has_positions=has_positions)
+        if not recorder.calls:
+            raise refusal(
+                name, "its attention does not go through transformers' attention interface"
+            )
         logits: Tensor = head(inputs_embeds=hidden).logits
         use_attention(model, ATTENTION)
-        _called(body, again := _Masked(recorder))
+        _called(body, again := _Unmasked(recorder.calls), has_positions=has_positions)
     except UnsupportedArchitecture:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise refusal(name, f"calling it with Quire's attention fails ({what})") from error
-    layers = tuple(recorder.layers)
-    if {a.layer for a in layers} != set(range(model.config.get_text_config().num_hidden_layers)):
+        raise _failed(name, error) from error
+    calls = tuple(recorder.calls)
+    expected = _layers_with_attention(model.config.get_text_config())
+    if {a.layer for a in calls} != expected and len(calls) != len(
+        expected
+    ):  # loops count as layers
         raise refusal(name, "not every layer calls the attention interface")
-    if again.count != len(layers):
+    if again.count != len(calls):
         raise refusal(name, "without masks its layers call attention differently")
-    return layers, logits
+    return calls, logits
 
 
-class _Masked:
-    """Counts the layers of a pass without masks."""
+def _failed(name: str, error: Exception) -> UnsupportedArchitecture:
+    what = f"{type(error).__name__}: {error}"
+    return refusal(name, f"calling it with Quire's attention fails ({what})")
 
-    def __init__(self, recorder: _Recorder) -> None:
-        self._scales = {a.layer: a for a in recorder.layers}
+
+def _layers_with_attention(config: Any) -> set[int]:
+    """The numbers of the decoder's layers that have attention; configs of encoders with decoders
+    count both.
+    """
+    layers = getattr(config, "decoder_layers", None)
+    kinds = getattr(config, "layer_types", None) or ()
+    without = {i for i, kind in enumerate(kinds) if kind in WITHOUT_MEMORY}
+    return set(range(config.num_hidden_layers if layers is None else layers)) - without
+
+
+class _Unmasked:
+    """Counts the calls of a pass without masks that are those of one with masks."""
+
+    def __init__(self, calls: Sequence[ForeignAttention]) -> None:
+        self._expected = iter(calls)
         self.count = 0
 
     def attend(
         self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
     ) -> Tensor:
         """Return zeros."""
-        seen = self._scales[int(layer.layer_idx)]  # type: ignore[arg-type]
-        is_same = (q.shape[1], k.shape[1], q.shape[3]) == (seen.heads, seen.kv_heads, seen.head_dim)
+        seen = next(self._expected)
+        expected = seen.layer, seen.heads, seen.kv_heads, seen.head_dim
+        is_same = (layer.layer_idx, q.shape[1], k.shape[1], q.shape[3]) == expected
         self.count += is_same and facts["mask"] is None
         return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
 
@@ -271,7 +334,7 @@ def _looked_up(name: str, body: Any, has_positions: bool) -> dict[nn.Embedding, 
 
 def _called(body: Any, step: object, *, token: int = 0, has_positions: bool = True) -> Tensor:
     ids = torch.full((1, 2), token)
-    positions = {"position_ids": torch.arange(2)[None]} if has_positions else {}
+    positions = {POSITIONS: torch.arange(2)[None]} if has_positions else {}
     outputs = body(input_ids=ids, **positions, use_cache=False, **{STEP: step})
     hidden: Tensor = outputs.last_hidden_state
     return hidden

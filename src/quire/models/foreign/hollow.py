@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from quire.models.foreign.library import refusal
+from quire.models.foreign.library import refusal, use_attention
 from quire.models.foreign.packing import are_stacked
+from quire.models.foreign.spec import ForeignLinear
 
 
 def build(kind: Any, config: Any, name: str, attention: str) -> Any:
@@ -23,13 +24,14 @@ def build(kind: Any, config: Any, name: str, attention: str) -> Any:
     try:
         with torch.device("meta"):
             model = kind._from_config(
-                config, attn_implementation=attention, experts_implementation="eager"
+                config, attn_implementation="eager", experts_implementation="eager"
             ).eval()
     except Exception as error:
         raise refusal(name, f"transformers cannot build it ({error})") from error
     convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv1d)]
     if convolutions:
         raise refusal(name, f"{convolutions[0]} mixes tokens outside of attention")
+    use_attention(model, attention)
     return model
 
 
@@ -40,6 +42,15 @@ def widest(model: Any) -> int:
     experts = getattr(model.config.get_text_config(), "num_experts_per_tok", None) or 1
     stacked = [experts * p.shape[1] for p in model.parameters() if p.dim() == 3]
     return max([m.out_features for m in linears] + stacked, default=0)
+
+
+def linears(model: Any) -> tuple[ForeignLinear, ...]:
+    """Its linear layers."""
+    return tuple(
+        ForeignLinear(name, module.out_features, module.in_features)
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+    )
 
 
 def empty(model: Any) -> set[str]:

@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.errors import LoadError, UnsupportedArchitecture, UnsupportedConfigValue
-from quire.models.formats import KEYS
+from quire.models.formats import KEYS, read_storage
+from quire.models.formats.storage import Storage
 
 _TOKEN_KINDS = ("full_attention", "sliding_attention")
 """Entries of `layer_types` whose layers keep nothing but keys and values."""
+WITHOUT_MEMORY = ("mlp",)
+"""Those whose layers keep nothing."""
 _STEP_DEPENDENT = ("dynamic", "longrope", "su")
 """Types of rotary embedding that transformers scales by the longest sequence of a step."""
 
@@ -45,7 +48,7 @@ def knows(config: Mapping[str, Any]) -> bool:
 
 def model_class(config: Mapping[str, Any]) -> Any:
     """transformers' class of the model. Raises UnsupportedArchitecture where it has none, or one
-    whose layers cannot use another attention or keep more than keys and values.
+    whose layers keep more than keys and values.
     """
     import transformers
 
@@ -60,31 +63,45 @@ def model_class(config: Mapping[str, Any]) -> Any:
     found = getattr(transformers, name)
     if found._is_stateful:
         raise refusal(name, "its layers keep a recurrent state, which transformers has in a cache")
-    if not found._supports_attention_backend:
-        raise refusal(name, "its attention does not go through transformers' attention interface")
     return found
 
 
 def library_config(config: Mapping[str, Any]) -> Any:
-    """transformers' configuration object for a config.json. Raises UnsupportedArchitecture,
-    UnsupportedConfigValue for what cannot run, LoadError for values that transformers rejects.
+    """transformers' configuration object for a config.json, without what it says of codes
+    (codes.py). Raises UnsupportedArchitecture for what cannot run, LoadError for values that
+    transformers rejects.
     """
     from transformers import CONFIG_MAPPING
 
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise UnsupportedArchitecture(f"config.json: transformers has no model_type {kind!r}.")
-    if quantised := next((key for key in KEYS if config.get(key)), None):
-        raise UnsupportedConfigValue(
-            f"config.json: {quantised}: quantised checkpoints do not run through "
-            "transformers. Use a checkpoint in bfloat16, float16 or float32."
-        )
+    plain = {key: value for key, value in config.items() if key not in KEYS}
     try:
-        made = CONFIG_MAPPING[kind].from_dict(dict(config))
+        made = CONFIG_MAPPING[kind].from_dict(plain)
     except Exception as error:  # each class checks its values in its own way
         raise LoadError(f"config.json: transformers rejects it: {_line(error)}") from error
     _check(str(config["architectures"][0]), made)
     return made
+
+
+def foreign_storage(config: Mapping[str, Any]) -> Storage | None:
+    """How the checkpoint of a model of transformers stores weights; None: as they are.
+
+    Raises UnsupportedConfigValue for formats in which more than linear layers are stored in codes,
+    and what `read_storage` raises.
+    """
+    storage = read_storage(config)
+    if storage is None:
+        return None
+    if storage.experts is not None or storage.widened_because is not None:
+        key = next(key for key in KEYS if config.get(key))
+        raise UnsupportedConfigValue(
+            f"config.json: {key}: checkpoints in {storage.method} do not run through transformers, "
+            "because they store more than linear layers in codes. Use a checkpoint in bfloat16, or "
+            "one in fp8, gptq, awq or compressed-tensors."
+        )
+    return storage
 
 
 def refusal(architecture: str, why: str) -> UnsupportedArchitecture:
@@ -123,7 +140,8 @@ def _check(architecture: str, config: Any) -> None:
     text = config.get_text_config()
     if config.is_encoder_decoder:
         raise refusal(architecture, "it has an encoder")
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - set(_TOKEN_KINDS))
+    kinds = set(getattr(text, "layer_types", None) or ())
+    others = sorted(kinds.difference(_TOKEN_KINDS, WITHOUT_MEMORY))
     if others:
         raise refusal(architecture, f"layers of the type {', '.join(others)} keep something else")
     for kind in _rope_types(getattr(text, "rope_parameters", None)):

@@ -8,19 +8,31 @@ Then products are replaced, and a short text is run both ways before the model s
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from quire.errors import LoadError, WeightMismatch
-from quire.models.foreign.attention import ATTENTION
-from quire.models.foreign.check import Staging, check, own_logits
+from quire.models.foreign.check import LAST_STEP, Staging, check, own_logits
+from quire.models.foreign.codes import (
+    CodedModule,
+    fill,
+    find_coded,
+    without_weights,
+)
 from quire.models.foreign.dry_run import describe_foreign, register
-from quire.models.foreign.library import library_config, model_class, silenced
+from quire.models.foreign.library import (
+    foreign_storage,
+    library_config,
+    model_class,
+    silenced,
+)
 from quire.models.foreign.model import ForeignModel
 from quire.models.foreign.packing import pack, unpacked_products
+from quire.models.loading.cache_scales import is_cache_scale
 from quire.models.loading.matching import listed
 from quire.models.loading.readers.checkpoint_files import CheckpointFiles
 from quire.ops import Ops
@@ -56,9 +68,13 @@ def load_foreign_model(
     spec = describe_foreign(config)
     register()
     with silenced():
-        is_dummy = load_format == "dummy"
-        model = _drawn(config, dtype, seed) if is_dummy else _stored(folder, config, dtype)
-        model = model.eval().requires_grad_(False).to(device.torch)
+        if load_format == "dummy":
+            model = _placed(_drawn(config, dtype, seed), device)
+        else:
+            with closing(CheckpointFiles(folder)) as files:
+                coded = find_coded(spec, foreign_storage(config), files)
+                model = _placed(_stored(folder, config, dtype, coded), device)
+                fill(model, coded, files, spec.open_linears, device.torch)
         expected = own_logits(model, spec.vocab)
         pack(model, ops, dtype, spec.open_linears)
     names = sorted(unpacked_products(model))
@@ -70,8 +86,17 @@ def load_foreign_model(
         )
     is_invariant = ops.batch_invariant and not names
     packed = ForeignModel(spec, model, ops, in_one_thread=is_invariant)
-    check(packed, ops, expected, dtype, device)
+    seconds = check(packed, ops, expected, dtype, device)
+    logger.info(
+        "%s runs as a model of transformers: a step of %d tokens took %.1f ms, in which its Python "
+        "code is called.",
+        *(spec.architecture, LAST_STEP, seconds * 1000),
+    )
     return packed
+
+
+def _placed(model: Any, device: Staging) -> Any:
+    return model.eval().requires_grad_(False).to(device.torch)
 
 
 def _drawn(config: Mapping[str, Any], dtype: torch.dtype, seed: int) -> Any:
@@ -80,24 +105,27 @@ def _drawn(config: Mapping[str, Any], dtype: torch.dtype, seed: int) -> Any:
         return model_class(config)._from_config(
             library_config(config),
             dtype=dtype,
-            attn_implementation=ATTENTION,
+            attn_implementation="eager",
             experts_implementation="eager",
         )
 
 
-def _stored(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    CheckpointFiles(folder).close()  # raises for files that are not what they claim to be
+def _stored(
+    folder: Path, config: Mapping[str, Any], dtype: torch.dtype, coded: tuple[CodedModule, ...]
+) -> Any:
+    """The model with all weights but those in codes."""
     if (folder / _ADAPTER).exists():
         raise LoadError(
             f"{folder / _ADAPTER}: transformers would apply this adapter. Merge it into the "
             "checkpoint, or remove the file."
         )
+    kind = model_class(config)
     try:
-        model, report = model_class(config).from_pretrained(
+        model, report = without_weights(kind, coded).from_pretrained(
             folder,
             config=library_config(config),
             dtype=dtype,
-            attn_implementation=ATTENTION,
+            attn_implementation="eager",
             experts_implementation="eager",
             local_files_only=True,
             use_safetensors=True,
@@ -109,12 +137,20 @@ def _stored(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     except Exception as error:  # each conversion of weights fails in its own way
         text = " ".join(str(error).split())
         raise WeightMismatch(f"transformers cannot load the checkpoint: {text}") from error
-    if problems := list(_problems(report)):
+    model.__class__ = kind
+    in_codes = {name for module in coded for name in module.parts}
+    if problems := list(_problems(report, in_codes)):
         raise WeightMismatch("The checkpoint does not fit the model: " + "; ".join(problems) + ".")
     return model
 
 
-def _problems(report: Mapping[str, Any]) -> Iterator[str]:
+def _problems(report: Mapping[str, Any], in_codes: Collection[str]) -> Iterator[str]:
+    """Those of what transformers reports, but for the tensors that are read here: codes, and scales
+    of keys and values, which are not used.
+    """
     for word, key in _MISMATCHES.items():
-        if report[key]:
-            yield f"{word} {listed(sorted(map(str, report[key])))}"
+        names = sorted(map(str, report[key]))
+        if in_codes and key == "unexpected_keys":
+            names = [n for n in names if n not in in_codes and not is_cache_scale(n)]
+        if names:
+            yield f"{word} {listed(names)}"

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from quire.models.decoder import HiddenStates
-from quire.models.foreign.attention import STEP, PagedStep, PlacedLayer
+from quire.models.foreign.attention import STEP, PagedStep
 from quire.models.foreign.packing import PackedEmbedding, PackedExperts, PackedLinear
-from quire.models.foreign.parts import split
+from quire.models.foreign.parts import GivenPositions, split
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.loading.weight_placement import FixedWeights
 from quire.models.maker import tensors_within
@@ -38,27 +38,30 @@ class ForeignModel(FixedWeights):
         self._model = model
         self._ops = ops
         self._body, self._head = split(spec.architecture, model)
-        self._layers = {a.layer: PlacedLayer(a, place) for place, a in enumerate(spec.layers)}
+        self._given = None
+        if spec.position_table is not None:
+            self._given = GivenPositions(self._body.get_submodule(spec.position_table))
 
     @property
     def num_layers(self) -> int:
         """The number of layers, L."""
-        return len(self._layers)
+        return self.spec.num_layers
 
     def release_weights(self) -> None:
         """Give the weights' memory back; `take_weights` comes before the next pass."""
-        del self._model, self._body, self._head
+        del self._model, self._body, self._head, self._given
 
     def take_weights(self, other: Any) -> None:
         """Run on the weights of `other`, a model of the same spec, from now on."""
         assert self.spec == other.spec, "weights of another model"
         self._model, self._body, self._head = other._model, other._body, other._head
+        self._given = other._given
 
     def forward(self, batch: Batch) -> HiddenStates:
         """Run all layers and write their K/V into the slots of the batch; the result is ready for
         `logits`.
         """
-        step = PagedStep(self._ops, batch, self._layers)
+        step = PagedStep(self._ops, batch, self.spec.calls)
         if batch.embeds is not None:
             inputs = {"inputs_embeds": batch.embeds[None]}
         else:
@@ -67,8 +70,12 @@ class ForeignModel(FixedWeights):
         positions = batch.positions[:1]
         if self.spec.first_position:
             positions = positions + self.spec.first_position
+        if self._given is None:
+            inputs["position_ids"] = positions
+        else:
+            self._given.positions = positions
         with self._threads():
-            outputs = self._body(**inputs, position_ids=positions, use_cache=False, **{STEP: step})
+            outputs = self._body(**inputs, use_cache=False, **{STEP: step})
         return HiddenStates(outputs.last_hidden_state[0])
 
     __call__ = forward

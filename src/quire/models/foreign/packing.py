@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quire.models.foreign.coded_layer import CodedLinearLayer
 from quire.ops import LinearWeight, Ops
 
 _EMBEDDINGS = (nn.Embedding,)
@@ -106,6 +107,8 @@ def unpacked_products(model: Any) -> Iterator[str]:
 def _replacement(module: Any, ops: Ops, dtype: torch.dtype) -> Any:
     from transformers.pytorch_utils import Conv1D
 
+    if isinstance(module, CodedLinearLayer):
+        return PackedLinear(ops, ops.pack_linear(module.codes, module.bias))
     if type(module) is nn.Linear and module.weight.dtype is dtype:
         return PackedLinear(ops, ops.pack_linear(module.weight, module.bias))
     if type(module) is Conv1D and module.weight.dtype is dtype:

@@ -9,9 +9,32 @@ from torch import Tensor, nn
 
 from quire.models.foreign.library import refusal
 
+POSITIONS = "position_ids"
+"""The name of positions in transformers, among the arguments of bodies and of their tables."""
+
+
+class GivenPositions:
+    """Puts the positions of a step in the place of those that a body counts by itself, where it
+    hands them to the module that looks them up.
+    """
+
+    def __init__(self, table: nn.Module) -> None:
+        self.positions: Tensor | None = None
+        table.register_forward_pre_hook(self._place, with_kwargs=True)
+
+    def _place(self, _: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, Any]:
+        assert self.positions is not None, "a step has positions"
+        counted = named[POSITIONS]
+        return inputs, {**named, POSITIONS: self.positions.view(counted.shape)}
+
 
 class _Given(nn.Module):
     """Stands for the layers where the head alone is run: its result is what it is called with."""
+
+    @property
+    def decoder(self) -> nn.Module:
+        """Of a wrapper around the layers."""
+        return self
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
         return _Output(inputs_embeds)
@@ -39,9 +62,12 @@ def split(architecture: str, model: Any) -> tuple[Any, Any]:
     the model makes of them: logits with the model's own scale, cap and rounding.
     """
     name = model.base_model_prefix
+    if name not in model._modules:
+        name = "model"
     body = model._modules.get(name)
     if body is None:
-        raise refusal(architecture, f"its layers are not in one module ({name!r})")
+        raise refusal(architecture, f"its layers are not in one module ({model.base_model_prefix})")
     head = copy.copy(model)
     head._modules = {**model._modules, name: _Given()}
-    return body, head
+    is_wrapper = list(body._modules) == ["decoder"]
+    return body.decoder if is_wrapper else body, head

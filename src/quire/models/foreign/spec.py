@@ -9,8 +9,8 @@ from quire.models.layer_memory import KeyValues
 
 @dataclass(frozen=True, slots=True)
 class ForeignAttention:
-    """One layer's attention as transformers calls it: H query heads over K key/value heads of D
-    numbers, of which values have the first `value_dim`. `layer` is transformers' number of the
+    """A layer's call of attention as transformers makes it: H query heads over K key/value heads of
+    D numbers, of which values have the first `value_dim`. `layer` is transformers' number of the
     layer; `window` and `softcap` are those of `spec.Attention`.
     """
 
@@ -31,28 +31,46 @@ class ForeignAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignLinear:
+    """A linear layer by its name, and its sizes."""
+
+    name: str
+    outputs: int
+    inputs: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForeignDecoder:
-    """A causal language model of transformers, in numbers: vocabulary V, hidden width C, the layers
-    in the order in which they are called.
+    """A causal language model of transformers, in numbers: vocabulary V, hidden width C, the calls
+    of attention in their order, of which a layer may have several.
 
     `first_position` is what the model adds to positions, and `num_positions` how many there are
-    then; None: as many as the config says. `release` is the version of transformers. `widest`:
-    numbers of a token's widest activation. `open_linears` are the linear layers whose weight the
-    model's code reads by itself, by name.
+    then; None: as many as the config says. `position_table`: the module, by its name in the body,
+    that is handed the positions which the body counts by itself; None: the body takes positions.
+    `release` is the version of transformers. `widest`: numbers of a token's widest activation.
+    `linears` are the linear layers, and `open_linears` the names of those whose weight the model's
+    code reads by itself.
     """
 
     architecture: str
     release: str
     vocab: int
     dim: int
-    layers: tuple[ForeignAttention, ...]
+    calls: tuple[ForeignAttention, ...]
     num_parameters: int
     widest: int
+    linears: tuple[ForeignLinear, ...]
     open_linears: tuple[str, ...] = ()
     first_position: int = 0
     num_positions: int | None = None
+    position_table: str | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers, L."""
+        return len({call.layer for call in self.calls})
 
     @property
     def memories(self) -> tuple[KeyValues, ...]:
-        """What each layer remembers of a request."""
-        return tuple(layer.memory for layer in self.layers)
+        """What each call remembers of a request."""
+        return tuple(call.memory for call in self.calls)

@@ -16,17 +16,30 @@ def foreign_lines(d: ForeignDecoder, weight_bytes: int, number: NumberBytes) -> 
     yield f"implementation    transformers {d.release}, with Quire's attention and KV cache"
     size = d.num_parameters * weight_bytes / 2**30
     yield f"parameters        {d.num_parameters:,} ({size:.2f} GiB)"
-    yield f"layers            {len(d.layers)}"
+    yield f"layers            {d.num_layers}"
     yield f"hidden width      {d.dim:,}"
     yield f"vocabulary        {d.vocab:,}"
     yield f"KV cache          {token_bytes(d.memories, number):,} bytes per token"
+    yield from _costs(d)
     yield ""
     start = 0
-    for layer, equal in groupby(replace(a, layer=0) for a in d.layers):
+    for layer, equal in groupby(replace(a, layer=0) for a in d.calls):
         count = len(list(equal))
         yield f"layers {start}..{start + count - 1}:" if count > 1 else f"layer {start}:"
         yield f"    {_attention(layer)}"
         start += count
+
+
+def _costs(d: ForeignDecoder) -> Iterator[str]:
+    """What it costs that the code is not Quire's."""
+    yield "cost              each step calls the model's Python code; no recorded steps or graphs"
+    yield "                  transformers is imported at start, about 400 MB in two processes"
+    yield "                  not possible: rounding of weights, adapters, drafts, several workers"
+    own = len(d.linears) - len(d.open_linears)
+    yield f"products          {own} linear layers with Quire's kernels, as they are stored"
+    if d.open_linears:
+        count = len(d.open_linears)
+        yield f"                  {count} with plain torch: the model's code reads their weights"
 
 
 def _attention(a: ForeignAttention) -> str:
