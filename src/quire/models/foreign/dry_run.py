@@ -280,7 +280,8 @@ class _Unmasked:
         """Return zeros."""
         seen = next(self._expected)
         expected = seen.layer, seen.heads, seen.kv_heads, seen.head_dim
-        is_same = (layer.layer_idx, q.shape[1], k.shape[1], q.shape[3]) == expected
+        number: Any = layer.layer_idx
+        is_same = (number, q.shape[1], k.shape[1], q.shape[3]) == expected
         self.count += is_same and facts["mask"] is None
         return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
 
