@@ -106,7 +106,9 @@ class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
 
     @verb()
     def reset_encoder_cache(self) -> Utility[None]:
-        """Forget encoders' outputs; a text model has none, so nothing changes."""
+        """Forget encoders' outputs; what a request still needs is made again. A model of text has
+        none.
+        """
         return Utility("reset_encoder_cache")
 
     @verb(begins="asleep", replay=lambda level=1, *_: (level, "keep"))

@@ -110,6 +110,8 @@ class Worker:
         """Release the memory of "weights", "kv_cache" or both; no step may be in flight.
         keep_weights: keep them in host memory.
         """
+        if self.model_runner.media is not None:
+            self.model_runner.media.clear()
         self._residence.release(tags, keep_weights=keep_weights)
 
     def wake_up(self, tags: list[str]) -> None:

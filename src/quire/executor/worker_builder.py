@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,7 @@ from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
 from quire.executor.weights import make_checker, make_loader, make_saver, stored_weights
 from quire.executor.worker import Worker
-from quire.executor.worker_config import WorkerConfig, WorkerFacts
+from quire.executor.worker_config import MediaFacts, WorkerConfig, WorkerFacts
 from quire.executor.worker_extension import worker_class
 from quire.hardware.prepared_memory import end_preparation
 from quire.models import read_spec
@@ -31,6 +31,7 @@ from quire.models.spec import Decoder, PipelineStage
 from quire.params import PoolingParams, SamplingParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder
+from quire.runner.encoder_outputs import Encoder, EncoderOutputs
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
@@ -95,8 +96,9 @@ def build_worker(
     samples = config.model.generates and (group is None or group.rank == 0)
     if stage is not None and stage.last < stage.count:
         samples = False
+    encoders = config.make_encoders(model)
     num_sampled = config.max_sampled if samples else 0
-    runner, forward = _runner(config, platform, model, kv_cache, exchange, num_sampled)
+    runner, forward = _runner(config, platform, model, kv_cache, exchange, num_sampled, encoders)
     draft: DraftParts | None = None
     if config.model.generates:
         head: RowHead = TokenFollower(runner.rows, group)
@@ -136,6 +138,7 @@ def build_worker(
             kv_cache.num_blocks,
             tuple(group.spec for group in kv_cache.pool.groups),
             has_own_memory=not platform.is_host,
+            media=_media_facts(config, encoders),
         ),
         rank=0 if group is None else group.rank,
         profiler=None if config.parallel.profiler is None else Profiler(config.parallel.profiler),
@@ -152,6 +155,7 @@ def _runner(
     kv_cache: KVCache,
     exchange: ExpertExchange | None,
     num_sampled: int,
+    encoders: Mapping[str, Encoder],
 ) -> tuple[ModelRunner, Forward]:
     """Make the runner of a model, and what runs its steps, which sample up to `num_sampled` rows:
     recorded if the platform records.
@@ -169,6 +173,12 @@ def _runner(
     if isinstance(model.spec, Decoder) and model.spec.token_types:
         types = TokenTypes(config.steps.max_num_seqs, model.spec.token_types)
         rows.parts.append(types)
+    embeds, media = None, None
+    if encoders:
+        assert isinstance(model, DecoderModel), "media of Quire's own decoder"
+        size = config.steps.max_num_batched_tokens, model.spec.dim
+        embeds = torch.zeros(size, dtype=config.dtype, device=platform.device.torch)
+        media = EncoderOutputs(encoders, model.look_up, embeds)
     batches = BatchBuilder(
         rows=rows,
         ops=platform.ops,
@@ -180,6 +190,7 @@ def _runner(
         types=types,
         has_adapters=config.adapters is not None,
         states=_stage_input(config, platform, model),
+        embeds=embeds,
     )
     forward = record_steps(platform, model, batches, num_sampled)
     if exchange is not None:
@@ -192,6 +203,7 @@ def _runner(
         device=platform.device,
         forward=forward,
         adapters=None if config.adapters is None else AdapterSlots(model),
+        media=media,
     )
     return runner, forward
 
@@ -203,6 +215,13 @@ def _stage_input(config: WorkerConfig, platform: Platform, model: RunnableModel)
         return None
     width = max([config.steps.max_num_batched_tokens, *platform.sizes])
     return torch.zeros((width, spec.dim), dtype=config.dtype, device=platform.device.torch)
+
+
+def _media_facts(config: WorkerConfig, encoders: Mapping[str, Encoder]) -> MediaFacts:
+    if not encoders:
+        return MediaFacts()
+    largest = max(encoder.max_rows for encoder in encoders.values())
+    return MediaFacts(tuple(encoders), max(config.steps.max_num_batched_tokens, largest))
 
 
 def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:

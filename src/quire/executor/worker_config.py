@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -16,17 +16,25 @@ from quire.config.speculation import SpeculationPlan
 from quire.models.foreign.implementation import ModelImpl
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.folder_files import LoadFormat
+from quire.runner.encoder_outputs import Encoder
+from quire.runner.model import RunnableModel
 from quire.runner.sampling import LogitsProcessor
 from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.settings import KVGroupSpec, StepsPlan
 
 MakeProcessors = Callable[[torch.device], Sequence[LogitsProcessor]]
+MakeEncoders = Callable[[RunnableModel], Mapping[str, Encoder]]
+
+
+def no_encoders(model: RunnableModel) -> Mapping[str, Encoder]:
+    """The encoders of a model of text."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """Parts of the engine's plan. `make_processors` makes the custom logits processors for a
-    device.
+    device, `make_encoders` those of a model that is loaded, by modality.
     """
 
     model: ModelPlan
@@ -37,6 +45,7 @@ class WorkerConfig:
     adapters: AdapterPlan | None
     sampling: SamplingPlan
     make_processors: MakeProcessors
+    make_encoders: MakeEncoders = no_encoders
 
     @property
     def dtype(self) -> torch.dtype:
@@ -89,11 +98,25 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaFacts:
+    """What the workers make of media: the modalities that they have encoders for, how many rows
+    these make in a step and are kept (0: there are none), and on how many axes a token of the model
+    has a position.
+    """
+
+    modalities: tuple[str, ...] = ()
+    num_rows: int = 0
+    axes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFacts:
     """The facts about the workers for the scheduler and the core: the KV blocks of each, null block
-    included, and the groups that share them; whether weights are in memory of a device's own.
+    included, and the groups that share them; whether weights are in memory of a device's own; what
+    they make of media.
     """
 
     num_blocks: int
     kv_groups: tuple[KVGroupSpec, ...]
     has_own_memory: bool
+    media: MediaFacts = field(default_factory=MediaFacts)

@@ -70,10 +70,10 @@ LayerBatch = GroupBatch | StateBatch | PromptBatch
 class Batch:
     """One step's input to a model, made by the runner and valid during that step.
 
-    ids [T] int64, or embeds [T, C] in the model's dtype where the embedding stage ran before;
-    positions [P, T] int64 (P = 1); one entry of `groups` per KV group. Of every layer of the pool,
-    which may have those of several models: `kv`, its memory (None: it has none), and
-    `layer_groups`, its KV group. Tokens of a row are consecutive.
+    ids [T] int64; embeds [T, C] in the model's dtype where the embedding stage ran before, as in
+    steps with media, in place of the ids' own; positions [P, T] int64; one entry of `groups` per KV
+    group. Of every layer of the pool, which may have those of several models: `kv`, its memory
+    (None: it has none), and `layer_groups`, its KV group. Tokens of a row are consecutive.
 
     token_types [T] int64 in models whose tokens have types.
 

@@ -104,6 +104,8 @@ class RowLengths(Protocol):
     num_computed: Array
     state_index: Array
     adapter_slots: Array
+    position_offsets: Array
+    prompt_positions: dict[int, Array]
 
 
 class BatchBuilder:
@@ -123,12 +125,15 @@ class BatchBuilder:
         has_adapters: bool = False,
         ahead: int = 0,
         states: Tensor | None = None,
+        embeds: Tensor | None = None,
+        axes: int = 1,
     ) -> None:
         """capacity: the most tokens of a step. sizes, ascending: the row counts to which a step of
         only decodes is padded; (): no padding. types: of tokens, where the model has some.
         has_adapters: rows may have adapters. ahead: how many positions further the ids that the
         model reads are. states [max(capacity, sizes), n*C]: the hidden states that a draft network
-        reads; their owner fills them.
+        reads; their owner fills them. embeds [capacity, C]: the embeddings of steps with media;
+        their owner fills them, too. axes: on how many a token has a position.
         """
         self._rows = rows
         self._device = device
@@ -141,18 +146,20 @@ class BatchBuilder:
         self._arrays = [_group_arrays(group, width) for group in pool.groups]
         self._type_arrays = [] if types is None else [np.zeros(width, dtype=np.int64)]
         self._slot_arrays = [np.zeros(width, dtype=np.int32)] if has_adapters else []
+        self._axes_arrays = [np.zeros((width, axes), dtype=np.int64)] if axes > 1 else []
         most_rows = max([len(rows.num_tokens), *sizes])
         self._seq_lens = np.zeros(most_rows, dtype=np.int32)
         self._sampled_at = np.zeros(max(most_rows, width), dtype=np.int64)
         places = device.places(self._per_token)
+        of_axes = len(self._axes_arrays)
         of_types = len(self._type_arrays)
         self.capacity_batch = Batch(
             ids=torch.zeros(width, dtype=torch.int64, device=device.torch),
-            embeds=None,
-            positions=places[0][None],
+            embeds=embeds,
+            positions=places[1].T if of_axes else places[0][None],
             groups=_group_batches(
                 pool.groups,
-                places[1 + of_types :],
+                places[1 + of_axes + of_types :],
                 [
                     None if group.kind == "state" else _empty_plan(ops, pool, group, device)
                     for group in pool.groups
@@ -161,7 +168,7 @@ class BatchBuilder:
             kv=kv,
             layer_groups=pool.layer_groups,
             num_tokens=capacity,
-            token_types=places[1] if of_types else None,
+            token_types=places[1 + of_axes] if of_types else None,
             adapter_slots=places[-1] if has_adapters else None,
             states=states,
         )
@@ -174,11 +181,12 @@ class BatchBuilder:
 
     @property
     def _per_token(self) -> list[Array]:
-        """The arrays with an entry per token: positions, types, those of each group, and the slots
-        of adapters.
+        """The arrays with an entry per token: places in their rows, positions on several axes,
+        types, those of each group, and the slots of adapters.
         """
         of_groups = [array for own in self._arrays for array in own]
-        return [self._positions, *self._type_arrays, *of_groups, *self._slot_arrays]
+        of_tokens = [self._positions, *self._axes_arrays, *self._type_arrays]
+        return [*of_tokens, *of_groups, *self._slot_arrays]
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Build the tensors of the plan's tokens; the rows must be up to date. Begins a step of the
@@ -310,21 +318,21 @@ class BatchBuilder:
     def _batch(self, places: Sequence[Tensor]) -> Batch:
         """A step's part of the whole batch; places: tensors of positions, types, groups."""
         whole, num_tokens = self.capacity_batch, len(places[0])
-        of_types = len(self._type_arrays)
+        of_axes, of_types = len(self._axes_arrays), len(self._type_arrays)
         assert whole.ids is not None
         return Batch(
             ids=whole.ids[:num_tokens],
             embeds=None,
-            positions=places[0][None],
+            positions=places[1].T if of_axes else places[0][None],
             groups=_group_batches(
                 self._groups,
-                places[1 + of_types :],
+                places[1 + of_axes + of_types :],
                 [None if isinstance(group, StateBatch) else group.plan for group in whole.groups],
             ),
             kv=whole.kv,
             layer_groups=whole.layer_groups,
             num_tokens=num_tokens,
-            token_types=places[1] if of_types else None,
+            token_types=places[1 + of_axes] if of_types else None,
             adapter_slots=places[-1] if self._slot_arrays else None,
             states=None if whole.states is None else whole.states[:num_tokens],
         )
@@ -349,8 +357,11 @@ class BatchBuilder:
             layout.seq_lens[num_rows:] = 1  # padding sees one token of the null block
         if layout.adapter_slots is not None:
             self._fill_slots(layout, layout.adapter_slots)
+        if self._axes_arrays:
+            self._fill_axes(layout, positions)
         if self._types is not None:
-            self._types.fill(layout.arrays[1], layout.row_of_token, positions)
+            types = layout.arrays[1 + len(self._axes_arrays)]
+            self._types.fill(types, layout.row_of_token, positions)
         self._fill_places(layout, positions)
         self._device.begin(layout.arrays)
         for table, on_device, group, kind in zip(
@@ -369,6 +380,21 @@ class BatchBuilder:
         slots = self._slot_arrays[0][: len(layout.row_of_token)]
         slots[:] = self._rows.adapter_slots[layout.row_of_token]
         layout.inputs.batch.adapter_slots = on_device if slots.max(initial=-1) >= 0 else None
+
+    def _fill_axes(self, layout: _Layout, places: Array) -> None:
+        """Write the tokens' positions on several axes: those that a prompt came with, and after
+        them the tokens' places plus their rows' offsets.
+        """
+        rows, inputs, axes = self._rows, layout.inputs, layout.arrays[1]
+        axes[:] = (places + rows.position_offsets[layout.row_of_token])[:, None]
+        if not rows.prompt_positions:
+            return
+        for row, start, count in zip(inputs.rows, inputs.starts, inputs.counts, strict=False):
+            given = rows.prompt_positions.get(int(row))
+            first = int(rows.num_computed[row])
+            if given is not None and first < given.shape[1]:
+                there = given[:, first : first + int(count)]
+                axes[start : start + there.shape[1]] = there.T
 
     def _fill_places(self, layout: _Layout, positions: Array) -> None:
         """Write, for each group, where its memory of the tokens is."""

@@ -48,6 +48,8 @@ class Rows:
       state is entry `state_index` of the row, modulo the ring's length.
 
     - `adapter_slots` [num_rows + 1] int32 on the host: as `quire.ops.formats.lora` has them.
+    - `position_offsets` [num_rows + 1] int64 on the host, and `prompt_positions` [P, n] by row, of
+      those that have some: as in `NewRow`.
 
     The last row, `pad_row`, belongs to no request: it has no tokens, and no block but NULL_BLOCK.
     Padding reads it.
@@ -74,6 +76,8 @@ class Rows:
         self.num_prompt = np.zeros(num_rows + 1, dtype=np.int64)
         self.state_index = np.zeros(num_rows + 1, dtype=np.int64)
         self.adapter_slots = np.full(num_rows + 1, NO_ADAPTER, dtype=np.int32)
+        self.position_offsets = np.zeros(num_rows + 1, dtype=np.int64)
+        self.prompt_positions: dict[int, np.ndarray[Any, Any]] = {}
         self.handles = np.full(num_rows, -1, dtype=np.int64)
         self.tables = [
             np.zeros((num_rows + 1, ring_size if size is None else -(-max_len // size)), np.int32)
@@ -198,6 +202,10 @@ class Rows:
         self.num_prompt[row] = new.num_prompt_tokens
         self.state_index[row] = 0
         self.adapter_slots[row] = new.adapter - 1
+        self.position_offsets[row] = new.position_offset
+        self.prompt_positions.pop(row, None)
+        if new.positions is not None:
+            self.prompt_positions[row] = new.positions
         for group, blocks in enumerate(new.block_ids):
             self._write_blocks(group, row, 0, blocks)
         added: list[RowPart] = []

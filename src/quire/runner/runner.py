@@ -23,12 +23,14 @@ from quire.params import RequestParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.devices.device import Array, Device, Fetched
+from quire.runner.encoder_outputs import EncoderOutputs
 from quire.runner.forward.forward import Forward
 from quire.runner.head import HeadStep, RowHead, Watcher
 from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
 from quire.runner.rows import Rows
 from quire.step.columns import RunnerOutput
+from quire.step.faults import RowFailures
 from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import NewRow, StepPlan
 from quire.step.result import NewTokens, StepResult
@@ -56,7 +58,7 @@ class Step:
         self._states: HiddenStates | None = states
         self._parts = parts
         self._pending: list[tuple[HeadStep, Fetched]] | None = None
-        self._output = RunnerOutput(StepResult(plan.step_id, []))
+        self._output = RunnerOutput(runner.empty_result(plan))
 
     def sample(self, mask: GrammarMask | None = None) -> None:
         """Compute the rows' results: tokens among those that `mask` allows, and pooled prompts."""
@@ -152,8 +154,8 @@ class NoTokens:
     moves_rows = False
     hidden = None
 
-    def __init__(self, step_id: int) -> None:
-        self._step_id = step_id
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
 
     def sample(self, mask: GrammarMask | None = None) -> None:
         """Do nothing: there is nothing to draw."""
@@ -176,7 +178,7 @@ class NoTokens:
 
     def result(self) -> RunnerOutput:
         """Return an empty output."""
-        return RunnerOutput(StepResult(self._step_id, []))
+        return RunnerOutput(self._result)
 
 
 class Heads:
@@ -241,9 +243,10 @@ class ModelRunner:
         device: Device,
         forward: Forward,
         adapters: AdapterSlots | None = None,
+        media: EncoderOutputs | None = None,
     ) -> None:
         """`forward` runs the model, or replays what was recorded of it. `adapters` of a model with
-        room for some.
+        room for some; `media` of one with encoders.
         """
         self.model = model
         self.rows = rows
@@ -251,12 +254,15 @@ class ModelRunner:
         self.device = device
         self.heads = Heads()
         self.adapters = adapters
+        self.media = media
         self._batches = batches
         self._forward = forward
         self._prepared = -1
         self._awaited: Step | None = None
         self._followed: deque[Step] = deque()
         rows.parts.append(self.heads)
+        if media is not None:
+            rows.parts.append(media)
 
     def register(self, kind: type[RequestParams], head: RowHead) -> None:
         """Use `head` for rows whose parameters are of this type."""
@@ -292,29 +298,41 @@ class ModelRunner:
         if plan.step_id != self._prepared:
             self._prepare(plan)
         if not plan.num_tokens:
-            return NoTokens(plan.step_id)
+            return NoTokens(self.empty_result(plan))
+        if self.media is not None and (errors := self.media.failures(plan, self.rows.num_computed)):
+            raise RowFailures(errors)
         inputs = self._batches.build(plan)
         parts = self.heads.begin(inputs)
         if hidden is not None:
             assert inputs.batch.states is not None, "the first stage reads ids"
             inputs.batch.states[: len(hidden)] = hidden
         self._batches.gather(inputs)
+        if self.media is not None:
+            self.media.embed(inputs, self.rows.num_computed)
         states = self._forward(inputs.batch, samples_all=inputs.last is None)
         return Step(self, plan, inputs, states, parts)
 
     def _prepare(self, plan: StepPlan) -> None:
-        """Copy and zero blocks and fill slots of adapters before a step computes: once, however
-        often it is launched.
+        """Copy and zero blocks, fill slots of adapters and encode media before a step computes:
+        once, however often it is launched.
         """
         assert not plan.loads and not plan.stores, "this runner has no tier"
-        assert not any(new.embedded for new in plan.added), "this runner embeds token ids alone"
         if plan.copies:
             self.kv_cache.copy(plan.copies)
         if plan.zero_blocks:
             self.kv_cache.zero(plan.zero_blocks)
         if self.adapters is not None:
             self.adapters.load(plan.adapter_loads)
+        if self.media is not None:
+            self.media.change(plan)
+        else:
+            assert not plan.encodings, "this runner has no encoders"
         self._prepared = plan.step_id
+
+    def empty_result(self, plan: StepPlan) -> StepResult:
+        """The result of a launched step before its ids are known."""
+        failed = [] if self.media is None else [*self.media.failed_in_step]
+        return StepResult(plan.step_id, [], failed_encodings=failed)
 
     @torch.inference_mode()
     def finish(

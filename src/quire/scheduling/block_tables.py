@@ -109,6 +109,7 @@ class BlockTables:
             for index, group in enumerate(self.groups):
                 size = group.block_size
                 length = group.longest_hit(finder(request, index), length // size) * size
+            length = request.end_of_chunk(0, length) // self.block_size * self.block_size
             if length == before:
                 return length
 
@@ -366,7 +367,10 @@ class BlockTables:
 
     def _least_chunk(self, request: Request) -> int:
         """The tokens that one step must at least be able to compute for the request."""
-        return request.num_tokens if request.is_whole else self._decode_chunk
+        if request.is_whole:
+            return request.num_tokens
+        pieces = (item.end - item.start for item in request.media if item.is_bidirectional)
+        return max(self._decode_chunk, max(pieces, default=0))
 
     def _key(self, request: Request, group: int, index: int) -> tuple[bytes, int]:
         """The key of the group's block at a table index."""

@@ -13,6 +13,7 @@ from quire.scheduling import streaming_input
 from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
+from quire.scheduling.encoder_cache import EncoderCache
 from quire.scheduling.request import Request, State, Stop
 from quire.scheduling.resources import BlockBudget, Resource, Resources, RunningRows, TokenBudget
 from quire.scheduling.scheduler_output import FinishedRequest, InFlightStep
@@ -123,7 +124,8 @@ class Lifecycle:
                 config.num_adapter_slots, config.max_adapter_passes, self.in_flight
             )
             resources = [self.adapters, *resources]
-        self.resources = Resources(self.tokens, [self.rows, blocks, *resources])
+        self.encoders = EncoderCache(config.encoder_rows, is_deferred=config.defers_encodings)
+        self.resources = Resources(self.tokens, [self.rows, blocks, *resources, self.encoders])
         self.counters = Counters(num_accepted=[0] * (config.num_drafts + 1))
         self.now = 0.0
         """The time of the last plan."""
@@ -137,6 +139,7 @@ class Lifecycle:
         self.tokens.begin(allowance if is_bound else None)
         if self.adapters is not None:
             self.adapters.begin()
+        self.encoders.begin()
 
     @property
     def _has_streams(self) -> bool:
@@ -149,7 +152,10 @@ class Lifecycle:
         return self.adapters is None or self.adapters.admits(request)
 
     def queue(self, request: Request) -> None:
-        """Add a new request to the waiting queue."""
+        """Add a new request to the waiting queue. Raises RequestError for media that it cannot be
+        given.
+        """
+        self.encoders.add(request)
         request.order = self._num_arrived
         self._num_arrived += 1
         self.requests[request.handle] = request
@@ -225,6 +231,7 @@ class Lifecycle:
             self.waiting.remove(request)
             self.give_up_load(request)
         request.state = State.FINISHED
+        self.encoders.remove(request)
         del self.requests[request.handle]
 
     def change_weights(self) -> None:
@@ -232,6 +239,7 @@ class Lifecycle:
         its blocks is of both weights, until it is preempted: nobody else may find it.
         """
         self.weights += 1
+        self.encoders.forget_all()
         for request in self.requests.values():
             self.give_up_load(request)
             request.weights = self.weights if request.row < 0 else _OWN_WEIGHTS + request.handle

@@ -8,10 +8,11 @@ import enum
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from quire.params import RequestParams, SamplingParams
-from quire.step.plan import EmbeddedSpan, NewRow
+from quire.step.media import EmbeddedSpan, MediaItem
+from quire.step.plan import NewRow
 
 
 class State(enum.IntEnum):
@@ -112,8 +113,11 @@ class Request:
     """Number of its LoRA adapter; 0: no adapter. Equal numbers mean equal weights."""
     weights: int = 0
     """The number of the weights that its blocks are computed with; set by the scheduler."""
-    embedded: Sequence[EmbeddedSpan] = ()
+    media: Sequence[MediaItem] = ()
     """What stands at placeholders among the prompt's ids, by position."""
+    positions: Any = None
+    position_offset: int = 0
+    """See `NewRow`."""
     adapter_slot: int = 0
     """Where its adapter is while it has a row; 0: nowhere."""
     num_passes: int = 0
@@ -122,6 +126,7 @@ class Request:
     """Its prompt is computed in one step, and it is not preempted while that step is in flight."""
 
     num_prompt_tokens: int = field(init=False)
+    embedded: Sequence[EmbeddedSpan] = field(init=False)
     max_total_tokens: int = 0
     """Prompt and output together; set by `Scheduler.add` from max_tokens and the model's length."""
     is_whole: bool = False
@@ -186,6 +191,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.give_media(self.media)
         if self.grammar is not None:
             self.constrain(self.grammar)
 
@@ -193,6 +199,11 @@ class Request:
         """Have the output follow a grammar, which the request waits for. Before it is queued."""
         self.grammar = grammar
         self.prerequisites = [grammar, *self.prerequisites]
+
+    def give_media(self, media: Sequence[MediaItem]) -> None:
+        """Set what stands in its prompt. Before it is queued."""
+        self.media = media
+        self.embedded = [span for item in media for span in item.spans()]
 
     @property
     def num_tokens(self) -> int:
@@ -234,9 +245,31 @@ class Request:
         names = []
         for span in self.embedded:
             if span.start < end and start < span.end:
-                numbers = (len(span.digest), span.start - start, span.end - start)
-                names.append(struct.pack("<3q", *numbers) + span.digest)
+                place = span.start - start, span.end - start, span.first_row
+                names.append(struct.pack("<4q", len(span.digest), *place) + span.digest)
         return b"".join(names)
+
+    def media_between(self, start: int, end: int) -> list[MediaItem]:
+        """The items with positions in [start, end)."""
+        return [item for item in self.media if item.start < end and start < item.end]
+
+    def least_chunk(self, position: int) -> int:
+        """The fewest tokens that a step may compute from `position` on: all of an item whose
+        positions attend to each other.
+        """
+        for item in self.media:
+            if item.is_bidirectional and item.start <= position < item.end:
+                return item.end - position
+        return 1
+
+    def end_of_chunk(self, position: int, end: int) -> int:
+        """Where a chunk of tokens [position, end) ends at most, so that it does not split such an
+        item; `position` if it has no token then.
+        """
+        for item in self.media:
+            if item.is_bidirectional and item.start < end < item.end:
+                return max(position, item.start)
+        return end
 
     def new_row(self, num_computed_tokens: int) -> NewRow:
         """Return everything that the runner needs to build this request's row."""
@@ -252,6 +285,8 @@ class Request:
             prompt_logprobs_done=self.prompt_logprobs_done,
             adapter=self.adapter_slot,
             embedded=self.embedded,
+            positions=self.positions,
+            position_offset=self.position_offset,
         )
 
     def limit_length(self, max_model_len: int) -> None:

@@ -138,14 +138,17 @@ class TokenBudget:
 
     def offer(self, request: Request, want: int) -> int:
         """Within the budget, the allowance and, where another request exists, the cap for long
-        prompts; all or nothing where a prompt may not be split.
+        prompts; all or nothing where a prompt, or what stands next in it, may not be split.
         """
         left = self.left
-        if request.is_whole:
-            fits = self._used == 0 or self._allowed(request, want) == want
-            return want if want <= left and fits else 0
+        least = want if request.is_whole else request.least_chunk(request.num_tokens - want)
         cap = self._cap if self._cap and len(self._requests) > 1 else want
-        return min(want, left, cap, self._allowed(request, want))
+        allowed = self._allowed(request, want)
+        granted = min(want, left, cap, allowed)
+        if granted >= least or least == 1:
+            return granted
+        fits = self._used == 0 or allowed >= least
+        return least if least <= left and fits else 0
 
     def _allowed(self, request: Request, want: int) -> int:
         """How many of the next `want` tokens the allowance has room for. A single one, which may be

@@ -13,7 +13,7 @@ equal plans.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from quire.errors import RequestError
 from quire.params import SamplingParams
@@ -67,6 +67,7 @@ class Scheduler:
         self.requests, self.waiting, self.running = life.requests, life.waiting, life.rows.requests
         self.lane, self.chunked, self.in_flight = life.lane, life.chunked, life.in_flight
         self.adapters, self.transfers = life.adapters, life.transfers
+        self.encoders = life.encoders
 
     # ---- requests come and go
 
@@ -88,6 +89,7 @@ class Scheduler:
                 f"a request of up to {request.max_total_tokens} tokens needs {needed} KV blocks, "
                 f"the cache has {config.num_blocks - 1}"
             )
+        self._check_media(request)
         request.stop_ids = stop_ids(request)
         request.weights = self._life.weights
         self.memory.compute_keys(request)
@@ -146,6 +148,12 @@ class Scheduler:
                 self._life.give_up_load(request)
         return self.memory.reset_prefix_cache()
 
+    def reset_encoder_cache(self) -> None:
+        """Drop the outputs of encoders with the next plan; what a running request still needs is
+        made again.
+        """
+        self.encoders.forget_all()
+
     @property
     def has_work(self) -> bool:
         """Whether a step could advance a request, or a step is in flight."""
@@ -166,6 +174,15 @@ class Scheduler:
                 f"a request of up to {request.max_total_tokens} tokens computed in one step "
                 f"does not fit into {most} tokens (max_num_batched_tokens)"
             )
+
+    def _check_media(self, request: Request) -> None:
+        most = self.config.steps.max_num_batched_tokens
+        for item in request.media:
+            if item.is_bidirectional and item.end - item.start > most:
+                raise RequestError(
+                    f"media of {item.end - item.start} tokens computed in one step do not fit into "
+                    f"{most} tokens (max_num_batched_tokens)"
+                )
 
     # ---- one step
 
@@ -192,6 +209,8 @@ class Scheduler:
         """
         step = self.in_flight.popleft()
         assert step.step_id == result.step_id, "results must come in the order of the plans"
+        if result.failed_encodings:
+            self.encoders.fail(step.step_id, result.failed_encodings)
         failed = step.failed(result)
         gone = step.cancelled | failed.keys()
         out = append_tokens(step, result, dropped=gone)
@@ -213,6 +232,20 @@ class Scheduler:
         """
         if self.transfers is not None:
             self.transfers.end(done, failed)
+
+    def end_encodings(self, done: Sequence[bytes], failed: Mapping[bytes, str]) -> SchedulerOutput:
+        """Outputs of encoders, by the digests of their items, are there, or cannot be made, for the
+        reason given; the requests that still need such a one end. Where encodings are deferred.
+        """
+        out = SchedulerOutput()
+        for request in list(self.requests.values()) if failed else ():
+            position = max(request.num_computed_tokens, request.num_hit_tokens)
+            ahead = request.media_between(position, request.num_prompt_tokens)
+            text = next((failed[i.digest] for i in ahead if i.digest in failed), None)
+            if text is not None:
+                self._fail(request, Failure(text), out)
+        self.encoders.end(done, failed)
+        return out
 
     # ---- planning
 
@@ -239,16 +272,19 @@ class Scheduler:
             if request.state is not State.RUNNING:
                 continue  # preempted for an earlier one
             missing = request.num_tokens - request.num_computed_tokens
+            computed = request.num_computed_tokens
             count = self._life.tokens.offer(request, missing) if missing > 0 else 0
+            count = self.encoders.reach(request, computed, count)
             if count == 0:
                 continue
             drafts = self._num_drafts(request, count) if count == missing else 0
-            least = count if request.is_whole else 1
-            self.memory.release_unread(request, request.num_computed_tokens)
+            least = count if request.is_whole else request.least_chunk(computed)
+            self.memory.release_unread(request, computed)
             fitting = self._grow(step, request, count + drafts, least)
             if fitting == 0:
                 break
-            self._plan_chunk(step, request, min(count, fitting), max(0, fitting - count))
+            end = request.end_of_chunk(computed, computed + min(count, fitting))
+            self._plan_chunk(step, request, end - computed, max(0, fitting - count))
 
     def _admit(self, step: InFlightStep, now: float) -> None:
         """Move waiting requests into rows while every resource grants them something."""
@@ -275,7 +311,8 @@ class Scheduler:
             self._life.enter_row(request, now)
             grown = self.memory.grow(request, count)
             assert grown is not None, "the cost of admission left no block"
-            self._plan_chunk(step, request, grown[0])
+            first = request.num_computed_tokens
+            self._plan_chunk(step, request, request.end_of_chunk(first, first + grown[0]) - first)
             admitted.append(request)
         for request in admitted:
             self.waiting.remove(request)
@@ -310,6 +347,7 @@ class Scheduler:
         self, step: InFlightStep, request: Request, count: int, num_drafts: int = 0
     ) -> None:
         self._life.tokens.take(request, count, num_drafts)
+        self.encoders.use(request, request.num_computed_tokens, count)
         end = request.num_computed_tokens + count
         request.num_computed_tokens = end + num_drafts
         request.num_drafts_in_flight += num_drafts
@@ -322,7 +360,8 @@ class Scheduler:
     def _launch(self, step: InFlightStep) -> StepPlan | None:
         step.cohort = self.lane.cohort()
         has_transfers = self.transfers is not None and self.transfers.has_changes
-        if step.cohort is None and not step.chunks and not has_transfers:
+        is_empty = step.cohort is None and not step.chunks
+        if is_empty and not has_transfers and not self.encoders.has_encodings:
             return None
         grown = [b for h, new in step.new_blocks.items() if not self.rows.is_new(h) for b in new]
         removed, added = self.rows.take_changes()
@@ -330,6 +369,7 @@ class Scheduler:
         copies, zero_blocks = self.memory.take_state_changes()
         adapter_loads = [] if self.adapters is None else self.adapters.take_loads()
         loads, stores = ([], []) if self.transfers is None else self.transfers.take_changes()
+        dropped_outputs, encodings = self.encoders.take_changes(step.step_id)
         plan = StepPlan(
             step_id=step.step_id,
             removed=removed,
@@ -343,6 +383,8 @@ class Scheduler:
             adapter_loads=adapter_loads,
             loads=loads,
             stores=stores,
+            dropped_outputs=dropped_outputs,
+            encodings=encodings,
             allowance=self._life.tokens.allowance,
         )
         self._next_step += 1
@@ -369,6 +411,7 @@ class Scheduler:
         request = chunk.request
         request.num_confirmed_tokens = chunk.end
         self.memory.publish(request, chunk.end)
+        self.encoders.confirm(request, chunk.end)
         if chunk.samples:
             request.is_decoding = True
             request.prompt_logprobs_done = True

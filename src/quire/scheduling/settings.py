@@ -51,7 +51,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     states are made of prompts about every `snapshot_interval` tokens and at their last block
     border; all of them together have at most `num_snapshot_blocks` blocks (None: any). A request
     whose LoRA adapter has none of the slots is passed over at most `max_adapter_passes` times
-    before a slot is drained for it.
+    before a slot is drained for it. `encoder_rows`: how many rows encoders make in a step, and how
+    many are kept (0: there are no encoders); `defers_encodings`: they are there once
+    `Scheduler.end_encodings` says so.
     """
 
     steps: StepsPlan
@@ -67,6 +69,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_snapshot_blocks: int | None = None
     num_adapter_slots: int = 0
     max_adapter_passes: int = 64
+    encoder_rows: int = 0
+    defers_encodings: bool = False
 
 
 class Pause(enum.IntEnum):

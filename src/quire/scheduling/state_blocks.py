@@ -138,11 +138,14 @@ class StateBlocks:
         return changes
 
     def _ends(self, request: Request, after: int) -> list[int]:
-        """Where snapshots of the request's known tokens are made, beyond `after` tokens."""
+        """Where snapshots of the request's known tokens are made, beyond `after` tokens; nowhere
+        where no chunk may end.
+        """
         last = (request.num_tokens - 1) // self._border * self._border
         first = (after // self._interval + 1) * self._interval
         ends = list(range(first, last, self._interval))
-        return [*ends, last] if last > after else ends
+        ends = [*ends, last] if last > after else ends
+        return [end for end in ends if request.end_of_chunk(after, end) == end]
 
     def _make_room(self) -> list[int] | None:
         """Blocks for a snapshot, within what snapshots may have; None if there are none."""

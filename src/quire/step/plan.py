@@ -14,25 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from quire.params import RequestParams
+from quire.step.media import EmbeddedSpan, MediaItem
 
 NULL_BLOCK = 0
 """The block in table entries that no query may read (before a sliding window); it is never
 allocated.
 """
-
-
-class EmbeddedSpan(msgspec.Struct, frozen=True, gc=False):
-    """Positions [start, end) of a prompt at which embeddings stand instead of those of the ids,
-    which are placeholders there. `digest` names the embeddings: equal digests, equal contents.
-    """
-
-    start: int
-    end: int
-    digest: bytes
 
 
 class NewRow(msgspec.Struct, frozen=True, gc=False):
@@ -49,6 +41,10 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
     its last token in the entry after i; with d drafts it leaves the state before the first draft
     there, those after each draft in the d entries that follow, and goes on from that of the last
     draft that was right. So a step never overwrites the state that it reads.
+
+    `positions`, int32 [P, n], are those of the prompt's first n tokens on each of a model's P axes,
+    made from the whole prompt; None: each token's place in the row. After them a token's position
+    is its place plus `position_offset`, on every axis.
     """
 
     row: int
@@ -62,6 +58,9 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs_done: bool = False
     adapter: int = 0
     embedded: Sequence[EmbeddedSpan] = ()
+    """Positions at which rows of encoders' outputs stand, ascending."""
+    positions: Any = None
+    position_offset: int = 0
 
 
 class NewBlocks(msgspec.Struct, frozen=True, gc=False):
@@ -117,8 +116,8 @@ class PromptAllowance(msgspec.Struct, frozen=True, gc=False):
 
 class StepPlan(msgspec.Struct, gc=False):
     """One step's work. Order of application: `removed`, `added`, `new_blocks`, `copies`,
-    `zero_blocks`, `adapter_loads`, then the tokens. Loads and stores begin with the step, and the
-    step does not wait for their end. A plan may have no tokens.
+    `zero_blocks`, `adapter_loads`, `dropped_outputs`, `encodings`, then the tokens. Loads and
+    stores begin with the step, and the step does not wait for their end. A plan may have no tokens.
 
     The step's tokens are ordered: those of each of `decode_rows`, then those of each chunk. A
     decode row has one token, the one sampled last in that row, which only the runner may know
@@ -149,6 +148,12 @@ class StepPlan(msgspec.Struct, gc=False):
     stores: list[BlockTransfer] = []
     """Blocks whose content, written by earlier steps, is to be kept; nobody writes them before its
     end.
+    """
+    dropped_outputs: list[bytes] = []
+    """Outputs of encoders that are forgotten, by the digests of their items."""
+    encodings: list[MediaItem] = []
+    """Items that encoders make rows of, which are kept under the items' digests for this step and
+    later ones, until they are dropped.
     """
     allowance: PromptAllowance | None = None
     """The bound on the tokens of prompts that the step was planned with."""

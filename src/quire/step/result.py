@@ -11,7 +11,8 @@ class StepResult(msgspec.Struct, gc=False):
 
     A row that verified d drafts has 1 .. d+1 ids: the accepted drafts and the token after them. A
     row in `errors` has failed, the others are valid; its ids, if any, are meaningless. `nans` by
-    row: how many of its logits are NaN, of failed rows that have some.
+    row: how many of its logits are NaN, of failed rows that have some. `failed_encodings`: digests
+    of items of the plan that no rows could be made of.
     """
 
     step_id: int
@@ -20,6 +21,7 @@ class StepResult(msgspec.Struct, gc=False):
     counts: list[int] | None = None
     num_drafts: list[int] | None = None
     nans: dict[int, int] = {}
+    failed_encodings: list[bytes] = []
 
 
 class NewTokens(msgspec.Struct, frozen=True, gc=False):

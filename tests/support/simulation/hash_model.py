@@ -4,8 +4,9 @@ wrong block is a wrong text.
 The K/V of a token is a hash chained over the K/V before it, read through the block table; a
 recurrent state is a hash chained over the tokens; the next token is a hash of all slots that a
 query at the last position sees, and of the state. The adapter in a row's slot of adapters, with the
-number of the model's weights, is the beginning of every chain, and a part of every token's hash. An
-embedded span has other values than its placeholders.
+number of the model's weights, is the beginning of every chain, and a part of every token's hash. At
+the places of an item of media are other values than its placeholders: the rows that an encoder
+makes of its content, with the model's weights.
 `oracle` computes the same from a plain list of ids.
 """
 
@@ -15,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quire.params import PoolingParams
 from quire.scheduling.settings import KVGroupSpec
-from quire.step.plan import NULL_BLOCK, EmbeddedSpan, NewRow, StepPlan
+from quire.step.media import MediaItem
+from quire.step.plan import NULL_BLOCK, NewRow, StepPlan
 from quire.step.result import StepResult
 
 EOS = 0
@@ -52,10 +54,14 @@ def oracle(
     groups: Sequence[KVGroupSpec] = (KVGroupSpec(),),
     adapter: int = 0,
     weights: int = 0,
-    embedded: Sequence[EmbeddedSpan] = (),
+    media: Sequence[MediaItem] = (),
 ) -> list[int]:
     """The output that follows `prompt`, up to `num_tokens` ids, the first EOS included."""
-    tokens, slots, state = with_embedded(prompt, embedded), list[int](), 0
+    tokens, slots, state = list(prompt), list[int](), 0
+    for item in media:
+        rows = iter(encode(item, weights))
+        for start, end in item.places:
+            tokens[start:end] = [next(rows) for _ in range(start, end)]
     adapter += weights * _WEIGHTS
     output: list[int] = []
     while len(output) < num_tokens:
@@ -77,13 +83,10 @@ def _visible(group: KVGroupSpec, slots: list[int], state: int) -> list[int]:
     return slots if group.window is None else slots[max(0, len(slots) - group.window) :]
 
 
-def with_embedded(token_ids: Sequence[int], embedded: Sequence[EmbeddedSpan]) -> list[int]:
-    """The ids with the values of spans in place of placeholders; negative ones, as no id is."""
-    values = list(token_ids)
-    for span in embedded:
-        for position in range(span.start, span.end):
-            values[position] = -2 - abs(hash((*span.digest, position - span.start)))
-    return values
+def encode(item: MediaItem, weights: int) -> list[int]:
+    """The rows of an item: negative, as no id is."""
+    content = item.inputs["content"]
+    return [-2 - abs(hash((content, weights, row))) for row in range(item.num_rows)]
 
 
 class HashRow:
@@ -93,7 +96,9 @@ class HashRow:
 
     def __init__(self, new: NewRow, adapters: Mapping[int, int], weights: int) -> None:
         """adapters: what the slots of adapters have; weights: the number of the model's."""
-        self.tokens = with_embedded(new.token_ids, new.embedded)
+        self.tokens = list(new.token_ids)
+        """Its ids; where it has computed them, the rows of media in place of placeholders."""
+        self.embedded = list(new.embedded)
         self._weights = weights * _WEIGHTS
         self.num_computed = new.num_computed_tokens
         self.tables = [list(table) for table in new.block_ids]
@@ -116,6 +121,39 @@ Drafter = Callable[[HashRow], list[int]]
 """Guesses a row's next tokens, right or wrong."""
 
 
+class HashEncoder:
+    """Keeps the rows of items as plans say, no more than `num_rows` of them."""
+
+    FAILURE = "injected"
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._outputs: dict[bytes, list[int] | None] = {}
+        """Digest -> rows; None: they could not be made."""
+
+    def change(self, plan: StepPlan, weights: int) -> None:
+        """Drop and encode what a plan says."""
+        for digest in plan.dropped_outputs:
+            del self._outputs[digest]
+        for item in plan.encodings:
+            assert item.digest not in self._outputs, "rows are made that are there"
+            self._outputs[item.digest] = self._encode(item, weights)
+        kept = sum(len(rows) for rows in self._outputs.values() if rows is not None)
+        assert kept <= self._num_rows, "more rows are kept than there is room for"
+
+    def rows(self, digest: bytes) -> list[int] | None:
+        """The rows of an item that are there; None if they could not be made."""
+        assert digest in self._outputs, "an output is used that is not there"
+        return self._outputs[digest]
+
+    def failed_in_step(self, plan: StepPlan) -> list[bytes]:
+        """What could not be made of the plan's items."""
+        return [i.digest for i in plan.encodings if self._outputs.get(i.digest, ()) is None]
+
+    def _encode(self, item: MediaItem, weights: int) -> list[int] | None:
+        return encode(item, weights)
+
+
 class HashRunner:
     """Executes step plans on the hash model, trusting nothing but the plan.
 
@@ -133,7 +171,10 @@ class HashRunner:
         groups: Sequence[KVGroupSpec] = (KVGroupSpec(),),
         vocab_size: int = 50,
         drafter: Drafter | None = None,
+        encoder: HashEncoder | None = None,
     ) -> None:
+        """encoder: keeps the rows of media; None: there are none."""
+        self.encoder = encoder
         self.groups = tuple(groups)
         self.vocab_size = vocab_size
         self._drafter = drafter
@@ -166,6 +207,7 @@ class HashRunner:
         if read is not None:
             pairs = zip(read, self._ids(plan), strict=True)
             assert all(right in (None, own) for own, right in pairs), "other ids were read"
+        errors = self._embed(plan)
         # All K/V of a step is written before any of it is read, as in a batched attention.
         drafts = plan.decode_drafts or [0] * len(plan.decode_rows)
         for number, count in zip(plan.decode_rows, drafts, strict=True):
@@ -181,10 +223,13 @@ class HashRunner:
         sampled = zip(plan.sampled_rows, plan.sampled_drafts, strict=True)
         ids = [self._sample(self._rows[number], count) for number, count in sampled]
         flat = [token for tokens in ids for token in tokens]
-        if self._drafter is None:
-            return StepResult(plan.step_id, flat)
-        ready = [len(self._rows[number].drafts) for number in plan.sampled_rows]
-        return StepResult(plan.step_id, flat, counts=[len(i) for i in ids], num_drafts=ready)
+        result = StepResult(plan.step_id, flat, errors)
+        if self.encoder is not None:
+            result.failed_encodings = self.encoder.failed_in_step(plan)
+        if self._drafter is not None:
+            result.counts = [len(tokens) for tokens in ids]
+            result.num_drafts = [len(self._rows[number].drafts) for number in plan.sampled_rows]
+        return result
 
     def _ids(self, plan: StepPlan) -> list[int | None]:
         """The ids of a step's tokens, drafts among them; None for drafts that a row lacks."""
@@ -213,6 +258,31 @@ class HashRunner:
         for block in plan.zero_blocks:
             self._slots[block] = [0] * len(self._slots[block])
         self._adapters.update(plan.adapter_loads)
+        if self.encoder is not None:
+            self.encoder.change(plan, self.weights)
+
+    def _embed(self, plan: StepPlan) -> dict[int, str]:
+        """Put rows of media where chunks have placeholders. Returns an error for each row that
+        needs what could not be encoded.
+        """
+        errors = {}
+        for chunk in plan.chunks:
+            row = self._rows[chunk.row]
+            first, end = row.num_computed, row.num_computed + chunk.num_tokens
+            for span in row.embedded:
+                positions = range(max(first, span.start), min(end, span.end))
+                if not positions:
+                    continue
+                is_split = len(positions) < span.end - span.start
+                assert not (span.is_bidirectional and is_split), "an item is split"
+                assert self.encoder is not None, "media without an encoder"
+                rows = self.encoder.rows(span.digest)
+                if rows is None:
+                    errors[chunk.row] = self.encoder.FAILURE
+                for position in positions:
+                    value = WRONG if rows is None else rows[span.first_row + position - span.start]
+                    row.tokens[position] = value
+        return errors
 
     # Transfers
 

@@ -17,6 +17,7 @@ def check(scheduler: Scheduler) -> None:
     _check_pool(scheduler)
     _check_keys(scheduler)
     _check_places(scheduler)
+    _check_encoders(scheduler)
     for request in scheduler.running.values():
         _check_request(scheduler, request)
 
@@ -31,6 +32,8 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     assert most is None or sum(plan.sampled_drafts) <= most, "there are too many drafts"
     assert all(chunk.num_tokens > 0 for chunk in plan.chunks), "an empty chunk"
     assert len(rows) <= steps.max_num_seqs, "more rows than allowed"
+    encoded = sum(item.num_rows for item in plan.encodings)
+    assert encoded <= scheduler.config.encoder_rows, "more rows are encoded than allowed"
     drafts = plan.sampled_drafts
     assert max(drafts, default=0) <= scheduler.config.num_drafts, "more drafts than allowed"
     held = {b for r in scheduler.running.values() for t in r.block_ids for b in t}
@@ -49,6 +52,10 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.memory._writing, "keys of unwritten blocks leaked"
     states = scheduler.memory.states
     assert states is None or not states._writing, "keys of unmade snapshots leaked"
+    encoders = scheduler.encoders
+    assert not encoders._held and not any(o.holders for o in encoders._outputs.values())
+    assert encoders._known.keys() == encoders._outputs.keys(), "names of media leaked"
+    assert all(output.is_ready for output in encoders._outputs.values()), "rows never came"
     assert not scheduler.chunked and not scheduler.lane.members
     assert not len(scheduler.rows.stops), "stop ids leaked"
     assert len(scheduler.rows._free) == scheduler.config.steps.max_num_seqs, "rows leaked"
@@ -110,6 +117,23 @@ def _check_snapshots(scheduler: Scheduler) -> None:
     assert pool.num_early == findable, "findable snapshots are miscounted"
     assert states._num_pending == len(_snapshots(scheduler)), "pending snapshots are miscounted"
     assert findable + states._num_pending <= states._most, "snapshots exceed their share"
+
+
+def _check_encoders(scheduler: Scheduler) -> None:
+    """Outputs are held by running requests alone, and their rows are counted."""
+    encoders = scheduler.encoders
+    used = sum(output.num_rows for output in encoders._outputs.values())
+    assert used + encoders.num_free == encoders.num_rows and encoders.num_free >= 0
+    held = {(d, handle) for handle, digests in encoders._held.items() for d in digests}
+    assert held == {(d, h) for d, output in encoders._outputs.items() for h in output.holders}
+    for request in scheduler.running.values():
+        first, end = request.num_confirmed_tokens, request.num_computed_tokens
+        begun = {item.digest for item in request.media if first < item.end and item.start < end}
+        mine = encoders._held.get(request.handle, set())
+        assert mine <= {item.digest for item in request.media}
+        assert mine <= begun, "an output is held that is not needed"
+    running = {request.handle for request in scheduler.running.values()}
+    assert {handle for handle, digests in encoders._held.items() if digests} <= running
 
 
 def _check_places(scheduler: Scheduler) -> None:

@@ -25,11 +25,13 @@ from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import SchedulerOutput
 from quire.scheduling.settings import KVGroupSpec, Pause, SchedulerConfig
-from quire.step.plan import EmbeddedSpan, PromptAllowance, StepPlan
+from quire.step.media import MediaItem
+from quire.step.plan import PromptAllowance, StepPlan
 from quire.step.result import StepResult
 from tests.support.simulation import invariants
 from tests.support.simulation.hash_model import EOS, WRONG, HashRow, HashRunner, oracle
 from tests.support.simulation.hash_tier import HashTier
+from tests.support.simulation.late_encoder import FailingEncoder, LateEncoder
 from tests.support.simulation.scheduler_settings import scheduler_config
 from tests.support.simulation.traces import run_as_command
 
@@ -130,7 +132,7 @@ class Expectation:
     has_grammar: bool
     pools: bool = False
     """It draws no token, and ends with its prompt."""
-    embedded: list[EmbeddedSpan] = field(default_factory=list)
+    media: list[MediaItem] = field(default_factory=list)
     weights: int = 0
     """The number of the weights that it is computed with."""
     turns: list[list[int]] = field(default_factory=list)
@@ -164,7 +166,7 @@ class Expectation:
             adapter=self.adapter,
             vocab_size=VOCAB_SIZE,
             weights=self.weights,
-            embedded=self.embedded,
+            media=self.media,
         )
         for length in range(1, len(ids) + 1):
             tail = ids[:length]
@@ -191,12 +193,17 @@ class Trace:
         self.config = msgspec.structs.replace(
             self.config, num_adapter_slots=self.random.choice((1, 2)), steps=steps
         )
+        media = random.Random(f"{seed} media")
+        self.config = self._with_encoders(self.config, media)
+        encoder = LateEncoder if self.config.defers_encodings else FailingEncoder
+        self.encoder = encoder(self.config.encoder_rows, media)
         self.runner = HashRunner(
             num_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
             groups=self.config.groups,
             vocab_size=VOCAB_SIZE,
             drafter=self._draft if self.config.num_drafts else None,
+            encoder=self.encoder,
         )
         own = random.Random(f"{seed} tier")
         self.tier = HashTier(self.runner, own) if own.random() < 0.6 else None
@@ -234,7 +241,7 @@ class Trace:
         self.num_snapshot_hits = 0
         self.num_snapshots_taken = 0
         self.num_waits = 0
-        self.num_embedded = 0
+        self.num_media = self.num_bidirectional = self.num_split_media = 0
         self.num_changes = 0
         """How often the weights changed."""
         self._own = random.Random(f"{seed} own")
@@ -248,12 +255,15 @@ class Trace:
             self._step()
             self.host.step()
             self._step_tier()
+            self._step_encoder()
             invariants.check(self.scheduler)
             assert self.num_steps < 5000, "no progress"
         while self.results:
             self._update()
         while self.tier is not None and (self.tier.is_busy or self._begin_stores()):
             self._step_tier()
+        while self.encoder.is_busy:
+            self._step_encoder()
         invariants.check_idle(self.scheduler)
         self.slots.forget(self.slots.in_slots)
         assert not self.slots.in_slots, "adapter slots leaked"
@@ -293,6 +303,15 @@ class Trace:
             num_snapshot_blocks=pick.choice((None, None, None, 0, 1, 4)),
             max_adapter_passes=(0, 1, 3, 100)[self.seed % 4],
             max_drafts=pick.choice((None, None, 1, 4)),
+        )
+
+    def _with_encoders(self, config: SchedulerConfig, pick: random.Random) -> SchedulerConfig:
+        """Encoders with room for a few items; for all where prompts are not cut."""
+        is_cut = config.steps.enable_chunked_prefill and NOTHING not in config.groups
+        return msgspec.structs.replace(
+            config,
+            encoder_rows=pick.choice((5, 6, 9, 20)) if is_cut else 60,
+            defers_encodings=pick.random() < 0.4,
         )
 
     def _draft(self, row: HashRow) -> list[int]:
@@ -356,24 +375,38 @@ class Trace:
             stops_on_repetition=pick.random() < 0.1,
             has_grammar=pick.random() < 0.1,
             pools=self._pools(handle),
-            embedded=self._embedded(handle, len(prompt)),
+            media=self._media(handle, len(prompt)),
             weights=self.runner.weights,
         )
 
-    def _embedded(self, handle: int, length: int) -> list[EmbeddedSpan]:
-        """Spans of a prompt, drawn by themselves as what pools; few digests and places, so that
+    def _media(self, handle: int, length: int) -> list[MediaItem]:
+        """Items of a prompt, drawn by themselves as what pools; few contents and places, so that
         prompts share some of them.
         """
-        pick = random.Random(f"{self.seed} {handle % 3} embedded")
-        if pick.random() < 0.7:
-            return []
-        starts = range(pick.randrange(3), length, 4)
-        spans = [
-            EmbeddedSpan(s, min(s + pick.randrange(1, 4), length), bytes([pick.randrange(2)]))
-            for s in starts
-        ]
-        self.num_embedded += len(spans)
-        return spans
+        pick = random.Random(f"{self.seed} {handle % 3} media")
+        items: list[MediaItem] = []
+        start = pick.randrange(3)
+        while pick.random() < 0.75 and start < length:
+            content, num_rows = pick.randrange(2), pick.randrange(1, 6)
+            gap = pick.choice((0, 0, 1, 2)) if num_rows > 1 else 0
+            end = start + num_rows + gap
+            if end <= length:
+                is_bidirectional = (
+                    not gap
+                    and num_rows <= self.config.steps.max_num_batched_tokens
+                    and pick.random() < 0.4
+                )
+                places = [(start, end)]
+                if gap:
+                    border = start + num_rows // 2
+                    places = [(start, border), (border + gap, end)]
+                digest = bytes([content, num_rows])
+                inputs = {"content": content * 10 + num_rows}
+                items.append(MediaItem(digest, "image", num_rows, places, inputs, is_bidirectional))
+            start = end + pick.randrange(3)
+        self.num_media += len(items)
+        self.num_bidirectional += sum(item.is_bidirectional for item in items)
+        return items
 
     def _pools(self, handle: int) -> bool:
         """Drawn by itself, so that the rest of a trace does not depend on it."""
@@ -393,6 +426,8 @@ class Trace:
         is_indivisible = fits and (
             pick.random() < self.indivisible or NOTHING in self.config.groups
         )
+        rows = {item.digest: item.num_rows for item in expectation.media}
+        is_indivisible = is_indivisible and sum(rows.values()) <= self.config.encoder_rows
         self.num_indivisible += is_indivisible
         pools = expectation.pools
         request = Request(
@@ -408,7 +443,7 @@ class Trace:
             prerequisites=[Outside(*self._opening())] if pick.random() < 0.2 else [],
             adapter=expectation.adapter,
             is_indivisible=is_indivisible,
-            embedded=expectation.embedded,
+            media=expectation.media,
         )
         if pick.random() >= 0.9:
             self.undrafted.add(expectation.seed)
@@ -474,6 +509,9 @@ class Trace:
             pool = self.scheduler.memory.pool
             pool.release(pool.allocate(pool.num_free) or [])
 
+    def _step_encoder(self) -> None:
+        self._collect(self.scheduler.end_encodings(*self.encoder.step()))
+
     # one step
 
     def _step(self) -> None:
@@ -509,6 +547,8 @@ class Trace:
             self.num_snapshots_taken += is_hit and self.scheduler.running[new.row].takes_snapshot
         for chunk in plan.chunks:
             request = self.scheduler.running[chunk.row]
+            end = request.num_computed_tokens
+            self.num_split_media += any(item.start < end < item.end for item in request.media)
             if request.is_indivisible and not request.generates:
                 found = request.num_hit_tokens
                 assert chunk.num_tokens == request.num_prompt_tokens - found, "a prompt was cut"
@@ -538,7 +578,7 @@ class Trace:
         if self.random.random() < self.chaos / 2:
             rows = [*plan.decode_rows, *(c.row for c in plan.chunks)]
             if rows:
-                result.errors = {self.random.choice(rows): "injected"}
+                result.errors[self.random.choice(rows)] = "injected"
         return result
 
     def _update(self) -> None:

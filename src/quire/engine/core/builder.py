@@ -14,6 +14,7 @@ from quire.engine.core.adapters import AdaptersOff, AdapterStore
 from quire.engine.core.constrained_outputs import ConstrainedOutputs
 from quire.engine.core.core import EngineCore
 from quire.engine.core.features import CoreFeature
+from quire.engine.core.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
 from quire.errors import InvalidParameter
@@ -85,6 +86,7 @@ def core_parts(
             num_drafts=0 if plan.speculation is None else plan.speculation.num_tokens,
             max_drafts=None if plan.speculation is None else plan.speculation.max_drafts,
             reports_drafts=plan.sampling.draft_reports != "none",
+            encoder_rows=facts.media.num_rows,
         )
     )
     adapters: CoreFeature = AdaptersOff()
@@ -102,7 +104,11 @@ def core_parts(
         "depth": plan.steps.max_steps_in_flight,
         "log_stats": plan.serving.log_stats,
         "has_own_memory": facts.has_own_memory,
-        "features": [ConstrainedOutputs(grammars, scheduler), adapters],
+        "features": [
+            ConstrainedOutputs(grammars, scheduler),
+            adapters,
+            MediaOfPrompts(facts.media),
+        ],
         "lock_step": exchange,
         "pace": None if plan.steps.max_stall_s is None else StepPace(plan.steps.max_stall_s),
     }

@@ -191,9 +191,11 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         """Do nothing: a text model has no cache of media."""
 
     def reset_encoder_cache(self) -> None:
-        """Do nothing: a text model has no encoder."""
+        """Forget the outputs of encoders; what a request still needs is made again."""
+        self.scheduler.reset_encoder_cache()
 
     def _forget_cached(self) -> None:
+        self.scheduler.reset_encoder_cache()
         forgotten = self.scheduler.reset_prefix_cache(reset_running_requests=True)
         assert forgotten, "nothing holds blocks when every request was preempted"
 

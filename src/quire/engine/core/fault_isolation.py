@@ -168,6 +168,7 @@ def _merged(
     for part, output in parts:
         result.errors.update(output.result.errors)
         result.nans.update(output.result.nans)
+        result.failed_encodings = output.result.failed_encodings  # the same of all parts
         merged.parts += output.parts
         if output.logprobs is not None:
             rows = _by_row(part, output.result)

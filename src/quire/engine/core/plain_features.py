@@ -5,10 +5,13 @@ from __future__ import annotations
 from quire.engine.core.adapters import AdaptersOff
 from quire.engine.core.constrained_outputs import ConstrainedOutputs
 from quire.engine.core.features import CoreFeature
+from quire.engine.core.prompt_media import MediaOfPrompts
+from quire.executor.worker_config import MediaFacts
 from quire.grammar.compiler import GrammarCompiler
 from quire.scheduling.scheduler import Scheduler
 
 
 def plain_features(scheduler: Scheduler) -> tuple[CoreFeature, ...]:
     """Features that refuse requests that need more than tokens."""
-    return ConstrainedOutputs(GrammarCompiler(None), scheduler), AdaptersOff()
+    media = MediaOfPrompts(MediaFacts())
+    return ConstrainedOutputs(GrammarCompiler(None), scheduler), AdaptersOff(), media

@@ -181,6 +181,8 @@ def _of(info: declared.Type, *, is_exact: bool) -> DeclaredType:
         return _sequence_of(_of(info.item_type, is_exact=is_exact), "a set", set)
     if isinstance(info, declared.VarTupleType):
         return _sequence_of(_of(info.item_type, is_exact=is_exact), "a tuple", tuple)
+    if isinstance(info, declared.TupleType):
+        return _tuple_of([_of(each, is_exact=is_exact) for each in info.item_types])
     words, kinds, others = _PLAIN[type(info)]
     if is_exact:
         return DeclaredType(words, frozenset(kinds))
@@ -252,6 +254,18 @@ def _sequence_of(items: DeclaredType, words: str, *kinds: type) -> DeclaredType:
         _check_items(value, items, name)
 
     return DeclaredType(words, frozenset(kinds), (), dict.fromkeys(kinds, look))
+
+
+def _tuple_of(items: Sequence[DeclaredType]) -> DeclaredType:
+    words = f"a tuple of {len(items)}"
+
+    def look(value: tuple[Any, ...], name: str) -> None:
+        if len(value) != len(items):
+            raise InvalidType(name, value, f"it must be {words}")
+        for one, kind in zip(value, items, strict=True):
+            kind.check(one, name)
+
+    return DeclaredType(words, frozenset((tuple,)), (), {tuple: look})
 
 
 def _check_items(values: Any, kind: DeclaredType, name: str) -> None:

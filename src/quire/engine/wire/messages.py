@@ -24,13 +24,14 @@ from quire.engine.wire.core_output import EngineCoreOutput, columns_of, outputs_
 from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.output_list import OutputList
 from quire.engine.wire.output_parts import Finished, Started
+from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import EngineError
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.thinking import Thinking
 from quire.step.columns import AnyPart, LogprobColumns
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Front end and core must have the same; HELLO and READY carry it."""
 
 CLIENT_SHIFT = 40
@@ -124,6 +125,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     trace_headers: dict[str, str] | None = None
     prompt_text: str | None = None
     adapter: AdapterRef | None = None
+    media: PromptMedia | None = None
+    """What stands at placeholders among the ids."""
 
     @property
     def lora_request(self) -> LoRARequest | None:

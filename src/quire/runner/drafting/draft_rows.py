@@ -32,6 +32,8 @@ class DraftRows:
         self.num_computed = np.zeros_like(rows.num_computed)
         self.state_index = np.zeros_like(rows.state_index)
         self.adapter_slots = rows.adapter_slots
+        self.position_offsets = rows.position_offsets
+        self.prompt_positions = rows.prompt_positions
 
     def begin(self, new: NewRow) -> None:
         """Begin a row with what the target finds in the prefix cache."""

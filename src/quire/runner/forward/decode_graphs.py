@@ -105,7 +105,7 @@ class GraphForward:
         self._slots = batch.adapter_slots
         place = batch.num_tokens, batch.adapter_slots is not None
         decode = self._decodes.get(place) if samples_all else None
-        if decode is None or batch.ids is None:
+        if decode is None or batch.embeds is not None:
             return self._model.forward(batch)
         assert _addresses(batch) == _addresses(decode.batch), (
             "the step is not where it was captured"

@@ -121,8 +121,19 @@ class RecordedForward:
         body = Program(self._runtime, self._inputs.num_tokens)
         with body.recording():
             hidden = self._model.forward(self._first_inputs(body.capacity, has_adapters))
+        embedded = None
+        if self._inputs.embeds is not None:
+            embedded = self._record_embedded(has_adapters)
         sampling = self._record_sampling(hidden, has_adapters) if self._num_rows else None
-        return _Programs(body, _FirstStates(hidden), sampling)
+        return _Programs(body, _FirstStates(hidden), sampling, embedded)
+
+    def _record_embedded(self, has_adapters: bool) -> tuple[Program, _FirstStates]:
+        """Record the steps with media, which begin after the look-up of embeddings."""
+        body = Program(self._runtime, self._inputs.num_tokens)
+        with body.recording():
+            batch = self._first_inputs(body.capacity, has_adapters, is_embedded=True)
+            hidden = self._model.forward(batch)
+        return body, _FirstStates(hidden)
 
     def _record_sampling(self, hidden: HiddenStates, has_adapters: bool) -> _SamplingPrograms:
         head = Program(self._runtime, self._num_rows)
@@ -139,8 +150,10 @@ class RecordedForward:
             head, both, _FirstStates(decoded), *map(_First, (last, slots, logits, scores))
         )
 
-    def _first_inputs(self, count: int, has_adapters: bool) -> Batch:
-        """The inputs of up to `count` tokens, with slots of adapters or without."""
+    def _first_inputs(self, count: int, has_adapters: bool, *, is_embedded: bool = False) -> Batch:
+        """The inputs of up to `count` tokens, with slots of adapters or without; `is_embedded`:
+        with embeddings in place of those of their ids.
+        """
         whole = self._inputs
         slots = whole.adapter_slots if has_adapters else None
         assert whole.ids is not None
@@ -154,7 +167,7 @@ class RecordedForward:
                 groups.append(StateBatch(group.reads[:count], group.writes[:count]))
         return Batch(
             ids=whole.ids[:count],
-            embeds=None,
+            embeds=whole.embeds[:count] if is_embedded and whole.embeds is not None else None,
             positions=whole.positions[:, :count],
             groups=groups,
             kv=whole.kv,
@@ -168,13 +181,16 @@ class RecordedForward:
     def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
         self._slots = batch.adapter_slots
         self._now = self._plain if batch.adapter_slots is None else self._adapted
-        if batch.ids is None:
-            return self._model.forward(batch)  # embeddings instead of ids are not recorded
         programs, count = self._now, batch.num_tokens
         assert programs is not None, "the memory is released"
         for plan, group in zip(self._plans, batch.groups, strict=True):
             if plan is not None and not isinstance(group, StateBatch):
                 plan.plan = group.plan
+        if batch.embeds is not None:
+            assert programs.embedded is not None, "a model without media"
+            body, hidden = programs.embedded
+            body.replay(count)
+            return hidden.of(count)
         sampling = programs.sampling
         if samples_all and sampling is not None and count <= sampling.both.capacity:
             sampling.both.replay(count)
@@ -247,11 +263,14 @@ class _SamplingPrograms:
 
 @dataclass(frozen=True, slots=True)
 class _Programs:
-    """The recorded programs; `sampling` None: of a model without logits."""
+    """The recorded programs; `sampling` None: of a model without logits. `embedded`: of steps with
+    media; None: the model has no encoders.
+    """
 
     body: Program
     hidden: _FirstStates
     sampling: _SamplingPrograms | None
+    embedded: tuple[Program, _FirstStates] | None
 
 
 def _stand_in(group: LayerBatch) -> Any:

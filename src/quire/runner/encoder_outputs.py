@@ -1,0 +1,196 @@
+"""The outputs of encoders on the device, under the digests of their items, and the embeddings of
+steps that they are put into.
+
+What is kept, and for how long, is decided by the scheduler (scheduling/encoder_cache.py): a plan
+says what is dropped and what is encoded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.errors import EngineDeadError
+from quire.runner.batch import StepInputs
+from quire.runner.devices.device import Array
+from quire.step.media import EmbeddedSpan, MediaItem
+from quire.step.plan import NewRow, StepPlan
+
+logger = logging.getLogger(__name__)
+
+_FAILED = "the encoder failed for an item of the prompt; the engine's log says how"
+
+
+class Encoder(Protocol):
+    """Makes rows of the items of one modality."""
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows that an item may have."""
+        ...
+
+    def encode(self, items: Sequence[MediaItem]) -> Sequence[Tensor]:
+        """The rows of each item: [num_rows, C] as wide as the model's embeddings, of their type,
+        on the model's device.
+
+        The rows of an item are the same bits whatever it is encoded together with. The inputs are
+        not kept. If this raises, the items are tried one by one, and the requests of those that
+        fail alone end with an error.
+        """
+        ...
+
+
+class GivenEmbeddings:
+    """The encoder of embeddings that came with a prompt: `inputs["embeds"]`, [num_rows, C]."""
+
+    def __init__(self, max_rows: int, like: Tensor) -> None:
+        """like: a tensor of the embeddings' type and device."""
+        self.max_rows = max_rows
+        self._like = like
+
+    def encode(self, items: Sequence[MediaItem]) -> Sequence[Tensor]:
+        """See `Encoder`."""
+        like = self._like
+        return [
+            torch.tensor(item.inputs["embeds"], dtype=like.dtype, device=like.device)
+            for item in items
+        ]
+
+
+class _Piece(NamedTuple):
+    """Tokens [start, end) of a step, at which the rows of an item from `first_row` on stand."""
+
+    start: int
+    end: int
+    digest: bytes
+    first_row: int
+
+
+class EncoderOutputs:
+    """The rows that plans have had made. Also a part of the rows: it knows where media stand."""
+
+    def __init__(
+        self,
+        encoders: Mapping[str, Encoder],
+        look_up: Callable[[Tensor], Tensor],
+        embeds: Tensor,
+    ) -> None:
+        """encoders: by modality. look_up: ids [T] -> their embeddings [T, C]. embeds [T, C]: where
+        the embeddings of steps are put that have media.
+        """
+        self._encoders = dict(encoders)
+        self._look_up = look_up
+        self._embeds = embeds
+        self._rows: dict[bytes, Tensor] = {}
+        self._failed: set[bytes] = set()
+        """Items that could not be encoded, until the scheduler drops them."""
+        self._spans: dict[int, Sequence[EmbeddedSpan]] = {}
+        self.failed_in_step: list[bytes] = []
+        """Those of the newest plan."""
+
+    def add_row(self, row: NewRow) -> None:
+        """Note where media stand in the row."""
+        if row.embedded:
+            self._spans[row.row] = row.embedded
+
+    def remove_row(self, row: int) -> None:
+        """The request leaves the row."""
+        self._spans.pop(row, None)
+
+    def clear(self) -> None:
+        """Give the memory of all rows back; the scheduler has forgotten them."""
+        self._rows.clear()
+        self._failed.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the rows in bytes."""
+        return sum(rows.nbytes for rows in self._rows.values())
+
+    def change(self, plan: StepPlan) -> None:
+        """Drop and encode what a plan says. Raises only what says that the device has failed."""
+        for digest in plan.dropped_outputs:
+            self._rows.pop(digest, None)
+            self._failed.discard(digest)
+        self.failed_in_step = []
+        by_modality: dict[str, list[MediaItem]] = {}
+        for item in plan.encodings:
+            by_modality.setdefault(item.modality, []).append(item)
+        for modality, items in by_modality.items():
+            self._encode(self._encoders[modality], items)
+
+    def failures(self, plan: StepPlan, num_computed: Array) -> dict[int, str]:
+        """The rows of a plan whose tokens need what could not be encoded, with the reason.
+        `num_computed` by row.
+        """
+        if not self._failed:
+            return {}
+        errors = {}
+        for chunk in plan.chunks:
+            first = int(num_computed[chunk.row])
+            for span in self._spans.get(chunk.row, ()):
+                overlaps = span.start < first + chunk.num_tokens and first < span.end
+                if overlaps and span.digest in self._failed:
+                    errors[chunk.row] = _FAILED
+        return errors
+
+    def embed(self, inputs: StepInputs, num_computed: Array) -> None:
+        """Give a step's batch embeddings where media stand at some of its tokens, once its ids are
+        on the device. `num_computed` by row.
+        """
+        if not self._spans:
+            return
+        pieces = list(self._pieces(inputs, num_computed))
+        if not pieces:
+            return
+        ids = inputs.batch.ids
+        assert ids is not None, "placeholders have ids"
+        embeds = self._embeds[: len(ids)]
+        embeds.copy_(self._look_up(ids))
+        for piece in pieces:
+            rows = self._rows[piece.digest]
+            end = piece.first_row + piece.end - piece.start
+            embeds[piece.start : piece.end] = rows[piece.first_row : end]
+        inputs.batch.embeds = embeds
+
+    def _pieces(self, inputs: StepInputs, num_computed: Array) -> Iterator[_Piece]:
+        """The parts of the step's rows at which media stand."""
+        for row, start, count in zip(inputs.rows, inputs.starts, inputs.counts, strict=False):
+            spans = self._spans.get(int(row))
+            if spans is None:
+                continue
+            first = int(num_computed[row])
+            offset = int(start) - first
+            for span in spans:
+                begin, end = max(first, span.start), min(first + int(count), span.end)
+                if begin < end:
+                    first_row = span.first_row + begin - span.start
+                    yield _Piece(begin + offset, end + offset, span.digest, first_row)
+
+    def _encode(self, encoder: Encoder, items: Sequence[MediaItem]) -> None:
+        try:
+            found = encoder.encode(items)
+            for rows, item in zip(found, items, strict=True):
+                self._check(rows, item)
+        except EngineDeadError:
+            raise
+        except Exception:
+            if len(items) > 1:
+                for item in items:
+                    self._encode(encoder, [item])
+                return
+            logger.exception("an item of the modality %s was not encoded", items[0].modality)
+            self._failed.add(items[0].digest)
+            self.failed_in_step.append(items[0].digest)
+            return
+        for rows, item in zip(found, items, strict=True):
+            self._rows[item.digest] = rows
+
+    def _check(self, rows: Tensor, item: MediaItem) -> None:
+        wanted = (item.num_rows, self._embeds.shape[1])
+        if tuple(rows.shape) != wanted or rows.dtype != self._embeds.dtype:
+            raise ValueError(f"rows {tuple(rows.shape)} of {rows.dtype} in place of {wanted}")

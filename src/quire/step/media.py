@@ -1,0 +1,61 @@
+"""Media of a prompt: what stands at placeholders among its ids, and what encoders make rows of.
+
+Arrays are opaque here, so that the scheduler, which passes items on, needs no library for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+
+class EmbeddedSpan(msgspec.Struct, frozen=True, gc=False):
+    """Positions [start, end) of a prompt, where rows of an encoder's output stand in place of the
+    embeddings of the ids, which are placeholders: the rows from `first_row` on of the item
+    `digest`. `is_bidirectional`: these positions attend to each other in both directions.
+    """
+
+    start: int
+    end: int
+    digest: bytes
+    first_row: int = 0
+    is_bidirectional: bool = False
+
+
+class MediaItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A picture, a video or a sound of a prompt, or embeddings that were given for a part of it.
+
+    The encoder for its `modality` makes `num_rows` rows of `inputs`, arrays by name. They stand at
+    the positions of `places`, in order: ranges [start, end), ascending, `num_rows` positions in
+    all. Between two ranges are tokens as others (ends of lines, times), which belong to the item.
+    A bidirectional item has one range.
+
+    `digest` names everything that determines the rows, but for the weights of the model: equal
+    digests, equal rows.
+    """
+
+    digest: bytes
+    modality: str
+    num_rows: int
+    places: list[tuple[int, int]]
+    inputs: dict[str, Any] = {}
+    is_bidirectional: bool = False
+
+    @property
+    def start(self) -> int:
+        """The first position of the item."""
+        return self.places[0][0]
+
+    @property
+    def end(self) -> int:
+        """The position after its last one."""
+        return self.places[-1][1]
+
+    def spans(self) -> Iterator[EmbeddedSpan]:
+        """The ranges with the rows that stand there."""
+        row = 0
+        for start, end in self.places:
+            yield EmbeddedSpan(start, end, self.digest, row, self.is_bidirectional)
+            row += end - start
