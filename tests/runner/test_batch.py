@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -185,3 +187,38 @@ def test_a_state_goes_on_after_the_last_draft_that_was_right():
     sampled, gained = inputs.sampled[:1], 3  # two drafts are right
     rows.advance(inputs.rows, inputs.counts, sampled, gained)
     assert (rows.state_index[:2] - before).tolist() == [3, 1]
+
+
+def test_positions_on_three_axes_come_with_the_prompt_and_go_on_with_an_offset():
+    bench = Bench(4)
+    builder = BatchBuilder(
+        rows=bench.rows,
+        ops=bench.ops,
+        device=CpuDevice(),
+        pool=POOL,
+        kv=[],
+        capacity=64,
+        axes=3,
+    )
+    given = np.stack([np.arange(9), np.arange(9) + 20, np.arange(9) + 40]).astype(np.int32)
+    new = msgspec.structs.replace(
+        bench.request(0),
+        token_ids=list(range(12)),
+        num_prompt_tokens=9,
+        num_computed_tokens=4,
+        positions=given,
+        position_offset=-3,
+    )
+    bench.apply(removed=[0], added=[new])
+    plan = bench.plan([1], [Chunk(0, 7, samples=False), Chunk(2, 1, samples=True)])
+    batch = builder.build(plan).batch
+    places = [int(bench.rows.num_computed[row]) for row in (1, 2)]
+    for axis in range(3):
+        offset = 20 * axis
+        prompt = [offset + place for place in (4, 5, 6, 7, 8)]
+        assert batch.positions[axis].tolist() == [places[0], *prompt, 6, 7, places[1]]
+    assert batch.positions.shape == (3, 9)
+    assert builder.capacity_batch.positions.shape == (3, 64)
+    bench.apply(removed=[0], added=[bench.request(0)])
+    again = builder.build(bench.plan([0, 1])).batch
+    assert again.positions[2].tolist() == bench.rows.num_computed[:2].tolist()

@@ -10,12 +10,14 @@ from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from quire.scheduling.block_pool import BlockPool
 from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
+from quire.scheduling.encoder_cache import EncoderCache
 from quire.scheduling.lifecycle import Lifecycle
 from quire.scheduling.request import Request
 from quire.scheduling.resources import Resources
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.state_blocks import StateBlocks
 from quire.scheduling.transfers import Transfers
+from quire.step.media import EmbeddedSpan, MediaItem
 from tests.support.simulation.simulate import NOTHING, STATE, Trace, run_traces
 
 NUM_TRACES = 4_250
@@ -49,7 +51,16 @@ def test_the_traces_meet_what_they_are_for():
         met["snapshots that were taken over"] += trace.num_snapshots_taken
         met["groups without memory"] += NOTHING in config.groups
         met["groups of two block sizes"] += any(group.block_size for group in config.groups)
-        met["embedded spans"] += trace.num_embedded
+        encoders, is_late = trace.scheduler.encoders, config.defers_encodings
+        met["items of media"] += trace.num_media
+        met["bidirectional items"] += trace.num_bidirectional
+        met["items in several chunks"] += trace.num_split_media
+        met["rows that were there"] += encoders.num_hits
+        met["late rows"] += is_late and trace.encoder.num_encoded
+        met["late rows that failed"] += is_late and trace.encoder.num_failed
+        met["rows within the step"] += not is_late and trace.encoder.num_encoded
+        met["rows that failed"] += not is_late and trace.encoder.num_failed
+        met["rows that were dropped"] += trace.encoder.num_dropped
         met["changes of weights"] += trace.num_changes
         if trace.tier is not None:
             met["loads"] += trace.tier.num_loaded
@@ -65,7 +76,7 @@ def test_the_traces_meet_what_they_are_for():
         for expectation in expected:
             met[expectation.reason] += 1
     assert all(count >= 5 for count in met.values()), met
-    assert len(met) >= 24 + 5
+    assert len(met) >= 32 + 5
 
 
 def test_equal_seeds_give_equal_lives():
@@ -441,7 +452,107 @@ def store_what_is_gone(monkeypatch):
     monkeypatch.setattr(Transfers, "evicted", lambda self, block, key: None)
 
 
+# Planted bugs: media
+
+
+def drop_rows_that_are_held(monkeypatch):
+    real = EncoderCache._make_room
+
+    def make_room(self, *args):
+        held = [output.holders for output in self._outputs.values()]
+        for output in self._outputs.values():
+            output.holders = set()
+        self._wanted.clear()
+        try:
+            return real(self, *args)
+        finally:
+            for output, holders in zip(self._outputs.values(), held, strict=True):
+                output.holders = holders
+
+    monkeypatch.setattr(EncoderCache, "_make_room", make_room)
+
+
+def let_go_with_the_first_chunk(monkeypatch):
+    monkeypatch.setattr(EncoderCache, "confirm", lambda self, request, end: self.give_back(request))
+
+
+def hold_rows_of_a_request_that_left(monkeypatch):
+    monkeypatch.setattr(EncoderCache, "give_back", lambda self, request: None)
+
+
+def split_a_bidirectional_item(monkeypatch):
+    monkeypatch.setattr(Request, "end_of_chunk", lambda self, position, end: end)
+
+
+def begin_inside_a_bidirectional_item(monkeypatch):
+    real = Request.end_of_chunk
+    monkeypatch.setattr(
+        Request, "end_of_chunk", lambda self, p, end: real(self, p, end) if p else end
+    )
+
+
+def use_rows_that_are_not_there(monkeypatch):
+    real = EncoderCache._begin
+    monkeypatch.setattr(
+        EncoderCache, "_begin", lambda self, item, is_ready: real(self, item, is_ready=True)
+    )
+
+
+def pass_an_item_without_rows(monkeypatch):
+    real = EncoderCache._look
+    monkeypatch.setattr(
+        EncoderCache,
+        "_look",
+        lambda self, r, first, end: real(self, r, first, end)._replace(end=end),
+    )
+
+
+def keep_rows_that_failed(monkeypatch):
+    monkeypatch.setattr(EncoderCache, "fail", lambda self, step_id, digests: None)
+
+
+def keep_rows_of_other_weights(monkeypatch):
+    monkeypatch.setattr(EncoderCache, "forget_all", lambda self: None)
+
+
+def drop_rows_without_a_word(monkeypatch):
+    real = EncoderCache.take_changes
+    monkeypatch.setattr(
+        EncoderCache, "take_changes", lambda self, step_id: ([], real(self, step_id)[1])
+    )
+
+
+def encode_beyond_the_budget(monkeypatch):
+    real = EncoderCache.begin
+
+    def begin(self):
+        real(self)
+        self._budget = 1000
+
+    monkeypatch.setattr(EncoderCache, "begin", begin)
+
+
+def take_rows_from_the_first(monkeypatch):
+    def spans(self):
+        for start, end in self.places:
+            yield EmbeddedSpan(start, end, self.digest, 0, self.is_bidirectional)
+
+    monkeypatch.setattr(MediaItem, "spans", spans)
+
+
 BUGS = [
+    drop_rows_that_are_held,
+    let_go_with_the_first_chunk,
+    hold_rows_of_a_request_that_left,
+    split_a_bidirectional_item,
+    begin_inside_a_bidirectional_item,
+    use_rows_that_are_not_there,
+    pass_an_item_without_rows,
+    keep_rows_that_failed,
+    keep_rows_of_other_weights,
+    drop_rows_without_a_word,
+    encode_beyond_the_budget,
+    take_rows_from_the_first,
     drop_the_lease,
     read_what_comes_late,
     keep_what_a_failed_load_left,

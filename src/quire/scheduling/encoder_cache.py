@@ -145,8 +145,9 @@ class EncoderCache:
         for item in found.encodings:
             self._begin(item, is_ready=True)
         held = self._held.setdefault(request.handle, set())
+        new = {item.digest for item in found.encodings}
         for item in request.media_between(first, first + count):
-            self.num_hits += item.digest not in held and item.digest not in self._encodings
+            self.num_hits += item.digest not in held and item.digest not in new
             held.add(item.digest)
             self._outputs[item.digest].holders.add(request.handle)
 

@@ -7,7 +7,9 @@ import pytest
 
 from quire.engine.client.load_balancer import CHUNK_TOKENS, MAX_CHUNKS, LoadBalancer, load_of
 from quire.engine.wire.messages import EngineCoreRequest, SchedulerStats
+from quire.engine.wire.prompt_media import PromptMedia
 from quire.params import SamplingParams
+from quire.step.media import MediaItem
 
 PREFIX = list(range(4 * CHUNK_TOKENS))
 HANDLES = itertools.count()
@@ -92,3 +94,20 @@ def test_what_is_remembered_is_bounded():
     for number in range(MAX_CHUNKS // 100 + 50):
         balancer.note_pinned(request([number] * (100 * CHUNK_TOKENS)), 0)
     assert len(balancer._seen) <= MAX_CHUNKS
+
+
+def with_media(digest, start=10):
+    message = request(PREFIX)
+    message.media = PromptMedia([MediaItem(digest, "image", 4, [(start, start + 4)])])
+    return message
+
+
+def test_equal_ids_with_other_media_are_not_the_same_prefix():
+    cores = Loads()
+    cores.pin(with_media(b"a"), 0)
+    cores.loads = {0: 2.0, 1: 0.0}
+    assert cores.choose(with_media(b"b")) == 1
+    cores.loads = {0: 2.0, 1: 0.0}
+    assert cores.choose(with_media(b"a")) == 0
+    cores.loads = {0: 2.0, 1: 0.0}
+    assert cores.choose(with_media(b"a", start=11)) == 1

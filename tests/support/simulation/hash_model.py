@@ -85,7 +85,7 @@ def _visible(group: KVGroupSpec, slots: list[int], state: int) -> list[int]:
 
 def encode(item: MediaItem, weights: int) -> list[int]:
     """The rows of an item: negative, as no id is."""
-    content = item.inputs["content"]
+    content = int(item.inputs["content"])
     return [-2 - abs(hash((content, weights, row))) for row in range(item.num_rows)]
 
 

@@ -16,7 +16,12 @@ class FailingEncoder(HashEncoder):
         super().__init__(num_rows)
         self._random = pick
         self._failing = pick.choice((0.0, 0.0, 0.1, 0.5))
-        self.num_encoded = self.num_failed = 0
+        self.num_encoded = self.num_failed = self.num_dropped = 0
+
+    def change(self, plan: StepPlan, weights: int) -> None:
+        """Drop and encode what a plan says."""
+        self.num_dropped += len(plan.dropped_outputs)
+        super().change(plan, weights)
 
     @property
     def is_busy(self) -> bool:
@@ -49,6 +54,7 @@ class LateEncoder(FailingEncoder):
 
     def change(self, plan: StepPlan, weights: int) -> None:
         """Drop what the plan says, and begin."""
+        self.num_dropped += len(plan.dropped_outputs)
         for digest in plan.dropped_outputs:
             self._outputs.pop(digest, None)  # it may have failed
         for item in plan.encodings:

@@ -18,24 +18,31 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from quire.engine.client.client import CoreStatus
+from quire.engine.client.kept_media import MOST_BYTES, KeptMedia
 from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.client.remote_cores import RemoteCores
-from quire.engine.client.supervisor import Supervisor
+from quire.engine.client.supervisor import MEDIA_NOT_KEPT, Supervisor
 from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
+from quire.engine.core.plain_features import plain_features
 from quire.engine.wire.codec import FrameOrder, LostFrames
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.delivery_monitor import Overdue
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, UtilityOutput
 from quire.engine.wire.output_parts import Finished, FinishReason
+from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import EngineDeadError, EngineError
+from quire.executor.worker_config import MediaFacts
 from quire.params import RequestParams, SamplingParams
 from quire.scheduling.scheduler import Scheduler
 from quire.step.columns import RunnerOutput
+from quire.step.media import MediaItem
 from quire.step.plan import StepPlan
 from tests.support.simulation import invariants
-from tests.support.simulation.hash_model import EOS, HashRunner, oracle
+from tests.support.simulation.hash_model import EOS, HashEncoder, HashRunner, oracle
 from tests.support.simulation.scheduler_settings import scheduler_config
 from tests.support.simulation.traces import run_as_command
 
@@ -46,6 +53,7 @@ BEAT_S = 2.0
 SILENT_S = 7.0
 PATIENCE_S = 5.0
 MAX_RESTARTS = 6
+ENCODER_ROWS = 9
 TURNS = 40
 """How many things happen before the trace goes on without an output."""
 
@@ -152,11 +160,20 @@ class Life:
         self._is_turning = False
         config = world.config
         runner = HashRunner(
-            num_blocks=config.num_blocks, block_size=config.block_size, vocab_size=VOCAB_SIZE
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            vocab_size=VOCAB_SIZE,
+            encoder=HashEncoder(ENCODER_ROWS),
         )
         executor = HashExecutor(runner, self._poison)
+        scheduler = Scheduler(config)
         self.core = EngineCore(
-            Scheduler(config), executor, depth=world.depth, log_stats=False, clock=world.clock.read
+            scheduler,
+            executor,
+            depth=world.depth,
+            log_stats=False,
+            clock=world.clock.read,
+            features=plain_features(scheduler, MediaFacts(("image",), ENCODER_ROWS)),
         )
         self.core.on_launch = self._note_step
         self._beat()
@@ -429,6 +446,24 @@ class Poison:
     at_intake: bool = False
 
 
+class LateSource:
+    """Makes the inputs of an item again, a little later."""
+
+    nbytes = 4
+
+    def __init__(self, world: World, inputs: dict[str, Any]) -> None:
+        self._world = world
+        self._inputs = inputs
+
+    def make_inputs(self) -> Future[dict[str, Any]]:
+        """They come within half a second."""
+        self._world.num_remade += 1
+        made: Future[dict[str, Any]] = Future()
+        delay_s = self._world.own.random() * 0.5
+        self._world.clock.after(delay_s, lambda: made.set_result(self._inputs))
+        return made
+
+
 @dataclass(slots=True)
 class Story:
     """A request, and what came of it."""
@@ -452,7 +487,11 @@ class World:
             max_model_len=32,
             block_size=pick.choice((2, 4)),
             num_blocks=pick.choice((20, 40)),
+            encoder_rows=ENCODER_ROWS,
         )
+        self.own = random.Random(f"{seed} media")
+        self.num_remade = 0
+        media = KeptMedia(self.own.choice((MOST_BYTES, MOST_BYTES, 5)))
         self.loss = pick.choice((0.0, 0.0, 0.0, 0.01))
         self.repeats = pick.choice((0.0, 0.1))
         self.no_room = pick.choice((0.0, 0.0, 0.2))
@@ -465,7 +504,10 @@ class World:
         self.most_poison = pick.choice((0, 0, 1, 1, 2))
         self.cores = SimulatedCores(self, pick.choice((1, 1, 2)))
         self.supervisor = Supervisor(
-            cast(RemoteCores, self.cores), max_restarts=MAX_RESTARTS, clock=self.clock.read
+            cast(RemoteCores, self.cores),
+            max_restarts=MAX_RESTARTS,
+            clock=self.clock.read,
+            media=media,
         )
         self.is_paused = False
 
@@ -486,6 +528,7 @@ class World:
         for handle, story in self.stories.items():
             self._compare(handle, story)
         assert not any(len(j) for j in self.supervisor._journals.values()), "a request was kept"
+        assert not self.supervisor._media.num_bytes, "media were kept"
 
     def met(self) -> Counter[str]:
         """How often what has happened."""
@@ -496,8 +539,16 @@ class World:
         met["losses"], met["repeats"] = self.loss > 0, self.repeats > 0
         met["unreadable"] = len(self.unreadable)
         met["poison at intake"] = sum(poison.at_intake for poison in self.poison.values())
+        met["media"] = sum(story.request.media is not None for story in self.stories.values())
+        met["media made again"] = self.num_remade
+        met["media not kept"] = sum(
+            story.end is not None and story.end.message == MEDIA_NOT_KEPT
+            for story in self.stories.values()
+        )
         met["innocents blamed"] = sum(
-            story.end is not None and story.end.reason is FinishReason.ERROR
+            story.end is not None
+            and story.end.reason is FinishReason.ERROR
+            and story.end.message != MEDIA_NOT_KEPT
             for handle, story in self.stories.items()
             if handle not in self.poison and handle not in self.unreadable
         )
@@ -560,6 +611,7 @@ class World:
         params = SamplingParams(temperature=0.0, max_tokens=pick.choice((1, 3, 6, 12)))
         params.update_from_generation_config({}, EOS)
         request = EngineCoreRequest(handle, prompt, params, seed=pick.randrange(9), arrival_time=0)
+        request.media = self._media(len(prompt))
         if len(self.poison) < self.most_poison and pick.random() < 0.3:
             is_eager = pick.random() < 0.2
             self.poison[handle] = Poison(
@@ -569,6 +621,19 @@ class World:
             self.unreadable.add(handle)
         self.stories[handle] = Story(request)
         self.supervisor.add_request(request)
+
+    def _media(self, length: int) -> PromptMedia | None:
+        """Of every third prompt; each second item has a source."""
+        pick, start = self.own, 0
+        items, sources = list[MediaItem](), dict[bytes, Any]()
+        while pick.random() < 0.4 and start < length:
+            num_rows, content = min(pick.randrange(1, 6), length - start), pick.randrange(3)
+            digest, inputs = bytes([content, num_rows]), {"content": np.array(content)}
+            items.append(MediaItem(digest, "image", num_rows, [(start, start + num_rows)], inputs))
+            if pick.random() < 0.5:
+                sources[digest] = LateSource(self, inputs)
+            start += num_rows
+        return PromptMedia(items, sources=sources) if items else None
 
     def _abort(self, handle: int) -> None:
         story = self.stories[handle]
@@ -594,7 +659,7 @@ class World:
         assert most is not None
         right = oracle(
             request.prompt_token_ids, seed=request.seed, num_tokens=most,
-            vocab_size=VOCAB_SIZE,
+            vocab_size=VOCAB_SIZE, media=request.media.items if request.media else (),
         )  # fmt: skip
         got, reason = story.output, story.end.reason
         where = f"request {handle}: {got}, {reason!s}"
@@ -603,6 +668,9 @@ class World:
             return
         if handle in self.unreadable:
             assert (got, reason) == ([], FinishReason.ERROR), where
+            return
+        if story.end.message == MEDIA_NOT_KEPT:
+            assert request.media is not None, where
             return
         if reason is FinishReason.ERROR:
             assert handle in self.poison or not self.is_calm, f"{where}: an innocent was blamed"

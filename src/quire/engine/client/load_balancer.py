@@ -69,10 +69,13 @@ def load_of(num_requests: int, stats: SchedulerStats) -> float:
 
 
 def _prefix_keys(request: EngineCoreRequest) -> Iterator[int]:
-    """A key for each prefix of the prompt that is a whole number of chunks long. A collision costs
-    speed, not correctness.
+    """A key for each prefix of the prompt that is a whole number of chunks long, with the digests of
+    the media in it. A collision costs speed, not correctness.
     """
     ids, key = request.prompt_token_ids, hash(request.cache_salt)
+    items = [] if request.media is None else request.media.items
     for start in range(0, len(ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
-        key = hash((key, *ids[start : start + CHUNK_TOKENS]))
+        end = start + CHUNK_TOKENS
+        media = [(i.digest, i.start - start) for i in items if i.start < end and start < i.end]
+        key = hash((key, *ids[start:end], *media))
         yield key

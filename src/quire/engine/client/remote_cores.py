@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from quire.encodable import NotEncodable
 from quire.engine.client.client import CoreStatus
 from quire.engine.client.core_health import CHECK_S, LONGEST_TURN_S, SILENT_S, hang_of, status_of
@@ -120,7 +122,11 @@ class RemoteCores:
         self.send_request(request, self.payload_of(request))
 
     def payload_of(self, request: EngineCoreRequest) -> list[Frame]:
-        """A request as it is sent. Raises InvalidParameter for a value that cannot be."""
+        """A request as it is sent, without the sources of its media. Raises InvalidParameter for a
+        value that cannot be.
+        """
+        if request.media is not None and request.media.sources:
+            request = msgspec.structs.replace(request, media=request.media.without_sources())
         try:
             return self.sockets.encode(request)
         except NotEncodable as error:

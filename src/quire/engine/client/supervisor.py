@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from quire.engine.client.control_state import REPEATABLE, ControlState
 from quire.engine.client.journal import CoreJournal
+from quire.engine.client.kept_media import KeptMedia, Remaking
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.wire.codec import Frame
 from quire.engine.wire.control_calls import Utility
@@ -40,6 +41,12 @@ memory or process ids. Such tries do not count: they had no chance.
 """
 
 REQUEST_CRASHED_CORE = "this request crashed the engine core, alone as well, so it is not run again"
+MEDIA_NOT_KEPT = (
+    "the engine core died, and there was no room to keep the media of this request; send it again"
+)
+MEDIA_LOST = "the engine core died, and the media of this request could not be made again"
+REMAKING_S = 0.02
+"""How often media that are being made again are asked for."""
 CANNOT_RESUME = "the engine core died, and a request whose input is still open cannot be resumed"
 
 
@@ -51,8 +58,14 @@ class Supervisor:
     """
 
     def __init__(
-        self, cores: RemoteCores, *, max_restarts: int, clock: Callable[[], float] = time.monotonic
+        self,
+        cores: RemoteCores,
+        *,
+        max_restarts: int,
+        clock: Callable[[], float] = time.monotonic,
+        media: KeptMedia | None = None,
     ) -> None:
+        """media: where sources of media are kept; None: in one of the usual size."""
         self._cores = cores
         self._max_restarts = max_restarts
         self._clock = clock
@@ -66,6 +79,9 @@ class Supervisor:
         self._interrupted: list[tuple[Utility[Any], Future[Any], EngineDeadError]] = []
         """Calls whose core has died, with the futures of their callers."""
         self._error: EngineError | None = None
+        self._media = KeptMedia() if media is None else media
+        self._remaking: deque[Remaking] = deque()
+        """Messages whose media are being made again, in their order."""
         self.num_restarts = 0
 
     # requests
@@ -79,14 +95,18 @@ class Supervisor:
         engine_index = self.engine_of(request.handle)
         if engine_index is None:
             engine_index = self._assign(request)
-        if self._journal(engine_index).add(request):
+        if self._journal(engine_index).add(self._media.keep(request)):
             self._send(engine_index, request, payload)
+        elif request.media is not None and request.handle not in self._media:
+            self._give_up(engine_index, request.handle, MEDIA_NOT_KEPT)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
         """Drop requests."""
         for journal in self._journals.values():
             for handle in handles:
                 journal.drop(handle)
+        for handle in handles:
+            self._media.drop(handle)
         self._cores.abort_requests(handles)
         self._send_due()
 
@@ -126,16 +146,39 @@ class Supervisor:
         self, engine_index: int, journal: CoreJournal, request: EngineCoreRequest
     ) -> None:
         """Send a request that the journal has kept; one that its caller has changed meanwhile to
-        what cannot be sent ends by an error.
+        what cannot be sent ends by an error. One with media follows when they are there.
         """
+        if request.media is not None or (request.continues and self._remaking):
+            try:
+                self._remaking.append(self._media.remake(engine_index, request))
+            except Exception:
+                logger.exception("the media of request %d were not made again", request.handle)
+                self._give_up(engine_index, request.handle, MEDIA_LOST)
+            self._send_remade()
+            return
         try:
             self._send(engine_index, request, self._cores.payload_of(request))
         except InvalidParameter as error:
-            journal.drop(request.handle)
-            self._cores.abort_requests([request.handle])
-            self._end(
-                engine_index, [Finished(request.handle, FinishReason.ERROR, message=str(error))]
-            )
+            self._give_up(engine_index, request.handle, str(error))
+
+    def _send_remade(self) -> None:
+        """Send requests whose media are there again, in their order."""
+        while self._remaking and self._remaking[0].is_ready:
+            remade = self._remaking.popleft()
+            if remade.handle not in self._journal(remade.engine_index).entries:
+                continue  # it has ended meanwhile
+            try:
+                request = remade.message()
+                self._send(remade.engine_index, request, self._cores.payload_of(request))
+            except Exception:
+                logger.exception("the media of request %d were not made again", remade.handle)
+                self._give_up(remade.engine_index, remade.handle, MEDIA_LOST)
+
+    def _give_up(self, engine_index: int, handle: int, text: str) -> None:
+        """End a request that cannot be sent."""
+        self._journal(engine_index).drop(handle)
+        self._cores.abort_requests([handle])
+        self._end(engine_index, [Finished(handle, FinishReason.ERROR, message=text)])
 
     def _journal(self, engine_index: int) -> CoreJournal:
         if engine_index not in self._journals:
@@ -158,6 +201,7 @@ class Supervisor:
                     break
                 self._note(outputs)
         self._restart_due()
+        self._send_remade()
         self._repeat_calls()
 
     def next_output(self) -> EngineCoreOutputs | None:
@@ -173,18 +217,22 @@ class Supervisor:
     def is_idle(self) -> bool:
         """Whether no core has anything to do, or will have after its restart."""
         is_waiting = any(self._journals[index] for index in self._restart_at)
-        return self._cores.is_idle and not is_waiting
+        return self._cores.is_idle and not is_waiting and not self._remaking
 
     @property
     def next_check_s(self) -> float:
         """How soon something is due."""
         due_s = min(self._restart_at.values(), default=float("inf")) - self._clock()
+        if self._remaking:
+            due_s = min(due_s, REMAKING_S)
         return max(0.0, min(self._cores.next_check_s, due_s))
 
     def _note(self, outputs: EngineCoreOutputs) -> None:
         journal = self._journal(outputs.engine_index)
         was_isolating = journal.is_isolating
         journal.take(outputs)
+        for end in outputs.finished:
+            self._media.drop(end.handle)
         self._outputs.append(outputs)
         if was_isolating:
             self._send_due()
@@ -194,6 +242,8 @@ class Supervisor:
             raise EngineDeadError(str(self._error)) from self._error
 
     def _end(self, engine_index: int, ends: list[Finished]) -> None:
+        for end in ends:
+            self._media.drop(end.handle)
         outputs = EngineCoreOutputs(finished=ends, timestamp=self._clock())
         outputs.engine_index = engine_index
         self._outputs.append(outputs)
@@ -270,9 +320,21 @@ class Supervisor:
         logger.error("%s Running %d requests again.", error, len(journal))
         ends = [Finished(h, FinishReason.ERROR, message=REQUEST_CRASHED_CORE) for h in death.blamed]
         ends += [Finished(h, FinishReason.ERROR, message=CANNOT_RESUME) for h in death.lost]
+        for handle in self._not_kept(journal):
+            journal.drop(handle)
+            ends.append(Finished(handle, FinishReason.ERROR, message=MEDIA_NOT_KEPT))
+        self._remaking = deque(r for r in self._remaking if r.engine_index != engine_index)
         self._end(engine_index, ends)
         self._plan_restart(journal, error)
         self._restart_due()
+
+    def _not_kept(self, journal: CoreJournal) -> list[int]:
+        """The requests whose media cannot be made again."""
+        return [
+            handle
+            for handle, entry in journal.entries.items()
+            if entry.request.media is not None and handle not in self._media
+        ]
 
     def _can_wait(self, engine_index: int, error: BaseException) -> bool:
         """Whether the restart failed for want of something that may come: it is tried again."""

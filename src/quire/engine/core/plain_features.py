@@ -11,7 +11,9 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.scheduling.scheduler import Scheduler
 
 
-def plain_features(scheduler: Scheduler) -> tuple[CoreFeature, ...]:
-    """Features that refuse requests that need more than tokens."""
-    media = MediaOfPrompts(MediaFacts())
-    return ConstrainedOutputs(GrammarCompiler(None), scheduler), AdaptersOff(), media
+def plain_features(
+    scheduler: Scheduler, media: MediaFacts | None = None
+) -> tuple[CoreFeature, ...]:
+    """Features that refuse requests that need more than tokens; media: None: there are none."""
+    grammars = ConstrainedOutputs(GrammarCompiler(None), scheduler)
+    return grammars, AdaptersOff(), MediaOfPrompts(media or MediaFacts())

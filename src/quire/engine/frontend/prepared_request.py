@@ -18,7 +18,7 @@ def parts_of(
 ) -> tuple[str, TokensPrompt, RequestParams, RequestOptions]:
     """The arguments of `FrontEnd.add` that a request which was processed before stands for; they
     rule over those that come with it. Raises InvalidParameter for one that has an external id,
-    NotBuiltYet for a resumable one.
+    NotBuiltYet for a resumable one and one with media.
     """
     if not isinstance(request.adapter, AdapterRef | None):
         raise InvalidType("adapter", request.adapter, "it must be an AdapterRef or None")
@@ -28,6 +28,8 @@ def parts_of(
     if request.resumable:
         hint = "Give an AsyncLLM an async generator of StreamingInput."
         raise NotBuiltYet("resumable", True, hint)
+    if request.media is not None:
+        raise NotBuiltYet("media", "media of a prompt", "Give text alone.")
     prompt = TokensPrompt(prompt_token_ids=request.prompt_token_ids, cache_salt=request.cache_salt)
     text = request.prompt_text if options.prompt_text is None else options.prompt_text
     if text is not None:
