@@ -116,6 +116,13 @@ def test_what_a_running_request_holds_is_not_dropped_and_preemption_lets_go():
     assert names(plan) == [] and scene.tokens(plan) == {0: 4}, "its rows are still there"
 
 
+def test_what_is_needed_for_the_next_chunk_is_kept_from_others():
+    scene = Scene(encoder_rows=8, max_num_batched_tokens=4)
+    scene.add(0, 12, media=[item(b"a", 0, 6)])
+    scene.add(1, 12, media=[item(b"b", 0, 6)])
+    assert [names(scene.step()) for _ in range(4)] == [[b"a"], [], [], [b"b"]]
+
+
 def test_an_abort_lets_go_of_rows():
     scene = Scene(encoder_rows=6, max_num_batched_tokens=4)
     scene.add(0, 12, media=[item(b"a", 0, 6)])

@@ -1,8 +1,9 @@
 """The outputs of encoders as a resource: rows that stand at placeholders of prompts, made by plans
 and kept for as long as a running request needs them, and after that until their room is needed.
 
-One number bounds both, the rows that one step has made and those that are kept. A chunk ends before
-an item whose rows are neither there nor can be made with it, and never inside a bidirectional one.
+One number bounds the rows that are kept, and with them those that a step has made. A chunk ends
+before an item whose rows are neither there nor can be made with it, and never inside a
+bidirectional one.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class EncoderCache:
     A running request holds the output of an item from the plan of its first chunk there until the
     step of its last one has succeeded. Outputs that nobody holds make room for others, the least
     recently used first. Requests are served in the order in which they are planned: once one of
-    them lacks room or budget, those after it get nothing new in that step, so it gets both in the
-    end however small the items of others are. What a waiting request would use is kept from those
+    them lacks room, those after it get nothing new in that step, so that it has room in the end
+    however small the items of others are. What a waiting request would use is kept from those
     after it for the step, and not beyond: so two that wait never hold what the other needs.
 
     Invariants (checked by `tests/support/simulation/invariants.py`): rows in use are those of the
@@ -60,7 +61,7 @@ class EncoderCache:
     is_exhausted = False
 
     def __init__(self, num_rows: int, *, is_deferred: bool = False) -> None:
-        """num_rows: in a step, and kept; 0: there are no encoders. is_deferred: rows are there once
+        """num_rows: how many are kept; 0: there are no encoders. is_deferred: rows are there once
         `end` says so; otherwise already for the tokens of the step that makes them.
         """
         self.num_rows = num_rows
@@ -75,9 +76,8 @@ class EncoderCache:
         self._held: dict[int, set[bytes]] = {}
         self._known: dict[bytes, list[int]] = {}
         """Digest -> rows of the item, and how many requests have it."""
-        self._budget = num_rows
         self._lacking: int | None = None
-        """The first request in this step that lacks room or budget."""
+        """The first request in this step that lacks room."""
         self._wanted: dict[bytes, int] = {}
         """Digest -> the first request in this step that needs it."""
         self._encodings: dict[bytes, MediaItem] = {}
@@ -118,7 +118,6 @@ class EncoderCache:
 
     def begin(self) -> None:
         """Start the planning of a step."""
-        self._budget = self.num_rows
         self._lacking = None
         self._wanted.clear()
 
@@ -266,9 +265,9 @@ class EncoderCache:
         handle: int,
     ) -> list[bytes] | None:
         """The outputs to drop for the rows of an item, after `num_new` others that take the room of
-        `victims`; None if there is no room, or no budget. `kept` are not dropped for it.
+        `victims`; None if there is no room. `kept` are not dropped for it.
         """
-        if self._lacking not in (None, handle) or num_new + item.num_rows > self._budget:
+        if self._lacking not in (None, handle):
             return None
         free = self.num_free - num_new + sum(self._outputs[v].num_rows for v in victims)
         more = []
@@ -285,7 +284,6 @@ class EncoderCache:
         self._outputs[item.digest] = _Output(item.num_rows, is_ready=is_ready)
         self._encodings[item.digest] = item
         self.num_free -= item.num_rows
-        self._budget -= item.num_rows
 
     def _let_go(self, digest: bytes, handle: int) -> None:
         """A request does not need an output any more, which is now the one that was used last."""
@@ -300,10 +298,8 @@ class EncoderCache:
             self._held[handle].discard(digest)
         if self._known[digest][1] == 0:
             del self._known[digest]
-        if self._encodings.pop(digest, None) is None:
+        if self._encodings.pop(digest, None) is None:  # or it was planned for this very step
             self._dropped[digest] = None
-        else:
-            self._budget += output.num_rows  # it was planned for this very step
 
 
 def _check(item: MediaItem, after: int, num_tokens: int) -> None:

@@ -12,16 +12,29 @@ from tests.support.simulation.hash_model import HashEncoder, encode
 class FailingEncoder(HashEncoder):
     """Cannot encode some items, now and then."""
 
-    def __init__(self, num_rows: int, pick: random.Random) -> None:
+    def __init__(self, num_rows: int, pick: random.Random, depth: int) -> None:
+        """depth: how many steps are planned before the result of the first one is known."""
         super().__init__(num_rows)
         self._random = pick
-        self._failing = pick.choice((0.0, 0.0, 0.1, 0.5))
+        self._depth = depth
+        self._step_id = 0
+        self._failed_at: dict[bytes, int] = {}
+        self._failing = pick.choice((0.0, 0.0, 0.1, 0.3))
         self.num_encoded = self.num_failed = self.num_dropped = 0
 
     def change(self, plan: StepPlan, weights: int) -> None:
         """Drop and encode what a plan says."""
+        self._step_id = plan.step_id
         self.num_dropped += len(plan.dropped_outputs)
         super().change(plan, weights)
+        self._failed_at |= dict.fromkeys(self.failed_in_step(plan), plan.step_id)
+
+    def rows(self, digest: bytes) -> list[int] | None:
+        """The rows of an item; None if the scheduler may not know yet that they were not made."""
+        rows = super().rows(digest)
+        since = self._step_id - self._failed_at.get(digest, 0)
+        assert rows is not None or since < self._depth, "rows are used that failed"
+        return rows
 
     @property
     def is_busy(self) -> bool:
@@ -42,8 +55,8 @@ class FailingEncoder(HashEncoder):
 class LateEncoder(FailingEncoder):
     """Begins with a plan, and has the rows some steps later."""
 
-    def __init__(self, num_rows: int, pick: random.Random) -> None:
-        super().__init__(num_rows, pick)
+    def __init__(self, num_rows: int, pick: random.Random, depth: int) -> None:
+        super().__init__(num_rows, pick, depth)
         self._slowest = pick.choice((1, 3, 10))
         self._pending: list[tuple[int, MediaItem, int]] = []
         """Steps until an item is encoded, and the number of the weights."""
@@ -55,6 +68,7 @@ class LateEncoder(FailingEncoder):
     def change(self, plan: StepPlan, weights: int) -> None:
         """Drop what the plan says, and begin."""
         self.num_dropped += len(plan.dropped_outputs)
+        self._step_id = plan.step_id
         for digest in plan.dropped_outputs:
             self._outputs.pop(digest, None)  # it may have failed
         for item in plan.encodings:

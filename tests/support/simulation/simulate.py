@@ -196,7 +196,8 @@ class Trace:
         media = random.Random(f"{seed} media")
         self.config = self._with_encoders(self.config, media)
         encoder = LateEncoder if self.config.defers_encodings else FailingEncoder
-        self.encoder = encoder(self.config.encoder_rows, media)
+        self.encoder = encoder(self.config.encoder_rows, media, self.depth)
+        self.has_media = media.random() < 0.4
         self.runner = HashRunner(
             num_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
@@ -343,6 +344,8 @@ class Trace:
             self.scheduler.reset_prefix_cache(reset_running_requests=pick.random() < 0.5)
         if self._own.random() < 0.1:
             self._change_weights()
+        if self._own.random() < self.chaos:
+            self.scheduler.reset_encoder_cache()
         if pick.random() < self.chaos:
             self.scheduler.pause = pick.choice((Pause.NEW, Pause.ALL))
         elif self.scheduler.pause is not Pause.NONE and pick.random() < 0.5:
@@ -386,7 +389,7 @@ class Trace:
         pick = random.Random(f"{self.seed} {handle % 3} media")
         items: list[MediaItem] = []
         start = pick.randrange(3)
-        while pick.random() < 0.75 and start < length:
+        while self.has_media and pick.random() < 0.75 and start < length:
             content, num_rows = pick.randrange(2), pick.randrange(1, 6)
             gap = pick.choice((0, 0, 1, 2)) if num_rows > 1 else 0
             end = start + num_rows + gap

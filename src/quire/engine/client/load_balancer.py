@@ -69,8 +69,8 @@ def load_of(num_requests: int, stats: SchedulerStats) -> float:
 
 
 def _prefix_keys(request: EngineCoreRequest) -> Iterator[int]:
-    """A key for each prefix of the prompt that is a whole number of chunks long, with the digests of
-    the media in it. A collision costs speed, not correctness.
+    """A key for each prefix of the prompt that is a whole number of chunks long, with the digests
+    of the media in it. A collision costs speed, not correctness.
     """
     ids, key = request.prompt_token_ids, hash(request.cache_salt)
     items = [] if request.media is None else request.media.items
