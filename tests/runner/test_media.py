@@ -177,6 +177,26 @@ def test_embeddings_that_were_given_are_taken_as_they_are(folder):
     assert found[1] == right[0]
 
 
+def test_sleep_gives_the_memory_of_rows_back(folder):
+    core, encoder = open_core(folder)
+    shown, items = hide([11, 12, 13, 14], [(0, 3)])
+    own = SamplingParams(max_tokens=4, temperature=0.0)
+
+    def answer(handle):
+        message = EngineCoreRequest(handle, shown, own, media=PromptMedia(items))
+        return run(core, [message])[0][handle]
+
+    right = answer(0)
+    outputs = core.executor.worker.model_runner.media
+    assert len(outputs._rows) == 1
+    core.sleep(1).result()
+    assert not outputs._rows and core.scheduler.encoders.num_free == 12
+    assert core.wake_up()
+    assert answer(1) == right and len(encoder.encoded) == 2
+    core.reset_encoder_cache()
+    assert answer(2) == right and len(encoder.encoded) == 3
+
+
 REFUSED = {
     "modality": (MediaItem(b"a", "audio", 1, [(0, 1)]), None, "Unsupported modality: audio"),
     "no arrays": (MediaItem(b"a", "image", 1, [(0, 1)], {"ids": [1]}), None, "are arrays"),

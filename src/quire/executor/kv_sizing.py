@@ -27,17 +27,20 @@ def size_kv_cache(
     *,
     free_at_start: int,
     free_bytes: Callable[[], int],
+    reserved_bytes: int = 0,
 ) -> None:
     """Resize the KV cache of a runner, which is warm and has PROBE_BLOCKS blocks, to what fits on
     the device.
 
     `forwards` have recorded over these blocks, so their memory is included; they record again.
+    reserved_bytes: what is allocated later, such as the rows of encoders.
     Raises LoadError if one request of full length would not fit.
     """
     kv_cache = runner.kv_cache
     block_bytes = kv_cache.nbytes // PROBE_BLOCKS
     assert config.memory.measures_memory, "the number of blocks is given"
-    memory = MeasuredMemory(free_at_start, free_bytes(), config.memory.memory_utilization)
+    free_now = free_bytes() - reserved_bytes
+    memory = MeasuredMemory(free_at_start, free_now, config.memory.memory_utilization)
     num_blocks = blocks_for(config, pool, memory, block_bytes)
     for forward in forwards:
         forward.release()

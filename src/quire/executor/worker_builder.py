@@ -97,6 +97,7 @@ def build_worker(
     if stage is not None and stage.last < stage.count:
         samples = False
     encoders = config.make_encoders(model)
+    media_facts = _media_facts(config, encoders)
     num_sampled = config.max_sampled if samples else 0
     runner, forward = _runner(config, platform, model, kv_cache, exchange, num_sampled, encoders)
     draft: DraftParts | None = None
@@ -123,6 +124,7 @@ def build_worker(
         _warm_up(config, runner)
     if config.memory.measures_memory:
         assert platform.free_bytes is not None, "a share of memory that cannot be measured"
+        rows_bytes = 0 if runner.media is None else runner.media.bytes_of(media_facts.num_rows)
         size_kv_cache(
             config,
             kv_cache.pool,
@@ -130,6 +132,7 @@ def build_worker(
             forwards,
             free_at_start=free_at_start,
             free_bytes=platform.free_bytes,
+            reserved_bytes=rows_bytes,
         )
     return worker_class(config.parallel.worker_extension_cls)(
         runner,
@@ -138,7 +141,7 @@ def build_worker(
             kv_cache.num_blocks,
             tuple(group.spec for group in kv_cache.pool.groups),
             has_own_memory=not platform.is_host,
-            media=_media_facts(config, encoders),
+            media=media_facts,
         ),
         rank=0 if group is None else group.rank,
         profiler=None if config.parallel.profiler is None else Profiler(config.parallel.profiler),

@@ -106,10 +106,9 @@ class EncoderOutputs:
         self._rows.clear()
         self._failed.clear()
 
-    @property
-    def nbytes(self) -> int:
-        """The memory of the rows in bytes."""
-        return sum(rows.nbytes for rows in self._rows.values())
+    def bytes_of(self, num_rows: int) -> int:
+        """The memory of so many rows."""
+        return num_rows * self._embeds.shape[1] * self._embeds.element_size()
 
     def change(self, plan: StepPlan) -> None:
         """Drop and encode what a plan says. Raises only what says that the device has failed."""

@@ -34,7 +34,9 @@ from quire.engine.wire.messages import (
 from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.params import PoolingParams, SamplingParams
 from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs, RoutedExperts
+from quire.step.media import MediaItem
 from quire.step.part import VerifiedDrafts
+from quire.step.plan import NewRow, StepPlan
 
 MESSAGES = [
     *(EngineCoreRequest, EngineCoreOutputs, UtilityRequest, UtilityOutput),
@@ -315,3 +317,19 @@ def test_no_bytes_do_more_than_be_refused(kind, frames, value, data):
         except BadMessage:
             continue
         assert isinstance(message, kind)
+
+
+def test_the_media_of_a_plan_travel_in_frames_of_their_own():
+    pixels = np.arange(300.0, dtype=np.float32).reshape(3, 100)
+    positions = np.arange(300, dtype=np.int32).reshape(3, 100)
+    item = MediaItem(b"a", "image", 4, [(1, 3), (4, 6)], {"pixel_values": pixels}, True)
+    new = NewRow(0, 5, [1] * 100, 100, 0, ([1],), SamplingParams(), 0)
+    new = msgspec.structs.replace(new, embedded=list(item.spans()), positions=positions)
+    plan = StepPlan(1, [], [new], [], [], [], dropped_outputs=[b"b"], encodings=[item])
+    frames = MessageEncoder().encode(plan)
+    assert len(frames) == 3
+    got = MessageDecoder(StepPlan).decode(frames)
+    assert got.encodings[0].places == item.places and got.dropped_outputs == [b"b"]
+    assert np.array_equal(got.encodings[0].inputs["pixel_values"], pixels)
+    (row,) = got.added
+    assert np.array_equal(row.positions, positions) and row.embedded == list(item.spans())
