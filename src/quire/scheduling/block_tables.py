@@ -109,7 +109,8 @@ class BlockTables:
             for index, group in enumerate(self.groups):
                 size = group.block_size
                 length = group.longest_hit(finder(request, index), length // size) * size
-            length = request.end_of_chunk(0, length) // self.block_size * self.block_size
+            if request.media:
+                length = request.end_of_chunk(0, length) // self.block_size * self.block_size
             if length == before:
                 return length
 

@@ -135,8 +135,6 @@ class EncoderCache:
         """Have the request compute so many tokens, no more than `reach` allows: what they need is
         made by this step, and held.
         """
-        if not request.media:
-            return
         found = self._look(request, first, first + count)
         assert found.end == first + count, "tokens without what stands there"
         for digest in found.victims:
@@ -159,7 +157,8 @@ class EncoderCache:
 
     def give_back(self, request: Request) -> None:
         """The request leaves its row, and holds nothing any more."""
-        for digest in sorted(self._held.pop(request.handle, ())):
+        held = self._held.pop(request.handle, None)
+        for digest in sorted(held) if held else ():
             self._let_go(digest, request.handle)
 
     @property

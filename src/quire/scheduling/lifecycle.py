@@ -155,7 +155,8 @@ class Lifecycle:
         """Add a new request to the waiting queue. Raises RequestError for media that it cannot be
         given.
         """
-        self.encoders.add(request)
+        if request.media:
+            self.encoders.add(request)
         request.order = self._num_arrived
         self._num_arrived += 1
         self.requests[request.handle] = request
@@ -231,7 +232,8 @@ class Lifecycle:
             self.waiting.remove(request)
             self.give_up_load(request)
         request.state = State.FINISHED
-        self.encoders.remove(request)
+        if request.media:
+            self.encoders.remove(request)
         del self.requests[request.handle]
 
     def change_weights(self) -> None:

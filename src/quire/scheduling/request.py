@@ -126,7 +126,7 @@ class Request:
     """Its prompt is computed in one step, and it is not preempted while that step is in flight."""
 
     num_prompt_tokens: int = field(init=False)
-    embedded: Sequence[EmbeddedSpan] = field(init=False)
+    embedded: Sequence[EmbeddedSpan] = field(init=False, default=())
     max_total_tokens: int = 0
     """Prompt and output together; set by `Scheduler.add` from max_tokens and the model's length."""
     is_whole: bool = False
@@ -191,7 +191,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.prompt_token_ids)
-        self.give_media(self.media)
+        if self.media:
+            self.give_media(self.media)
         if self.grammar is not None:
             self.constrain(self.grammar)
 

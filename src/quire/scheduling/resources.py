@@ -141,7 +141,11 @@ class TokenBudget:
         prompts; all or nothing where a prompt, or what stands next in it, may not be split.
         """
         left = self.left
-        least = want if request.is_whole else request.least_chunk(request.num_tokens - want)
+        least = 1
+        if request.is_whole:
+            least = want
+        elif request.media:
+            least = request.least_chunk(request.num_tokens - want)
         cap = self._cap if self._cap and len(self._requests) > 1 else want
         allowed = self._allowed(request, want)
         granted = min(want, left, cap, allowed)

@@ -311,8 +311,11 @@ class Scheduler:
             self._life.enter_row(request, now)
             grown = self.memory.grow(request, count)
             assert grown is not None, "the cost of admission left no block"
-            first = request.num_computed_tokens
-            self._plan_chunk(step, request, request.end_of_chunk(first, first + grown[0]) - first)
+            count = grown[0]
+            if request.media:
+                first = request.num_computed_tokens
+                count = request.end_of_chunk(first, first + count) - first
+            self._plan_chunk(step, request, count)
             admitted.append(request)
         for request in admitted:
             self.waiting.remove(request)
@@ -347,7 +350,8 @@ class Scheduler:
         self, step: InFlightStep, request: Request, count: int, num_drafts: int = 0
     ) -> None:
         self._life.tokens.take(request, count, num_drafts)
-        self.encoders.use(request, request.num_computed_tokens, count)
+        if request.media:
+            self.encoders.use(request, request.num_computed_tokens, count)
         end = request.num_computed_tokens + count
         request.num_computed_tokens = end + num_drafts
         request.num_drafts_in_flight += num_drafts
@@ -411,7 +415,8 @@ class Scheduler:
         request = chunk.request
         request.num_confirmed_tokens = chunk.end
         self.memory.publish(request, chunk.end)
-        self.encoders.confirm(request, chunk.end)
+        if request.media:
+            self.encoders.confirm(request, chunk.end)
         if chunk.samples:
             request.is_decoding = True
             request.prompt_logprobs_done = True
