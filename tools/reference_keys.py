@@ -28,6 +28,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from quire.models.vision.families import TOWERS, WHOLES
+
 TABLE = Path(__file__).parent.parent / "src/quire/models/reading/reference_keys.json"
 _MODELS = Path(transformers.__file__).parent / "models"
 _SHARED_CODE = ("masking_utils.py", "cache_utils.py")
@@ -41,12 +43,19 @@ _CODE_OF_CLASSES = (PreTrainedConfig, object)
 def made_table() -> dict[str, Any]:
     """The table: of each type its architectures, or the type of its text part; and its keys."""
     models = {kind: entry_of(kind) for kind in sorted(_kinds())}
-    wholes = {kind: text for kind in sorted(CONFIG_MAPPING_NAMES) if (text := _text_kind(kind))}
+    texts = {kind: text for kind in sorted(CONFIG_MAPPING_NAMES) if (text := _text_kind(kind))}
     return {
         "transformers": transformers.__version__,
         "shared": _shared(),
         "ropes": _ropes(),
-        "text_parts": wholes,
+        "text_parts": texts,
+        "tower_kinds": {kind: tower for kind in sorted(WHOLES) if (tower := _tower_kind(kind))},
+        "towers": {
+            kind: entry_of(kind)
+            for kind in sorted(TOWERS.keys() - WHOLES.keys())
+            if kind in CONFIG_MAPPING_NAMES
+        },
+        "wholes": {kind: entry_of(kind) for kind in sorted(WHOLES)},
         "models": models,
     }
 
@@ -67,6 +76,12 @@ def _text_kind(kind: str) -> str | None:
             inner = spec.model_type
             return (_text_kind(inner) or inner) if inner in CONFIG_MAPPING_NAMES else None
     return None
+
+
+def _tower_kind(kind: str) -> str | None:
+    """The type of the vision encoder in a model of several parts."""
+    spec = CONFIG_MAPPING[kind].sub_configs_defaults.get("vision_config")
+    return None if spec is None else spec.model_type
 
 
 def entry_of(kind: str) -> dict[str, Any]:
@@ -277,10 +292,17 @@ def _is_config(node: ast.expr, name: str | None) -> bool:
 
 def text_of(table: dict[str, Any]) -> str:
     """The table as it is stored: one line for each type."""
-    head = {key: value for key, value in table.items() if key != "models"}
-    lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
-    models = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in table["models"].items()]
-    return "{\n" + ",\n".join(lines) + ',\n"models": {\n' + ",\n".join(models) + "\n}}\n"
+    parts = []
+    for name, entries in table.items():
+        value = json.dumps(entries)
+        if name in _BY_TYPE:
+            lines = [f"{json.dumps(kind)}: {json.dumps(entry)}" for kind, entry in entries.items()]
+            value = "{\n" + ",\n".join(lines) + "\n}"
+        parts.append(f"{json.dumps(name)}: {value}")
+    return "{\n" + ",\n".join(parts) + "}\n"
+
+
+_BY_TYPE = ("towers", "wholes", "models")
 
 
 def main() -> int:

@@ -174,7 +174,7 @@ def test_the_promise_of_invariance_is_kept_by_definitions_that_look_at_one_row()
         "embed", "xielu", "multiply", "modulate", "row_peaks",
         "sparse_gated", "bounded_gated", "scale_heads", "join_streams",
         "enter_streams", "predict_streams", "correct_streams", "add_to_streams", "add_matched",
-        "scale_queries", "route", "greedy", "draw", "truncate",
+        "scale_queries", "mix_axes", "route", "greedy", "draw", "truncate",
         "rank", "mask_logits", "bias_logits", "penalize", "forbid_words",
         "short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm", "sum_chunks",
         "channel_delta", "gated_linear", "index_select", "indexed_attend",

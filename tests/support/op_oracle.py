@@ -33,6 +33,7 @@ IMPLEMENTATIONS = tuple(
         op_oracle_rows.scale_heads,
         op_oracle_rows.modulate,
         op_oracle_rows.scale_queries,
+        op_oracle_rows.mix_axes,
         op_oracle_rows.xielu,
         op_oracle_rows.pack_linear,
         op_oracle_rows.linear,

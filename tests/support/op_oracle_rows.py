@@ -98,6 +98,16 @@ def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
     return to_tensor(stack(found, *q.shape[1:]))
 
 
+def mix_axes(positions: Tensor, table: Tensor, axes: Tensor) -> Tensor:
+    """Each frequency's cosine and sine at the token's position on its axis."""
+    source, half = to_array(table), len(axes)
+    found = [
+        [source[positions[axes[i % half], t], i] for i in range(2 * half)]
+        for t in range(positions.shape[1])
+    ]
+    return to_tensor(stack(found, 2 * half))
+
+
 def xielu(x: Tensor, numbers: Tensor) -> Tensor:
     """The activation with learned numbers, value by value."""
     *learned, beta, eps = to_array(numbers)

@@ -24,6 +24,7 @@ from quire.models.feed_forward.layer_inputs import (
 from quire.models.feed_forward.mixture import MixtureMaker
 from quire.models.heads import LanguageModelHead
 from quire.models.layers import (
+    AxisMixer,
     Embedding,
     Join,
     Layer,
@@ -71,6 +72,7 @@ from quire.models.spec import (
     SharedTransformer,
     SingleMixer,
     Streams,
+    rope_of_axes,
     shared_distances,
     shared_transformers,
     single_mixers,
@@ -188,6 +190,15 @@ class Assembly:
             assert norm is None, "streams are entered from the embedding"
             finish = make_entry(self._make, self._spec.streams)
         return Embedding(self._ops, look_up, positions, types, finish, stage)
+
+    def axes(self) -> AxisMixer | None:
+        """What makes a step's rotary table; None where positions have one axis."""
+        rope = rope_of_axes(self._spec)
+        table = self._make.rotary(rope)
+        if rope is None or table is None:
+            return None
+        axes = torch.tensor(rope.axes, dtype=torch.int64, device=self._make.device)
+        return AxisMixer(self._ops, table, axes)
 
     def layers(self) -> Sequence[RunnableLayer]:
         """All layers and the final norm, which is part of the last one's end."""

@@ -87,6 +87,7 @@ class DecoderModel(FixedWeights):
         self._embedding: Embedding | DraftStage | StageInput
         self._embedding = assembly.embedding(None if target is None else target.look_up)
         self._layers: Sequence[RunnableLayer] = assembly.layers()
+        self._axes = assembly.axes()
         self.head = assembly.head()
         self.pooler = assembly.pooler()
         self._parts = assembly.parts
@@ -140,6 +141,8 @@ class DecoderModel(FixedWeights):
         self._use_slots(batch.adapter_slots)
         start, stop, _ = (layers or slice(None)).indices(len(self._layers))
         x = self.embed(batch) if hidden is None else hidden
+        if self._axes is not None:
+            self._axes(batch)
         if start >= stop:
             return HiddenStates(x)
         aux = []

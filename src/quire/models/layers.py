@@ -8,13 +8,14 @@ Each gets finished weights and the ops it calls; all decisions were made when it
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quire.distributed.worker_group import WorkerGroup
-from quire.ops import Batch, LinearWeight, NormWeight, Ops
+from quire.ops import Batch, GroupBatch, LinearWeight, NormWeight, Ops, RotaryTable
 
 Mixer = Callable[[Tensor, Tensor, Any, Any], Tensor]
 """h [T, C], positions, the mixer's KV group in this step, its memory, both of the kind that the
@@ -70,6 +71,31 @@ class StageInput:
         """Return `batch.states` [T, C]."""
         assert batch.states is not None, "a later piece of a decoder reads states"
         return batch.states
+
+
+class AxisMixer:
+    """Makes a step's rotary table of positions on several axes, once for all layers."""
+
+    def __init__(self, ops: Ops, table: RotaryTable, axes: Tensor) -> None:
+        """`table` is of single positions; axes [dim / 2] int64: see `Rope`."""
+        self._ops, self._table, self._axes = ops, table, axes
+        self._entries = torch.zeros((1, 0), dtype=torch.int64, device=axes.device)
+
+    def __call__(self, batch: Batch) -> None:
+        """Give layers the table, if there are several axes, and positions that are entries of it;
+        they read their own otherwise.
+        """
+        rotary = None
+        if len(batch.positions) > 1:
+            count = batch.positions.shape[1]
+            mixed = self._ops.mix_axes(batch.positions, self._table.cos_sin, self._axes)
+            rotary = replace(self._table, cos_sin=mixed)
+            if self._entries.shape[1] < count:
+                self._entries = torch.arange(count, device=self._axes.device)[None]
+            batch.positions = self._entries[:, :count]
+        for group in batch.groups:
+            if isinstance(group, GroupBatch):
+                group.rotary = rotary
 
 
 @dataclass(frozen=True, slots=True)

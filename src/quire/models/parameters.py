@@ -150,7 +150,7 @@ def _leaves(d: Decoder) -> Iterator[Parameter]:
     yield from _before_layers(d)
     for i, block in enumerate(d.blocks):
         of_block = _block(f"layers.{d.first_layer + i}.", block, d)
-        yield from (_scaled(leaf, d.leaf_scales) for leaf in of_block)
+        yield from (scaled(leaf, d.leaf_scales) for leaf in of_block)
     yield from _after_layers(d)
 
 
@@ -167,9 +167,9 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
     if d.token_types:
         yield Parameter("types.weight", (d.token_types, width), "replicated", "position")
     if d.embed_norm is not None:
-        yield from _norm("embed_norm", d.embed_norm, width)
+        yield from norm_leaves("embed_norm", d.embed_norm, width)
     if d.embed_width is not None:
-        yield from _linear("embed_proj", d.dim, width, "replicated", True)
+        yield from linear_leaves("embed_proj", d.dim, width, "replicated", True)
     if d.layer_inputs is not None:
         yield from _layer_inputs(d.layer_inputs, d)
     if (shared := shared_distances(d)) is not None:
@@ -182,7 +182,7 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
 def _after_layers(d: Decoder) -> Iterator[Parameter]:
     yield from _ways("leave", d)
     if d.final_norm is not None:
-        yield from _norm("norm", d.final_norm, d.dim)
+        yield from norm_leaves("norm", d.final_norm, d.dim)
     is_shared = d.tie if not isinstance(d, DraftDecoder) else not d.inputs.has_head
     if not is_shared and (d.generates or (d.pooler is not None and d.pooler.reads_tokens)):
         yield Parameter("head.weight", (d.vocab, d.dim), "vocab", "embedding")
@@ -197,17 +197,17 @@ def _draft_inputs(d: DraftDecoder) -> Iterator[Parameter]:
     if inputs.has_embedding:
         yield Parameter("embed.weight", (inputs.vocab, d.dim), "vocab", "embedding")
     if inputs.embed_norm is not None:
-        yield from _norm("draft.embed_norm", inputs.embed_norm, d.dim)
+        yield from norm_leaves("draft.embed_norm", inputs.embed_norm, d.dim)
     width = inputs.states_width
     if inputs.join == "fc":
         if inputs.state_norm is not None:
-            yield from _norm("draft.state_norm", inputs.state_norm, width)
+            yield from norm_leaves("draft.state_norm", inputs.state_norm, width)
         width += d.dim
     if inputs.fc_norm is not None:
-        yield from _norm("draft.fc_norm", inputs.fc_norm, width)
-    yield from _linear("draft.fc", d.dim, width, "replicated", inputs.fc_bias)
+        yield from norm_leaves("draft.fc_norm", inputs.fc_norm, width)
+    yield from linear_leaves("draft.fc", d.dim, width, "replicated", inputs.fc_bias)
     if inputs.join == "attention" and inputs.state_norm is not None:
-        yield from _norm("draft.state_norm", inputs.state_norm, d.dim)
+        yield from norm_leaves("draft.state_norm", inputs.state_norm, d.dim)
 
 
 def _pooler(p: PoolerSpec, dim: int) -> Iterator[Parameter]:
@@ -221,25 +221,28 @@ def _pooler(p: PoolerSpec, dim: int) -> Iterator[Parameter]:
         yield from _head_layers("pooler.layers.", c.layers, dim)
         if not c.token_ids:
             inputs = c.layers[-1].width if c.layers else dim
-            yield from _linear("pooler.classifier", c.num_labels, inputs, "replicated", c.bias)
+            yield from linear_leaves(
+                "pooler.classifier", c.num_labels, inputs, "replicated", c.bias
+            )
 
 
 def _head_layers(at: str, layers: Sequence[HeadLayer], inputs: int) -> Iterator[Parameter]:
     for i, layer in enumerate(layers):
-        yield from _linear(f"{at}{i}", layer.width, inputs, "replicated", layer.bias)
+        yield from linear_leaves(f"{at}{i}", layer.width, inputs, "replicated", layer.bias)
         if layer.norm_eps is not None:
             norm = Norm("layer", layer.norm_eps, layer.norm_bias)
-            yield from _norm(f"{at}{i}.norm", norm, layer.width)
+            yield from norm_leaves(f"{at}{i}.norm", norm, layer.width)
         inputs = layer.width
 
 
 def _ways(side: str, d: Decoder) -> Iterator[Parameter]:
     """The projections on one side of the layers of a decoder with several streams."""
     for i in range(1, 1 if d.streams is None else d.streams.count):
-        yield from _linear(f"streams.{side}.{i}", d.dim, d.dim, "replicated", False)
+        yield from linear_leaves(f"streams.{side}.{i}", d.dim, d.dim, "replicated", False)
 
 
-def _scaled(leaf: Parameter, scales: Sequence[tuple[str, float]]) -> Parameter:
+def scaled(leaf: Parameter, scales: Sequence[tuple[str, float]]) -> Parameter:
+    """The leaf with the factor of the first of these ends that its name has."""
     for end, scale in scales:
         if leaf.name.endswith(end):
             return replace(leaf, scale=scale)
@@ -249,62 +252,67 @@ def _scaled(leaf: Parameter, scales: Sequence[tuple[str, float]]) -> Parameter:
 def _layer_inputs(inputs: LayerInputs, d: Decoder) -> Iterator[Parameter]:
     width = len(d.blocks) * inputs.width
     yield Parameter("inputs.embed.weight", (inputs.vocab, width), "vocab", "embedding")
-    yield from _linear("inputs.proj", width, d.dim, "replicated", False)
-    yield from _norm("inputs.norm", inputs.norm, inputs.width)
+    yield from linear_leaves("inputs.proj", width, d.dim, "replicated", False)
+    yield from norm_leaves("inputs.norm", inputs.norm, inputs.width)
 
 
 def _block(at: str, b: Block, d: Decoder) -> Iterator[Parameter]:
     dim = d.dim
     if b.repeats is not None:
         return
-    if b.mixer is not None:
-        mixers = single_mixers(b.mixer)
-        if isinstance(b.mixer, MixerAfterShared):
-            yield from _use_of_shared(at + "shared.", b.mixer.shared, dim)
-            mixers = (b.mixer.mixer,)
-        if b.has_mixer_pre:
-            yield from _norm(at + "attn_pre", b.norm, dim)
-        if isinstance(b.mixer, AttentionOverEmbedding):
-            yield from _norm(at + "embed_norm", b.mixer.norm, dim)
-            yield from _attention(at + "attn.", b.mixer.attention, 2 * dim, dim)
-            mixers = ()
-        for mixer in mixers:
-            yield from _mixer(at, mixer, dim)
-        if b.has_post:
-            yield from _norm(at + "attn_post", b.norm, dim)
-    if b.mlp is not None:
-        if b.has_mlp_pre:
-            yield from _norm(at + "mlp_pre", b.norm, dim)
-        yield from _feed_forward(at + "mlp.", b.mlp, dim)
-        if b.has_mlp_post:
-            yield from _norm(at + "mlp_post", b.norm, dim)
+    yield from parts_of_block(at, b, dim)
     if b.input_act is not None:
         assert d.layer_inputs is not None, "layers read inputs that the decoder does not make"
-        yield from _linear(at + "inputs.gate", d.layer_inputs.width, dim, "replicated", False)
-        yield from _linear(at + "inputs.proj", dim, d.layer_inputs.width, "replicated", False)
-        yield from _norm(at + "inputs.post", b.norm, dim)
+        yield from linear_leaves(at + "inputs.gate", d.layer_inputs.width, dim, "replicated", False)
+        yield from linear_leaves(at + "inputs.proj", dim, d.layer_inputs.width, "replicated", False)
+        yield from norm_leaves(at + "inputs.post", b.norm, dim)
     if b.scaled:
         yield Parameter(at + "scale", (1,), "replicated", "norm")
     if d.streams is not None:
         yield from _streams(at, d.streams, b.norm, dim)
 
 
+def parts_of_block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
+    """The leaves of a layer's mixer and feed-forward part with their norms, in load order."""
+    if b.mixer is not None:
+        mixers = single_mixers(b.mixer)
+        if isinstance(b.mixer, MixerAfterShared):
+            yield from _use_of_shared(at + "shared.", b.mixer.shared, dim)
+            mixers = (b.mixer.mixer,)
+        if b.has_mixer_pre:
+            yield from norm_leaves(at + "attn_pre", b.norm, dim)
+        if isinstance(b.mixer, AttentionOverEmbedding):
+            yield from norm_leaves(at + "embed_norm", b.mixer.norm, dim)
+            yield from _attention(at + "attn.", b.mixer.attention, 2 * dim, dim)
+            mixers = ()
+        for mixer in mixers:
+            yield from _mixer(at, mixer, dim)
+        if b.has_post:
+            yield from norm_leaves(at + "attn_post", b.norm, dim)
+    if b.mlp is not None:
+        if b.has_mlp_pre:
+            yield from norm_leaves(at + "mlp_pre", b.norm, dim)
+        yield from _feed_forward(at + "mlp.", b.mlp, dim)
+        if b.has_mlp_post:
+            yield from norm_leaves(at + "mlp_post", b.norm, dim)
+
+
 def _streams(at: str, s: Streams, norm: Norm, dim: int) -> Iterator[Parameter]:
-    yield from _linear(at + "low_rank.left", s.low_rank, dim, "replicated", False)
-    yield from _linear(at + "low_rank.right", dim, s.low_rank, "replicated", False)
-    yield from _norm(at + "low_rank.norm", norm, dim)
+    yield from linear_leaves(at + "low_rank.left", s.low_rank, dim, "replicated", False)
+    yield from linear_leaves(at + "low_rank.right", dim, s.low_rank, "replicated", False)
+    yield from norm_leaves(at + "low_rank.norm", norm, dim)
     yield Parameter(at + "streams.norm.weight", (dim,), "replicated", "norm", scale=1 / dim)
-    yield from _linear(at + "streams.router", s.count, dim, "replicated", False)
-    yield from _linear(at + "streams.predict", s.count**2, s.count, "replicated", False)
-    yield from _linear(at + "streams.correct", s.count, s.count, "replicated", False)
+    yield from linear_leaves(at + "streams.router", s.count, dim, "replicated", False)
+    yield from linear_leaves(at + "streams.predict", s.count**2, s.count, "replicated", False)
+    yield from linear_leaves(at + "streams.correct", s.count, s.count, "replicated", False)
     yield Parameter(at + "streams.scale", (dim,), "replicated", "norm")
 
 
 def _shared_transformer(at: str, s: SharedTransformer, dim: int) -> Iterator[Parameter]:
     """What its uses have in common."""
-    yield from _norm(at + "attn_pre", s.norm, 2 * dim)
+    yield from norm_leaves(at + "attn_pre", s.norm, 2 * dim)
     yield from _attention(at + "attn.", s.attention, 2 * dim, dim)
-    yield from _norm(at + "mlp_pre", s.norm, dim)
+    yield from norm_leaves(at + "mlp_pre", s.norm, dim)
     yield from _mlp(at + "mlp.", s.mlp, dim)
 
 
@@ -313,12 +321,12 @@ def _use_of_shared(at: str, s: SharedTransformer, dim: int) -> Iterator[Paramete
     a, rank = s.attention, s.attention_rank
     if rank:
         for part in "qkv":
-            yield from _linear(f"{at}{part}_a", rank, 2 * dim, "replicated", False)
+            yield from linear_leaves(f"{at}{part}_a", rank, 2 * dim, "replicated", False)
         for part, heads in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads)):
-            yield from _linear(f"{at}{part}_b", heads * a.head_dim, rank, "replicated", False)
-    yield from _linear(at + "mlp_a", s.rank, dim, "replicated", False)
-    yield from _linear(at + "mlp_b", 2 * s.mlp.width, s.rank, "replicated", False)
-    yield from _linear(at + "out", dim, dim, "replicated", False)
+            yield from linear_leaves(f"{at}{part}_b", heads * a.head_dim, rank, "replicated", False)
+    yield from linear_leaves(at + "mlp_a", s.rank, dim, "replicated", False)
+    yield from linear_leaves(at + "mlp_b", 2 * s.mlp.width, s.rank, "replicated", False)
+    yield from linear_leaves(at + "out", dim, dim, "replicated", False)
 
 
 def _mixer(at: str, m: SingleMixer, dim: int) -> Iterator[Parameter]:
@@ -347,15 +355,15 @@ def _attention(at: str, a: Attention, dim: int, outputs: int | None = None) -> I
     for part in projections_of(a):
         heads, width = heads_of[part], value_dim if part == "v" else a.head_dim
         role: Role = "column" if part == "q" else "kv"
-        yield from _linear(at + part, heads * width, dim, role, a.qkv_bias, heads)
+        yield from linear_leaves(at + part, heads * width, dim, role, a.qkv_bias, heads)
     if a.qk_norm is not None:
         for part in "q" if a.shares is not None else "qk":
             yield from _qk_norm(f"{at}{part}_norm", a, a.qk_norm, heads_of[part])
     if a.gate != "none":
         width = a.heads if a.gate == "per_head" else a.heads * a.head_dim
-        yield from _linear(at + "gate", width, dim, "column", False, a.heads)
+        yield from linear_leaves(at + "gate", width, dim, "column", False, a.heads)
     yield from _products_of_positions(at, a, dim)
-    yield from _linear(at + "o", outputs or dim, a.heads * value_dim, "row", a.o_bias)
+    yield from linear_leaves(at + "o", outputs or dim, a.heads * value_dim, "row", a.o_bias)
     if a.sinks:
         yield Parameter(at + "sinks", (a.heads,), "column", "sink")
 
@@ -367,7 +375,7 @@ def _distances(at: str, a: Attention, scores: DistanceScores, dim: int) -> Itera
         return
     yield Parameter(f"{at}.weight", (2 * scores.span, dim), "replicated", "position")
     if scores.eps is not None:
-        yield from _norm(f"{at}.norm", Norm("layer", scores.eps, bias=True), dim)
+        yield from norm_leaves(f"{at}.norm", Norm("layer", scores.eps, bias=True), dim)
 
 
 def _products_of_positions(at: str, a: Attention, dim: int) -> Iterator[Parameter]:
@@ -377,9 +385,9 @@ def _products_of_positions(at: str, a: Attention, dim: int) -> Iterator[Paramete
     if not isinstance(scores, DisentangledScores) or scores.shares_products:
         return
     if scores.has_keys:
-        yield from _linear(at + "position_k", width, dim, "column", True, a.heads)
+        yield from linear_leaves(at + "position_k", width, dim, "column", True, a.heads)
     if scores.has_queries:
-        yield from _linear(at + "position_q", width, dim, "column", True, a.heads)
+        yield from linear_leaves(at + "position_q", width, dim, "column", True, a.heads)
 
 
 def projections_of(a: Attention) -> str:
@@ -391,83 +399,86 @@ def projections_of(a: Attention) -> str:
 
 def _qk_norm(at: str, a: Attention, n: Norm, heads: int) -> Iterator[Parameter]:
     if a.qk_norm_over == "full":
-        return _norm(at, n, heads * a.head_dim)
+        return norm_leaves(at, n, heads * a.head_dim)
     if a.qk_norm_over == "head":
-        return _norm(at, n, a.head_dim)
+        return norm_leaves(at, n, a.head_dim)
     if a.qk_norm_over == "heads_apart":
-        of_heads = (_norm(f"{at}.{head}", n, a.head_dim) for head in range(heads))
+        of_heads = (norm_leaves(f"{at}.{head}", n, a.head_dim) for head in range(heads))
         return chain.from_iterable(of_heads)
-    return _norm(at, n, heads, a.head_dim, role="column")
+    return norm_leaves(at, n, heads, a.head_dim, role="column")
 
 
 def _latent_attention(at: str, a: LatentAttention, dim: int) -> Iterator[Parameter]:
     queries = a.heads * (a.unrotated + a.rotated)
     if a.q_rank is None:
-        yield from _linear(at + "q", queries, dim, "column", False)
+        yield from linear_leaves(at + "q", queries, dim, "column", False)
     else:
-        yield from _linear(at + "q_a", a.q_rank, dim, "replicated", a.bias)
-    yield from _linear(at + "kv_a", a.rank + a.rotated, dim, "replicated", a.bias)
+        yield from linear_leaves(at + "q_a", a.q_rank, dim, "replicated", a.bias)
+    yield from linear_leaves(at + "kv_a", a.rank + a.rotated, dim, "replicated", a.bias)
     if a.q_rank is not None:
-        yield from _norm(at + "q_a_norm", a.norm, a.q_rank)
-        yield from _linear(at + "q_b", queries, a.q_rank, "column", False)
+        yield from norm_leaves(at + "q_a_norm", a.norm, a.q_rank)
+        yield from linear_leaves(at + "q_b", queries, a.q_rank, "column", False)
     if a.indexer is not None and not a.indexer.is_shared:
         yield from _indexer(at + "index.", a.indexer, a.q_rank, dim)
     if a.gate:
-        yield from _linear(at + "gate", a.heads, dim, "column", False, a.heads)
-    yield from _norm(at + "kv_a_norm", a.norm, a.rank)
-    yield from _linear(at + "kv_b", a.heads * (a.unrotated + a.value_dim), a.rank, "column", False)
-    yield from _linear(at + "o", dim, a.heads * a.value_dim, "row", a.o_bias)
+        yield from linear_leaves(at + "gate", a.heads, dim, "column", False, a.heads)
+    yield from norm_leaves(at + "kv_a_norm", a.norm, a.rank)
+    yield from linear_leaves(
+        at + "kv_b", a.heads * (a.unrotated + a.value_dim), a.rank, "column", False
+    )
+    yield from linear_leaves(at + "o", dim, a.heads * a.value_dim, "row", a.o_bias)
 
 
 def _indexer(at: str, indexer: Indexer, q_rank: int | None, dim: int) -> Iterator[Parameter]:
     assert q_rank is not None, "an indexer reads the latent of queries"
-    yield from _linear(at + "q", indexer.heads * indexer.dim, q_rank, "replicated", False)
-    yield from _linear(at + "k", indexer.dim, dim, "replicated", False)
-    yield from _linear(at + "weights", indexer.heads, dim, "replicated", False)
-    yield from _norm(at + "k_norm", indexer.norm, indexer.dim)
+    yield from linear_leaves(at + "q", indexer.heads * indexer.dim, q_rank, "replicated", False)
+    yield from linear_leaves(at + "k", indexer.dim, dim, "replicated", False)
+    yield from linear_leaves(at + "weights", indexer.heads, dim, "replicated", False)
+    yield from norm_leaves(at + "k_norm", indexer.norm, indexer.dim)
 
 
 def _mlp(at: str, m: Mlp, dim: int) -> Iterator[Parameter]:
     for part in ("gate", "up") if m.gated else ("up",):
-        yield from _linear(at + part, m.width, dim, "column", m.bias)
+        yield from linear_leaves(at + part, m.width, dim, "column", m.bias)
     if m.act == "xielu":
         for part in XIELU_PARTS:
             yield Parameter(f"{at}xielu.{part}", (1,), "replicated", "xielu")
-    yield from _linear(at + "down", dim, m.width, "row", m.bias or m.out_bias)
+    yield from linear_leaves(at + "down", dim, m.width, "row", m.bias or m.out_bias)
 
 
 def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:
-    yield from _linear(at + "router", m.experts, dim, "replicated", m.router_bias)
+    yield from linear_leaves(at + "router", m.experts, dim, "replicated", m.router_bias)
     if m.select_bias:
         yield Parameter(at + "select_bias", (m.experts,), "replicated", "bias")
     if m.expert_scales:
         yield Parameter(at + "expert_scales", (m.experts,), "replicated", "norm")
     if m.latent is not None:
-        yield from _linear(at + "latent_in", m.latent, dim, "replicated", False)
+        yield from linear_leaves(at + "latent_in", m.latent, dim, "replicated", False)
     expert = Mlp(m.width, m.act, m.gated, m.bias)
     for e in range(m.experts):
         yield from _mlp(f"{at}experts.{e}.", expert, dim if m.latent is None else m.latent)
     if m.latent is not None:
-        yield from _linear(at + "latent_out", dim, m.latent, "replicated", False)
+        yield from linear_leaves(at + "latent_out", dim, m.latent, "replicated", False)
     if m.shared is not None:
         yield from _mlp(at + "shared.", m.shared, dim)
         if m.shared_gate:
-            yield from _linear(at + "shared_gate", 1, dim, "replicated", False)
+            yield from linear_leaves(at + "shared_gate", 1, dim, "replicated", False)
 
 
 def _dense_and_experts(at: str, m: DenseAndExperts, dim: int) -> Iterator[Parameter]:
-    yield from _norm(at + "dense_pre", m.norm, dim)
+    yield from norm_leaves(at + "dense_pre", m.norm, dim)
     yield from _mlp(at + "dense.", m.dense, dim)
-    yield from _norm(at + "dense_post", m.norm, dim)
+    yield from norm_leaves(at + "dense_post", m.norm, dim)
     yield Parameter(at + "router_norm.weight", (dim,), "replicated", "norm", scale=m.router_scale)
-    yield from _norm(at + "experts_pre", m.norm, dim)
+    yield from norm_leaves(at + "experts_pre", m.norm, dim)
     yield from _moe(at, m.experts, dim)
-    yield from _norm(at + "experts_post", m.norm, dim)
+    yield from norm_leaves(at + "experts_post", m.norm, dim)
 
 
-def _linear(
+def linear_leaves(
     at: str, outputs: int, inputs: int, role: Role, bias: bool, heads: int = 1
 ) -> Iterator[Parameter]:
+    """Weight [outputs, inputs] and bias of a product."""
     yield Parameter(at + ".weight", (outputs, inputs), role, "matrix", heads)
     if bias:
         # the sum over ranks must add a row-parallel bias once, so it is not cut
@@ -475,7 +486,8 @@ def _linear(
         yield Parameter(at + ".bias", (outputs,), cut, "bias", heads)
 
 
-def _norm(at: str, n: Norm, *shape: int, role: Role = "replicated") -> Iterator[Parameter]:
+def norm_leaves(at: str, n: Norm, *shape: int, role: Role = "replicated") -> Iterator[Parameter]:
+    """Weight and bias of a norm, where its kind has them."""
     kind: Kind = "norm1p" if n.kind in ("rms1p", "layer1p") else "norm"
     if n.kind not in ("none", "rms_bare"):
         yield Parameter(at + ".weight", shape, role, kind)

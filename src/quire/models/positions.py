@@ -85,13 +85,15 @@ RopeScaling = (
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary position embedding of the first `dim` values of each head: value i is paired with i +
-    dim / 2 or, where `interleaved`, with its neighbour.
+    dim / 2 or, where `interleaved`, with its neighbour. `axes`: the axis of positions that each of
+    the dim / 2 frequencies is for, where tokens have positions on several; (): on one.
     """
 
     theta: float
     dim: int
     scaling: RopeScaling | None = None
     interleaved: bool = False
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ _NAMES = {
     "su": "longrope",  # what the first Phi-3 files called it
     "mrope": "default",  # positions of pictures are triples, which are equal for text
 }
-_OF_MEDIA = ("mrope_section", "mrope_interleaved")
-"""How the axes of a picture's positions share the frequencies."""
+_AXES = 3
+"""Time, row and column."""
 LEAST_THETA = 1.1
 """Scalings divide by its logarithm."""
 SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -101,7 +101,23 @@ def rope_from(
         _check_divisors(scaling, dim)
     if isinstance(scaling, DynamicScaling) and dim == 2:
         raise unsupported("rope_type", "dynamic", "another where two values of a head are rotated")
-    return Rope(theta, dim, scaling)
+    return Rope(theta, dim, scaling, axes=_axes(section, dim // 2))
+
+
+def _axes(s: ConfigReader, count: int) -> tuple[int, ...]:
+    """The axis of each of `count` frequencies, where those of media share them out."""
+    key = "mrope_section"
+    sizes, takes_turns = s.raw(key, None), s.flag("mrope_interleaved", False)
+    if sizes is None:
+        return ()
+    is_list = isinstance(sizes, list) and len(sizes) == _AXES
+    if not is_list or not all(isinstance(n, int) and n >= 0 for n in sizes):
+        raise unsupported(s.at(key), sizes, f"a list of {_AXES} numbers of frequencies")
+    if takes_turns:  # time has those that the others do not reach
+        return tuple(i % _AXES if i < sizes[i % _AXES] * _AXES else 0 for i in range(count))
+    if sum(sizes) != count:
+        raise unsupported(s.at(key), sizes, f"numbers whose sum is {count}")
+    return tuple(axis for axis, size in enumerate(sizes) for _ in range(size))
 
 
 def _proportional(section: ConfigReader, head_dim: int, theta: float, partial: float) -> Rope:
@@ -138,7 +154,7 @@ def _scaling(
     s: ConfigReader, context: int, kinds: tuple[str, ...], original: int | None
 ) -> RopeScaling | None:
     named = s.raw("rope_type", None) or s.raw("type", "default")
-    s.ignore("type", *_OF_MEDIA)  # files for both generations of readers carry both spellings
+    s.ignore("type")  # files for both generations of readers carry both spellings
     kind = _NAMES.get(named, named) if isinstance(named, str) else None
     if kind is None or kind not in kinds:
         raise unsupported("rope_type", named, ", ".join(kinds))

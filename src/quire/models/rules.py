@@ -10,7 +10,7 @@ of torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,12 +34,12 @@ Step = Literal[
 """The conversion between a stored tensor and its leaves.
 
 stacked: a leading axis over the experts; joined: that axis and the next are one, which holds one
-target; row: a leading axis of length one; transpose: the last two axes swapped; split: the targets
-one after the other along the first axis (that of an expert, if stacked); by_head: such a split
-within each of the K key/value heads (the fewest that a target has), which has its part of every
-target; by_quarter: the same within each quarter of the axis; deal: the targets take turns along the
-axis, as cards are dealt; scalar: one number that is stored without an axis; boxed: an axis between
-two leading ones of length one and one after it.
+target; row: a leading axis of length one, and another each time; transpose: the last two axes
+swapped; split: the targets one after the other along the first axis (that of an expert, if
+stacked); by_head: such a split within each of the K key/value heads (the fewest that a target has),
+which has its part of every target; by_quarter: the same within each quarter of the axis; deal: the
+targets take turns along the axis, as cards are dealt; scalar: one number that is stored without an
+axis; boxed: an axis between two leading ones of length one and one after it.
 """
 
 
@@ -196,15 +196,22 @@ def tensor_map(family: Family, decoder: Decoder) -> list[StoredTensor]:
 
     Each canonical parameter is in exactly one of them; raises RuleError if the rules do not say so.
     """
-    leaves = parameters(decoder)
+    return stored_tensors(family.rules_for(decoder), parameters(decoder), family.prefix)
+
+
+def stored_tensors(
+    rules: Iterable[Rule], leaves: Mapping[str, Parameter], prefix: str
+) -> list[StoredTensor]:
+    """The concrete tensors that hold these leaves by some rules, in load order of their first
+    leaf; `prefix` stands for {prefix}. Raises RuleError unless each leaf is in exactly one.
+    """
     covered: set[str] = set()
     out: list[StoredTensor] = []
-    rules = family.rules_for(decoder)
     templates = [(rule, _pattern(target)) for rule in rules for target in rule.targets]
     for name in leaves:
         if name in covered:
             continue
-        stored = _covering(name, templates, leaves, family)
+        stored = _covering(name, templates, leaves, prefix)
         names = {leaf.name for leaf in stored.leaves}
         if covered & names:
             raise RuleError(f"{stored.name} covers again {sorted(covered & names)}")
@@ -216,17 +223,17 @@ def tensor_map(family: Family, decoder: Decoder) -> list[StoredTensor]:
 def _covering(
     name: str,
     templates: list[tuple[Rule, re.Pattern[str]]],
-    leaves: dict[str, Parameter],
-    family: Family,
+    leaves: Mapping[str, Parameter],
+    prefix: str,
 ) -> StoredTensor:
     for rule, pattern in templates:
         if found := pattern.fullmatch(name):
-            return _expand(rule, found.groupdict(), leaves, family)
+            return _expand(rule, found.groupdict(), leaves, prefix)
     raise RuleError(f"no weight rule covers {name}")
 
 
 def _expand(
-    rule: Rule, values: dict[str, str], leaves: dict[str, Parameter], family: Family
+    rule: Rule, values: dict[str, str], leaves: Mapping[str, Parameter], prefix: str
 ) -> StoredTensor:
     experts = _count_experts(rule, values, leaves) if "stacked" in rule.steps else None
     names = [
@@ -239,13 +246,13 @@ def _expand(
     if absent := [n for n in names if n not in leaves]:
         raise RuleError(f"{rule.source} holds {absent[0]}, which the spec does not have")
     held = tuple(leaves[n] for n in names)
-    source = rule.source.format(prefix=family.prefix, **values)
+    source = rule.source.format(prefix=prefix, **values)
     return StoredTensor(
         source, _shape(held, len(rule.targets), rule.steps, experts), held, rule.steps
     )
 
 
-def _count_experts(rule: Rule, values: dict[str, str], leaves: dict[str, Parameter]) -> int:
+def _count_experts(rule: Rule, values: dict[str, str], leaves: Mapping[str, Parameter]) -> int:
     count = 0
     while rule.targets[0].format(**{**values, "expert": count}) in leaves:
         count += 1
@@ -261,8 +268,7 @@ def _shape(
     shape = (sum(p.shape[0] for p in first), *held[0].shape[1:])
     if "transpose" in steps:
         shape = (*shape[:-2], shape[-1], shape[-2])
-    if "row" in steps:
-        shape = (1, *shape)
+    shape = (*(1 for step in steps if step == "row"), *shape)
     if "boxed" in steps:
         shape = (1, 1, *shape, 1)
     if experts is None:

@@ -522,6 +522,18 @@ class Decoder:
         return tuple(memory for block in self.blocks for memory in block.memories)
 
 
+def rope_of_axes(decoder: Decoder) -> Rope | None:
+    """The rotation by positions on several axes, which is the same in all layers that rotate; None
+    where positions have one axis.
+    """
+    mixers = (mixer for block in decoder.blocks for mixer in single_mixers(block.mixer))
+    ropes = {m.rope for m in mixers if isinstance(m, Attention) and m.rope is not None}
+    if not any(rope.axes for rope in ropes):
+        return None
+    assert len(ropes) == 1, "layers with rotations of their own have positions on one axis"
+    return ropes.pop()
+
+
 def shared_distances(decoder: Decoder) -> tuple[Attention, DistanceScores] | None:
     """The scores by distances that have a table of the whole decoder, and an attention that they
     are of; all layers have the same.

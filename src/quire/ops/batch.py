@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.ops.attention import AttentionPlan
 from quire.ops.kv import BlockMemory
+from quire.ops.rotary import RotaryTable
 
 PAD_SLOT = -1
 """The slot of a token whose keys and values are written nowhere."""
@@ -20,11 +21,13 @@ NO_BLOCK = -1
 @dataclass(slots=True)
 class GroupBatch:
     """What differs between KV groups: slots [T] int64, where the new K/V go, and the group's
-    attention plan.
+    attention plan; `rotary`: this step's table in place of the layers' own, where positions have
+    several axes.
     """
 
     slots: Tensor
     plan: AttentionPlan
+    rotary: RotaryTable | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -52,9 +55,14 @@ class StateBatch:
 
 @dataclass(slots=True)
 class PromptBatch:
-    """The same of layers that keep nothing and see their prompt's own tokens: the prompts."""
+    """The same of layers that keep nothing and see their prompt's own tokens: the prompts.
+
+    rotary: the table of this step's positions, where rotations depend on more than a number for
+    each token; layers have none of their own then.
+    """
 
     plan: AttentionPlan
+    rotary: RotaryTable | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

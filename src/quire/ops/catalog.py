@@ -58,6 +58,7 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             kv.zero_kv,
             rotary.rope_store,
             rotary.rope_queries,
+            rotary.mix_axes,
             rotary.scale_queries,
             attention.plan_attention,
             attention.attend,

@@ -116,6 +116,17 @@ def rope_queries(
     return x if rotary is None else rotate(x, positions[0], rotary)
 
 
+@op(is_invariant=True, only_for="positions on several axes")
+def mix_axes(positions: Tensor, table: Tensor, axes: Tensor) -> Tensor:
+    """A step's own rotary table: positions [P, T] int64, the table [P_max, dim] fp32 of single
+    positions, and for each of the dim / 2 frequencies its axis, axes [dim / 2] int64 -> [T, dim],
+    an entry for each token (M-RoPE, Qwen2-VL section 2.1).
+    """
+    chosen = positions.index_select(0, axes).t()  # [T, dim / 2]
+    halves = table.unflatten(1, (2, -1))
+    return halves.gather(0, chosen[:, None].expand(-1, 2, -1)).flatten(1)
+
+
 @op(is_invariant=True)
 def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
     """q [T, H, D] times the factors [P] fp32 of their positions [1, T], in q's dtype."""

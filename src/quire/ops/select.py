@@ -80,6 +80,7 @@ class Ops:
     zero_kv: Callable[..., Any]
     rope_store: TensorOp
     rope_queries: TensorOp
+    mix_axes: TensorOp
     scale_queries: TensorOp
     plan_attention: Callable[..., Any]
     attend: TensorOp

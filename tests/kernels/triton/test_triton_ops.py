@@ -32,7 +32,7 @@ FLOAT32 = {
 
 WITHOUT_KERNEL = {
     *("row_peaks", "scale_queries", "xielu", "multiply", "modulate", "sparse_gated"),
-    *("bounded_gated", "scale_heads"),
+    *("bounded_gated", "scale_heads", "mix_axes"),
     *(
         "join_streams",
         "enter_streams",

@@ -221,6 +221,10 @@ def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Cost:
     return Cost(2 * nbytes(q) + 12 * len(q), q.numel())
 
 
+def mix_axes(positions: Tensor, table: Tensor, axes: Tensor) -> Cost:
+    return Cost(nbytes(positions) + positions.shape[1] * (8 * table.shape[1] + 8))
+
+
 def rope_store(qkv: Tensor, kv: LayerKV, slots: Tensor, **_: Any) -> Cost:
     return Cost(2 * nbytes(qkv) + 2 * nbytes(slots), 6 * qkv.numel())
 
@@ -432,7 +436,8 @@ COSTS: dict[str, Callable[..., Cost]] = {
     "add_to_streams": streams,
     **{f.__name__: f for f in (embed_packed, linear, hidden, logits, route, moe)},
     **{f.__name__: f for f in (linear_partial, linear_total, lora_embed)},
-    **{f.__name__: f for f in (zero_kv, rope_store, rope_queries, scale_queries, attend)},
+    **{f.__name__: f for f in (zero_kv, rope_store, rope_queries, mix_axes)},
+    **{f.__name__: f for f in (scale_queries, attend)},
     attend_prompts.__name__: attend_prompts,
     attend_relative.__name__: attend_relative,
     **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},

@@ -91,6 +91,18 @@ def _scale_queries(rows: int) -> Case:
     return Case("scale_queries", str(rows), prepare)
 
 
+def _mix_axes(rows: int, *axes: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {
+            "positions": draw.integers(draw.rng.integers(0, 9, (max(axes) + 1, rows))),
+            "table": draw.wide(draw.rng.random((9, 2 * len(axes)))),
+            "axes": draw.integers(np.array(axes)),
+        }
+        return by_row(arguments, {"positions": 1})
+
+    return Case("mix_axes", f"{rows}-{''.join(map(str, axes))}", prepare)
+
+
 def _xielu(rows: int) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         return by_row({"x": draw.strided(rows, 9), "numbers": draw.normal(4)}, {"x": 0})
@@ -162,6 +174,7 @@ CASES = (
     *(_sum(op, (rows, 16), 1.0) for op in ("add", "add_norm") for rows in (0, 1, 5)),
     *(_sum(op, (5, 17), 0.37, is_strided=True) for op in ("add", "add_norm")),
     *map(_scale_queries, (0, 1, 6)),
+    *(_mix_axes(rows, 0, 1, 1, 2, 0) for rows in (0, 1, 6)),
     *(_xielu(rows) for rows in (0, 1, 5)),
     *(_multiply(rows, width) for rows, width in ((0, 9), (1, 1), (5, 1), (5, 9))),
     *(_modulate(rows, act) for rows, act in ((0, "silu"), (5, "gelu"), (5, "gelu_tanh"))),

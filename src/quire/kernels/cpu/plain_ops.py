@@ -38,6 +38,7 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "logits": {"x": 0},
         "rope_store": {"qkv": 0, "slots": 0, "positions": 1},
         "rope_queries": {"q": 0, "positions": 1},
+        "mix_axes": {"positions": 1},
         "scale_queries": {"q": 0, "positions": 1},
         "attend": {"q": 0},
         "attend_prompts": {"q": 0, "k": 0, "v": 0},

@@ -31,11 +31,12 @@ _RULES = (
 )
 _QUICK = 1.702
 """The activation x * sigmoid(1.702 x) is silu(1.702 x) / 1.702."""
-_QUICK_SCALES = (
+QUICK_SCALES = (
     ("mlp.up.weight", _QUICK),
     ("mlp.up.bias", _QUICK),
     ("mlp.down.weight", 1 / _QUICK),
 )
+"""Factors of leaves, by the ends of their names, that make silu that activation."""
 _OF_PAIRS = ("logit_scale_init_value", "initializer_factor", "projection_dim", "projection_size")
 """Keys of how a text is compared with a picture, of training, and of projections."""
 _TOWERS = (r"embeddings\.position_ids", r"vision_model\..*", r"visual_projection\..*")
@@ -55,7 +56,7 @@ def _describe(c: ConfigReader, act: str, eps: float, is_causal: bool) -> Decoder
         c,
         Block(replace(attn, is_causal=is_causal), feed, norm),
         learned_positions=context_of(c),
-        leaf_scales=_QUICK_SCALES if is_quick else (),
+        leaf_scales=QUICK_SCALES if is_quick else (),
         tie=False,
     )
 

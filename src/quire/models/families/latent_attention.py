@@ -86,7 +86,7 @@ def _rope(
     rope = read_rope(c, whole, context=context_of(c), kinds=kinds, theta=theta, partial=partial)
     if rope.dim != rotated:
         raise unsupported("partial_rotary_factor", rope.dim / rotated, "1")
-    return Rope(rope.theta, rope.dim, rope.scaling, interleaved)
+    return Rope(rope.theta, rope.dim, rope.scaling, interleaved, rope.axes)
 
 
 def _scale(c: ConfigReader, head_dim: int) -> float:

@@ -40,13 +40,14 @@ class WeightFiles(Protocol):
         ...
 
 
-def _mistral(folder: Path, decoder: Decoder) -> WeightFiles:
+def _mistral(folder: Path, decoder: Decoder | None) -> WeightFiles:
+    assert decoder is not None, "names and order of heads follow from the decoder"
     mixer = decoder.blocks[0].mixer
     assert isinstance(mixer, Attention), "params.json describes decoders with attention"
     return MistralFiles(folder, mixer.head_dim)
 
 
-_OPENERS: Mapping[str, Callable[[Path, Decoder], WeightFiles]] = MappingProxyType(
+_OPENERS: Mapping[str, Callable[[Path, Decoder | None], WeightFiles]] = MappingProxyType(
     {
         "safetensors": lambda folder, decoder: CheckpointFiles(folder),
         "pt": lambda folder, decoder: PickledFiles(folder),
@@ -56,12 +57,13 @@ _OPENERS: Mapping[str, Callable[[Path, Decoder], WeightFiles]] = MappingProxyTyp
 )
 
 
-def open_files(load_format: LoadFormat, folder: Path, decoder: Decoder) -> WeightFiles:
-    """Open the weights of a folder that are stored by their names on the hub, and those of a
-    pooler's layers that have files of their own. Raises LoadError.
+def open_files(load_format: LoadFormat, folder: Path, decoder: Decoder | None) -> WeightFiles:
+    """Open the weights of a folder that are stored by their names on the hub, and those of the
+    layers of a decoder's pooler that have files of their own. Raises LoadError.
     """
     chosen = found_format(folder) if load_format == "auto" else load_format
     files = _OPENERS[chosen](folder, decoder)
-    dense = () if decoder.pooler is None else decoder.pooler.dense
+    pooler = None if decoder is None else decoder.pooler
+    dense = () if pooler is None else pooler.dense
     own = [layer.file for layer in dense if layer.file is not None]
     return LayerFiles(files, folder, own) if own else files

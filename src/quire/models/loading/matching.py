@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -40,27 +40,39 @@ def match(
     stored = [_under_its_name(s, family, files) for s in stored]
     if family.turns_by_shape:
         stored = [_turned(s, files) for s in stored]
+    depth = len(decoder.blocks)
+    rest = {n: e for n, e in files.entries.items() if not (n in others or family.ignores(n, depth))}
+    if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
+        logger.info(
+            "Not loaded: layers that predict further tokens, which are not run (%s).",
+            listed(drafts),
+        )
+    head = next((n for n in rest if n == _HEAD or n.endswith("." + _HEAD)), _HEAD)
+    if decoder.tie and head in rest:
+        _check_tied_head(files, head, stored[0].name)
+        rest.pop(head)
+    return fitted(stored, rest, files, storage)
+
+
+def fitted(
+    stored: Sequence[StoredTensor],
+    own: Collection[str],
+    files: WeightFiles,
+    storage: Storage | None = None,
+) -> list[StoredTensor]:
+    """The tensors to read, in codes where the storage has them so. `own`: names in the files that
+    must be theirs. Raises as `match` does.
+    """
     if storage is not None:
         stored = [_in_codes(s, storage, files) for s in stored]
-    depth = len(decoder.blocks)
     owners = {name: s for s in stored for name in s.parts()}
     parts = {name: part for s in stored for name, part in s.parts().items()}
     expected = {n: p.shape for n, p in parts.items() if n in files.entries or not p.is_optional}
     found = {
         n: expected[n] if n in expected and parts[n].has_shape(e.shape) else e.shape
         for n, e in files.entries.items()
-        if n in expected
-        or not (n in others or family.ignores(n, depth) or (storage and is_cache_scale(n)))
+        if n in expected or (n in own and not (storage and is_cache_scale(n)))
     }
-    if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
-        logger.info(
-            "Not loaded: layers that predict further tokens, which are not run (%s).",
-            listed(drafts),
-        )
-    head = next((n for n in found if n == _HEAD or n.endswith("." + _HEAD)), _HEAD)
-    if decoder.tie and head in found:
-        _check_tied_head(files, head, stored[0].name)
-        found.pop(head)
     if problems := list(_differences(expected, found)):
         raise WeightMismatch("The checkpoint does not fit the model: " + "; ".join(problems) + ".")
     for name in expected:
@@ -71,7 +83,7 @@ def match(
                 f"{entry.file}: {name} is stored as {entry.dtype}, and {why}; supported are "
                 f"{', '.join(allowed)}."
             )
-    return stored
+    return list(stored)
 
 
 def _why_not(stored: StoredTensor, storage: Storage | None) -> str:

@@ -79,7 +79,7 @@ def distribution(leaf: Parameter) -> tuple[float, float]:
     project.
     """
     if leaf.kind == "matrix":
-        return 0.0, 1.0 / math.sqrt(leaf.shape[-1])
+        return 0.0, 1.0 / math.sqrt(math.prod(leaf.shape[1:]))
     if leaf.kind == "embedding":
         return 0.0, _LOGIT_SPREAD / math.sqrt(leaf.shape[-1])
     if leaf.kind == "decay":

@@ -18,7 +18,7 @@ def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
     """
     if "scalar" in stored.steps:
         return [tensor.view(1)]
-    if "row" in stored.steps:
+    for _ in range(stored.steps.count("row")):
         tensor = tensor[0]
     if "boxed" in stored.steps:
         tensor = tensor[0, 0, :, 0]
@@ -61,7 +61,9 @@ def from_leaves(stored: StoredTensor, leaves: Sequence[Tensor]) -> Tensor:
         tensor = tensor.flatten(0, 1)
     if "boxed" in stored.steps:
         tensor = tensor[None, None, :, None]
-    return (tensor[None] if "row" in stored.steps else tensor).contiguous()
+    for _ in range(stored.steps.count("row")):
+        tensor = tensor[None]
+    return tensor.contiguous()
 
 
 def _num_experts(stored: StoredTensor) -> int:

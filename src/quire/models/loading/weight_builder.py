@@ -18,8 +18,7 @@ from torch import Tensor
 
 from quire.errors import LoadError
 from quire.hardware import weight_file
-from quire.models.parameters import Parameter, parameters
-from quire.models.spec import Decoder
+from quire.models.parameters import Parameter
 from quire.ops import CodedWeight
 from quire.ops.formats.coded import one_above_the_other
 from quire.ops.formats.row_stack import RowStack
@@ -37,7 +36,7 @@ class WeightBuilder:
 
     def __init__(
         self,
-        decoder: Decoder,
+        leaves: Mapping[str, Parameter],
         read: Callable[[Parameter], Tensor | CodedWeight],
         *,
         dtype: torch.dtype,
@@ -46,13 +45,14 @@ class WeightBuilder:
         folder: Path | None,
         cache_scales: Mapping[str, FixedScales],
     ) -> None:
-        """`folder`: where large tensors are kept in files; None: in memory. `cache_scales`: those
-        of keys and values that the checkpoint brings, by layer ("layers.0"). `read` gives a leaf in
-        any float dtype, or in codes those that `coded` names, valid until its next call; on a
-        device other than the CPU it returns memory that is not written again.
+        """`leaves`: those of the spec by name, in load order. `folder`: where large tensors are
+        kept in files; None: in memory. `cache_scales`: those of keys and values that the checkpoint
+        brings, by layer ("layers.0"). `read` gives a leaf in any float dtype, or in codes those
+        that `coded` names, valid until its next call; on a device other than the CPU it returns
+        memory that is not written again.
         """
         self.dtype, self.device = dtype, device
-        self._left = parameters(decoder)
+        self._left = dict(leaves)
         self._read, self._coded = read, coded
         self._folder = folder
         self._cache_scales = cache_scales

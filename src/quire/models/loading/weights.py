@@ -103,7 +103,7 @@ def load_model(
 
     def build(read: Read, leaves: OpenLeaves) -> DecoderModel:
         weights = WeightBuilder(
-            own,
+            parameters(own),
             read,
             dtype=dtype,
             device=place,

@@ -71,7 +71,7 @@ class AttentionLayer:
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
-            rotary=self.rotary,
+            rotary=self.rotary if group.rotary is None else group.rotary,
             qk_norm=self.qk_norm,
             clip=self.clip,
             kv_scales=self.kv_scales,

@@ -79,6 +79,33 @@ def text_kind_of(kind: object) -> str | None:
     return found
 
 
+def tower_kind_of(kind: object) -> str | None:
+    """The type of the vision encoder in a model of several parts, where its config does not say it;
+    None for other models.
+    """
+    found: str | None = _table()["tower_kinds"].get(kind) if isinstance(kind, str) else None
+    return found
+
+
+def tower_reference(kind: object) -> Reference | None:
+    """A type of vision encoder, or None."""
+    return _other("towers", kind)
+
+
+def whole_reference(kind: object) -> Reference | None:
+    """A type of model of several parts by the keys around these, or None."""
+    return _other("wholes", kind)
+
+
+def _other(part: str, kind: object) -> Reference | None:
+    table = _table()
+    if not isinstance(kind, str) or kind not in table[part]:
+        return None
+    entry = table[part][kind]
+    keys = table["shared"] | entry["keys"]
+    return Reference(kind, (), keys, entry.get("aliases", {}), table["ropes"])
+
+
 @cache
 def _reference(kind: str) -> Reference:
     table = _table()

@@ -10,8 +10,10 @@ from quire.models.reading.reference import Reference, reference_of_kind, text_ki
 
 PART = "quire_text_part"
 """The key of a config that `text_part` made: the key of the text's object in the file, "" where it
-has none, and the architectures of the whole.
+has none, the architectures of the whole, and of a whole that takes pictures the rest of it
+(`VISION`).
 """
+VISION = "vision"
 
 _OBJECTS = ("text_config", "llm_config", "language_config")
 _OF_THE_WHOLE = (
@@ -54,11 +56,13 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         kind = text.get("model_type")
     reference = reference_of_kind(kind)
     if reference is not None:
-        text = _defaults(reference, text) | text
+        text = defaults_of(reference, text) | text
     listed = config[key].get("architectures") if key else None
     names = [*(listed or ()), *_generators(kind, reference)]
     whole = list(config.get("architectures") or ())
-    part = {"key": key, "architectures": whole}
+    part: dict[str, Any] = {"key": key, "architectures": whole}
+    if isinstance(config.get("vision_config"), dict):
+        part[VISION] = {k: v for k, v in config.items() if k != key}
     return {**text, "model_type": kind, "architectures": names or whole, PART: part}
 
 
@@ -76,8 +80,10 @@ def _generators(kind: object, reference: Reference | None) -> list[str]:
     return [name for name in found if name.endswith(("ForCausalLM", "LMHeadModel"))]
 
 
-def _defaults(reference: Reference, text: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of transformers' class, but for tokens and what `text` has under another name."""
+def defaults_of(reference: Reference, text: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of transformers' class, but for tokens and what `text` has, perhaps under another
+    name.
+    """
     said = {*text, *(reference.aliases.get(key, key) for key in text)}
     said |= {alias for alias, key in reference.aliases.items() if key in said}
     return {

@@ -1,0 +1,83 @@
+"""The configs of published models become towers, key by key."""
+
+import pytest
+
+from quire.errors import UnknownConfigKey, UnsupportedArchitecture, UnsupportedConfigValue
+from quire.models.reading.text_part import text_part
+from quire.models.vision.families import has_vision, read_vision, without_vision
+from quire.models.vision.leaves import vision_leaves
+from tests.models.vision.published import PUBLISHED
+
+FACTS = {
+    "llava-1.5-7b-hf": (4096, 377, 23),
+    "llava-v1.6-vicuna-7b-hf": (4096, 378, 23),
+    "llava-onevision-qwen2-0.5b-ov-hf": (896, 424, 26),
+    "Qwen2-VL-7B-Instruct": (3584, 519, 32),
+    "Qwen2.5-VL-7B-Instruct": (3584, 518, 32),
+    "gemma-3-4b-it": (2560, 439, 27),
+    "paligemma2-3b-pt-224": (2304, 439, 27),
+    "pixtral-12b": (5120, 222, 24),
+    "SmolVLM-256M-Instruct": (576, 198, 12),
+    "GLM-4.1V-9B-Thinking": (4096, 229, 24),
+    "Llama-4-Scout-17B-16E": (5120, 554, 34),
+}
+"""Width of a row, tensors, blocks: the last ones are left out that nothing reads."""
+
+
+def read(name, **changes):
+    text = text_part(PUBLISHED[name] | changes)
+    return read_vision(text, text["hidden_size"])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_are_read(name):
+    model, foreign = read(name)
+    tower = model.tower
+    assert (tower.width, len(vision_leaves(tower)), len(tower.blocks)) == FACTS[name]
+    assert len(model.whole.blocks) >= len(tower.blocks)
+    known_to_be_foreign = {
+        *("ignore_index", "use_image_newline_parameter", "in_chans", "spatial_patch_size"),
+        *("num_image_tokens", "num_positions", "_vocab_size", "is_composition"),
+    }
+    assert {key.path[-1] for key in foreign} <= known_to_be_foreign
+
+
+def vision(name, **changes):
+    return {"vision_config": PUBLISHED[name]["vision_config"] | changes}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("gemma-3-4b-it", {"mm_tokens_per_image": 255}, "mm_tokens_per_image=255"),
+        ("llava-1.5-7b-hf", {"vision_feature_layer": 25}, "vision_feature_layer=25"),
+        ("llava-1.5-7b-hf", {"projector_hidden_act": "mish"}, "projector_hidden_act='mish'"),
+        ("llava-v1.6-vicuna-7b-hf", {"image_grid_pinpoints": [[336, 600]]}, "pinpoints"),
+        ("llava-onevision-qwen2-0.5b-ov-hf", {"vision_aspect_ratio": "pad"}, "aspect_ratio='pad'"),
+        ("Qwen2.5-VL-7B-Instruct", vision("Qwen2.5-VL-7B-Instruct", out_hidden_size=3), "out_hid"),
+        ("pixtral-12b", vision("pixtral-12b", head_dim=32), "vision_config.head_dim=32"),
+        ("Llama-4-Scout-17B-16E", vision("Llama-4-Scout-17B-16E", norm_eps=0.1), "norm_eps=0.1"),
+    ],
+)
+def test_values_that_change_the_rows_and_are_not_implemented_are_refused(name, changes, named):
+    with pytest.raises(UnsupportedConfigValue, match=named):
+        read(name, **changes)
+
+
+def test_a_key_that_the_reference_reads_at_another_value_is_refused():
+    changes = vision("Qwen2.5-VL-7B-Instruct", layer_types=["full_attention"])
+    with pytest.raises(UnknownConfigKey, match="vision_config.layer_types"):
+        read("Qwen2.5-VL-7B-Instruct", **changes)
+
+
+def test_another_tower_is_refused_by_name():
+    changes = vision("llava-1.5-7b-hf", model_type="swin")
+    with pytest.raises(UnsupportedArchitecture, match="'swin'.*language_model_only"):
+        read("llava-1.5-7b-hf", **changes)
+
+
+def test_text_alone_has_no_vision():
+    text = text_part(PUBLISHED["llava-1.5-7b-hf"])
+    assert has_vision(text)
+    assert not has_vision(without_vision(text))
+    assert not has_vision(text_part(PUBLISHED["llava-1.5-7b-hf"]["text_config"]))
