@@ -43,15 +43,13 @@ PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt
 """What counts as one prompt."""
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids")
+_MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 _RENDERED = {"type": "token"}
 """Keys by which programs tell prompts that were rendered before, and the values of those that are
 token ids.
 """
 _UNBUILT = {
-    "multi_modal_data": "Give text alone.",
-    "mm_processor_kwargs": "Give text alone.",
-    "multi_modal_uuids": "Give text alone.",
-    "media_io_kwargs": "Give text alone.",
+    "media_io_kwargs": "Leave it out.",
     "prompt_token_offsets": "Leave it out.",
     "prompt_embeds": "Give prompt or prompt_token_ids.",
     "encoder_prompt": "Encoder-decoder models are not served.",
@@ -60,22 +58,33 @@ _UNBUILT = {
 }
 
 
+class GivenMedia(NamedTuple):
+    """What a prompt has at its placeholders: by modality an item or a list of them, their ids as
+    the caller names them, and changes to how they are processed.
+    """
+
+    data: Mapping[str, Any]
+    uuids: Mapping[str, Any]
+    processor_kwargs: Mapping[str, Any]
+
+
 class ParsedPrompt(NamedTuple):
     """One prompt in its plain form: text, or token ids (then the text is only for show), each of
-    which may have a type.
+    which may have a type; and media.
     """
 
     text: str | None
     token_ids: list[int] | None
     cache_salt: str | None = None
     token_types: list[int] | None = None
+    media: GivenMedia | None = None
 
 
 def parse_prompt(prompt: object) -> ParsedPrompt:
     """Read one prompt of any form.
 
     Raises InvalidType for what is no prompt, UnknownParameter for a key that does not exist,
-    NotBuiltYet for media and the like. Token ids are checked to be ints here, and against the
+    NotBuiltYet for embeddings and the like. Token ids are checked to be ints here, and against the
     vocabulary later.
     """
     if isinstance(prompt, str):
@@ -127,7 +136,9 @@ def _parse_dict(prompt: Mapping[str, Any]) -> ParsedPrompt:
         if key in _UNBUILT:
             if value is not None and value != {}:
                 raise NotBuiltYet(key, value, _UNBUILT[key])
-        elif key not in _KEYS and (key not in _RENDERED or _RENDERED[key] != value):
+        elif key not in (*_KEYS, *_MEDIA_KEYS) and (
+            key not in _RENDERED or _RENDERED[key] != value
+        ):
             raise UnknownParameter(str(key), f"a prompt has {', '.join(_KEYS)}")
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is None and token_ids is None:
@@ -138,7 +149,20 @@ def _parse_dict(prompt: Mapping[str, Any]) -> ParsedPrompt:
     if token_ids is not None:
         token_ids = _token_ids("prompt_token_ids", token_ids)
     types = _token_types(prompt.get("token_type_ids"), token_ids)
-    return ParsedPrompt(text, token_ids, _cache_salt(prompt.get("cache_salt")), types)
+    salt = _cache_salt(prompt.get("cache_salt"))
+    return ParsedPrompt(text, token_ids, salt, types, _media(prompt))
+
+
+def _media(prompt: Mapping[str, Any]) -> GivenMedia | None:
+    """The prompt's media; None where it has none."""
+    found = []
+    for key in _MEDIA_KEYS:
+        value = prompt.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidType(key, value, "it must be a dict by modality")
+        found.append({} if value is None else value)
+    media = GivenMedia(*found)
+    return media if media.data or media.uuids else None
 
 
 def _token_types(value: object, token_ids: list[int] | None) -> list[int] | None:

@@ -39,7 +39,8 @@ from quire.errors import (
     UnknownConfigKey,
 )
 from quire.hardware.host import gather_machine_facts
-from quire.models import find_family
+from quire.media.picture_files import check_picture_files, read_picture_settings
+from quire.models import find_family, read_spec
 from quire.models.config_reader import LARGEST_SIZE, token_ids, unsupported
 from quire.models.costs import coded_tensors, size_in_codes, size_rounded
 from quire.models.families import check_attention
@@ -68,8 +69,10 @@ from quire.models.pooling.late import PROJECTION, is_unprojected, projection
 from quire.models.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 from quire.models.pooling.spec import HeadLayer
 from quire.models.reading.keys import LeftKey, listed, removal
-from quire.models.reading.text_part import PART
+from quire.models.reading.text_part import PART, VISION
 from quire.models.spec import Block, Decoder, MixerAfterShared, single_mixers
+from quire.models.vision.families import has_vision, read_vision, without_vision
+from quire.models.vision.leaves import vision_leaves
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
 from quire.text.tokenizer import Tokenizer
@@ -145,7 +148,7 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         if is_verifier:
             raise LoadError(f"{args.model} drafts for another model: it cannot be the verifier.")
         return gather_model_facts(with_verifier(args, config), is_verifier=True)
-    config = _overridden_config(args, folder, load_format)
+    config = _with_pictures(args, folder, _overridden_config(args, folder, load_format))
     model_impl, why = choose_implementation(config, args.model_impl)
     files = read_sentence_files(folder) if reads_pooling_files(args) else SentenceFiles()
     form = choose_form(args, files)
@@ -174,7 +177,7 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         part_of=next(iter(config[PART]["architectures"]), "") if PART in config else None,
         hidden_size=decoder.dim,
         vocab_size=decoder.vocab,
-        **_sizes(decoder),
+        **_sizes(config, decoder),
         **_storage(args, config, decoder),
         **pooling,
         memories=memories_of([decoder]),
@@ -185,6 +188,27 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         chat_template_source=template_source,
         drafts=gather_draft_wish(args, config, decoder, str(folder), load_format),
     )
+
+
+def _with_pictures(args: EngineOptions, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The config without what is about pictures where the engine takes none: none are wanted, or
+    the model's cannot be served.
+    """
+    if not has_vision(config):
+        return config
+    if args.language_model_only or args.model_impl == "transformers":
+        return without_vision(config)
+    try:
+        decoder = read_spec(config)
+        vision, foreign = read_vision(config, decoder.dim)
+        if vision.unserved is not None:
+            raise LoadError(f"pictures are not implemented: {vision.unserved}.")
+        check_picture_files(read_picture_settings(folder, config[PART][VISION]), str(folder))
+    except LoadError as error:
+        logger.warning("The model takes pictures, and here text alone: %s", error)
+        return without_vision(config)
+    _tell_of_foreign(args, foreign)
+    return config
 
 
 def _tell_of_foreign(args: EngineOptions, foreign: tuple[LeftKey, ...]) -> None:
@@ -516,7 +540,7 @@ def _compiling(template: str) -> str:
     return ChatTemplate(template).source
 
 
-def _sizes(decoder: AnyDecoder) -> dict[str, Any]:
+def _sizes(config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
     """The numbers of `ModelFacts` that are counted."""
     if isinstance(decoder, ForeignDecoder):
         return {
@@ -526,7 +550,7 @@ def _sizes(decoder: AnyDecoder) -> dict[str, Any]:
         }
     mixtures = [block.experts for block in decoder.blocks]
     return {
-        "num_parameters": num_parameters(decoder),
+        "num_parameters": num_parameters(decoder) + _num_in_encoder(config, decoder),
         "adapter_size": adapter_size(decoder),
         "num_layers": len(decoder.blocks),
         "widest": _widest(decoder),
@@ -534,6 +558,14 @@ def _sizes(decoder: AnyDecoder) -> dict[str, Any]:
         "num_expert_parameters": num_expert_parameters(decoder),
         "layer_products": tuple(map(dict, layer_products(decoder))),
     }
+
+
+def _num_in_encoder(config: dict[str, Any], decoder: Decoder) -> int:
+    """How many values the weights of the vision encoder have."""
+    if not has_vision(config):
+        return 0
+    model, _ = read_vision(config, decoder.dim)
+    return sum(leaf.size for leaf in vision_leaves(model.tower).values())
 
 
 def _storage(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:

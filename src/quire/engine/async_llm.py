@@ -269,6 +269,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         else:
             if (trial := self.front_end.inputs.prepare(params)) is not None:
                 await asyncio.wrap_future(trial)
+            prompt = await self.front_end.inputs.loaded(prompt)
             group = self.front_end.add(request_id, prompt, params, options, has_mailbox=True)
         assert group.mailbox is not None
         try:

@@ -13,6 +13,7 @@ from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.executor.adapter_support import adapter_support
 from quire.executor.drafting import build_drafting, read_draft_network
+from quire.executor.encoders import vision_loader
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
@@ -27,7 +28,8 @@ from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.kv_pool import memories_of, plan_kv_pool
-from quire.models.spec import Decoder, PipelineStage
+from quire.models.spec import Decoder, PipelineStage, rope_of_axes
+from quire.models.vision.picture_encoder import IMAGE, PictureEncoder
 from quire.params import PoolingParams, SamplingParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder
@@ -96,8 +98,12 @@ def build_worker(
     samples = config.model.generates and (group is None or group.rank == 0)
     if stage is not None and stage.last < stage.count:
         samples = False
-    encoders = config.make_encoders(model)
-    media_facts = _media_facts(config, encoders)
+    load_vision = vision_loader(config, platform)
+    vision = None if load_vision is None else load_vision()
+    encoders = dict(config.make_encoders(model))
+    if vision is not None:
+        encoders[IMAGE] = PictureEncoder(vision, config.model.max_model_len)
+    media_facts = _media_facts(config, model, encoders)
     num_sampled = config.max_sampled if samples else 0
     runner, forward = _runner(config, platform, model, kv_cache, exchange, num_sampled, encoders)
     draft: DraftParts | None = None
@@ -116,6 +122,8 @@ def build_worker(
 
         runner.heads.watch(HiddenStatesRecorder(config.sampling.hidden_states, runner.rows))
     residents = [LoadedModel(model, load, make_checker(config, platform, group))]
+    if vision is not None and load_vision is not None:
+        residents.append(LoadedModel(vision, load_vision))
     forwards = [forward]
     if draft is not None:
         residents.append(LoadedModel(draft.model, draft.load))
@@ -194,6 +202,7 @@ def _runner(
         has_adapters=config.adapters is not None,
         states=_stage_input(config, platform, model),
         embeds=embeds,
+        axes=_num_axes(model) if encoders else 1,
     )
     forward = record_steps(platform, model, batches, num_sampled)
     if exchange is not None:
@@ -220,11 +229,20 @@ def _stage_input(config: WorkerConfig, platform: Platform, model: RunnableModel)
     return torch.zeros((width, spec.dim), dtype=config.dtype, device=platform.device.torch)
 
 
-def _media_facts(config: WorkerConfig, encoders: Mapping[str, Encoder]) -> MediaFacts:
+def _media_facts(
+    config: WorkerConfig, model: RunnableModel, encoders: Mapping[str, Encoder]
+) -> MediaFacts:
     if not encoders:
         return MediaFacts()
     largest = max(encoder.max_rows for encoder in encoders.values())
-    return MediaFacts(tuple(encoders), max(config.steps.max_num_batched_tokens, largest))
+    num_rows = max(config.steps.max_num_batched_tokens, largest)
+    return MediaFacts(tuple(encoders), num_rows, _num_axes(model))
+
+
+def _num_axes(model: RunnableModel) -> int:
+    """On how many axes tokens have positions, in a model that takes media."""
+    rope = rope_of_axes(model.spec) if isinstance(model.spec, Decoder) else None
+    return 1 if rope is None else max(rope.axes) + 1
 
 
 def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:

@@ -56,8 +56,8 @@ class Whole:
 
     kind: str
     vision: dict[str, Any]
-    show: Callable[[list[Picture]], Inputs]
-    pictures: Callable[[], list[Picture]]
+    show: Callable[[list[Picture]], Inputs] = dict
+    pictures: Callable[[], list[Picture]] = list
     text: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, Any] = field(default_factory=dict)
 
@@ -352,7 +352,11 @@ WHOLES: dict[str, Whole] = {
 
 def write_whole(name: str, folder: Any) -> torch.nn.Module:
     """Store a model with random weights."""
-    whole = WHOLES[name]
+    return write_model(WHOLES[name], folder)
+
+
+def write_model(whole: Whole, folder: Any) -> torch.nn.Module:
+    """The same of any description."""
     keys: dict[str, Any] = {"tie_word_embeddings": False, **whole.keys}
     config = AutoConfig.for_model(
         whole.kind, vision_config=dict(whole.vision), text_config={**TEXT, **whole.text}, **keys
@@ -375,6 +379,8 @@ def expected_rows(
         asked = model if whole.kind == "llama4" else model.model
         found = asked.get_image_features(**whole.show(pictures), return_dict=True)
     rows = found.pooler_output
+    if rows is None:  # of Llama 4, which projects them later
+        rows = model.multi_modal_projector(found.last_hidden_state)
     counts = [len(p.pixels) for p in pictures]
     if isinstance(rows, torch.Tensor):
         is_flat = rows.dim() == 2

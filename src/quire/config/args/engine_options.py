@@ -99,6 +99,9 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     pooler_config: dict[str, Any] | None = _MODEL.mapping(
         None, "How a pooling model pools: see docs/pooling.md. None: as its files say."
     )
+    language_model_only: bool = _MODEL.flag(
+        False, "Serve text alone with a model that takes pictures, too: its encoder is not loaded."
+    )
     seed: int = _MODEL.integer(
         0, "Start of the seeds of requests that bring none.", minimum=-(2**63), maximum=2**63 - 1
     )

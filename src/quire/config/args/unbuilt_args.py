@@ -146,7 +146,6 @@ class UnbuiltArgs(ForeignArgs):
     enable_mm_embeds: bool = unbuilt(False, "media as embeddings", _TEXT_ONLY)
     interleave_mm_strings: bool = unbuilt(False, "media within texts", _TEXT_ONLY)
     skip_mm_profiling: bool = unbuilt(False, "measure no media at start", _TEXT_ONLY, True)
-    language_model_only: bool = unbuilt(False, "drop the encoders", _TEXT_ONLY)
     mm_encoder_tp_mode: str = unbuilt("weights", "how the encoder is split", _TEXT_ONLY)
     # Compilation, kernels
     compilation_config: Any = unbuilt(

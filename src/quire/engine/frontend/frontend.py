@@ -30,6 +30,7 @@ from quire.engine.frontend.input_processor import (
 )
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.output_stream import RequestOutputCollector
+from quire.engine.frontend.picture_prompts import PicturePrompts
 from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.frontend.request_spans import begun_attributes
 from quire.engine.frontend.request_state import RequestGroup
@@ -41,6 +42,7 @@ from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import give_handles
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet
+from quire.models.vision.families import has_vision
 from quire.observability.tracing import RequestTracer, exporter_to
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.request_options import RequestOptions
@@ -425,6 +427,7 @@ def build_front_end(
         seed=_seed_of(plan, client_index),
         forms=forms,
         custom=CustomParams(processors) if processors else None,
+        pictures=_pictures_of(plan, tokenizer),
     )
     if plan.sampling.reasoning_marks:
         start, end = plan.sampling.reasoning_marks
@@ -448,6 +451,15 @@ def build_front_end(
         plan=plan,
         tracer=tracer,
     )
+
+
+def _pictures_of(plan: EnginePlan, tokenizer: Tokenizer | None) -> PicturePrompts | None:
+    """What puts pictures into prompts; None where the engine takes none."""
+    if tokenizer is None or not has_vision(plan.model.hf_config):
+        return None
+    from quire.engine.frontend.picture_settings import picture_prompts  # few models take pictures
+
+    return picture_prompts(plan.model, tokenizer)
 
 
 def _pooling_facts(model: ModelPlan) -> PoolingFacts | None:

@@ -14,11 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from quire.engine.arguments import refuse_keywords
 from quire.engine.counterparts import HasCounterparts
 from quire.engine.frontend.custom_params import CustomParams
+from quire.engine.frontend.picture_prompts import PicturePrompts
 from quire.engine.frontend.pooling_input import (
     TRUNCATE,
     PoolingFacts,
@@ -32,6 +33,7 @@ from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLo
 from quire.grammar.thinking import num_thinking
 from quire.grammar.trial import GrammarTrials
 from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request
+from quire.media.loader import LoadedPicture
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.structured import StructuredOutputsParams
 from quire.params.thinking import Thinking
@@ -85,6 +87,13 @@ class ReasoningMarks:
     is_assumed: bool = False
 
 
+class LoadedPrompt(NamedTuple):
+    """A prompt whose pictures are loaded already."""
+
+    prompt: Any
+    pictures: list[LoadedPicture]
+
+
 class KindOfInputs(Protocol):
     """Makes the messages of requests whose parameters are of one kind."""
 
@@ -112,10 +121,13 @@ class InputProcessor(HasCounterparts):
         seed: int | None,
         forms: GrammarTrials | None = None,
         custom: CustomParams | None = None,
+        pictures: PicturePrompts | None = None,
     ) -> None:
         """`seed`: see `GenerationInputs`. `forms` checks structured outputs; without it they are
-        refused. `custom` asks the engine's logits processors, if it has some.
+        refused. `custom` asks the engine's logits processors, if it has some. `pictures`: of an
+        engine that takes some.
         """
+        self._pictures = pictures
         self.tokenizer = tokenizer
         """The model's; None for an engine without one."""
         self.limits = limits
@@ -144,12 +156,40 @@ class InputProcessor(HasCounterparts):
         """
         fields = self._fields(options, **known)
         inputs = self._inputs_of(params)
+        loaded = None
+        if isinstance(prompt, LoadedPrompt):
+            prompt, loaded = prompt
         parsed = parse_prompt(prompt)
         given = options.tokenization_kwargs
         encoding = {} if given is None else encode_options(given)
+        if parsed.media is not None:
+            pictures = self._require_pictures()
+            _refuse_truncation(params, encoding)
+            found = pictures.load(parsed.media) if loaded is None else loaded
+            parsed, fields["media"] = pictures.placed(parsed, found, encoding)
         request = inputs.process(parsed, params, encoding, cache_salt=parsed.cache_salt, **fields)
         check_message(request)
         return request, parsed.text
+
+    async def loaded(self, prompt: Any) -> Any:
+        """A prompt for `process` whose pictures are loaded, so that it does not block; one without
+        pictures as it is. Raises RequestErrors.
+        """
+        if not isinstance(prompt, Mapping) or not prompt.get("multi_modal_data"):
+            return prompt
+        media = parse_prompt(prompt).media
+        if media is None:
+            return prompt
+        return LoadedPrompt(prompt, await self._require_pictures().loaded(media))
+
+    def _require_pictures(self) -> PicturePrompts:
+        if self._pictures is None:
+            raise RequestError(
+                "This engine takes text alone: its model takes no pictures, or the engine was "
+                "started without them (language_model_only, or what the log of its start says).",
+                parameter="multi_modal_data",
+            )
+        return self._pictures
 
     def open(
         self, params: SamplingParams, options: RequestOptions, **known: Any
@@ -250,6 +290,8 @@ class InputProcessor(HasCounterparts):
     def close(self) -> None:
         """Release what `process` needs; no request is processed afterwards."""
         self.generation.close()
+        if self._pictures is not None:
+            self._pictures.close()
 
     def _adapter(self, asked: LoRARequest | None) -> AdapterRef | None:
         if asked is None:
@@ -434,6 +476,16 @@ class GenerationInputs:
         self._num_drawn += 1
         name = f"{self._seed}:{self._num_drawn}".encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def _refuse_truncation(params: object, encoding: Mapping[str, Any]) -> None:
+    """Raise InvalidParameter for a prompt with pictures that is to be cut."""
+    given = encoding.get(TRUNCATE)
+    if given is None and isinstance(params, SamplingParams | PoolingParams):
+        given = params.truncate_prompt_tokens
+    if given is not None:
+        allowed = "a prompt with pictures is not cut"
+        raise InvalidParameter("truncate_prompt_tokens", given, allowed, "Shorten its text.")
 
 
 def checked_headers(given: Mapping[str, str] | None) -> dict[str, str] | None:

@@ -18,7 +18,7 @@ from quire.models.maker import Maker, tensors_within
 from quire.models.spec import Attention
 from quire.models.vision.blocks import VisionBlock, make_block
 from quire.models.vision.connector import RowFunction, make_connector
-from quire.models.vision.layout import Layout, lay_out
+from quire.models.vision.layout import PatchLayout, lay_out
 from quire.models.vision.pictures import Picture, frames_of, vectors_of
 from quire.models.vision.positions import axial_table, quarters_to_halves, sampled_grid
 from quire.models.vision.spec import LearnedAxes, LearnedGrid, VisionTower
@@ -32,7 +32,7 @@ class _Places:
     the tokens, where class tokens are, and the frames' lengths.
     """
 
-    layout: Layout
+    layout: PatchLayout
     patches: Tensor
     classes: Tensor
     lengths: list[int]
@@ -105,7 +105,7 @@ class VisionEncoder:
         height, width = frame
         return height * width // self.spec.merge**2 + self.spec.keeps_class
 
-    def _embedded(self, pictures: Sequence[Picture], layout: Layout) -> Tensor:
+    def _embedded(self, pictures: Sequence[Picture], layout: PatchLayout) -> Tensor:
         """The patches [T, C] of all pictures in the layout's order."""
         patch = self.spec.patch
         vectors = [vectors_of(picture, patch) for picture in pictures]
@@ -121,7 +121,7 @@ class VisionEncoder:
             x = x[self._on_device(index)]
         return self.ops.linear(x, self._patch)
 
-    def _run(self, x: Tensor, layout: Layout) -> Tensor:
+    def _run(self, x: Tensor, layout: PatchLayout) -> Tensor:
         """Patches [T, C] -> rows."""
         spec, ops = self.spec, self.ops
         places = self._placed(layout)
@@ -156,7 +156,7 @@ class VisionEncoder:
         back = np.argsort(layout.cells)
         return rows[self._on_device(back)]
 
-    def _placed(self, layout: Layout) -> _Places:
+    def _placed(self, layout: PatchLayout) -> _Places:
         """Where patches and class tokens are: one of these in each frame, or none."""
         lengths, extra = layout.lengths, int(self.spec.class_token is not None)
         starts = np.cumsum([0, *(length + extra for length in lengths)])[:-1]
@@ -193,7 +193,7 @@ class VisionEncoder:
         out[places.classes] = self._class if at_class is None else self._class + at_class
         return out
 
-    def _grid(self, table: Tensor, grid: LearnedGrid, layout: Layout) -> Tensor:
+    def _grid(self, table: Tensor, grid: LearnedGrid, layout: PatchLayout) -> Tensor:
         """The samples of the learned grid [T, C] at the patches of a layout."""
         samples: dict[tuple[int, int], Tensor] = {}
         for frame in layout.frames:

@@ -13,7 +13,7 @@ IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PatchLayout:
     """The T patches of a step in the order in which blocks see them.
 
     `rows` and `columns` [T] of patches in their frames; `frames` (height, width) in patches;
@@ -35,7 +35,9 @@ class Layout:
         return [height * width for height, width in self.frames]
 
 
-def lay_out(frames: Sequence[tuple[int, int]], merge: int, window: int | None = None) -> Layout:
+def lay_out(
+    frames: Sequence[tuple[int, int]], merge: int, window: int | None = None
+) -> PatchLayout:
     """The layout of frames of (height, width) patches, which are multiples of `merge`; `window`:
     see `VisionTower`.
     """
@@ -52,7 +54,7 @@ def lay_out(frames: Sequence[tuple[int, int]], merge: int, window: int | None = 
         windows += [size * merge**2 for size in sizes]
         at += len(order)
     starts = np.cumsum([0, *(height * width for height, width in frames)])
-    return Layout(
+    return PatchLayout(
         tuple(frames),
         rows=_joined(o // width for o, (_, width) in zip(orders, frames, strict=True)),
         columns=_joined(o % width for o, (_, width) in zip(orders, frames, strict=True)),

@@ -31,7 +31,7 @@ def sampled_grid(table: Tensor, sampling: Sampling, height: int, width: int) -> 
 def axis_weights(sampling: Sampling, size: int, side: int) -> Tensor:
     """The share of each of `side` places of an axis in each of `size` patches, fp32 [size, side].
 
-    Formulas and their order of rounding are those of transformers' vision_utils.py and of its
+    Formulas and their order of rounding are those of transformers' vision utilities and of its
     models' embeddings.
     """
     assert sampling != "exact", "a frame of another size than the learned grid"

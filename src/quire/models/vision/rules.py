@@ -36,6 +36,7 @@ class WholeFamily:
     for a decoder of a given width, by the config of the whole. `rules` name the connector's
     tensors. `roots` are the prefixes that the tower's tensors may have, the first is the usual one;
     `own` the modules whose tensors are all the encoder's. `outer`: what may stand before all names.
+    attends_both_ways: tokens of a picture see those after them in the decoder.
     """
 
     kinds: tuple[str, ...]
@@ -44,6 +45,7 @@ class WholeFamily:
     roots: tuple[str, ...] = ("vision_tower.", "vision_tower.vision_model.")
     own: tuple[str, ...] = ("vision_tower.", "multi_modal_projector.")
     outer: tuple[str, ...] = ("model.", "")
+    attends_both_ways: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,15 @@ class VisionModel:
     whole: VisionTower
     tower_family: TowerFamily
     family: WholeFamily
+
+    @property
+    def unserved(self) -> str | None:
+        """Why no decoder takes the encoder's rows yet; None: one does."""
+        if self.family.attends_both_ways:
+            return "tokens of a picture see those after them, which decoders do not compute"
+        if self.tower.deepstack:
+            return "its rows are added after several layers (deepstack_visual_indexes)"
+        return None
 
     def rules(self) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
         """Those of the tower's tensors, and those of the connector's."""

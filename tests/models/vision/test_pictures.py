@@ -1,0 +1,111 @@
+"""Pictures through the whole engine: greedy tokens and their log-probabilities are those of
+transformers, whatever a step cuts, forgets or finds again.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.media.image_processors.table import read_processor
+from tests.models.vision.spoken import (
+    IMAGE,
+    IMAGE_ID,
+    SPOKEN,
+    greedy_after,
+    picture,
+    write_spoken,
+)
+
+ACCURACY = 1e-4  # of log-probabilities
+PARAMS = SamplingParams(
+    temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0, logit_bias={IMAGE_ID: -100.0}
+)
+
+
+def engine(folder: Path, **options):
+    given = {"max_model_len": 64, "dtype": "float32", "max_num_seqs": 4, "block_size": 4}
+    return LLM(model=str(folder), **{**given, **options})
+
+
+def prompts():
+    """Texts with pictures: one, two, at both ends, the same text with others."""
+    first, second = picture(1), picture(2, 25, 50)
+    return [
+        (f"w1 {IMAGE} w2 w3", [first]),
+        (f"w1 {IMAGE} w2 w3", [second]),
+        (f"{IMAGE} w5 w6 {IMAGE}", [first, second]),
+        (f"{IMAGE} w5 w6 {IMAGE}", [second, first]),
+        ("w7 w8 w9 w1 w2", []),
+    ]
+
+
+def as_prompt(text, pictures):
+    return {"prompt": text, "multi_modal_data": {"image": pictures}} if pictures else text
+
+
+def inputs_of(name, pictures):
+    """Transformers' arguments for pictures, out of the processor that has tests of its own."""
+    if not pictures:
+        return {}
+    processor = read_processor(SPOKEN[name][2])
+    found = [processor.arrays(p, processor.layout(p.height, p.width)) for p in pictures]
+    grids = [arrays["image_grid_thw"] for arrays in found if "image_grid_thw" in arrays]
+    pixels = [arrays["pixel_values"] for arrays in found]
+    if grids:
+        pixel_values = torch.tensor(np.concatenate(pixels))
+        return {"pixel_values": pixel_values, "image_grid_thw": torch.tensor(np.stack(grids))}
+    return {"pixel_values": torch.tensor(np.stack(pixels))}
+
+
+def check(model, name, outputs, asked):
+    for output, (_, pictures) in zip(outputs, asked, strict=True):
+        ids, [completion] = output.prompt_token_ids, output.outputs
+        tokens = list(completion.token_ids)
+        likeliest, chances = greedy_after(model, ids, inputs_of(name, pictures), tokens)
+        assert tokens == likeliest
+        found = [each[t].logprob for each, t in zip(completion.logprobs, tokens, strict=True)]
+        assert (torch.tensor(found) - chances).abs().max() < ACCURACY
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_answers_are_those_of_transformers(name, tmp_path):
+    model = write_spoken(name, tmp_path)
+    asked = prompts()
+    for options in (
+        {},
+        {"max_num_batched_tokens": 7, "enable_prefix_caching": True},
+        {"num_gpu_blocks_override": 20},
+    ):
+        llm = engine(tmp_path, **options)
+        for _ in range(2):  # the second time with hits
+            check(model, name, llm.generate([as_prompt(*each) for each in asked], PARAMS), asked)
+        del llm
+
+
+def test_equal_texts_with_other_pictures_have_other_answers(tmp_path):
+    write_spoken("llava", tmp_path)
+    llm = engine(tmp_path)
+    found = llm.generate([as_prompt(*each) for each in prompts()], PARAMS)
+    assert found[0].prompt_token_ids == found[1].prompt_token_ids
+    assert found[0].prompt_token_ids.count(IMAGE_ID) == 16
+    assert found[0].outputs[0].logprobs != found[1].outputs[0].logprobs
+    assert found[2].outputs[0].logprobs != found[3].outputs[0].logprobs
+
+
+def test_more_or_fewer_placeholders_than_pictures_are_refused(tmp_path):
+    write_spoken("llava", tmp_path)
+    llm = engine(tmp_path)
+    for text, pictures in ((f"{IMAGE} {IMAGE}", [picture(1)]), ("w1", [picture(1)])):
+        with pytest.raises(Exception, match="placeholders"):
+            llm.generate(as_prompt(text, pictures), PARAMS)
+
+
+def test_text_alone_refuses_pictures_and_loads_no_encoder(tmp_path):
+    write_spoken("llava", tmp_path)
+    llm = engine(tmp_path, language_model_only=True)
+    assert llm.generate("w1 w2", PARAMS)[0].outputs[0].token_ids
+    with pytest.raises(Exception, match="text alone"):
+        llm.generate(as_prompt(IMAGE, [picture(1)]), PARAMS)
