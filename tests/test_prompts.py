@@ -3,7 +3,14 @@
 import pytest
 
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, UnknownParameter
-from quire.prompts import ParsedPrompt, TextPrompt, TokensPrompt, as_prompts, parse_prompt
+from quire.prompts import (
+    GivenMedia,
+    ParsedPrompt,
+    TextPrompt,
+    TokensPrompt,
+    as_prompts,
+    parse_prompt,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +26,10 @@ from quire.prompts import ParsedPrompt, TextPrompt, TokensPrompt, as_prompts, pa
         (TokensPrompt(prompt_token_ids=[3], prompt="x"), ParsedPrompt("x", [3])),
         ({"prompt": "hi", "multi_modal_data": None}, ParsedPrompt("hi", None)),
         ({"prompt": "hi", "mm_processor_kwargs": {}}, ParsedPrompt("hi", None)),
+        (
+            {"prompt": "hi", "multi_modal_data": {"image": 1}, "multi_modal_uuids": {"image": "a"}},
+            ParsedPrompt("hi", None, media=GivenMedia({"image": 1}, {"image": "a"}, {})),
+        ),
     ],
     ids=str,
 )
@@ -66,10 +77,15 @@ def test_forms(prompt, parsed):
             "cache_salt=3 is not allowed: it must be a str.",
         ),
         (
-            {"prompt": "a", "multi_modal_data": {"image": 1}},
+            {"prompt": "a", "multi_modal_data": 1},
+            InvalidType,
+            "multi_modal_data=1 is not allowed: it must be a dict by modality.",
+        ),
+        (
+            {"prompt": "a", "media_io_kwargs": {"image": {}}},
             NotBuiltYet,
-            "multi_modal_data={'image': 1} is not allowed: this release does not implement "
-            "it. Give text alone.",
+            "media_io_kwargs={'image': {}} is not allowed: this release does not implement "
+            "it. Leave it out.",
         ),
         (
             {"prompt_token_ids": [5, 6], "token_type_ids": [0]},

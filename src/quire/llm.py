@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from quire.beam_search import BeamSearchOutput
@@ -359,9 +360,9 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         tokenizer, chats = self.get_tokenizer(), _as_chats(messages)
         encoding = encode_options(options.tokenization_kwargs)
         template = chat_template or self.llm_engine.front_end.chat_template
-        rendered = (
-            render_chat(tokenizer, chat, chat_template=template, **rendering) for chat in chats
-        )
+        render = partial(render_chat, tokenizer, chat_template=template, **rendering)
+        prompt_of = self.llm_engine.front_end.inputs.chat_prompt
+        rendered = (prompt_of(chat, render) for chat in chats)
         return OfflineBatch(
             prompts=rendered,
             total=len(chats),

@@ -2,8 +2,8 @@
 get.
 
 The rules are those that clients of OpenAI-like servers rely on: contents as text or as parts, tool
-calls with parsed arguments, reasoning, the developer role. Text only: a part with an image, audio
-or video is refused by name.
+calls with parsed arguments, reasoning, the developer role. A part with audio or video is refused by
+name, and one with an image unless the model takes pictures.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ MEDIA_PARTS = (
     "video_url",
     "prompt_embeds",
 )
+PICTURE: Mapping[str, str] = {"type": "image"}
+"""Stands in a message for a picture that was taken out of it."""
 # Names that choose what happens to the rendered text; as template variables they would do nothing
 # or harm.
 RESERVED_TEMPLATE_NAMES = ("chat_template", "tokenize")
@@ -58,6 +60,8 @@ RESERVED_TEMPLATE_NAMES = ("chat_template", "tokenize")
 CALL_NAMES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
 Message = dict[str, Any]
+JoinParts = Callable[[Sequence[str | None]], str]
+"""A message's texts, with None where a picture is -> its content, for templates of text alone."""
 
 
 def render_chat(
@@ -71,6 +75,7 @@ def render_chat(
     tools: Sequence[Any] | None = None,
     tools_as_text: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    join_pictures: JoinParts | None = None,
 ) -> str:
     """The prompt of one conversation, to be encoded without special tokens.
 
@@ -78,11 +83,12 @@ def render_chat(
     "auto" reads the format from the template. `tools_as_text`: tools are described in the system
     message, calls and results are text of messages; None: if the template reads no `tools`.
     `chat_template_kwargs` become template variables as far as the template reads them; the call's
-    own settings rule over them. Raises RequestError (or a subclass that names the parameter).
+    own settings rule over them. `join_pictures`: of a model that takes pictures, which stand in
+    messages as `PICTURE`. Raises RequestError (or a subclass that names the parameter).
     """
     template = tokenizer.compiled_chat_template(chat_template, tools)
     formats = resolve_content_format(content_format, template)
-    conversation = normalize_messages(messages, formats, template.source)
+    conversation = normalize_messages(messages, formats, template.source, join_pictures)
     as_text = not template.knows_tools if tools_as_text is None else tools_as_text
     variables = {
         **tokenizer.special_tokens_map,
@@ -143,9 +149,13 @@ def resolve_content_format(content_format: str, template: ChatTemplate) -> Conte
 
 
 def normalize_messages(
-    messages: Sequence[Any], formats: ContentFormats, template_source: str
+    messages: Sequence[Any],
+    formats: ContentFormats,
+    template_source: str,
+    join_pictures: JoinParts | None = None,
 ) -> list[Message]:
     """Messages as a template is given them; new objects, the caller's stay as they were.
+    `join_pictures`: see `render_chat`.
 
     Raises RequestError naming the message and part that cannot be served.
     """
@@ -156,7 +166,10 @@ def normalize_messages(
     plain = [plain_data(message, f"messages[{i}]") for i, message in enumerate(messages)]
     if any(map(_is_legacy, plain)):
         plain = with_tool_calls(plain)
-    whole = [_normalize(message, formats, f"messages[{i}]") for i, message in enumerate(plain)]
+    whole = [
+        _normalize(message, formats, f"messages[{i}]", join_pictures)
+        for i, message in enumerate(plain)
+    ]
     has_developer = any(message["role"] == "developer" for message in whole)
     knows_developer = any(f"{quote}developer{quote}" in template_source for quote in "\"'")
     if not has_developer or knows_developer:
@@ -171,20 +184,22 @@ def _is_legacy(message: Any) -> bool:
     )
 
 
-def _normalize(message: Any, formats: ContentFormats, name: str) -> Message:
+def _normalize(
+    message: Any, formats: ContentFormats, name: str, join_pictures: JoinParts | None
+) -> Message:
     if not isinstance(message, dict):
         raise InvalidType(name, message, "an object with role and content is expected")
     role = message.get("role")
     if not isinstance(role, str):
         raise InvalidParameter(f"{name}.role", role, "a string is expected")
     content = message.get("content")
-    parts = _parts(content, f"{name}.content")
+    parts = _parts(content, f"{name}.content", takes_pictures=join_pictures is not None)
     if message.get("tool_calls") and not any(part.get("text", True) for part in parts):
         content, parts = "", []  # null and no text are the same where calls follow
     form = formats.by_role.get(role, formats.default)
     if form == "either":
         form = "openai" if isinstance(content, list | tuple) else "string"
-    normal: Message = {"role": role, "content": _content(parts, role, form, name)}
+    normal: Message = {"role": role, "content": _content(parts, role, form, name, join_pictures)}
     for key in ("name", "task"):
         if isinstance(message.get(key), str):
             normal[key] = message[key]
@@ -197,9 +212,9 @@ def _normalize(message: Any, formats: ContentFormats, name: str) -> Message:
     return normal
 
 
-def _parts(content: Any, name: str) -> list[Message]:
-    """Content as a list of parts of type "text" or "tool_reference"; parts whose text is null are
-    left out.
+def _parts(content: Any, name: str, *, takes_pictures: bool) -> list[Message]:
+    """Content as a list of parts of type "text", "image" or "tool_reference"; parts whose text is
+    null are left out.
     """
     if content is None:
         return []
@@ -207,15 +222,17 @@ def _parts(content: Any, name: str) -> list[Message]:
         return [{"type": "text", "text": content}]
     if not isinstance(content, list | tuple):
         raise InvalidType(name, content, "a string, null or a list of parts is expected")
-    parts = [_part(part, f"{name}[{i}]") for i, part in enumerate(content)]
+    parts = [_part(part, f"{name}[{i}]", takes_pictures) for i, part in enumerate(content)]
     return [part for part in parts if part is not None]
 
 
-def _part(part: Any, name: str) -> Message | None:
+def _part(part: Any, name: str, takes_pictures: bool) -> Message | None:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
         raise InvalidType(name, part, "a string or an object with a type is expected")
+    if takes_pictures and part == PICTURE:
+        return dict(PICTURE)
     kind = _part_type(part, name)
     if kind == "tool_reference":
         return part
@@ -244,11 +261,17 @@ def _part_type(part: Message, name: str) -> Any:
 
 
 def _content(
-    parts: list[Message], role: str, content_format: ContentFormat, name: str
+    parts: list[Message],
+    role: str,
+    content_format: ContentFormat,
+    name: str,
+    join_pictures: JoinParts | None,
 ) -> str | list[Message]:
     all_text = all(part["type"] == "text" for part in parts)
     if content_format == "openai" and not (role == "tool" and all_text):
         return parts
+    if join_pictures is not None and PICTURE in parts:
+        return join_pictures([part.get("text") for part in parts])
     if not all_text:
         raise RequestError(
             f"{name} has a tool_reference part, and the chat template takes contents as text only; "

@@ -109,3 +109,14 @@ def test_text_alone_refuses_pictures_and_loads_no_encoder(tmp_path):
     assert llm.generate("w1 w2", PARAMS)[0].outputs[0].token_ids
     with pytest.raises(Exception, match="text alone"):
         llm.generate(as_prompt(IMAGE, [picture(1)]), PARAMS)
+
+
+def test_chats_with_pictures_are_prompts_with_placeholders(tmp_path):
+    write_spoken("llava", tmp_path)
+    llm = engine(tmp_path, chat_template="{% for m in messages %}{{ m.content }} w9 {% endfor %}")
+    image = {"type": "image_pil", "image_pil": picture(1)}
+    parts = [{"type": "text", "text": "w1"}, image]
+    [found] = llm.chat([{"role": "user", "content": parts}], PARAMS)
+    [same] = llm.generate(as_prompt(f"{IMAGE} w1 w9", [picture(1)]), PARAMS)
+    assert found.prompt_token_ids == same.prompt_token_ids
+    assert found.outputs[0].token_ids == same.outputs[0].token_ids

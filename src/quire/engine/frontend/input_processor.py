@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -181,6 +181,12 @@ class InputProcessor(HasCounterparts):
         if media is None:
             return prompt
         return LoadedPrompt(prompt, await self._require_pictures().loaded(media))
+
+    def chat_prompt(self, messages: Any, render: Callable[..., str]) -> Any:
+        """The prompt of a conversation, which `render` makes a text of; with its pictures, where
+        the engine takes some.
+        """
+        return render(messages) if self._pictures is None else self._pictures.chat(messages, render)
 
     def _require_pictures(self) -> PicturePrompts:
         if self._pictures is None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import InvalidParameter, RequestError
-from quire.media.given import given_pictures
+from quire.media.fetch.fetcher import GivenPicture
+from quire.media.given import given_pictures, picture_of_part, text_with_placeholders
 from quire.media.loader import LoadedPicture, LoaderThread, PictureLoader
 from quire.media.placed import PlacedPicture, placed_pictures
 from quire.models.vision.axes import axial_positions
 from quire.prompts import GivenMedia, ParsedPrompt
 from quire.step.media import MediaItem
+from quire.text.chat import PICTURE
 from quire.text.tokenizer import Tokenizer, encode_prompt
 
 IMAGE = "image"
@@ -35,6 +38,20 @@ class PicturePrompts:
         self._soft_id = _id_of(tokenizer, rule.soft_token)
         self._placeholder_id = _id_of(tokenizer, rule.placeholder)
         self._thread: LoaderThread | None = None
+
+    def chat(self, messages: Any, render: Callable[..., str], **options: Any) -> Any:
+        """The prompt of a conversation that may have pictures: `render_chat` with `options` where
+        these are markers, and the pictures with it.
+        """
+        texts, found = _taken(messages)
+        if not found:
+            return render(messages, **options)
+        rule = self._rule
+        join = partial(
+            text_with_placeholders, placeholder=rule.placeholder, chat_text=rule.chat_text
+        )
+        text = render(texts, join_pictures=join, **options)
+        return {"prompt": text, "multi_modal_data": {IMAGE: found}}
 
     async def loaded(self, media: GivenMedia) -> list[LoadedPicture]:
         """The pictures of a prompt. Raises RequestErrors for what cannot be used."""
@@ -112,8 +129,32 @@ def _given(media: GivenMedia) -> list[Any]:
     data = media.data.get(IMAGE)
     if data is None and isinstance(uuids, list | tuple):
         data = [None] * len(uuids)
+    if isinstance(data, list) and data and isinstance(data[0], GivenPicture):
+        return data  # out of a chat
     found: list[Any] = given_pictures(data, uuids)
     return found
+
+
+def _taken(messages: Any) -> tuple[Any, list[GivenPicture]]:
+    """The messages with markers in place of pictures, and these in order."""
+    found: list[GivenPicture] = []
+
+    def without(part: Any) -> Any:
+        given = picture_of_part(part, len(found)) if isinstance(part, Mapping) else None
+        if given is None:
+            return part
+        found.append(given)
+        return dict(PICTURE)
+
+    if not isinstance(messages, list | tuple):
+        return messages, found
+    texts = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list | tuple):
+            message = {**message, "content": [without(part) for part in content]}
+        texts.append(message)
+    return texts, found
 
 
 def _id_of(tokenizer: Tokenizer, token: str) -> int:

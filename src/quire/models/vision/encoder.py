@@ -112,11 +112,10 @@ class VisionEncoder:
         x = torch.cat([v.to(self.device, self.dtype) for v in vectors])
         if patch.is_centered:
             x = 2 * (x - 0.5)
+        index = layout.raster
         if patch.in_cells:
-            order = np.arange(len(layout.cells) * self.spec.merge**2).reshape(len(layout.cells), -1)
-            index = order[layout.cells].ravel()
-        else:
-            index = layout.raster
+            within = np.arange(self.spec.merge**2)
+            index = (layout.cells[:, None] * len(within) + within).ravel()
         if not np.array_equal(index, np.arange(len(index))):
             x = x[self._on_device(index)]
         return self.ops.linear(x, self._patch)

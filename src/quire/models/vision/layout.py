@@ -46,8 +46,8 @@ def lay_out(
     for height, width in frames:
         assert height % merge == width % merge == 0, "a frame is whole cells"
         grid = np.arange(height * width, dtype=np.int64)
-        by_cell = grid.reshape(height // merge, merge, width // merge, merge).swapaxes(1, 2)
-        by_cell = by_cell.reshape(-1, merge**2)
+        cut = grid.reshape(height // merge, merge, width // merge, merge)
+        by_cell = cut.swapaxes(1, 2).reshape(-1, merge**2)
         order, sizes = _by_windows(height // merge, width // merge, window)
         orders.append(by_cell[order].ravel())
         cells.append(order + at)
