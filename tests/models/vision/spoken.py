@@ -15,7 +15,17 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from tests.models.vision.wholes import TEXT, TOWER, Whole, write_model
+from tests.models.vision.wholes import (
+    TEXT,
+    TOWER,
+    Whole,
+    of_idefics,
+    padded,
+    stacked,
+    tiled,
+    with_grids,
+    write_model,
+)
 
 PAD, START, END, IMAGE = "<pad>", "<|vision_start|>", "<|vision_end|>", "<image>"
 WORDS = [f"w{i}" for i in range(TEXT["vocab_size"] - 4)]
@@ -52,6 +62,31 @@ LONG_TEXT = {
     "eos_token_id": 2,
 }
 CLIP = TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3}
+PINPOINTS = [[24, 48], [48, 24]]
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "patch_size": 6,
+    "image_size": 48,
+}
+PIXTRAL_FILES = {
+    "processor_class": "PixtralProcessor",
+    "patch_size": 6,
+    "spatial_merge_size": 1,
+    "image_token": IMAGE,
+    "image_break_token": "w30",
+    "image_end_token": "w31",
+}
+PIXTRAL_IMAGES = {
+    "image_processor_type": "PixtralImageProcessor",
+    "size": {"longest_edge": 24},
+    "patch_size": {"height": 6, "width": 6},
+    **_MEAN,
+}
 QWEN_TOWER = {
     "depth": 2,
     "num_heads": 2,
@@ -65,7 +100,7 @@ QWEN_IDS = {"image_token_id": IMAGE_ID, "vision_start_token_id": 1, "vision_end_
 
 SPOKEN: dict[str, tuple[Whole, dict[str, Any], dict[str, Any]]] = {
     "llava": (
-        Whole("llava", CLIP, text=LONG_TEXT, keys={"image_token_index": IMAGE_ID}),
+        Whole("llava", CLIP, stacked, text=LONG_TEXT, keys={"image_token_index": IMAGE_ID}),
         LLAVA_FILES,
         CLIP_FILES,
     ),
@@ -73,6 +108,7 @@ SPOKEN: dict[str, tuple[Whole, dict[str, Any], dict[str, Any]]] = {
         Whole(
             "qwen2_vl",
             QWEN_TOWER | {"embed_dim": 32, "hidden_size": TEXT["hidden_size"], "mlp_ratio": 2},
+            with_grids,
             text=LONG_TEXT | {"rope_parameters": QWEN_ROPE},
             keys=QWEN_IDS,
         ),
@@ -90,11 +126,138 @@ SPOKEN: dict[str, tuple[Whole, dict[str, Any], dict[str, Any]]] = {
                 "window_size": 16,
                 "fullatt_block_indexes": [1],
             },
+            with_grids,
             text=LONG_TEXT | {"rope_parameters": QWEN_ROPE},
             keys=QWEN_IDS,
         ),
         {"processor_class": "Qwen2_5_VLProcessor", "image_token": IMAGE},
         QWEN_FILES,
+    ),
+    "llava_next": (
+        Whole(
+            "llava_next",
+            CLIP,
+            tiled,
+            text=LONG_TEXT,
+            keys={"image_token_index": IMAGE_ID, "image_grid_pinpoints": PINPOINTS},
+        ),
+        LLAVA_FILES | {"processor_class": "LlavaNextProcessor"},
+        CLIP_FILES
+        | {
+            "image_processor_type": "LlavaNextImageProcessor",
+            "image_grid_pinpoints": PINPOINTS,
+        },
+    ),
+    "pixtral": (
+        Whole(
+            "llava",
+            PIXTRAL,
+            padded,
+            text=LONG_TEXT,
+            keys={
+                "image_token_index": IMAGE_ID,
+                "vision_feature_select_strategy": "full",
+                "vision_feature_layer": -1,
+            },
+        ),
+        PIXTRAL_FILES,
+        PIXTRAL_IMAGES,
+    ),
+    "mistral3": (
+        Whole("mistral3", PIXTRAL, padded, text=LONG_TEXT, keys={"image_token_index": IMAGE_ID}),
+        PIXTRAL_FILES | {"spatial_merge_size": 2},
+        PIXTRAL_IMAGES | {"size": {"longest_edge": 48}},
+    ),
+    "idefics3": (
+        Whole("idefics3", TOWER, of_idefics, text=LONG_TEXT, keys={"image_token_id": IMAGE_ID}),
+        {"processor_class": "Idefics3Processor", "image_seq_len": 4, "image_token": IMAGE},
+        {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "size": {"longest_edge": 40},
+            "max_image_size": {"longest_edge": 24},
+            **_MEAN,
+        },
+    ),
+    "qwen3_5": (
+        Whole(
+            "qwen3_5",
+            QWEN_TOWER
+            | {
+                "hidden_size": 32,
+                "out_hidden_size": TEXT["hidden_size"],
+                "intermediate_size": 20,
+                "num_position_embeddings": 25,
+            },
+            with_grids,
+            text=LONG_TEXT
+            | {
+                "num_hidden_layers": 3,
+                "head_dim": 24,
+                "linear_conv_kernel_dim": 3,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 12,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "rope_parameters": QWEN_ROPE
+                | {
+                    "partial_rotary_factor": 0.5,
+                    "mrope_section": [2, 2, 2],
+                    "mrope_interleaved": True,
+                },
+            },
+            keys=QWEN_IDS,
+        ),
+        {"processor_class": "Qwen3VLProcessor", "image_token": IMAGE},
+        QWEN_FILES,
+    ),
+    "llava_onevision": (
+        Whole(
+            "llava_onevision",
+            TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+            tiled,
+            text=LONG_TEXT,
+            keys={
+                "image_token_index": IMAGE_ID,
+                "image_grid_pinpoints": PINPOINTS,
+                "vision_feature_select_strategy": "full",
+                "vision_feature_layer": -1,
+                "vision_aspect_ratio": "anyres_max_1",
+            },
+        ),
+        {
+            "processor_class": "LlavaOnevisionProcessor",
+            "image_token": IMAGE,
+            "num_image_tokens": 16,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_1",
+        },
+        {
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "image_grid_pinpoints": PINPOINTS,
+            "size": {"height": 24, "width": 24},
+            **_MEAN,
+        },
+    ),
+    "internvl": (
+        Whole(
+            "internvl",
+            TOWER | {"image_size": [24, 24], "patch_size": [6, 6]},
+            stacked,
+            text=LONG_TEXT,
+            keys={"image_token_id": IMAGE_ID},
+        ),
+        {
+            "processor_class": "InternVLProcessor",
+            "image_seq_length": 4,
+            "context_image_token": IMAGE,
+        },
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 24, "width": 24},
+            "max_patches": 3,
+            **_MEAN,
+        },
     ),
 }
 

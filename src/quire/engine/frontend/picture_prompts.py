@@ -12,9 +12,9 @@ from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import InvalidParameter, RequestError
 from quire.media.fetch.fetcher import GivenPicture
 from quire.media.given import given_pictures, picture_of_part, text_with_placeholders
+from quire.media.grid_positions import grid_positions
 from quire.media.loader import LoadedPicture, LoaderThread, PictureLoader
 from quire.media.placed import PlacedPicture, placed_pictures
-from quire.models.vision.axes import axial_positions
 from quire.prompts import GivenMedia, ParsedPrompt
 from quire.step.media import MediaItem
 from quire.text.chat import PICTURE
@@ -105,9 +105,9 @@ class PicturePrompts:
             return None
         grids = []
         for item in items:
-            frames, rows, columns = (int(n) for n in np.asarray(item.inputs[_GRID]).reshape(3))
-            grids.append((item.start, (frames, rows // self._cell, columns // self._cell)))
-        return axial_positions(num_tokens, grids)
+            _, rows, columns = (int(n) for n in np.asarray(item.inputs[_GRID]).reshape(3))
+            grids.append((item.start, rows // self._cell, columns // self._cell))
+        return grid_positions(num_tokens, grids)
 
 
 def _item(placed: PlacedPicture) -> MediaItem:

@@ -13,6 +13,8 @@ _MODULE_LEVELS = 2
 """Names within a module of another part have dots: a tensor right in the text's own module is not
 passed over.
 """
+_ALONE = frozenset({"image_newline"})
+"""Tensors of other parts that are in no module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def _is_other(name: str, prefix: str, roots: Iterable[str], family: Family) -> b
     if name.startswith(tuple(roots)):
         return False
     if not name.startswith(prefix):
-        return "." in name
+        return "." in name or name in _ALONE
     is_shared = len(prefix) <= len(family.prefix)
     return is_shared and name.removeprefix(prefix).count(".") >= _MODULE_LEVELS
 
