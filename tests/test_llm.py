@@ -77,7 +77,7 @@ def test_defaults_come_from_the_model():
         (
             {"mm_processor_kwargs": {"a": 1}},
             "mm_processor_kwargs={'a': 1} is not allowed: this release does not implement "
-            "it. Leave it out: no media are served.",
+            "it. Put it into the prompt, next to its multi_modal_data.",
         ),
         (
             {"lora_request": "x"},

@@ -98,8 +98,13 @@ A model that also takes pictures or sound has its text under `text_config` (`llm
 its `model_type` or `architectures` name a family of the table, whatever the whole is called: what
 the file leaves out has the default of transformers' class, the tensors of the text are found by
 their names behind whatever prefix they have, exactly as many as the description needs, and the
-modules of other parts are left out, with their names in the log. Only text is served; requests with
-pictures or sound are refused.
+modules of other parts are left out, with their names in the log.
+
+Where the vision encoder is known and the folder says how pictures are processed, pictures are
+served as well, in `LLM.generate`, `LLM.chat` and `AsyncLLM` ([docs/media.md](media.md) has the
+list); where it is not, the log of the start says why, and requests with pictures are refused.
+`language_model_only=True` serves text alone and does not load the encoder. Requests with sound are
+refused.
 
 ## Everything else, through transformers
 

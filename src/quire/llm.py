@@ -398,7 +398,7 @@ def _as_chats(messages: Any) -> list[Any]:
 
 def _refuse_media(mm_processor_kwargs: object) -> None:
     if mm_processor_kwargs:
-        hint = "Leave it out: no media are served."
+        hint = "Put it into the prompt, next to its multi_modal_data."
         raise NotBuiltYet("mm_processor_kwargs", mm_processor_kwargs, hint)
 
 

@@ -103,9 +103,12 @@ def build_worker(
     encoders = dict(config.make_encoders(model))
     if vision is not None:
         encoders[IMAGE] = PictureEncoder(vision, config.model.max_model_len)
+    num_deep = 0 if vision is None else len(vision.spec.deepstack)
     media_facts = _media_facts(config, model, encoders)
     num_sampled = config.max_sampled if samples else 0
-    runner, forward = _runner(config, platform, model, kv_cache, exchange, num_sampled, encoders)
+    runner, forward = _runner(
+        config, platform, model, kv_cache, exchange, num_sampled, encoders, num_deep
+    )
     draft: DraftParts | None = None
     if config.model.generates:
         head: RowHead = TokenFollower(runner.rows, group)
@@ -167,6 +170,7 @@ def _runner(
     exchange: ExpertExchange | None,
     num_sampled: int,
     encoders: Mapping[str, Encoder],
+    num_deep: int,
 ) -> tuple[ModelRunner, Forward]:
     """Make the runner of a model, and what runs its steps, which sample up to `num_sampled` rows:
     recorded if the platform records.
@@ -184,12 +188,13 @@ def _runner(
     if isinstance(model.spec, Decoder) and model.spec.token_types:
         types = TokenTypes(config.steps.max_num_seqs, model.spec.token_types)
         rows.parts.append(types)
-    embeds, media = None, None
+    embeds, media, deep = None, None, []
     if encoders:
         assert isinstance(model, DecoderModel), "media of Quire's own decoder"
         size = config.steps.max_num_batched_tokens, model.spec.dim
         embeds = torch.zeros(size, dtype=config.dtype, device=platform.device.torch)
-        media = EncoderOutputs(encoders, model.look_up, embeds)
+        deep = [torch.zeros_like(embeds) for _ in range(num_deep)]
+        media = EncoderOutputs(encoders, model.look_up, embeds, deep)
     batches = BatchBuilder(
         rows=rows,
         ops=platform.ops,
@@ -202,6 +207,7 @@ def _runner(
         has_adapters=config.adapters is not None,
         states=_stage_input(config, platform, model),
         embeds=embeds,
+        deep=deep,
         axes=_num_axes(model) if encoders else 1,
     )
     forward = record_steps(platform, model, batches, num_sampled)

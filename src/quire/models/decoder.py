@@ -87,7 +87,7 @@ class DecoderModel(FixedWeights):
         self._embedding: Embedding | DraftStage | StageInput
         self._embedding = assembly.embedding(None if target is None else target.look_up)
         self._layers: Sequence[RunnableLayer] = assembly.layers()
-        self._axes = assembly.axes()
+        self._axes, self._ops = assembly.axes(), ops
         self.head = assembly.head()
         self.pooler = assembly.pooler()
         self._parts = assembly.parts
@@ -152,6 +152,10 @@ class DecoderModel(FixedWeights):
             if i in self.aux_layers:
                 aux.append(x)
             x, h = self._layers[i](x, h, batch)
+            if i < len(batch.deep):
+                assert i + 1 < len(self._layers), "the last layer's end has the final norm"
+                x = self._ops.add(x, batch.deep[i])
+                h = self._layers[i + 1].enter(x)
         experts = tuple(self._choices)
         self._choices.clear()
         if stop < len(self._layers):

@@ -91,6 +91,8 @@ class Batch:
     adapter_slots [T] int32: the slots of the tokens' adapters (ops/formats/lora.py); None: no token
     has an adapter.
     states [T, n*C]: hidden states that a draft network reads.
+    deep: [T, C] each, added to the residual stream after the first layers, one after each, in steps
+    with media of encoders whose rows have several parts (deepstack, Qwen3-VL).
     """
 
     ids: Tensor | None
@@ -104,3 +106,4 @@ class Batch:
     token_types: Tensor | None = None
     adapter_slots: Tensor | None = None
     states: Tensor | None = None
+    deep: tuple[Tensor, ...] = ()

@@ -126,14 +126,16 @@ class BatchBuilder:
         ahead: int = 0,
         states: Tensor | None = None,
         embeds: Tensor | None = None,
+        deep: Sequence[Tensor] = (),
         axes: int = 1,
     ) -> None:
         """capacity: the most tokens of a step. sizes, ascending: the row counts to which a step of
         only decodes is padded; (): no padding. types: of tokens, where the model has some.
         has_adapters: rows may have adapters. ahead: how many positions further the ids that the
-        model reads are. states [max(capacity, sizes), n*C]: the hidden states that a draft network
-        reads; their owner fills them. embeds [capacity, C]: the embeddings of steps with media;
-        their owner fills them, too. axes: on how many a token has a position.
+        model reads are. states [max(capacity, sizes), n*C]: the hidden states that a draft
+        network reads; their owner fills them. embeds [capacity, C]: the embeddings of steps with
+        media, and deep, as many each (see `Batch`); their owner fills them, too. axes: on how
+        many a token has a position.
         """
         self._rows = rows
         self._device = device
@@ -156,6 +158,7 @@ class BatchBuilder:
         self.capacity_batch = Batch(
             ids=torch.zeros(width, dtype=torch.int64, device=device.torch),
             embeds=embeds,
+            deep=tuple(deep),
             positions=places[1].T if of_axes else places[0][None],
             groups=_group_batches(
                 pool.groups,

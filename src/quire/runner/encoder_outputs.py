@@ -78,13 +78,16 @@ class EncoderOutputs:
         encoders: Mapping[str, Encoder],
         look_up: Callable[[Tensor], Tensor],
         embeds: Tensor,
+        deep: Sequence[Tensor] = (),
     ) -> None:
         """encoders: by modality. look_up: ids [T] -> their embeddings [T, C]. embeds [T, C]: where
-        the embeddings of steps are put that have media.
+        the embeddings of steps are put that have media, and deep, as many each, where the further
+        parts of wider rows are (`Batch.deep`).
         """
         self._encoders = dict(encoders)
         self._look_up = look_up
         self._embeds = embeds
+        self._deep = tuple(deep)
         self._rows: dict[bytes, Tensor] = {}
         self._failed: set[bytes] = set()
         """Items that could not be encoded, until the scheduler drops them."""
@@ -150,11 +153,16 @@ class EncoderOutputs:
         assert ids is not None, "placeholders have ids"
         embeds = self._embeds[: len(ids)]
         embeds.copy_(self._look_up(ids))
+        deep = tuple(part[: len(ids)] for part in self._deep)
+        for part in deep:
+            part.zero_()
         for piece in pieces:
             rows = self._rows[piece.digest]
             end = piece.first_row + piece.end - piece.start
-            embeds[piece.start : piece.end] = rows[piece.first_row : end]
-        inputs.batch.embeds = embeds
+            parts = rows[piece.first_row : end].chunk(1 + len(deep), 1)
+            for target, part in zip((embeds, *deep), parts, strict=True):
+                target[piece.start : piece.end] = part
+        inputs.batch.embeds, inputs.batch.deep = embeds, deep
 
     def _pieces(self, inputs: StepInputs, num_computed: Array) -> Iterator[_Piece]:
         """The parts of the step's rows at which media stand."""
@@ -190,6 +198,6 @@ class EncoderOutputs:
             self._rows[item.digest] = rows
 
     def _check(self, rows: Tensor, item: MediaItem) -> None:
-        wanted = (item.num_rows, self._embeds.shape[1])
+        wanted = (item.num_rows, self._embeds.shape[1] * (1 + len(self._deep)))
         if tuple(rows.shape) != wanted or rows.dtype != self._embeds.dtype:
             raise ValueError(f"rows {tuple(rows.shape)} of {rows.dtype} in place of {wanted}")

@@ -211,6 +211,25 @@ SPOKEN: dict[str, tuple[Whole, dict[str, Any], dict[str, Any]]] = {
         {"processor_class": "Qwen3VLProcessor", "image_token": IMAGE},
         QWEN_FILES,
     ),
+    "qwen3_vl": (
+        Whole(
+            "qwen3_vl",
+            QWEN_TOWER
+            | {
+                "hidden_size": 32,
+                "out_hidden_size": TEXT["hidden_size"],
+                "intermediate_size": 20,
+                "num_position_embeddings": 25,
+                "deepstack_visual_indexes": [0, 1],
+            },
+            with_grids,
+            text=LONG_TEXT
+            | {"num_hidden_layers": 3, "rope_parameters": QWEN_ROPE | {"mrope_interleaved": True}},
+            keys=QWEN_IDS,
+        ),
+        {"processor_class": "Qwen3VLProcessor", "image_token": IMAGE},
+        QWEN_FILES,
+    ),
     "llava_onevision": (
         Whole(
             "llava_onevision",

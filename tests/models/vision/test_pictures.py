@@ -93,6 +93,18 @@ def test_answers_are_those_of_transformers(name, tmp_path):
         del llm
 
 
+@pytest.mark.parametrize("name", ["llava", pytest.param("qwen3_vl", marks=pytest.mark.full)])
+def test_the_bits_alone_are_those_in_a_crowd(name, tmp_path):
+    write_spoken(name, tmp_path)
+    asked = [as_prompt(*each) for each in prompts()]
+    llm = engine(tmp_path, enable_prefix_caching=False)
+    for prompt, together in zip(asked, llm.generate(asked, PARAMS), strict=True):
+        llm.reset_encoder_cache()
+        [alone] = llm.generate(prompt, PARAMS)
+        assert alone.outputs[0].token_ids == together.outputs[0].token_ids
+        assert alone.outputs[0].logprobs == together.outputs[0].logprobs
+
+
 def test_equal_texts_with_other_pictures_have_other_answers(tmp_path):
     write_spoken("llava", tmp_path)
     llm = engine(tmp_path)

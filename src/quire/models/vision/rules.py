@@ -64,8 +64,6 @@ class VisionModel:
         """Why no decoder takes the encoder's rows yet; None: one does."""
         if self.family.attends_both_ways:
             return "tokens of a picture see those after them, which decoders do not compute"
-        if self.tower.deepstack:
-            return "its rows are added after several layers (deepstack_visual_indexes)"
         return None
 
     def rules(self) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:

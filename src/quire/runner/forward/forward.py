@@ -168,6 +168,7 @@ class RecordedForward:
         return Batch(
             ids=whole.ids[:count],
             embeds=whole.embeds[:count] if is_embedded and whole.embeds is not None else None,
+            deep=tuple(part[:count] for part in whole.deep) if is_embedded else (),
             positions=whole.positions[:, :count],
             groups=groups,
             kv=whole.kv,
