@@ -111,7 +111,8 @@ class EncoderOutputs:
 
     def bytes_of(self, num_rows: int) -> int:
         """The memory of so many rows."""
-        return num_rows * self._embeds.shape[1] * self._embeds.element_size()
+        parts = (self._embeds, *self._deep)
+        return num_rows * sum(part.shape[1] * part.element_size() for part in parts)
 
     def change(self, plan: StepPlan) -> None:
         """Drop and encode what a plan says. Raises only what says that the device has failed."""
