@@ -11,7 +11,7 @@ from tests.engine.core.core_over_hashes import drain, expected, make_core, reque
 from tests.support.simulation import invariants
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("host_ids", [False, True], ids=["ids-on-device", "ids-on-host"])
 def test_every_request_gets_its_tokens(depth, host_ids):
     core = make_core(depth=depth, host_ids=host_ids)
@@ -153,7 +153,7 @@ def test_a_request_that_can_never_run_ends_alone():
     assert tokens == {1: expected(1)}
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("index", range(12))
 def test_an_abort_at_any_step_is_final(depth, index):
     core = make_core(depth=depth)

@@ -480,7 +480,9 @@ class World:
     def __init__(self, seed: int) -> None:
         pick = self.random = random.Random(seed)
         self.clock = Clock()
-        self.depth = pick.choice((1, 2, 4))
+        self.depth = pick.choice((1, 2))
+        if seed % 5 == 0:
+            self.depth = 4
         self.config = scheduler_config(
             max_num_seqs=pick.choice((2, 4, 8)),
             max_num_batched_tokens=pick.choice((8, 16, 64)),
@@ -679,8 +681,10 @@ class World:
         assert (got, reason) == (right, ending), f"{where} instead of {right}, {ending!s}"
         poison = self.poison.get(handle)
         if poison is not None and self.is_calm:
-            # Each life may bring it one token: that much does not acquit.
-            most = poison.at_output + (8 if poison.decodes and not poison.at_intake else 0)
+            # Each life may bring it one token: that much does not acquit. A step is launched
+            # before the ids of those in flight are known.
+            most = poison.at_output + self.depth - 1
+            most += 8 if poison.decodes and not poison.at_intake else 0
             assert len(got) <= most, f"{where}: poison was run too often"
 
 
