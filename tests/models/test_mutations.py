@@ -17,7 +17,7 @@ import pytest
 from quire.errors import InvalidParameter, LoadError
 from quire.models import read_spec
 from quire.models.config_reader import read_config
-from quire.models.mixers.recurrent.spec import Mamba2, ShortConv
+from quire.models.mixers.recurrent.spec import Lightning, Mamba2, ShortConv
 from quire.models.parameters import parameters
 from quire.models.pooling.spec import PoolerSpec
 from quire.models.positions import (
@@ -36,6 +36,7 @@ from quire.models.spec import (
     Decoder,
     DenseAndExperts,
     Indexer,
+    LatentAttention,
     LayerInputs,
     MixerAfterShared,
     Mlp,
@@ -209,8 +210,12 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         return not any(leaf.endswith(last) for leaf in parameters(spec))
     if last == "parallel" and block.mixer is None:
         return True
-    if path[-3:] == ("mixer", "norm", "eps"):
-        return True  # of latents, always 1e-6
+    if path[-3:] in (("mixer", "norm", "eps"), ("indexer", "norm", "eps")):
+        return True  # of latents and of keys of the choice, always 1e-6
+    if "indexer" in path[:-1] and last != "is_shared":
+        mixer = block.mixer
+        shared = isinstance(mixer, LatentAttention) and mixer.indexer is not None
+        return shared and mixer.indexer.is_shared  # another layer's choice
     if last == "number":
         return num_uses(spec, block) == 1  # a name
     own = [m for m in single_mixers(block.mixer) if isinstance(m, Attention)]
@@ -222,6 +227,11 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         return all(mixer.norm_eps is None for mixer in mixers if isinstance(mixer, Mamba2))
     if last in ("pre", "post", "mixer_pre") and block.norms_sum:
         return True
+    if last == "mlp_post":
+        return block.has_post or block.mlp is None
+    if isinstance(block.mixer, Lightning) and last in ("norm_eps", "slope"):
+        # always 1e-6; the last layer's states forget next to nothing
+        return last == "norm_eps" or block.mixer.slope < 1e-3
     if last == "mixer_pre":
         return block.mixer is None or not block.pre
     if last == "out_bias" and "mlp" in path:
@@ -271,7 +281,8 @@ def is_explained_of_mixture(last: str, mlp: Moe) -> bool:
         return True  # the largest sigmoids are those of the largest logits
     if last == "score":
         # a softmax over the chosen logits is the renormalised choice of a softmax over all
-        return mlp.score == "softmax" and mlp.renorm and not mlp.select_bias
+        plain = mlp.groups == 1 and not mlp.select_bias
+        return mlp.score == "softmax" and mlp.renorm and plain
     if last == "renorm_min":
         return is_chosen_first or not mlp.renorm
     if last == "jitter":
@@ -363,6 +374,23 @@ BLIND_KEYS: dict[str, set[str]] = {
     "biogpt": {"layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob"},
     "bamba": {"z_loss_coefficient"},  # training
     "afmoe": {"global_attn_every_n_layers"},  # layer types are listed
+    # parts say their own sizes, and layer types are listed
+    "glm_moe_dsa": {"first_k_dense_replace", "head_dim"},
+    "kimi_linear": {"head_dim"},
+    "bailing_hybrid": {
+        *("num_nextn_predict_layers", "mtp_loss_scaling_factor"),
+        *("head_dim", "rope_theta", "layer_group_size"),
+    },
+    "olmo_hybrid": {"linear_a_log_min"},  # training
+    "minimax": {"block_size"},  # of sums in which a state is computed
+    "recurrent_gemma": {"final_w_init_variance_scale", "w_init_variance_scale"},
+    "nemotron_h-narrow": {*UNUSED_BY_NEMOTRON.split(), "intermediate_size"},
+    "gpt_neox_japanese": {"is_decoder"},
+    "cohere2_moe": {"rope_theta", "sliding_window_pattern"},
+    "cohere2_moe-rms": {
+        *("rope_theta", "sliding_window_pattern"),
+        *("prefix_dense_sliding_window_pattern", "layer_norm_eps"),
+    },
 }
 """Keys that are read and cannot show in the model at hand."""
 

@@ -100,7 +100,14 @@ LATER = {
         {
             **V3,
             "n_routed_experts": 12,
-            **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.7, llama_4_scaling_beta=0.6),
+            **rope(
+                "yarn",
+                **YARN,
+                mscale=1.0,
+                mscale_all_dim=0.7,
+                llama_4_scaling_beta=0.6,
+                truncate=False,
+            ),
         },
         architecture="Mistral4ForCausalLM",
         is_default=True,

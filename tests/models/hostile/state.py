@@ -326,6 +326,7 @@ STATE = {
             "mamba_head_dim": 12,
             "n_groups": 4,
             "conv_kernel": 3,
+            "time_step_min": 0.3,
             "n_routed_experts": 8,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 40,
