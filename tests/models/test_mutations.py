@@ -212,6 +212,8 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         return True
     if path[-3:] in (("mixer", "norm", "eps"), ("indexer", "norm", "eps")):
         return True  # of latents and of keys of the choice, always 1e-6
+    if name == "deepseek_v32" and "indexer" in path and last == "factor":
+        return True  # the same tokens are chosen
     if "indexer" in path[:-1] and last != "is_shared":
         mixer = block.mixer
         shared = isinstance(mixer, LatentAttention) and mixer.indexer is not None
@@ -269,6 +271,8 @@ def num_uses(spec: Decoder, block: Block) -> int:
 
 def commutes(a: Attention) -> bool:
     """Whether a rotation changes nothing in a norm, which comes before or after it."""
+    if a.qk_norm_over == "full":
+        return False  # which is refused
     return a.rope is None or (a.qk_norm is not None and a.qk_norm.kind == "rms_bare")
 
 
@@ -366,7 +370,7 @@ BLIND_KEYS: dict[str, set[str]] = {
     "mpt": {"learned_pos_emb", "attn_config.attn_impl"},  # only without linear biases; kernels
     # of layers that share keys and values, and of inputs of layers
     **dict.fromkeys(("gemma3n", "gemma3n-plain"), {"altup_coef_clip"}),  # of training
-    "gemma4": {"global_head_dim"},  # each layer has its own
+    **dict.fromkeys(("gemma4", "gemma4_unified"), {"global_head_dim"}),  # each layer has its own
     "gemma4-dense": {"use_double_wide_mlp", "vocab_size_per_layer_input"},
     # each layer has its own
     **dict.fromkeys(("granite_swa", "granite_moe_swa"), {"rope_parameters.rope_theta"}),
@@ -377,6 +381,12 @@ BLIND_KEYS: dict[str, set[str]] = {
     # parts say their own sizes, and layer types are listed
     "glm_moe_dsa": {"first_k_dense_replace", "head_dim"},
     "kimi_linear": {"head_dim"},
+    "deepseek_v32": {"head_dim"},
+    "bailing_hybrid-unbounded": {
+        *("num_nextn_predict_layers", "mtp_loss_scaling_factor", "kda_lower_bound"),
+        *("head_dim", "rope_theta", "layer_group_size"),
+    },
+    "olmo_hybrid-nope": {"linear_a_log_min", "rope_parameters.rope_type"},
     "bailing_hybrid": {
         *("num_nextn_predict_layers", "mtp_loss_scaling_factor"),
         *("head_dim", "rope_theta", "layer_group_size"),
