@@ -24,6 +24,11 @@ SAME = {
     "--api-key": "--api-key", "--chat-template-file": "--chat-template",
     "--parallel": "--max-num-seqs", "--threads": "--cpu-threads",
 }  # fmt: skip
+ANY_NAME = (
+    *("test", "gpt-4.1", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "davinci-002"),
+    *("text-embedding-3-small", "codellama70b"),
+)
+"""What the tests call the model: llama-server takes any name."""
 GENERATION = {"--temp": ("temperature", float), "--n-predict": ("max_new_tokens", int)}
 POOLING = ("mean", "cls", "last")
 
@@ -55,10 +60,8 @@ def translated(words, checkpoints):
             continue
         value = waiting.pop(0) if waiting and not waiting[0].startswith("--") else ""
         if flag in SAME:
-            done += [
-                SAME[flag],
-                *(value.split(",") if flag in ("--alias", "--api-key") else [value]),
-            ]
+            values = value.split(",") if flag in ("--alias", "--api-key") else [value]
+            done += [SAME[flag], *values, *(ANY_NAME if flag == "--alias" else ())]
         elif flag in GENERATION:
             name, kind = GENERATION[flag]
             generation[name] = kind(value)
