@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from quire.errors import RequestError
 from quire.scheduling import streaming_input
 from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_tables import BlockTables
@@ -124,8 +125,11 @@ class Lifecycle:
                 config.num_adapter_slots, config.max_adapter_passes, self.in_flight
             )
             resources = [self.adapters, *resources]
-        self.encoders = EncoderCache(config.encoder_rows, is_deferred=config.defers_encodings)
-        self.resources = Resources(self.tokens, [self.rows, blocks, *resources, self.encoders])
+        self.encoders: EncoderCache | None = None
+        if config.encoder_rows:
+            self.encoders = EncoderCache(config.encoder_rows, is_deferred=config.defers_encodings)
+            resources = [*resources, self.encoders]
+        self.resources = Resources(self.tokens, [self.rows, blocks, *resources])
         self.counters = Counters(num_accepted=[0] * (config.num_drafts + 1))
         self.now = 0.0
         """The time of the last plan."""
@@ -139,7 +143,8 @@ class Lifecycle:
         self.tokens.begin(allowance if is_bound else None)
         if self.adapters is not None:
             self.adapters.begin()
-        self.encoders.begin()
+        if self.encoders is not None:
+            self.encoders.begin()
 
     @property
     def _has_streams(self) -> bool:
@@ -155,8 +160,10 @@ class Lifecycle:
         """Add a new request to the waiting queue. Raises RequestError for media that it cannot be
         given.
         """
-        if request.media:
+        if self.encoders is not None:
             self.encoders.add(request)
+        elif request.media:
+            raise RequestError("this engine has no encoders for media")
         request.order = self._num_arrived
         self._num_arrived += 1
         self.requests[request.handle] = request
@@ -232,7 +239,7 @@ class Lifecycle:
             self.waiting.remove(request)
             self.give_up_load(request)
         request.state = State.FINISHED
-        if request.media:
+        if self.encoders is not None:
             self.encoders.remove(request)
         del self.requests[request.handle]
 
@@ -241,11 +248,16 @@ class Lifecycle:
         its blocks is of both weights, until it is preempted: nobody else may find it.
         """
         self.weights += 1
-        self.encoders.forget_all()
+        self.reset_encoder_cache()
         for request in self.requests.values():
             self.give_up_load(request)
             request.weights = self.weights if request.row < 0 else _OWN_WEIGHTS + request.handle
             self.memory.rename(request)
+
+    def reset_encoder_cache(self) -> None:
+        """Drop all outputs of encoders with the next plan."""
+        if self.encoders is not None:
+            self.encoders.forget_all()
 
     def give_up_load(self, request: Request) -> None:
         """Take the blocks of a waiting request away that something is loaded into; it may load them

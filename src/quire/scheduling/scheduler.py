@@ -152,7 +152,7 @@ class Scheduler:
         """Drop the outputs of encoders with the next plan; what a running request still needs is
         made again.
         """
-        self.encoders.forget_all()
+        self._life.reset_encoder_cache()
 
     @property
     def has_work(self) -> bool:
@@ -209,7 +209,7 @@ class Scheduler:
         """
         step = self.in_flight.popleft()
         assert step.step_id == result.step_id, "results must come in the order of the plans"
-        if result.failed_encodings:
+        if self.encoders is not None and result.failed_encodings:
             self.encoders.fail(step.step_id, result.failed_encodings)
         failed = step.failed(result)
         gone = step.cancelled | failed.keys()
@@ -244,7 +244,8 @@ class Scheduler:
             text = next((failed[i.digest] for i in ahead if i.digest in failed), None)
             if text is not None:
                 self._fail(request, Failure(text), out)
-        self.encoders.end(done, failed)
+        if self.encoders is not None:
+            self.encoders.end(done, failed)
         return out
 
     # ---- planning
@@ -274,7 +275,8 @@ class Scheduler:
             missing = request.num_tokens - request.num_computed_tokens
             computed = request.num_computed_tokens
             count = self._life.tokens.offer(request, missing) if missing > 0 else 0
-            count = self.encoders.reach(request, computed, count)
+            if self.encoders is not None:
+                count = self.encoders.reach(request, computed, count)
             if count == 0:
                 continue
             drafts = self._num_drafts(request, count) if count == missing else 0
@@ -350,7 +352,7 @@ class Scheduler:
         self, step: InFlightStep, request: Request, count: int, num_drafts: int = 0
     ) -> None:
         self._life.tokens.take(request, count, num_drafts)
-        if request.media:
+        if self.encoders is not None and request.media:
             self.encoders.use(request, request.num_computed_tokens, count)
         end = request.num_computed_tokens + count
         request.num_computed_tokens = end + num_drafts
@@ -364,8 +366,8 @@ class Scheduler:
     def _launch(self, step: InFlightStep) -> StepPlan | None:
         step.cohort = self.lane.cohort()
         has_transfers = self.transfers is not None and self.transfers.has_changes
-        is_empty = step.cohort is None and not step.chunks
-        if is_empty and not has_transfers and not self.encoders.has_encodings:
+        has_encodings = self.encoders is not None and self.encoders.has_encodings
+        if step.cohort is None and not step.chunks and not has_transfers and not has_encodings:
             return None
         grown = [b for h, new in step.new_blocks.items() if not self.rows.is_new(h) for b in new]
         removed, added = self.rows.take_changes()
@@ -373,7 +375,8 @@ class Scheduler:
         copies, zero_blocks = self.memory.take_state_changes()
         adapter_loads = [] if self.adapters is None else self.adapters.take_loads()
         loads, stores = ([], []) if self.transfers is None else self.transfers.take_changes()
-        dropped_outputs, encodings = self.encoders.take_changes(step.step_id)
+        encoders = self.encoders
+        dropped, encodings = ([], []) if encoders is None else encoders.take_changes(step.step_id)
         plan = StepPlan(
             step_id=step.step_id,
             removed=removed,
@@ -387,7 +390,7 @@ class Scheduler:
             adapter_loads=adapter_loads,
             loads=loads,
             stores=stores,
-            dropped_outputs=dropped_outputs,
+            dropped_outputs=dropped,
             encodings=encodings,
             allowance=self._life.tokens.allowance,
         )
@@ -415,7 +418,7 @@ class Scheduler:
         request = chunk.request
         request.num_confirmed_tokens = chunk.end
         self.memory.publish(request, chunk.end)
-        if request.media:
+        if self.encoders is not None and request.media:
             self.encoders.confirm(request, chunk.end)
         if chunk.samples:
             request.is_decoding = True

@@ -52,13 +52,15 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.memory._writing, "keys of unwritten blocks leaked"
     states = scheduler.memory.states
     assert states is None or not states._writing, "keys of unmade snapshots leaked"
-    encoders = scheduler.encoders
-    assert not encoders._held and not any(o.holders for o in encoders._outputs.values())
-    assert encoders._known.keys() == encoders._outputs.keys(), "names of media leaked"
-    assert all(output.is_ready for output in encoders._outputs.values()), "rows never came"
     assert not scheduler.chunked and not scheduler.lane.members
     assert not len(scheduler.rows.stops), "stop ids leaked"
     assert len(scheduler.rows._free) == scheduler.config.steps.max_num_seqs, "rows leaked"
+    encoders = scheduler.encoders
+    if encoders is None:
+        return
+    assert not encoders._held and not any(o.holders for o in encoders._outputs.values())
+    assert encoders._known.keys() == encoders._outputs.keys(), "names of media leaked"
+    assert all(output.is_ready for output in encoders._outputs.values()), "rows never came"
 
 
 def _snapshots(scheduler: Scheduler) -> set[int]:
@@ -122,6 +124,8 @@ def _check_snapshots(scheduler: Scheduler) -> None:
 def _check_encoders(scheduler: Scheduler) -> None:
     """Outputs are held by running requests alone, and their rows are counted."""
     encoders = scheduler.encoders
+    if encoders is None:
+        return
     used = sum(output.num_rows for output in encoders._outputs.values())
     assert used + encoders.num_free == encoders.num_rows and encoders.num_free >= 0
     held = {(d, handle) for handle, digests in encoders._held.items() for d in digests}

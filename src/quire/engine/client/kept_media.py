@@ -79,11 +79,8 @@ class KeptMedia:
         self._most_bytes = most_bytes
         self.num_bytes = 0
         self._kept: dict[bytes, _Kept] = {}
-        self._digests: dict[int, list[bytes]] = {}
-
-    def __contains__(self, handle: int) -> bool:
-        """Whether the media of a request can be made again."""
-        return handle in self._digests
+        self.digests: dict[int, list[bytes]] = {}
+        """The requests whose media can be made again -> the digests of their items."""
 
     def keep(self, request: EngineCoreRequest) -> EngineCoreRequest:
         """Keep the sources of a request if there is room for them. Returns the request without the
@@ -101,15 +98,15 @@ class KeptMedia:
         if self.num_bytes + num_bytes <= self._most_bytes:
             self._kept |= new
             self.num_bytes += num_bytes
-            self._digests[request.handle] = list({item.digest: None for item in media.items})
-            for digest in self._digests[request.handle]:
+            self.digests[request.handle] = list({item.digest: None for item in media.items})
+            for digest in self.digests[request.handle]:
                 self._kept[digest].num_requests += 1
         bare = [msgspec.structs.replace(item, inputs={}) for item in media.items]
         return msgspec.structs.replace(request, media=PromptMedia(bare, media.positions))
 
     def drop(self, handle: int) -> None:
         """Forget the media of a request that has ended; unknown ones are ignored."""
-        for digest in self._digests.pop(handle, ()):
+        for digest in self.digests.pop(handle, ()):
             kept = self._kept[digest]
             kept.num_requests -= 1
             if kept.num_requests == 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
@@ -95,9 +95,10 @@ class Supervisor:
         engine_index = self.engine_of(request.handle)
         if engine_index is None:
             engine_index = self._assign(request)
-        if self._journal(engine_index).add(self._media.keep(request)):
+        kept = request if request.media is None else self._media.keep(request)
+        if self._journal(engine_index).add(kept):
             self._send(engine_index, request, payload)
-        elif request.media is not None and request.handle not in self._media:
+        elif request.media is not None and request.handle not in self._media.digests:
             self._give_up(engine_index, request.handle, MEDIA_NOT_KEPT)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
@@ -105,8 +106,7 @@ class Supervisor:
         for journal in self._journals.values():
             for handle in handles:
                 journal.drop(handle)
-        for handle in handles:
-            self._media.drop(handle)
+        self._drop_media(handles)
         self._cores.abort_requests(handles)
         self._send_due()
 
@@ -231,8 +231,7 @@ class Supervisor:
         journal = self._journal(outputs.engine_index)
         was_isolating = journal.is_isolating
         journal.take(outputs)
-        for end in outputs.finished:
-            self._media.drop(end.handle)
+        self._drop_media(end.handle for end in outputs.finished)
         self._outputs.append(outputs)
         if was_isolating:
             self._send_due()
@@ -242,8 +241,7 @@ class Supervisor:
             raise EngineDeadError(str(self._error)) from self._error
 
     def _end(self, engine_index: int, ends: list[Finished]) -> None:
-        for end in ends:
-            self._media.drop(end.handle)
+        self._drop_media(end.handle for end in ends)
         outputs = EngineCoreOutputs(finished=ends, timestamp=self._clock())
         outputs.engine_index = engine_index
         self._outputs.append(outputs)
@@ -328,12 +326,18 @@ class Supervisor:
         self._plan_restart(journal, error)
         self._restart_due()
 
+    def _drop_media(self, handles: Iterable[int]) -> None:
+        """Forget the media of requests that have ended."""
+        if self._media.digests:
+            for handle in handles:
+                self._media.drop(handle)
+
     def _not_kept(self, journal: CoreJournal) -> list[int]:
         """The requests whose media cannot be made again."""
         return [
             handle
             for handle, entry in journal.entries.items()
-            if entry.request.media is not None and handle not in self._media
+            if entry.request.media is not None and handle not in self._media.digests
         ]
 
     def _can_wait(self, engine_index: int, error: BaseException) -> bool:
