@@ -22,7 +22,7 @@ class HashTier:
         """How likely all that is cached is evicted in a step."""
         self._share = pick.choice((0.5, 1.0, 1.0))
         """How likely a content is wanted."""
-        self._failing = pick.choice((0.0, 0.1, 0.5))
+        self._failing = pick.choice((0.1, 0.3, 0.6))
         self._slowest = pick.choice((1, 3, 10))
         self._capacity = pick.choice((3, 30, 1000))
         self._contents: dict[BlockKey, list[int]] = {}
