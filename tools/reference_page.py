@@ -200,6 +200,7 @@ def _mapping() -> str:
         kind: ", ".join(f"`{name}`" for name, entry in found.items() if entry["kind"] == kind)
         for kind in kinds
     }
+    both = [name for name, entry in found.items() if entry["through_transformers"] is not None]
     by_reason: dict[str, list[str]] = {}
     for name, entry in found.items():
         if entry["kind"] == "refused":
@@ -215,9 +216,8 @@ def _mapping() -> str:
         f"{kinds['fallback']} through transformers, and {kinds['refused']} are refused.\n"
         "`python -m tests.models.causal_mapping.run` tries all on tiny random checkpoints: the "
         "logits in\nfloat32, in chunks among those of other requests, are those of transformers "
-        "for each that runs\nthrough it (those of families are compared by their own tests). Of "
-        "names with a family,\nDeepSeek-V3, AFMoE, Granite MoE SWA, Mellum and Ministral 3 are "
-        "compared through transformers as\nwell. Through transformers run:\n\n"
+        "for each that runs\nthrough it (those of families are compared by their own tests), and "
+        f"for {len(both)} that have a\nfamily, too. Through transformers run:\n\n"
         f"{by_kind['fallback']}.\n\n| refused because | names |\n| --- | --- |\n{rows}"
     )
 

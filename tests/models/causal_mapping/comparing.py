@@ -44,6 +44,8 @@ class Outcome:
     kind: Kind
     error: float | None = None
     why: str = ""
+    through_transformers: float | None = None
+    """The same error where a name with a family runs through transformers' code."""
 
     @property
     def is_equal(self) -> bool:

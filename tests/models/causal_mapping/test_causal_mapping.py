@@ -18,14 +18,18 @@ SHARP = (
     "CohereCompassForCausalLM",  # rotations by kind of layer
 )
 KNOWN = json.loads(RESULTS.read_text(encoding="utf-8"))
-RUNNING = [name for name, entry in KNOWN.items() if entry["kind"] == "fallback"]
+RUNNING = [
+    name
+    for name, entry in KNOWN.items()
+    if entry["kind"] == "fallback" or entry["through_transformers"] is not None
+]
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in SHARP else [pytest.mark.full]) for n in RUNNING]
 )
 def test_a_name_that_runs_through_transformers_has_its_logits(name, tmp_path):
-    outcome = outcome_of(name, tmp_path)
+    outcome = outcome_of(name, tmp_path, "transformers")
     assert (outcome.kind, outcome.is_equal) == ("fallback", True), outcome
 
 
@@ -38,5 +42,5 @@ def test_every_name_runs_or_is_refused_with_a_reason():
             assert entry["kind"] == "native"
         else:
             assert entry["error"] < 1e-4
-    assert len(RUNNING) >= 43
+    assert len(RUNNING) >= 45
     assert set(SHARP) <= set(RUNNING)
