@@ -9,6 +9,7 @@ from quire.errors import LoadError
 from quire.models import memories_of, read_spec
 from quire.models.cutting.stages import cut, memory_places, stages_of
 from quire.models.parameters import parameters
+from quire.models.spec import Block, Indexer, LatentAttention, Mlp, Norm
 from quire.testing.model_shapes import make_config
 from tests.models.hostile.models import HOSTILE, write
 
@@ -70,3 +71,14 @@ def test_what_needs_an_earlier_stage_is_refused(whole, why):
 def test_layers_of_stages_are_those_of_the_model(sizes):
     with pytest.raises(LoadError, match="are not the 6 layers"):
         stages_of(read_spec(make_config(SIX, "llama")), sizes)
+
+
+def test_layers_that_take_a_choice_stay_with_the_layer_that_makes_it():
+    indexer = Indexer(2, 8, 4, Norm("layer", bias=True))
+    own = LatentAttention(2, 8, 8, 8, 8, 0.3, Norm(), q_rank=8, indexer=indexer)
+    taking = replace(own, indexer=replace(indexer, is_shared=True))
+    blocks = tuple(Block(mixer, Mlp(16), Norm()) for mixer in (own, taking, own, taking))
+    whole = replace(sharing(4), blocks=blocks)
+    assert len(cut(whole, stages_of(whole, (2, 2))[1]).blocks) == 2
+    with pytest.raises(LoadError, match="layer 1 attends to tokens that a layer of an earlier"):
+        cut(whole, stages_of(whole, (1, 3))[1])

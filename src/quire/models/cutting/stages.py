@@ -13,7 +13,15 @@ from itertools import accumulate, pairwise
 from typing import NoReturn
 
 from quire.errors import LoadError
-from quire.models.spec import Attention, Block, Decoder, Mixer, MixerAfterShared, PipelineStage
+from quire.models.spec import (
+    Attention,
+    Block,
+    Decoder,
+    LatentAttention,
+    Mixer,
+    MixerAfterShared,
+    PipelineStage,
+)
 
 
 def stages_of(decoder: Decoder, sizes: Sequence[int]) -> list[PipelineStage]:
@@ -44,6 +52,7 @@ def cut(decoder: Decoder, stage: PipelineStage) -> Decoder:
         for number, block in enumerate(decoder.blocks[: stage.last])
         if number >= stage.first
     ]
+    _check_choice(own, stage.first)
     piece = replace(decoder, blocks=tuple(own), stage=stage)
     if not piece.is_last:
         piece = replace(piece, final_norm=None)
@@ -71,6 +80,15 @@ def _moved(block: Block, number: int, first: int) -> Block:
     if isinstance(mixer, Attention) and mixer.shares is not None:
         mixer = _sharing(mixer, _counted(mixer.shares, number, first, "reads the keys and values"))
     return replace(block, mixer=mixer, repeats=repeats)
+
+
+def _check_choice(blocks: Sequence[Block], first: int) -> None:
+    """Refuse a stage that begins with layers which take the choice of an earlier indexer."""
+    mixers = (block.mixer for block in blocks)
+    indexers = (mixer.indexer for mixer in mixers if isinstance(mixer, LatentAttention))
+    indexer = next((found for found in indexers if found is not None), None)
+    if indexer is not None and indexer.is_shared:
+        _refuse(f"layer {first} attends to tokens that a layer of an earlier stage chooses")
 
 
 def _sharing(mixer: Attention, layer: int) -> Mixer:
