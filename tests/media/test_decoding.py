@@ -129,7 +129,7 @@ def test_damaged_bytes_never_end_the_process(decoder):
     rng = np.random.default_rng(0)
     worker, refused = PictureWorker(), 0
     processed(decoder, encoded(picture(8, 8)))
-    before = decoder._lanes[0]._child.pid
+    before = decoder._lanes[0]._held.child.pid
     for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"):
         whole = np.frombuffer(encoded(picture(24, 24), kind), np.uint8)
         for _ in range(12):
@@ -142,7 +142,7 @@ def test_damaged_bytes_never_end_the_process(decoder):
                 assert "cannot be decoded (" not in str(fault) and "0x" not in str(fault)
                 refused += 1
     assert refused > 10 and worker is not None
-    assert decoder._lanes[0]._child.pid == before
+    assert decoder._lanes[0]._held.child.pid == before
 
 
 def test_a_picture_that_would_become_too_much_is_refused_before_it_is_decoded(decoder):
@@ -154,7 +154,7 @@ def test_a_picture_that_would_become_too_much_is_refused_before_it_is_decoded(de
 def test_a_process_that_is_killed_costs_its_own_request(decoder):
     async def scene():
         await decoder.processed(encoded(picture(8, 8)), QWEN)
-        child = decoder._lanes[0]._child
+        child = decoder._lanes[0]._held.child
         os.kill(child.pid, signal.SIGSTOP)
         waiting = [
             asyncio.ensure_future(decoder.processed(encoded(picture(8, 8, seed)), QWEN))

@@ -130,6 +130,8 @@ def mutants(value: Any):
     """(path of field names, changed copy) for every fact in a dataclass."""
     for field in fields(value):
         old = getattr(value, field.name)
+        if field.name == "stage":
+            continue  # which layers a worker has, whatever the model is
         if field.name == "blocks":
             yield from block_mutants(old, value)
         elif field.name == "leaf_scales":
@@ -206,6 +208,8 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
     last, mixers = path[-1], [m for block in spec.blocks for m in single_mixers(block.mixer)]
     if path == ("context",):
         return True  # a limit, no part of any formula
+    if last == "axes":
+        return True  # which positions of text share
     if path[0] == "leaf_scales":
         return not any(leaf.endswith(last) for leaf in parameters(spec))
     if last == "parallel" and block.mixer is None:
@@ -302,7 +306,7 @@ def notices(made: Any, mutant: Decoder) -> bool:
     try:
         model = load(made.folder, mutant, max_model_len=made.max_model_len)
         got = run_full(model, made.prompts[:1])
-    except (LoadError, InvalidParameter, RuleError, AssertionError, RuntimeError):
+    except (LoadError, InvalidParameter, RuleError, AssertionError, RuntimeError, KeyError):
         return True
     return relative_error(got, made.logits[:1]) > TOLERANCE
 

@@ -262,7 +262,6 @@ SCHEMES = {
     ],
     "weights": [
         {"symmetric": False},
-        {"num_bits": 4},
         {"strategy": "block"},
         {"actorder": "group"},
     ],
@@ -300,12 +299,6 @@ def replaced(part, change):
 
 def taken(part):
     return lambda tensors: tensors.pop(AT + part)
-
-
-def one_plain(tensors):
-    for part in ("qweight", "qzeros", "scales", "g_idx"):
-        tensors.pop(AT + part)
-    tensors[AT + "weight"] = torch.ones(96, 64)
 
 
 TENSORS = {
@@ -450,7 +443,6 @@ TENSORS = {
         LoadError,
         "q_proj.weight.absmax is stored as F32",
     ),
-    "half of a product": ("gptq-v1", one_plain, LoadError, "stored quantised and .* is not"),
     "codes of what is ignored": (
         "compressed-w4a16",
         lambda t: t.update({"lm_head.weight_packed": t[AT + "weight_packed"].clone()}),

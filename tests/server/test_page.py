@@ -67,7 +67,7 @@ def test_answers_are_drawn_within_limits(server):
     whole = server.post("/page/drawing", {"text": "- *b*\n", "is_whole": True}).json()
     assert whole["nodes"] == [["ul", {}, [["li", {}, [["em", {}, ["b"]]]]]]]
     assert server.post("/page/drawing", {"text": "a" * (2**18 + 1)}).status_code == 400
-    hostile = server.post("/page/drawing", {"text": "[" * 2**17, "is_whole": True})
+    hostile = server.post("/page/drawing", {"text": "[" * 2**18, "is_whole": True})
     assert hostile.status_code == 400 and "Drawing this text takes" in hostile.text
     assert server.post("/page/drawing", {"text": "b", "is_whole": True}).status_code == 200
 

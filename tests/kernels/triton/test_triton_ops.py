@@ -41,6 +41,10 @@ WITHOUT_KERNEL = {
         "add_to_streams",
         "add_matched",
         "attend_relative",
+        "channel_delta",
+        "gated_linear",
+        "index_select",
+        "indexed_attend",
     ),
 }
 """Ops that torch serves beside Triton's kernels."""

@@ -230,7 +230,7 @@ WITHOUT_HEAD = ("tie", "head_bias", "logit_scale", "logit_softcap", "pooler")
 def is_explained(path, block, spec, name):
     """Whether a change cannot show in hidden states."""
     last = path[-1]
-    if last in WITHOUT_HEAD:
+    if last in WITHOUT_HEAD or last == "axes":  # those which positions of text share
         return True
     if last in ("context", "position_offset"):
         return not spec.learned_positions  # a limit, no part of any formula
@@ -240,6 +240,8 @@ def is_explained(path, block, spec, name):
         return has_out_bias(block)
     if last in ("pre", "post", "mixer_pre") and block.norms_sum:
         return True
+    if last == "mlp_post":
+        return block.has_post
     return last in ("qk_norm_over", "qk_norm_after_rope") and block.mixer.qk_norm is None
 
 

@@ -29,8 +29,9 @@ _FULL, _LINEAR = "full_attention", "linear_attention"
 
 def _describe(c: ConfigReader) -> Decoder:
     norm = rms(c, 1e-6)
-    section = c.raw("rope_parameters", None) or {}
-    has_rope = "rope_theta" in c or section.get("rope_theta") is not None
+    section = c.raw("rope_parameters", None)
+    theta = section.get("rope_theta") if isinstance(section, dict) else None
+    has_rope = "rope_theta" in c or theta is not None
     facts: dict[str, Any] = {} if has_rope else {"rope": None}
     attn = attention(c, qk_norm=norm, qk_norm_over="full", **biases(c), **facts)
     delta = _delta(c, attn)
