@@ -21,7 +21,9 @@ RENAMED = ("aria", "bailing_hybrid", "kimi_linear")
 OF_TRANSFORMERS = [
     name
     for name, hostile in HOSTILE.items()
-    if hostile.reference is None and hostile.part_of is None and name not in RENAMED
+    if hostile.reference is None
+    and hostile.part_of is None
+    and name.partition("-")[0] not in RENAMED
 ]
 
 

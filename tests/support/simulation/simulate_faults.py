@@ -54,6 +54,8 @@ SILENT_S = 7.0
 PATIENCE_S = 5.0
 MAX_RESTARTS = 6
 ENCODER_ROWS = 9
+MOST_REFUSED = 2
+"""Starts in a row for which the system has no room: after more of them a core is given up."""
 TURNS = 40
 """How many things happen before the trace goes on without an output."""
 
@@ -281,6 +283,8 @@ class SimulatedCores:
         self.lives: list[Life] = []
         self.events: deque[EngineCoreOutputs | EngineError] = deque()
         self._owners: dict[int, int] = {}
+        self._refused: Counter[int] = Counter()
+        """How often in a row each core's start was refused."""
         self._calls = PendingCalls()
         self.next_check_s = BEAT_S
         for index in range(num_cores):
@@ -343,8 +347,11 @@ class SimulatedCores:
     def restart_core(self, engine_index: int, first: Sequence[Utility[Any]] = ()) -> None:
         """A new life, with a new wire; sometimes the system has no room for one."""
         assert self.links[engine_index].is_dead, "a core that lives is not restarted"
-        if self.world.random.random() < self.world.no_room:
+        has_no_room = self.world.random.random() < self.world.no_room
+        if has_no_room and self._refused[engine_index] < MOST_REFUSED:
+            self._refused[engine_index] += 1
             raise OSError("no room for a process")
+        self._refused[engine_index] = 0
         for handle in [h for h, owner in self._owners.items() if owner == engine_index]:
             del self._owners[handle]
         self._begin(engine_index)
