@@ -64,8 +64,10 @@ def drawn(kind, args, dtype):
     draw = Draw(7, dtype)
     inner, stored_as = FFN * (1 + args.gated), FORMATS[kind]
     if isinstance(stored_as, int):
+        size = 2.0 ** (4 - stored_as)  # float16 holds the products of products
         up = [coded_weight(draw, inner, WIDTH, stored_as, 32, zeros=e == 1) for e in range(EXPERTS)]
-        return up, [coded_weight(draw, WIDTH, FFN, stored_as, 32) for _ in range(EXPERTS)], None
+        down = [coded_weight(draw, WIDTH, FFN, stored_as, 32) for _ in range(EXPERTS)]
+        return [w.scaled(size) for w in up], [w.scaled(size) for w in down], None
     up = draw.normal(EXPERTS, inner, WIDTH, scale=WIDTH**-0.5)
     return up, draw.normal(EXPERTS, WIDTH, FFN, scale=FFN**-0.5), stored_as
 
