@@ -171,6 +171,13 @@ WITHOUT_TORCH = (
     "quire.llm",
 )
 
+OF_EVERY_START = (
+    "quire.config.planning",
+    "quire.engine.frontend.frontend",
+    "quire.executor.worker_builder",
+    "quire.llm",
+)
+
 
 def run_python(code, *arguments):
     return subprocess.run(
@@ -193,6 +200,11 @@ def test_light_modules_need_no_heavy_ones():
 
 def test_modules_without_torch():
     import_without("torch transformers", WITHOUT_TORCH)
+
+
+def test_text_needs_no_media():
+    """Few models take pictures, and their encoders and processors take time to import."""
+    import_without("quire.media quire.models.vision", OF_EVERY_START)
 
 
 def test_import_is_quick():

@@ -39,8 +39,7 @@ from quire.errors import (
     UnknownConfigKey,
 )
 from quire.hardware.host import gather_machine_facts
-from quire.media.picture_files import check_picture_files, read_picture_settings
-from quire.models import find_family, read_spec
+from quire.models import find_family
 from quire.models.config_reader import LARGEST_SIZE, token_ids, unsupported
 from quire.models.costs import coded_tensors, size_in_codes, size_rounded
 from quire.models.families import check_attention
@@ -69,10 +68,8 @@ from quire.models.pooling.late import PROJECTION, is_unprojected, projection
 from quire.models.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 from quire.models.pooling.spec import HeadLayer
 from quire.models.reading.keys import LeftKey, listed, removal
-from quire.models.reading.text_part import PART, VISION
+from quire.models.reading.text_part import PART, has_vision, without_vision
 from quire.models.spec import Block, Decoder, MixerAfterShared, single_mixers
-from quire.models.vision.families import has_vision, read_vision, without_vision
-from quire.models.vision.leaves import vision_leaves
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
 from quire.text.tokenizer import Tokenizer
@@ -198,12 +195,10 @@ def _with_pictures(args: EngineOptions, folder: Path, config: dict[str, Any]) ->
         return config
     if args.language_model_only or args.model_impl == "transformers":
         return without_vision(config)
+    from quire.config.picture_facts import check_pictures  # few models take pictures
+
     try:
-        decoder = read_spec(config)
-        vision, foreign = read_vision(config, decoder.dim)
-        if vision.unserved is not None:
-            raise LoadError(f"pictures are not implemented: {vision.unserved}.")
-        check_picture_files(read_picture_settings(folder, config[PART][VISION]), str(folder))
+        foreign = check_pictures(folder, config)
     except LoadError as error:
         logger.warning("The model takes pictures, and here text alone: %s", error)
         return without_vision(config)
@@ -561,11 +556,12 @@ def _sizes(config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
 
 
 def _num_in_encoder(config: dict[str, Any], decoder: Decoder) -> int:
-    """How many values the weights of the vision encoder have."""
+    """Number of values in the weights of the vision encoder."""
     if not has_vision(config):
         return 0
-    model, _ = read_vision(config, decoder.dim)
-    return sum(leaf.size for leaf in vision_leaves(model.tower).values())
+    from quire.config.picture_facts import num_encoder_parameters
+
+    return num_encoder_parameters(config, decoder)
 
 
 def _storage(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:

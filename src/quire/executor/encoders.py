@@ -1,27 +1,57 @@
-"""Loads the encoders of a model that takes more than text."""
+"""Opens the encoders of a model that takes more than text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire.executor.platform import Platform
-from quire.executor.worker_config import WorkerConfig
+from quire.executor.worker_config import MediaFacts, WorkerConfig
 from quire.models import read_spec
 from quire.models.formats import read_storage
-from quire.models.vision.encoder import VisionEncoder
-from quire.models.vision.families import has_vision, read_vision
-from quire.models.vision.loading import load_encoder
+from quire.models.reading.text_part import has_vision
+from quire.models.spec import Decoder, rope_of_axes
+from quire.runner.encoder_outputs import Encoder
+from quire.runner.model import RunnableModel
+from quire.runner.residence import LoadedModel
+
+if TYPE_CHECKING:
+    from quire.models.vision.encoder import VisionEncoder
 
 
-def vision_loader(config: WorkerConfig, platform: Platform) -> Callable[[], VisionEncoder] | None:
-    """Return the function that loads the vision encoder, at the start and after sleep; None: the
-    model takes text alone.
+class OpenEncoders(NamedTuple):
+    """The encoders of a worker by modality, and the facts about them; `models` are those with
+    weights, `num_deep` layers of the decoder get further rows.
     """
+
+    by_modality: Mapping[str, Encoder]
+    models: Sequence[LoadedModel]
+    num_deep: int
+    facts: MediaFacts
+
+
+def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel) -> OpenEncoders:
+    """Load the encoders that the model's files have, and take those that the config makes."""
+    encoders, models, num_deep = dict(config.make_encoders(model)), [], 0
+    if has_vision(config.model.hf_config):
+        from quire.models.vision.picture_encoder import IMAGE, PictureEncoder  # few take pictures
+
+        load = _vision_loader(config, platform)
+        vision = load()
+        encoders[IMAGE] = PictureEncoder(vision, config.model.max_model_len)
+        models.append(LoadedModel(vision, load))
+        num_deep = len(vision.spec.deepstack)
+    return OpenEncoders(encoders, models, num_deep, _media_facts(config, model, encoders))
+
+
+def _vision_loader(config: WorkerConfig, platform: Platform) -> Callable[[], VisionEncoder]:
+    """Return the function that loads the vision encoder, at the start and after sleep."""
+    from quire.models.vision.families import read_vision
+    from quire.models.vision.loading import load_encoder
+
     model = config.model
-    if not has_vision(model.hf_config):
-        return None
     decoder = read_spec(model.hf_config, model.pooler)
     found, _ = read_vision(model.hf_config, decoder.dim)
     return partial(
@@ -33,3 +63,14 @@ def vision_loader(config: WorkerConfig, platform: Platform) -> Callable[[], Visi
         seed=model.seed,
         storage=read_storage(model.hf_config),
     )
+
+
+def _media_facts(
+    config: WorkerConfig, model: RunnableModel, encoders: Mapping[str, Encoder]
+) -> MediaFacts:
+    if not encoders:
+        return MediaFacts()
+    largest = max(encoder.max_rows for encoder in encoders.values())
+    num_rows = max(config.steps.max_num_batched_tokens, largest)
+    rope = rope_of_axes(model.spec) if isinstance(model.spec, Decoder) else None
+    return MediaFacts(tuple(encoders), num_rows, 1 if rope is None else max(rope.axes) + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,13 +13,13 @@ from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.executor.adapter_support import adapter_support
 from quire.executor.drafting import build_drafting, read_draft_network
-from quire.executor.encoders import vision_loader
+from quire.executor.encoders import OpenEncoders, open_encoders
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
 from quire.executor.weights import make_checker, make_loader, make_saver, stored_weights
 from quire.executor.worker import Worker
-from quire.executor.worker_config import MediaFacts, WorkerConfig, WorkerFacts
+from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_extension import worker_class
 from quire.hardware.prepared_memory import end_preparation
 from quire.models import read_spec
@@ -28,12 +28,11 @@ from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.kv_pool import memories_of, plan_kv_pool
-from quire.models.spec import Decoder, PipelineStage, rope_of_axes
-from quire.models.vision.picture_encoder import IMAGE, PictureEncoder
+from quire.models.spec import Decoder, PipelineStage
 from quire.params import PoolingParams, SamplingParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder
-from quire.runner.encoder_outputs import Encoder, EncoderOutputs
+from quire.runner.encoder_outputs import EncoderOutputs
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
@@ -98,17 +97,9 @@ def build_worker(
     samples = config.model.generates and (group is None or group.rank == 0)
     if stage is not None and stage.last < stage.count:
         samples = False
-    load_vision = vision_loader(config, platform)
-    vision = None if load_vision is None else load_vision()
-    encoders = dict(config.make_encoders(model))
-    if vision is not None:
-        encoders[IMAGE] = PictureEncoder(vision, config.model.max_model_len)
-    num_deep = 0 if vision is None else len(vision.spec.deepstack)
-    media_facts = _media_facts(config, model, encoders)
+    encoders = open_encoders(config, platform, model)
     num_sampled = config.max_sampled if samples else 0
-    runner, forward = _runner(
-        config, platform, model, kv_cache, exchange, num_sampled, encoders, num_deep
-    )
+    runner, forward = _runner(config, platform, model, kv_cache, exchange, num_sampled, encoders)
     draft: DraftParts | None = None
     if config.model.generates:
         head: RowHead = TokenFollower(runner.rows, group)
@@ -124,9 +115,7 @@ def build_worker(
         from quire.runner.hidden_states import HiddenStatesRecorder  # few ask for files
 
         runner.heads.watch(HiddenStatesRecorder(config.sampling.hidden_states, runner.rows))
-    residents = [LoadedModel(model, load, make_checker(config, platform, group))]
-    if vision is not None and load_vision is not None:
-        residents.append(LoadedModel(vision, load_vision))
+    residents = [LoadedModel(model, load, make_checker(config, platform, group)), *encoders.models]
     forwards = [forward]
     if draft is not None:
         residents.append(LoadedModel(draft.model, draft.load))
@@ -135,7 +124,7 @@ def build_worker(
         _warm_up(config, runner)
     if config.memory.measures_memory:
         assert platform.free_bytes is not None, "a share of memory that cannot be measured"
-        rows_bytes = 0 if runner.media is None else runner.media.bytes_of(media_facts.num_rows)
+        rows_bytes = 0 if runner.media is None else runner.media.bytes_of(encoders.facts.num_rows)
         size_kv_cache(
             config,
             kv_cache.pool,
@@ -152,7 +141,7 @@ def build_worker(
             kv_cache.num_blocks,
             tuple(group.spec for group in kv_cache.pool.groups),
             has_own_memory=not platform.is_host,
-            media=media_facts,
+            media=encoders.facts,
         ),
         rank=0 if group is None else group.rank,
         profiler=None if config.parallel.profiler is None else Profiler(config.parallel.profiler),
@@ -169,8 +158,7 @@ def _runner(
     kv_cache: KVCache,
     exchange: ExpertExchange | None,
     num_sampled: int,
-    encoders: Mapping[str, Encoder],
-    num_deep: int,
+    encoders: OpenEncoders,
 ) -> tuple[ModelRunner, Forward]:
     """Make the runner of a model, and what runs its steps, which sample up to `num_sampled` rows:
     recorded if the platform records.
@@ -189,12 +177,12 @@ def _runner(
         types = TokenTypes(config.steps.max_num_seqs, model.spec.token_types)
         rows.parts.append(types)
     embeds, media, deep = None, None, []
-    if encoders:
+    if encoders.by_modality:
         assert isinstance(model, DecoderModel), "media of Quire's own decoder"
         size = config.steps.max_num_batched_tokens, model.spec.dim
         embeds = torch.zeros(size, dtype=config.dtype, device=platform.device.torch)
-        deep = [torch.zeros_like(embeds) for _ in range(num_deep)]
-        media = EncoderOutputs(encoders, model.look_up, embeds, deep)
+        deep = [torch.zeros_like(embeds) for _ in range(encoders.num_deep)]
+        media = EncoderOutputs(encoders.by_modality, model.look_up, embeds, deep)
     batches = BatchBuilder(
         rows=rows,
         ops=platform.ops,
@@ -208,7 +196,7 @@ def _runner(
         states=_stage_input(config, platform, model),
         embeds=embeds,
         deep=deep,
-        axes=_num_axes(model) if encoders else 1,
+        axes=encoders.facts.axes,
     )
     forward = record_steps(platform, model, batches, num_sampled)
     if exchange is not None:
@@ -233,22 +221,6 @@ def _stage_input(config: WorkerConfig, platform: Platform, model: RunnableModel)
         return None
     width = max([config.steps.max_num_batched_tokens, *platform.sizes])
     return torch.zeros((width, spec.dim), dtype=config.dtype, device=platform.device.torch)
-
-
-def _media_facts(
-    config: WorkerConfig, model: RunnableModel, encoders: Mapping[str, Encoder]
-) -> MediaFacts:
-    if not encoders:
-        return MediaFacts()
-    largest = max(encoder.max_rows for encoder in encoders.values())
-    num_rows = max(config.steps.max_num_batched_tokens, largest)
-    return MediaFacts(tuple(encoders), num_rows, _num_axes(model))
-
-
-def _num_axes(model: RunnableModel) -> int:
-    """On how many axes tokens have positions, in a model that takes media."""
-    rope = rope_of_axes(model.spec) if isinstance(model.spec, Decoder) else None
-    return 1 if rope is None else max(rope.axes) + 1
 
 
 def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from quire.errors import UnknownConfigKey, UnsupportedArchitecture, UnsupportedConfigValue
-from quire.models.reading.text_part import text_part
-from quire.models.vision.families import has_vision, read_vision, without_vision
+from quire.models.reading.text_part import has_vision, text_part, without_vision
+from quire.models.vision.families import read_vision
 from quire.models.vision.leaves import vision_leaves
 from tests.models.vision.published import PUBLISHED
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quire.config.plan import EnginePlan
 from quire.config.plan_parts import ModelPlan
@@ -30,7 +30,6 @@ from quire.engine.frontend.input_processor import (
 )
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.output_stream import RequestOutputCollector
-from quire.engine.frontend.picture_prompts import PicturePrompts
 from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.frontend.request_spans import begun_attributes
 from quire.engine.frontend.request_state import RequestGroup
@@ -42,11 +41,14 @@ from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import give_handles
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet
-from quire.models.vision.families import has_vision
+from quire.models.reading.text_part import has_vision
 from quire.observability.tracing import RequestTracer, exporter_to
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.request_options import RequestOptions
 from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.engine.frontend.picture_prompts import PicturePrompts
 
 Client = TypeVar("Client", bound=CoreClient)
 
@@ -454,7 +456,7 @@ def build_front_end(
 
 
 def _pictures_of(plan: EnginePlan, tokenizer: Tokenizer | None) -> PicturePrompts | None:
-    """What puts pictures into prompts; None where the engine takes none."""
+    """The expander of pictures in prompts; None where the engine takes none."""
     if tokenizer is None or not has_vision(plan.model.hf_config):
         return None
     from quire.engine.frontend.picture_settings import picture_prompts  # few models take pictures

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from quire.engine.arguments import refuse_keywords
 from quire.engine.counterparts import HasCounterparts
 from quire.engine.frontend.custom_params import CustomParams
-from quire.engine.frontend.picture_prompts import PicturePrompts
 from quire.engine.frontend.pooling_input import (
     TRUNCATE,
     PoolingFacts,
@@ -33,7 +32,6 @@ from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLo
 from quire.grammar.thinking import num_thinking
 from quire.grammar.trial import GrammarTrials
 from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request
-from quire.media.loader import LoadedPicture
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.structured import StructuredOutputsParams
 from quire.params.thinking import Thinking
@@ -41,6 +39,10 @@ from quire.prompts import ParsedPrompt, check_token_ids, parse_prompt
 from quire.request_options import RequestOptions
 from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer, encode_prompt
+
+if TYPE_CHECKING:  # few models take pictures
+    from quire.engine.frontend.picture_prompts import PicturePrompts
+    from quire.media.loader import LoadedPicture
 
 SEED_MASK = 2**64 - 1
 

@@ -72,6 +72,17 @@ def outer_objects(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (part["key"],) if part and part["key"] else ()
 
 
+def has_vision(config: Mapping[str, Any]) -> bool:
+    """Whether a config of text (`text_part`) is of a model that takes pictures, too."""
+    return VISION in config.get(PART, {})
+
+
+def without_vision(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the same text alone."""
+    part = {key: value for key, value in config[PART].items() if key != VISION}
+    return {**config, PART: part}
+
+
 def _generators(kind: object, reference: Reference | None) -> list[str]:
     """The architectures that generate with a type."""
     if isinstance(kind, str) and kind in _BUILT_AS:

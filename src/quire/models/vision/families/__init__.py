@@ -44,17 +44,6 @@ KEY = "vision_config"
 _TEXT = "text_config"
 
 
-def has_vision(config: Mapping[str, Any]) -> bool:
-    """Whether a config of text (`text_part`) is of a model that takes pictures, too."""
-    return VISION in config.get(PART, {})
-
-
-def without_vision(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the same text alone."""
-    part = {key: value for key, value in config[PART].items() if key != VISION}
-    return {**config, PART: part}
-
-
 def read_vision(config: Mapping[str, Any], width: int) -> tuple[VisionModel, tuple[LeftKey, ...]]:
     """The vision encoder of a model whose text has this config (`text_part`) and hidden states of
     `width` values, and the foreign keys of the rest of its file.

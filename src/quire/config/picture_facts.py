@@ -1,0 +1,35 @@
+"""Facts about the pictures that a model takes. Planning imports this module for such models alone:
+other starts need neither the families of encoders nor the processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.errors import LoadError
+from quire.media.picture_files import check_picture_files, read_picture_settings
+from quire.models import read_spec
+from quire.models.reading.keys import LeftKey
+from quire.models.reading.text_part import PART, VISION
+from quire.models.spec import Decoder
+from quire.models.vision.families import read_vision
+from quire.models.vision.leaves import vision_leaves
+
+
+def check_pictures(folder: Path, config: Mapping[str, Any]) -> tuple[LeftKey, ...]:
+    """Read the encoder's config and the processor's files; returns the foreign keys of the part
+    about pictures. Raises LoadError where pictures cannot be served.
+    """
+    vision, foreign = read_vision(config, read_spec(config).dim)
+    if vision.unserved is not None:
+        raise LoadError(f"pictures are not implemented: {vision.unserved}.")
+    check_picture_files(read_picture_settings(folder, config[PART][VISION]), str(folder))
+    return foreign
+
+
+def num_encoder_parameters(config: Mapping[str, Any], decoder: Decoder) -> int:
+    """Number of values in the weights of the vision encoder."""
+    model, _ = read_vision(config, decoder.dim)
+    return sum(leaf.size for leaf in vision_leaves(model.tower).values())
