@@ -166,22 +166,11 @@ def gated_delta(
     k s)), y = q s. a and b [T, H]; decay and dt_bias [H] fp32; states [N, H, N, D].
     """
     wide = WIDE[v.dtype]
-    _, heads, size, _ = states.shape
 
-    def per_head(part: Tensor) -> Tensor:
-        vectors = part.to(wide).view(-1, size)
-        vectors = vectors * (vectors.square().sum(1, keepdim=True) + L2_EPS).rsqrt()
-        return vectors.repeat_interleave(heads // len(vectors), 0)[:, :, None]
+    def log_decay(t: int) -> Tensor:
+        return (softplus(a[t].to(wide) + dt_bias) * decay)[:, None]
 
-    def token(state: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        query, key = per_head(q[t]) * size**-0.5, per_head(k[t])
-        step = softplus(a[t].to(wide) + dt_bias)
-        state = (step * decay).exp()[:, None, None] * state
-        missing = v[t].to(wide).view(heads, -1) - (state * key).sum(1)
-        state = state + key * (b[t].to(wide).sigmoid()[:, None] * missing)[:, None]
-        return state, (state * query).sum(1).flatten()
-
-    return walk(torch.empty_like(v), states, reads, writes, token)
+    return _delta_rule(q, k, v, b, states, reads, writes, log_decay)
 
 
 @op(mutates=("states",), is_invariant=True)
@@ -206,6 +195,29 @@ def channel_delta(
     * (a + dt_bias))) * s; then s += k (strength * sigmoid(b) * (v - k s)), y = q s. a [T, H*N] or
     [T, H] and dt_bias of as many numbers, decay [H], fp32.
     """
+    wide, heads, rate = WIDE[v.dtype], states.shape[1], decay[:, None]
+
+    def log_decay(t: int) -> Tensor:
+        step = (a[t].to(wide) + dt_bias).view(heads, -1)
+        return rate * softplus(step) if bound is None else bound * (-rate * step).sigmoid()
+
+    return _delta_rule(q, k, v, b, states, reads, writes, log_decay, strength)
+
+
+def _delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    log_decay: Callable[[int], Tensor],
+    strength: float = 1.0,
+) -> Tensor:
+    """The rule of `gated_delta` and `channel_delta`; `log_decay`: a token's place in the step ->
+    the logarithm of its decay, of each channel of a head's keys [H, N] or of the head [H, 1].
+    """
     wide = WIDE[v.dtype]
     _, heads, size, _ = states.shape
 
@@ -216,10 +228,7 @@ def channel_delta(
 
     def token(state: Tensor, t: int) -> tuple[Tensor, Tensor]:
         query, key = per_head(q[t]) * size**-0.5, per_head(k[t])
-        step = (a[t].to(wide) + dt_bias).view(heads, -1)
-        rate = decay[:, None]
-        shrink = rate * softplus(step) if bound is None else bound * (-rate * step).sigmoid()
-        state = shrink.exp()[:, :, None] * state
+        state = log_decay(t).exp()[:, :, None] * state
         missing = v[t].to(wide).view(heads, -1) - (state * key).sum(1)
         learned = strength * b[t].to(wide).sigmoid()[:, None] * missing
         state = state + key * learned[:, None]
