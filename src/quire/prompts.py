@@ -59,7 +59,7 @@ _UNBUILT = {
 
 
 class GivenMedia(NamedTuple):
-    """What a prompt has at its placeholders: by modality an item or a list of them, their ids as
+    """Media at a prompt's placeholders: by modality an item or a list of them, their ids as
     the caller names them, and changes to how they are processed.
     """
 

@@ -579,7 +579,7 @@ def _storage(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -
 
 
 def _rounded(args: EngineOptions, config: dict[str, Any], decoder: Decoder) -> dict[str, Any]:
-    """What `ModelFacts` says of a plain checkpoint of which `quantization_config` rounds a part."""
+    """The facts about a plain checkpoint that `quantization_config` rounds in part."""
     rules = read_rounding_rules(rounding(args.quantization), args.quantization_config)
     if rules is None:
         return {}

@@ -1,4 +1,4 @@
-"""What rows got on the worker that samples, on its way to the workers that do not."""
+"""Sampled tokens on their way from the worker that samples to those that do not."""
 
 from __future__ import annotations
 

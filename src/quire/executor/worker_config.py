@@ -99,7 +99,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class MediaFacts:
-    """What the workers make of media: the modalities that they have encoders for, how many rows
+    """Facts about media: the modalities that the workers have encoders for, how many rows
     these make in a step and are kept (0: there are none), and on how many axes a token of the model
     has a position.
     """

@@ -16,7 +16,7 @@ _FORMS = "a picture is a PIL image, an array of three axes, encoded bytes, or No
 
 
 def label(index: int) -> str:
-    """How errors name a picture of a prompt."""
+    """The name of a prompt's picture in errors."""
     return f"Image {index}"
 
 

@@ -1,4 +1,4 @@
-"""How many items of a modality a prompt may have (`limit_mm_per_prompt`)."""
+"""Bounds on the items of each modality in a prompt (`limit_mm_per_prompt`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHAPES = {
     "video": ("num_frames", "width", "height"),
     "audio": ("length",),
 }
-"""What a limit may also say of the largest item, for the measurement at the start."""
+"""Sizes of the largest item that a limit may also have, for the measurement at the start."""
 
 
 def read_limits(limits: Mapping[str, Any] | None, *, is_text_only: bool = False) -> dict[str, int]:

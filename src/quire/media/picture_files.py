@@ -1,4 +1,4 @@
-"""How the pictures of a checkpoint are processed and stand in its prompts, by its side files."""
+"""The processing of a checkpoint's pictures, and their place in prompts, by its side files."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from quire.media.prompt_rules.rule import Place, PromptRule
 
 @dataclass(frozen=True, slots=True)
 class PlacedPicture:
-    """What an encoder makes `num_rows` rows of, and the positions [start, end) where they stand, in
-    order. `inputs` are arrays by transformers' names. Equal digests have equal rows.
+    """An input of an encoder, which makes `num_rows` rows of it, and their positions [start, end),
+    in order. `inputs` are arrays by transformers' names. Equal digests have equal rows.
     """
 
     digest: bytes

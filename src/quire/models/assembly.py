@@ -192,7 +192,7 @@ class Assembly:
         return Embedding(self._ops, look_up, positions, types, finish, stage)
 
     def axes(self) -> AxisMixer | None:
-        """What makes a step's rotary table; None where positions have one axis."""
+        """The maker of a step's rotary table; None where positions have one axis."""
         rope = rope_of_axes(self._spec)
         table = self._make.rotary(rope)
         if rope is None or table is None:

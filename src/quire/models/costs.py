@@ -73,7 +73,7 @@ def size_in_codes(coded: Iterable[StoredTensor]) -> tuple[int, int]:
 
 
 def size_rounded(family: Family, decoder: Decoder, rules: RoundingRules) -> tuple[int, int]:
-    """How many weights these rules round while they are loaded, and their bytes."""
+    """Number of weights that these rules round while they are loaded, and their bytes."""
     scheme_of = rules.scheme_finder()
     count, bits = 0, 0.0
     for tensor in tensor_map(family, decoder):

@@ -248,7 +248,7 @@ def _groups(memories: Sequence[LayerMemory | None], block_size: int) -> Iterable
 
 
 def _key(memory: LayerMemory | None) -> _Key:
-    """What layers of a group have in common: kind, window, chunk, whether they keep latents, and
+    """Common facts of a group's layers: kind, window, chunk, whether they keep latents, and
     whether queries attend to chosen ones.
     """
     if memory is None:

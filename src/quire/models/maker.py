@@ -86,7 +86,7 @@ class Maker:
         return self.weights.device
 
     def format_of(self, role: Role, leaf: str | None = None) -> WeightFormat | None:
-        """How projections of this role are stored, or that of this leaf; None: in the model's
+        """The format of projections of this role, or of this leaf; None: in the model's
         dtype.
         """
         return self._recipe.format_of(role, leaf)
@@ -94,7 +94,7 @@ class Maker:
     def format_for(
         self, role: Role, weight: Tensor | RowStack | CodedWeight, leaf: str
     ) -> WeightFormat | None:
-        """What the recipe makes of the weight of a leaf; one in codes stays as it is."""
+        """The format that the recipe gives a leaf's weight; one in codes stays as it is."""
         return None if isinstance(weight, CodedWeight) else self.format_of(role, leaf)
 
     def format_of_experts(

@@ -103,7 +103,7 @@ class TaskLane:
         raise TaskEnded(answer)
 
     async def _answered(self, child: ChildProcess, data: bytes, fds: Sequence[int]) -> bytes | str:
-        """What the process answers, or why it must be ended."""
+        """The answer of the process, or why it must be ended."""
         start = self._start
         try:
             async with asyncio.timeout(start.time_s * _WAITING_FACTOR):

@@ -33,8 +33,8 @@ class _Output:
 
 
 class _Reach(NamedTuple):
-    """What lets a request go on up to position `end`: items to make rows of, and outputs that these
-    take the room of.
+    """The work that lets a request go on to position `end`: items to make rows of, and outputs that
+    these take the room of.
     """
 
     end: int
@@ -43,7 +43,7 @@ class _Reach(NamedTuple):
 
 
 class EncoderCache:
-    """Which outputs there are, by the digests of their items, and which requests hold them.
+    """The outputs by the digests of their items, and the requests that hold them.
 
     A running request holds the output of an item from the plan of its first chunk there until the
     step of its last one has succeeded. Outputs that nobody holds make room for others, the least
@@ -122,7 +122,7 @@ class EncoderCache:
         self._wanted.clear()
 
     def reach(self, request: Request, first: int, count: int) -> int:
-        """How many of the next `count` tokens from position `first` on the request may compute in
+        """Number of the next `count` tokens from position `first` that the request may compute in
         this step.
         """
         if not request.media:
@@ -200,7 +200,7 @@ class EncoderCache:
                 self._drop(digest)
 
     def end(self, done: Iterable[bytes], failed: Iterable[bytes]) -> None:
-        """Where outputs are deferred: these are there, those could not be made."""
+        """Note outputs that were deferred: these are there, those could not be made."""
         for digest in done:
             output = self._outputs[digest]
             output.is_ready = True

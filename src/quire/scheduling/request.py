@@ -264,7 +264,7 @@ class Request:
         return 1
 
     def end_of_chunk(self, position: int, end: int) -> int:
-        """Where a chunk of tokens [position, end) ends at most, so that it does not split such an
+        """The latest end of a chunk of tokens [position, end) that does not split such an
         item; `position` if it has no token then.
         """
         for item in self.media:

@@ -138,7 +138,7 @@ class StateBlocks:
         return changes
 
     def _ends(self, request: Request, after: int) -> list[int]:
-        """Where snapshots of the request's known tokens are made, beyond `after` tokens; nowhere
+        """Positions of snapshots of the request's known tokens, beyond `after` tokens; none
         where no chunk may end.
         """
         last = (request.num_tokens - 1) // self._border * self._border

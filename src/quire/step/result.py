@@ -25,7 +25,7 @@ class StepResult(msgspec.Struct, gc=False):
 
 
 class NewTokens(msgspec.Struct, frozen=True, gc=False):
-    """What the sampled `rows` of a step, or of a part of it, got on the worker that samples, for
+    """Tokens of the sampled `rows` of a step, or of a part of it, from the worker that samples, for
     those that do not. They take it with a later step, the next one that computes one of these rows
     at the latest, and in the order of the steps.
 

@@ -1,4 +1,4 @@
-"""What the media of live requests can be made of again after the death of their core: the bytes of
+"""Sources from which live requests' media are made again after the death of their core: bytes of
 a picture as they came, not its pixels.
 """
 

@@ -46,7 +46,7 @@ MEDIA_NOT_KEPT = (
 )
 MEDIA_LOST = "the engine core died, and the media of this request could not be made again"
 REMAKING_S = 0.02
-"""How often media that are being made again are asked for."""
+"""Seconds between two looks at media that are being made again."""
 CANNOT_RESUME = "the engine core died, and a request whose input is still open cannot be resumed"
 
 

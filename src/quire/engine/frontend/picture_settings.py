@@ -19,7 +19,7 @@ from quire.models.vision.families import read_vision
 from quire.text.tokenizer import Tokenizer
 
 _CACHE_BYTES = 4 << 30
-"""Of processed pictures: prompts that come again with the same ones need no decoding."""
+"""Memory for processed pictures: prompts that come again with the same ones need no decoding."""
 
 
 def picture_prompts(model: ModelPlan, tokenizer: Tokenizer) -> PicturePrompts:

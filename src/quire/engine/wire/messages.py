@@ -126,7 +126,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     prompt_text: str | None = None
     adapter: AdapterRef | None = None
     media: PromptMedia | None = None
-    """What stands at placeholders among the ids."""
+    """The media at placeholders among the ids."""
 
     @property
     def lora_request(self) -> LoRARequest | None:

@@ -29,8 +29,8 @@ _WHITE = (255, 255, 255)
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """Of one picture: CPU time and memory of the process, pixels by its header, and numbers that it
-    may become. `num_processes` work at once.
+    """Limits of a picture: CPU time and memory of its process, pixels by its header, numbers that
+    it may become. `num_processes` work at once.
     """
 
     time_s: float = 20.0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""What is decoded; Pillow knows 40 more, some of which start programs."""
+"""The formats that are decoded; Pillow knows 40 more, some of which start programs."""
 
 MAX_PIXELS = 178_956_970
 """Pixels of a picture, by its header, unless set otherwise."""
@@ -152,4 +152,4 @@ _DAMAGE: tuple[type[Exception], ...] = (
     *(KeyError, IndexError, AttributeError, ZeroDivisionError, NotImplementedError),
     *(RuntimeError, AssertionError),
 )
-"""What Pillow raises for damaged files: its plugins check little themselves."""
+"""Exceptions of Pillow for damaged files: its plugins check little themselves."""

@@ -1,4 +1,4 @@
-"""What crosses to the process that decodes pictures: a task and two files in memory, one with the
+"""Messages to the process that decodes pictures: a task and two files in memory, one with the
 picture and one for the arrays that it becomes.
 """
 

@@ -1,4 +1,4 @@
-"""Which addresses of the network anybody may have the server read from."""
+"""The addresses that anybody may have the server read from."""
 
 from __future__ import annotations
 

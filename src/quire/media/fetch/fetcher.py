@@ -69,7 +69,7 @@ class MediaFetcher:
         return [_raised(each) for each in found]
 
     def _checked(self, picture: GivenPicture, budget: ByteBudget) -> WebAddress | None:
-        """Where it is on the web, if it is there; raises for what can be told to be refused."""
+        """Its address on the web, if it is there; raises for what can be told to be refused."""
         try:
             return self._looked_at(picture, budget)
         except MediaFault as fault:

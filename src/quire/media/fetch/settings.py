@@ -1,4 +1,4 @@
-"""What may be fetched, and how much of it."""
+"""Limits on what is fetched, and on how much of it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class WebAddress:
 
     @property
     def authority(self) -> str:
-        """What the header Host says."""
+        """The value of the header Host."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -75,7 +75,7 @@ def read_web_address(url: str) -> WebAddress:
 
 
 def redirected(address: WebAddress, location: str) -> WebAddress:
-    """Where a reply sends us."""
+    """The target of a redirecting reply."""
     if _FORBIDDEN.search(location) or len(location) > MAX_URL_CHARS:
         raise MediaFault("is redirected to a URL that cannot be read")
     try:

@@ -15,7 +15,7 @@ Sides = tuple[int, int]
 
 
 def target_size(height: int, width: int, size: SizeSetting) -> Sides:
-    """What a general size makes of a picture."""
+    """The size of a picture after a resize to a general size."""
     if size.shortest_edge and size.longest_edge:
         return _between_edges(height, width, size.shortest_edge, size.longest_edge)
     if size.shortest_edge:

@@ -32,7 +32,7 @@ _STRIP_PIXELS = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What the 256 levels of each channel become: `table` is [3, 256] float32."""
+    """The values of the 256 levels of each channel: `table` is [3, 256] float32."""
 
     table: FloatArray
 

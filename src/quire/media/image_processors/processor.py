@@ -1,4 +1,4 @@
-"""What every image processor offers."""
+"""The interface of every image processor."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ImageProcessor(Protocol):
 def whole_layout(
     height: int, width: int, size: tuple[int, int], num_tiles: int = 1
 ) -> PictureLayout:
-    """Of a picture that becomes `num_tiles` of the same size without a grid."""
+    """The layout of a picture that becomes `num_tiles` of the same size without a grid."""
     return PictureLayout(height, width, size, size, num_tiles=num_tiles)
 
 

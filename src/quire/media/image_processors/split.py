@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _MOST_PIXELS = 4096
-"""Of the longer side, whatever the settings say."""
+"""Bound on the longer side, whatever the settings say."""
 
 
 @dataclass(frozen=True, slots=True)

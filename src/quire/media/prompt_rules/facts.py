@@ -1,4 +1,4 @@
-"""What a rule is read from: the side files of a checkpoint."""
+"""The source of a rule: the side files of a checkpoint."""
 
 from __future__ import annotations
 

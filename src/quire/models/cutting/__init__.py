@@ -1,1 +1,1 @@
-"""How a model is cut: over workers that share its layers, or between layers."""
+"""Cuts of a model: over workers that share its layers, or between layers."""

@@ -37,8 +37,8 @@ def stages_of(decoder: Decoder, sizes: Sequence[int]) -> list[PipelineStage]:
 
 
 def cut(decoder: Decoder, stage: PipelineStage) -> Decoder:
-    """What a stage has of a whole decoder. Raises LoadError for one whose layers need more of each
-    other than hidden states.
+    """A stage's part of a whole decoder. Raises LoadError where its layers need more of others than
+    hidden states.
     """
     assert decoder.stage is None and stage.count == len(decoder.blocks)
     if decoder.pooler is not None:

@@ -64,7 +64,7 @@ def _describe(c: ConfigReader) -> Decoder:
 
 
 def _share(c: ConfigReader) -> float:
-    """What part of the sum the chosen experts are, and the shared ones."""
+    """Shares of the sum that the chosen experts and the shared ones are."""
     share: float = c.choice("shared_expert_combination_strategy", _SHARES, "average")
     return share if c.integer("num_shared_experts", 0, minimum=0) else 1.0
 

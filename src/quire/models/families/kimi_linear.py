@@ -43,7 +43,7 @@ _RENAMED = {
     "n_shared_experts": "num_shared_experts",
     "scoring_func": "moe_router_activation_func",
 }
-"""What others call a key -> what Kimi's files do."""
+"""The name of a key in other files -> its name in Kimi's."""
 
 
 def _describe_kimi(c: ConfigReader) -> Decoder:

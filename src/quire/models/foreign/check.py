@@ -84,7 +84,7 @@ class Staging(Protocol):
 def check(
     model: ForeignModel, ops: Ops, expected: Expected, dtype: torch.dtype, device: Staging
 ) -> float:
-    """How long the last step took, in seconds. Raises UnsupportedArchitecture if `model` has other
+    """Seconds that the last step took. Raises UnsupportedArchitecture if `model` has other
     logits than are expected for the text.
     """
     spec, hidden, begun = model.spec, [], 0.0

@@ -86,7 +86,7 @@ def library_config(config: Mapping[str, Any]) -> Any:
 
 
 def foreign_storage(config: Mapping[str, Any]) -> Storage | None:
-    """How the checkpoint of a model of transformers stores weights; None: as they are.
+    """The storage of weights in the checkpoint of a model of transformers; None: as they are.
 
     Raises UnsupportedConfigValue for formats in which more than linear layers are stored in codes,
     and what `read_storage` raises.

@@ -33,7 +33,7 @@ class _Given(nn.Module):
 
     @property
     def decoder(self) -> nn.Module:
-        """Of a wrapper around the layers."""
+        """The decoder of a wrapper around the layers: itself."""
         return self
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:

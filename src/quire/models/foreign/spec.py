@@ -72,5 +72,5 @@ class ForeignDecoder:
 
     @property
     def memories(self) -> tuple[KeyValues, ...]:
-        """What each call remembers of a request."""
+        """The memory of each call for a request."""
         return tuple(call.memory for call in self.calls)

@@ -31,7 +31,7 @@ def foreign_lines(d: ForeignDecoder, weight_bytes: int, number: NumberBytes) -> 
 
 
 def _costs(d: ForeignDecoder) -> Iterator[str]:
-    """What it costs that the code is not Quire's."""
+    """The price of running code that is not Quire's."""
     yield "cost              each step calls the model's Python code; no recorded steps or graphs"
     yield "                  transformers is imported at start, about 400 MB in two processes"
     yield "                  not possible: rounding of weights, adapters, drafts, several workers"

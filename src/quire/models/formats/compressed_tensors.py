@@ -39,7 +39,7 @@ _FOUR_BIT_FLOATS: Mapping[str, tuple[str, int, str]] = MappingProxyType(
 """Their strategy, inputs with one scale, and its type."""
 _PACKINGS: dict[str, Packing] = {"int": "bytes", "float": "floats"}
 _WITHIN = ".linear"
-"""How names end of linear modules within ones that wrap them; the text's have the wrapper's."""
+"""Ends of names of linear modules within ones that wrap them; the text's have the wrapper's."""
 _STRATEGIES = ("tensor", "channel", "group", "block")
 
 

@@ -96,7 +96,7 @@ def _layers(reader: ConfigReader) -> dict[str, CodeLayout]:
 
 
 def _finder(by_name: Mapping[str, CodeLayout]) -> Callable[[str], CodeLayout | None]:
-    """What finds the layout of a module, or of the nearest one that it is a part of."""
+    """Return the function that finds the layout of a module, or of the nearest one around it."""
 
     def layout_of(module: str) -> CodeLayout | None:
         while module:

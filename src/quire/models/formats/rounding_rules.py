@@ -1,4 +1,4 @@
-"""How an engine rounds the weights of a plain checkpoint while they are loaded, by kind of module
+"""Rules by which an engine rounds a plain checkpoint's weights at loading, by kind of module
 and by name: its `quantization_config`. Free of torch; `quantization/recipe.py` has the formats.
 """
 
@@ -33,7 +33,7 @@ OTHER_NAMES = {"fp8_per_channel": "fp8", "int8_per_channel_weight_only": "int8_w
 """Values of `quantization` that mean the same as others."""
 
 HEAD_BITS = 8.0
-"""Of every scheme."""
+"""Bits of a head's weight in every scheme."""
 
 Kind = Literal["linear", "moe", "head"]
 _NEVER = ("router.weight", ".kv_b.weight")
@@ -60,7 +60,7 @@ class RoundingRules(msgspec.Struct, frozen=True):
         return {scheme for scheme in found if scheme is not None}
 
     def scheme_finder(self) -> Callable[[Kind, str], str | None]:
-        """What finds the scheme of a module of a kind by its name in the checkpoint."""
+        """Return the function that finds a module's scheme by its kind and stored name."""
         expressions = Expressions()
         rules = [(_matcher(name, expressions), scheme) for name, scheme in self.targets]
         kinds = {"linear": self.linear, "moe": self.moe, "head": self.head}

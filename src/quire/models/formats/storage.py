@@ -409,7 +409,7 @@ _SKIPPED = {4: "to 4 bits", 8: "to 8 bits with powers of two as scales"}
 
 
 def skipped_rounding(layouts: Iterable[CodeLayout]) -> str | None:
-    """How formats of floats round activations where that is not done here; None: it is."""
+    """The rounding of activations by formats of floats that is not done here; None: all is done."""
     bits = sorted({layout.bits for layout in layouts if layout.skips_rows})
     return " and ".join(_SKIPPED[each] for each in bits) or None
 

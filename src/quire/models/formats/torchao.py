@@ -18,7 +18,7 @@ _DEFAULT = "_default"
 _WIDENED = "products take whole numbers as zero points, and groups of torchao's int4 have others"
 _ROUNDING = "to 8 bits with zero points"
 _OF_KERNELS = ("set_inductor_config", "kernel_preference", "mm_config", "alg_id")
-"""How torchao's own products run."""
+"""Keys about how torchao's own products run."""
 
 
 def read_torchao(reader: ConfigReader) -> Storage:

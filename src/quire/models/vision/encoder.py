@@ -156,7 +156,7 @@ class VisionEncoder:
         return rows[self._on_device(back)]
 
     def _placed(self, layout: PatchLayout) -> _Places:
-        """Where patches and class tokens are: one of these in each frame, or none."""
+        """Places of patches and class tokens: one of these in each frame, or none."""
         lengths, extra = layout.lengths, int(self.spec.class_token is not None)
         starts = np.cumsum([0, *(length + extra for length in lengths)])[:-1]
         shift = extra if self.spec.class_token == "first" else 0
@@ -208,7 +208,7 @@ class VisionEncoder:
         return torch.cat(parts)
 
     def _groups(self, places: _Places) -> tuple[PromptBatch, PromptBatch]:
-        """What blocks get that see whole frames, and those that see windows."""
+        """Attention plans of the blocks that see whole frames, and of those that see windows."""
         rotary = None
         if self.spec.rope is not None:
             total = sum(places.lengths)

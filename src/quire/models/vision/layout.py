@@ -1,4 +1,4 @@
-"""Where the patches of a step lie: frames of several pictures one after the other, each as a
+"""The order of a step's patches: frames of several pictures one after the other, each as a
 sequence of cells, perhaps sorted by windows. Free of torch.
 """
 

@@ -18,7 +18,7 @@ Frame = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What a processor makes of a picture.
+    """A picture as its processor leaves it.
 
     `pixels`: frames [n, channels, height, width], or patches [N, values] of a tower whose pictures
     come cut, which have `frames` of these. `size`: height and width of the picture as it was given,

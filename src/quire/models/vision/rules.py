@@ -1,4 +1,4 @@
-"""How vision encoders are read: towers by the type of their config, and the models around them.
+"""Readers of vision encoders: towers by the type of their config, and the models around them.
 Free of torch.
 """
 

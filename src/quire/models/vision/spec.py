@@ -211,7 +211,7 @@ def widths(
 
 
 def width_after(steps: tuple[ConnectorStep, ...], width: int, merge: int) -> int:
-    """How many values the rows have after the steps."""
+    """Width of the rows after the steps."""
     for _, step, found in widths(steps, width, merge):
         width = found * merge**2 if isinstance(step, Merge) else found
         width = step.width if isinstance(step, Project) else width

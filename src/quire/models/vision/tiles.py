@@ -44,7 +44,7 @@ def arranged(
 
 
 def best_size(size: tuple[int, int], sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Of these (height, width) the one in which most pixels of a picture of `size` remain, and of
+    """The one of these (height, width) in which most pixels of a picture of `size` remain, and of
     several such the smallest.
     """
 

@@ -104,6 +104,6 @@ def _seen(plan: PlainPlan) -> Iterator[tuple[int, Tensor]]:
 
 
 def _at(memory: Tensor, lanes: Tensor) -> Tensor:
-    """Of memory [N, S, W], what the slots lanes - 1 [M] hold, [M, W]."""
+    """The contents [M, W] of the slots lanes - 1 [M] of a memory [N, S, W]."""
     slots, size = lanes - 1, memory.shape[1]
     return memory[slots // size, slots % size]

@@ -156,7 +156,7 @@ def _value(kind: EmbeddingType, numbers: Numbers) -> Any:
 
 
 def _prompt(server: Server, input_type: str | None) -> str:
-    """What the model wants before texts of this type. Raises RequestError."""
+    """The prefix that the model wants before texts of this type. Raises RequestError."""
     if input_type is None:
         return ""
     prompts = server.pooling.prompts

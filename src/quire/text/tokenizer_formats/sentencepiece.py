@@ -23,7 +23,7 @@ from quire.text.model_files import MOST_VOCABULARY_BYTES, has_file
 from quire.text.tokenizer_formats.foreign import ForeignTokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-"""Of a piece's type."""
+"""Values of a piece's type."""
 _UNIGRAM, _BPE = 1, 2
 _SPACE = "\u2581"
 _MOST_PIECES = 1 << 21

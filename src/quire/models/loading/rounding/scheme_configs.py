@@ -1,4 +1,4 @@
-"""What config.json says of modules in our formats, as compressed-tensors has it."""
+"""The config.json of modules in our formats, as compressed-tensors writes it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from quire.models.vision.spec import (
 )
 
 _NORM = Norm("rms", 1e-5)
-"""Of all norms, whatever the config."""
+"""The kind of all norms, whatever the config."""
 
 
 def _describe(c: ConfigReader) -> VisionTower:

@@ -30,7 +30,7 @@ from quire.models.vision.spec import (
 )
 
 _EPS = 1e-6
-"""Of all norms, whatever the config."""
+"""Epsilon of all norms, whatever the config."""
 
 
 def axial_theta(c: ConfigReader, default: float = 1e4) -> float:
