@@ -169,8 +169,8 @@ def test_a_package_that_cannot_be_imported_is_refused(monkeypatch, tmp_path):
     assert "cannot be imported (OSError: undefined symbol" in verdict(HOPPER)
 
 
-TORCH_ONLY = {"row_peaks", "scale_queries", "xielu"}
-"""Elementwise or nearly so; no provider has a kernel for them, nor for ops of rarer mixers yet."""
+TORCH_ONLY = {"channel_delta", "gated_linear", "row_peaks", "scale_queries", "xielu"}
+"""Elementwise or nearly so, or of rare mixers: no provider has a kernel for them."""
 
 
 def test_without_the_package_triton_serves_and_the_report_says_why():
@@ -188,7 +188,7 @@ def test_without_the_package_triton_serves_and_the_report_says_why():
     for op, provider, why in ops.report():
         if op in TORCH_ONLY or CATALOG[op].only_for:
             continue
-        assert provider == "triton"
+        assert provider == "triton", op
         about_fa3 = "fa3: allocate_kv: the package flash_attn_interface"
         assert why.startswith(about_fa3) if op in KV_OPS else why == ""
 
