@@ -5,6 +5,7 @@
 // shapes and types and keeps tensors alive; nothing here holds a reference to a Python object.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -13,6 +14,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -22,6 +24,7 @@
 #include "bind/linear.hpp"
 #include "bind/lora.hpp"
 #include "bind/mask.hpp"
+#include "bind/pack_ahead.hpp"
 #include "bind/sample.hpp"
 #include "bind/state.hpp"
 #include "core/arena.hpp"
@@ -186,6 +189,30 @@ void bind_program(nb::module_& m) {
         .def("__len__", [](const Recording& self) { return self.program.num_entries(); });
 }
 
+void bind_pack_ahead(nb::module_& m) {
+    nb::class_<PackAhead>(m, "PackAhead")
+        .def(nb::init<int, const std::string&>(), "num_threads"_a, "level"_a)
+        .def("add_file", &PackAhead::add_file, "path"_a)
+        .def("add_block", &PackAhead::add_block, "size"_a)
+        .def("add_rows", &PackAhead::add_rows, "block"_a, "weight"_a, "offset"_a, "first"_a,
+             "count"_a, "file"_a, "at"_a)
+        .def("start", &PackAhead::start)
+        .def(
+            "take",
+            [](PackAhead& self, int64_t block) -> std::optional<Buffer> {
+                std::shared_ptr<Memory> memory;
+                {
+                    nb::gil_scoped_release released;
+                    memory = self.take(block);
+                }
+                if (memory == nullptr) return std::nullopt;
+                return Buffer{memory->data(), memory->size(), memory};
+            },
+            "block"_a)
+        .def("wait", &PackAhead::wait, nb::call_guard<nb::gil_scoped_release>())
+        .def("stop", &PackAhead::stop, nb::call_guard<nb::gil_scoped_release>());
+}
+
 void norm(Context& c, Type type, int64_t tokens, int64_t rows_per_token, int64_t width, Address x,
           int64_t x_token, int64_t x_row, Address out, NormKind kind, float eps, Address weight,
           Address bias, int64_t param_stride) {
@@ -311,4 +338,5 @@ NB_MODULE(_native, m) {
     bind_pool(m);
     bind_program(m);
     bind_context(m);
+    bind_pack_ahead(m);
 }

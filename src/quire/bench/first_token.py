@@ -32,12 +32,12 @@ _PROMPT_LEN = 16
 def main(engine_args: dict[str, Any]) -> dict[str, Any]:
     """Build the engine, generate one token; the moments and the seconds of a worker's parts."""
     from quire import LLM, EngineArgs, LLMEngine, SamplingParams
-    from quire.executor.packed_file import weight_memory
-    from quire.hardware.prepared_memory import prepare_memory
+    from quire.executor.packed_file import preparation
+    from quire.hardware.prepared_memory import prepare
 
     plan = EngineArgs(**engine_args).create_engine_config()
     planned = time.monotonic()
-    prepare_memory(weight_memory(plan.model, plan.parallel))  # as engines do before these imports
+    prepare(preparation(plan.model, plan.parallel))  # as engines do before these imports
     parts = dict.fromkeys(STAGES.values(), 0.0)
     for name, part in STAGES.items():
         module_name, function = name.split(".")

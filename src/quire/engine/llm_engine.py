@@ -28,8 +28,8 @@ from quire.engine.launcher import launch_front_end
 from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats, with_stat_loggers
 from quire.engine.wire.control_calls import Utility
 from quire.environment import read_environment
-from quire.executor.packed_file import weight_memory
-from quire.hardware.prepared_memory import prepare_memory
+from quire.executor.packed_file import preparation
+from quire.hardware.prepared_memory import prepare
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.request_options import RequestOptions
@@ -235,7 +235,7 @@ def _front_end_of_one(
     """Build a front end with the core in this process, unless the plan has several cores."""
     if plan.parallel.data_parallel_size > 1:
         return launch_front_end(plan, stat_loggers, is_log_aggregated)
-    prepare_memory(weight_memory(plan.model, plan.parallel))
+    prepare(preparation(plan.model, plan.parallel))
     from quire.engine.core.builder import (
         build_client,  # imports torch, which a given front end does not need
     )

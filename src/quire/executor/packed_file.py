@@ -1,5 +1,5 @@
-"""The file that has a model's packed weights, and the memory for them where there is none. Free of
-torch, so that both are known while it is imported.
+"""The file that has a model's packed weights, and without it what can be packed while torch is
+imported. Free of torch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ from typing import Any
 from quire.config.plan_parts import ModelPlan, ParallelPlan
 from quire.environment import read_environment
 from quire.hardware.native import find_native
+from quire.hardware.packed_ahead import PackingPlan
+from quire.hardware.prepared_memory import Preparation
+from quire.models import find_family, read_spec
+from quire.models.loading.ahead.packing_plan import packing_plan
 
 _CODE = ("models", "ops", "kernels", "quantization")
 """Folders of the package that decide what a packed weight is."""
+_LEAST_SHARE = 0.5
+"""Of the weights, below which clearing memory for all of them helps more than packing these."""
 
 
 def packed_file(model: ModelPlan, parallel: ParallelPlan) -> Path | None:
@@ -52,14 +58,37 @@ def packed_file(model: ModelPlan, parallel: ParallelPlan) -> Path | None:
     return environment.cache_dir / "packed" / f"{name}.packed"
 
 
-def weight_memory(model: ModelPlan, parallel: ParallelPlan) -> int:
-    """The bytes of memory that the weights will be packed into; 0 where they are not packed, or a
-    file has them.
+def preparation(model: ModelPlan, parallel: ParallelPlan) -> Preparation:
+    """What can be done for the weights while torch is imported: nothing where they are not packed,
+    or a file has them.
     """
     if not _is_packed_whole(model, parallel):
-        return 0
+        return Preparation()
     path = packed_file(model, parallel)
-    return 0 if path is not None and path.exists() else model.weight_bytes
+    if path is not None and path.exists():
+        return Preparation()
+    packing = _packing(model, parallel)
+    if packing is None or packing.num_bytes < _LEAST_SHARE * model.weight_bytes:
+        return Preparation(num_bytes=model.weight_bytes)
+    return Preparation(packing=packing)
+
+
+def _packing(model: ModelPlan, parallel: ParallelPlan) -> PackingPlan | None:
+    """The weights that are packed as they are stored."""
+    native, _ = find_native()
+    folder, rounds = Path(model.model_folder), model.quantization or model.rounding_rules
+    if native is None or rounds is not None or model.load_format != "safetensors":
+        return None
+    if model.hf_config.get("quantization_config") is not None:
+        return None
+    return packing_plan(
+        folder,
+        read_spec(model.hf_config, model.pooler),
+        find_family(model.hf_config, model.pooler),
+        model.dtype,
+        level=read_environment().cpu_isa or native.best_level(),
+        num_threads=max(1, parallel.num_threads - 1),  # one imports
+    )
 
 
 def _is_packed_whole(model: ModelPlan, parallel: ParallelPlan) -> bool:

@@ -1,8 +1,28 @@
-"""Memory that is cleared in a thread before it is filled."""
+"""What threads do for the weights of a model before it is loaded: they pack them, or at least clear
+the memory for them.
+"""
 
 from __future__ import annotations
 
+import msgspec
+
 from quire.hardware.native import find_native
+from quire.hardware.packed_ahead import PackingPlan, end_packing, pack_ahead
+
+
+class Preparation(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights that are packed; without any, `num_bytes` of memory are cleared."""
+
+    num_bytes: int = 0
+    packing: PackingPlan | None = None
+
+
+def prepare(preparation: Preparation) -> None:
+    """Have threads prepare for weights, while this process does something else."""
+    if preparation.packing is not None:
+        pack_ahead(preparation.packing)
+    else:
+        prepare_memory(preparation.num_bytes)
 
 
 def prepare_memory(num_bytes: int) -> None:
@@ -13,7 +33,8 @@ def prepare_memory(num_bytes: int) -> None:
 
 
 def end_preparation() -> None:
-    """Free what of that memory nobody has taken."""
+    """Free what of that memory, and of packed weights, nobody has taken."""
     native, _ = find_native()
     if native is not None:
         native.end_preparation()
+    end_packing()

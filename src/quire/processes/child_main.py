@@ -19,13 +19,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn
 
-from quire.hardware.prepared_memory import prepare_memory
+from quire.hardware.prepared_memory import prepare
 from quire.processes.owner_signals import leave_to_owner
 from quire.processes.start_message import (
     ORPHANED,
     M,
     decode_start,
-    prepared_bytes,
+    preparation_in,
     receive_frame,
 )
 
@@ -78,7 +78,7 @@ def _receive(pipe: socket.socket, received: Future[bytearray]) -> None:
     """Wait for the start message, and begin what can be done while the program is imported."""
     try:
         data = receive_frame(pipe)
-        prepare_memory(prepared_bytes(data))
+        prepare(preparation_in(data))
         received.set_result(data)
     except Exception as error:
         received.set_exception(error)

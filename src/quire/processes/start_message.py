@@ -14,6 +14,7 @@ import msgspec
 
 from quire.encodable import NotEncodable, encoded, text_of, to_msgpack
 from quire.errors import EngineError, InvalidParameter, LoadError
+from quire.hardware.prepared_memory import Preparation
 
 ORPHANED = 3
 """The exit code of a process whose starter has exited."""
@@ -24,14 +25,14 @@ LENGTH = struct.Struct("<Q")
 
 class ChildStart(msgspec.Struct, kw_only=True):
     """The settings of every child process; `ChildProcess.start` fills them in. `sys_path` is that
-    of the starter. `prepared_bytes`: of memory that the process will soon fill. A kind of process
+    of the starter. `preparation`: what can be done while the program is imported. A kind of process
     that speaks to others by a protocol has the version of that as its default.
     """
 
     protocol_version: int = 0
     sys_path: list[str] = []
     log_level: int = 30
-    prepared_bytes: int = 0
+    preparation: Preparation = Preparation()
 
 
 M = TypeVar("M", bound=ChildStart)
@@ -56,13 +57,13 @@ def decode_start(data: bytearray, kind: type[M]) -> M:
     return msgspec.msgpack.decode(data, type=kind)
 
 
-def prepared_bytes(data: bytearray) -> int:
-    """The memory that a process of any kind will soon fill."""
-    return msgspec.msgpack.decode(data, type=_Preparation).prepared_bytes
+def preparation_in(data: bytearray) -> Preparation:
+    """What a process of any kind is to do while its program is imported."""
+    return msgspec.msgpack.decode(data, type=_Prepared).preparation
 
 
-class _Preparation(msgspec.Struct):
-    prepared_bytes: int = 0
+class _Prepared(msgspec.Struct):
+    preparation: Preparation = Preparation()
 
 
 def send_last_words(pipe: socket.socket, error: Exception) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quire.executor import packed_file
+from quire.executor.packed_file import preparation
 from quire.hardware.native import find_native
-from quire.hardware.prepared_memory import prepare_memory
+from quire.hardware.prepared_memory import Preparation, prepare
 from quire.models.loading import packed_weights
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, plan_of, same_bits, serve
@@ -276,17 +276,17 @@ def test_random_weights_and_small_models_have_no_file(tiny, cache, monkeypatch):
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
-def test_weights_are_packed_into_memory_that_was_prepared(tmp_path, family):
+def test_weights_are_packed_into_memory_that_was_prepared(tmp_path):
     """As many bytes as the plan expects are enough, unless a file has the weights."""
     shape = {"num_hidden_layers": 2, "vocab_size": 9000, "hidden_size": 256}
-    folder = make_checkpoint(tmp_path / "model", shape, family, dtype="bfloat16")
-    plan = plan_of(folder)
-    assert packed_file.weight_memory(plan.model, plan.parallel) == plan.model.weight_bytes
-    right = answers(folder, packed_weights_gib=0)
-    prepare_memory(plan.model.weight_bytes)
-    assert same_bits(answers(folder), right)
-    assert not packed_file.weight_memory(plan.model, plan.parallel), "now a file has them"
+    folder = make_checkpoint(tmp_path / "model", shape, "qwen2", dtype="bfloat16")
+    plan = plan_of(folder, quantization="int8")
+    before = Preparation(num_bytes=plan.model.weight_bytes)
+    assert preparation(plan.model, plan.parallel) == before
+    right = answers(folder, quantization="int8", packed_weights_gib=0)
+    prepare(before)
+    assert same_bits(answers(folder, quantization="int8"), right)
+    assert preparation(plan.model, plan.parallel) == Preparation(), "now a file has them"
     for changed in ({"load_format": "dummy"}, {"model_impl": "transformers"}):
         other = msgspec.structs.replace(plan.model, **changed)
-        assert not packed_file.weight_memory(other, plan.parallel)
+        assert preparation(other, plan.parallel) == Preparation()

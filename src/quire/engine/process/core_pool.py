@@ -14,7 +14,7 @@ from quire.config.plan import EnginePlan
 from quire.engine.process.start_message import StartMessage
 from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, LoadError
-from quire.executor.packed_file import weight_memory
+from quire.executor.packed_file import preparation
 from quire.processes.child_process import GRACE_S, ChildProcess
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class CorePool:
                     self._message,
                     engine_index=engine_index,
                     incarnation=incarnation,
-                    prepared_bytes=weight_memory(plan.model, plan.parallel),
+                    preparation=preparation(plan.model, plan.parallel),
                 )
             )
         except BaseException:

@@ -4,6 +4,7 @@ chosen experts of a step in one call (experts.cpp).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.linear_ops import CpuLinear, LinearOps, address_of
+from quire.kernels.cpu.linear_ops import CpuLinear, LinearOps, address_of, packed_memory
 from quire.kernels.cpu.lora_ops import CpuBank, bank_tensors
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.formats.coded import CodedWeight, of_one_kind
@@ -68,10 +69,17 @@ class ExpertOps:
             self._linear.panel_bytes(up[0], stored_as, gated),
             self._linear.panel_bytes(down[0], stored_as, False),
         )
-        memory = self._runtime.weight_memory((len(up), sum(sizes)), torch.uint8)
+        shape, key_of = (len(up), sum(sizes)), partial(self._linear.key_of, stored_as=stored_as)
+        pairs = zip(up, down, strict=True)
+        keys = [key for u, d in pairs for key in (key_of(u, gated=gated), key_of(d, gated=False))]
+        ready = packed_memory(keys, math.prod(shape))
+        is_packed = ready is not None
+        if ready is None:
+            ready = self._runtime.weight_memory(shape, torch.uint8)
+        memory = ready.view(shape)
         of_up, of_down = memory.split(sizes, 1)
-        pack_up = partial(self._linear.pack_linear, gated=gated)
-        pack_down = partial(self._linear.pack_linear, segments=segments)
+        pack_up = partial(self._linear.pack_linear, gated=gated, is_packed=is_packed)
+        pack_down = partial(self._linear.pack_linear, segments=segments, is_packed=is_packed)
         return self.experts_of(
             pack_each(_into(of_up, pack_up), up, up_bias, stored_as),
             pack_each(_into(of_down, pack_down), down, down_bias, stored_as),

@@ -7,7 +7,7 @@ bits do not depend on the other rows: see csrc/kernels/linear.cpp and quantized.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
+from quire.hardware.packed_ahead import part_key, take_packed
 from quire.kernels.cpu.lora_ops import CpuLora
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.collective import linear_total
@@ -105,16 +106,22 @@ class LinearOps:
         peaks: Tensor | None = None,
         gated: bool = False,
         memory: PanelMemory | None = None,
+        is_packed: bool = False,
     ) -> CpuLinear:
         """weight [out, in], bias [out]; both are copied, into `panel_bytes` of `memory` (None: of
-        the weight's own).
+        the weight's own), where the weight is already if it `is_packed`.
         """
         assert self._runtime.program is None, "weights are packed before recording"
         nibbles = weight.as_nibbles() if isinstance(weight, CodedWeight) else None
         if nibbles is not None:
             return self._pack_nibbles(nibbles, bias, segments, gated, memory)
         shape, dtype = self._panel_shape(weight, stored_as, gated)
-        panels = (memory or self._runtime.weight_memory)(shape, dtype)
+        key = None if memory is not None else self.key_of(weight, stored_as, gated)
+        ready = packed_memory([key], math.prod(shape) * dtype.itemsize)
+        if ready is None:
+            panels = (memory or self._runtime.weight_memory)(shape, dtype)
+        else:
+            panels, is_packed = ready.view(dtype).view(shape), True
         if isinstance(weight, CodedWeight):
             pack = self._pack_integers if weight.is_of_integers else self._pack_coded
             return pack(weight, bias, segments, gated, panels)
@@ -133,6 +140,8 @@ class LinearOps:
             rounds_rows=stored_as is not None and stored_as.rounds_rows,
             gated=gated,
         )
+        if is_packed:
+            return packed
         first = 0
         for part in weight.read() if isinstance(weight, RowStack) else [weight]:
             rows, count = self._runtime.dense(part), len(part)
@@ -143,6 +152,12 @@ class LinearOps:
             )
             first += count
         return packed
+
+    def key_of(self, weight: AnyWeight, stored_as: WeightFormat | None, gated: bool) -> str | None:
+        """The key of what is made of a weight; None: of the weight's alone."""
+        if stored_as is not None or not isinstance(weight, RowStack) or weight.sources is None:
+            return None
+        return part_key(str(weight.dtype).removeprefix("torch."), gated, weight.sources)
 
     def panel_bytes(self, weight: AnyWeight, stored_as: WeightFormat | None, gated: bool) -> int:
         """The memory that the panels of a weight take, whole lines of 64 bytes."""
@@ -463,6 +478,14 @@ def _code_facts(weight: CodedWeight) -> CodeFacts:
 def _coded_group(weight: CodedWeight) -> int:
     """Inputs that share a scale in a panel."""
     return math.gcd(weight.group, _CODED_GROUP)
+
+
+def packed_memory(keys: Sequence[str | None], num_bytes: int) -> Tensor | None:
+    """The memory of weights that were packed before, by their keys; None: they were not."""
+    buffer = take_packed(keys)
+    if buffer is None or buffer.size != num_bytes:
+        return None
+    return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
 def address_of(tensor: Tensor | None) -> int:

@@ -14,6 +14,7 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError
 from quire.models.cutting.sharding import own_part
 from quire.models.formats.storage import Storage
+from quire.models.loading.ahead.headers import Sources
 from quire.models.loading.cache_scales import used_cache_scales
 from quire.models.loading.codes.code_layouts import coded_weight
 from quire.models.loading.codes.widened_codes import widened_weight
@@ -34,12 +35,13 @@ from quire.ops.kv import FixedScales
 @dataclass(frozen=True, slots=True)
 class OpenLeaves:
     """What reads leaves, the names of those that are in codes, and the scales of keys and values
-    that are used, by layer.
+    that are used, by layer. sources: what leaves are that are contents of files as they are.
     """
 
     read: Read
     coded: frozenset[str] = frozenset()
     cache_scales: Mapping[str, FixedScales] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -72,13 +74,26 @@ def open_leaves(
             yield OpenLeaves(leaves)
         return
     assert family is not None, "files of a checkpoint have a family's names"
+    has_sources = files is None and group is None
     with closing(files or open_files(load_format, folder, decoder)) as files:
         stored = match(family, decoder, files, storage)
         in_codes = (s for s in stored if s.layout is not None and not s.layout.is_widened)
         coded = frozenset(leaf.name for s in in_codes for leaf in s.leaves)
         scales = {} if kv_dtype is None else used_cache_scales(files, storage, kv_dtype)
+        sources = _sources(files, stored) if has_sources else {}
         read = _parts_of(StoredLeaves(files, stored), decoder, group)
-        yield OpenLeaves(read, coded, scales)
+        yield OpenLeaves(read, coded, scales, sources)
+
+
+def _sources(files: WeightFiles, stored: Iterable[StoredTensor]) -> dict[str, str]:
+    """By leaf, the contents of a file that it is, without a step between."""
+    found, name_of = {}, Sources()
+    for tensor in stored:
+        if tensor.layout is None and not tensor.steps and len(tensor.leaves) == 1:
+            [leaf] = tensor.leaves
+            if leaf.scale == 1.0 and tensor.name in files.entries:
+                found[leaf.name] = name_of(files.entries[tensor.name].file, tensor.name)
+    return found
 
 
 class StoredLeaves:

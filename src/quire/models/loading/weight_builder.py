@@ -44,18 +44,21 @@ class WeightBuilder:
         coded: Collection[str],
         folder: Path | None,
         cache_scales: Mapping[str, FixedScales],
+        sources: Mapping[str, str],
     ) -> None:
         """`leaves`: those of the spec by name, in load order. `folder`: where large tensors are
         kept in files; None: in memory. `cache_scales`: those of keys and values that the checkpoint
         brings, by layer ("layers.0"). `read` gives a leaf in any float dtype, or in codes those
         that `coded` names, valid until its next call; on a device other than the CPU it returns
-        memory that is not written again.
+        memory that is not written again. `sources` names what leaves are that are contents of
+        files as they are.
         """
         self.dtype, self.device = dtype, device
         self._left = dict(leaves)
         self._read, self._coded = read, coded
         self._folder = folder
         self._cache_scales = cache_scales
+        self._sources = sources
 
     @property
     def has_codes(self) -> bool:
@@ -224,7 +227,13 @@ class WeightBuilder:
                 yield values if leaf.scale == 1.0 else values * leaf.scale
 
         [width] = {leaf.shape[1] for leaf in leaves}
-        return RowStack((sum(leaf.shape[0] for leaf in leaves), width), self.dtype, read)
+        sources = tuple(self._sources[name] for name in names if name in self._sources)
+        return RowStack(
+            (sum(leaf.shape[0] for leaf in leaves), width),
+            self.dtype,
+            read,
+            sources if len(sources) == len(names) else None,
+        )
 
     def _values(self, leaf: Parameter) -> Tensor:
         values = self._read(leaf)

@@ -110,6 +110,7 @@ def load_model(
             coded=leaves.coded,
             folder=weights_folder,
             cache_scales=leaves.cache_scales,
+            sources=leaves.sources,
         )
         model = DecoderModel(
             own, weights, ops, max_model_len=length, options=options, target=target

@@ -85,6 +85,7 @@ def _built(
         coded=coded,
         folder=None,
         cache_scales={},
+        sources={},
     )
     encoder = VisionEncoder(model.tower, Maker(weights, ops, 1, UNQUANTIZED, None, None))
     weights.finish()

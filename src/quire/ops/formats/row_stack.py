@@ -13,9 +13,11 @@ from torch import Tensor
 class RowStack:
     """A weight [out, in] of `dtype` as tensors with some of its rows each, in their order, which
     `read` reads one after the other: whoever packs them so never holds all of them. Each is valid
-    until the next is read, and all are read once.
+    until the next is read, and all are read once. sources: names for the contents of files that
+    these rows are (models/loading/ahead/headers.py); None where they are made of something else.
     """
 
     shape: tuple[int, int]
     dtype: torch.dtype
     read: Callable[[], Iterator[Tensor]]
+    sources: tuple[str, ...] | None = None

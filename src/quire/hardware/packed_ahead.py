@@ -1,0 +1,147 @@
+"""Weights that threads pack out of a checkpoint's files before the loader asks for them: native
+ones, which need neither torch nor the interpreter's lock, while torch is imported.
+
+Each weight has a key that says everything it is made of; the loader takes what has the key of what
+it would make, and packs the rest. Free of torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from quire.hardware.native import find_native
+
+_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_LINE = 64
+
+
+class PackedRows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows first..first+count-1 of a weight, which begin `at` bytes into a file."""
+
+    file: int
+    at: int
+    first: int
+    count: int
+
+
+class PackedPart(msgspec.Struct, frozen=True, array_like=True):
+    """A weight [out, in] by its key."""
+
+    key: str
+    in_features: int
+    out_features: int
+    gated: bool
+    rows: list[PackedRows]
+
+
+class PackedBlock(msgspec.Struct, frozen=True, array_like=True):
+    """Weights in one piece of memory, one after the other."""
+
+    parts: list[PackedPart]
+
+
+class PackingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is packed, in the order in which the loader will ask; `level` is that of the kernels."""
+
+    dtype: str
+    item_bytes: int
+    level: str
+    num_threads: int
+    files: list[str]
+    blocks: list[PackedBlock]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all weights as they are stored."""
+        return self.item_bytes * sum(
+            part.in_features * part.out_features for block in self.blocks for part in block.parts
+        )
+
+
+def part_key(dtype: str, gated: bool, sources: Sequence[str]) -> str:
+    """The key of a weight of these rows, which are contents of files."""
+    return "\n".join([f"{dtype}, {'gated' if gated else 'plain'}", *sources])
+
+
+class _Packing:
+    """What is being packed for one engine."""
+
+    def __init__(self, native: Any, plan: PackingPlan) -> None:
+        self._packer = native.PackAhead(plan.num_threads, plan.level)
+        self._numbers: dict[tuple[str, ...], int] = {}
+        files = [self._packer.add_file(file) for file in plan.files]
+        for block in plan.blocks:
+            self._add(native, plan, block, files)
+        self._packer.start()
+
+    def _add(self, native: Any, plan: PackingPlan, block: PackedBlock, files: list[int]) -> None:
+        sizes = [_panel_bytes(part, plan.item_bytes, native.panel_width) for part in block.parts]
+        number, offset = self._packer.add_block(sum(sizes)), 0
+        for part, size in zip(block.parts, sizes, strict=True):
+            weight = native.PackedWeight(
+                *(native.Type.__members__[_TYPES[plan.dtype]], native.WeightForm.plain),
+                *(part.in_features, part.out_features, 0, 0, 0, 0, False, 1, part.gated),
+            )
+            for rows in part.rows:
+                file = files[rows.file]
+                if file < 0 or not self._packer.add_rows(
+                    number, weight, offset, rows.first, rows.count, file, rows.at
+                ):
+                    return  # a block that nobody knows
+            offset += size
+        self._numbers[tuple(part.key for part in block.parts)] = number
+
+    def take(self, keys: tuple[str, ...]) -> Any:
+        number = self._numbers.pop(keys, None)
+        return None if number is None else self._packer.take(number)
+
+    def stop(self) -> None:
+        self._packer.stop()
+
+
+def _panel_bytes(part: PackedPart, item_bytes: int, width: int) -> int:
+    halves = 2 if part.gated else 1
+    panels = halves * -(-part.out_features // (halves * width))
+    return panels * -(-part.in_features // 2) * 2 * width * item_bytes
+
+
+_lock = threading.Lock()
+_packings: list[_Packing] = []
+
+
+def pack_ahead(plan: PackingPlan) -> None:
+    """Begin to pack; does nothing without native code, or while another engine's weights are."""
+    native, _ = find_native()
+    if native is None:
+        return
+    with _lock:
+        if not _packings:
+            with contextlib.suppress(ValueError):  # a level that the runtime will refuse
+                _packings.append(_Packing(native, plan))
+
+
+def take_packed(keys: Sequence[str | None]) -> Any:
+    """The memory with the panels of the weights with these keys, once; None where nobody has packed
+    them so. Waits while they are being packed.
+    """
+    with _lock:
+        found = next(iter(_packings), None)
+    if found is None or None in keys:
+        return None
+    return found.take(tuple(key for key in keys if key is not None))
+
+
+def end_packing() -> None:
+    """Pack no more, and free what nobody has taken."""
+    with _lock:
+        while _packings:
+            _packings.pop().stop()
+
+
+atexit.register(end_packing)

@@ -1,0 +1,79 @@
+"""Where the tensors of safetensors files lie, by their headers alone. Free of torch.
+
+The loader's own reader checks the files; what is read here only says what may be packed before it
+asks, and a file that is not as it should be says nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.errors import LoadError
+from quire.models.loading.folder_files import read_header
+from quire.models.loading.weight_index import read_index
+
+_INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_LENGTH_BYTES = 8
+"""In front of the header."""
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor of a file, which begins `at` bytes into it."""
+
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    at: int
+
+
+def placed_tensors(folder: Path) -> dict[str, PlacedTensor]:
+    """The tensors of a folder's safetensors files by name; none where its files have other names,
+    or cannot be read.
+    """
+    try:
+        index = read_index(folder / _INDEX, ".safetensors")
+        files = sorted(set(index.values())) if index is not None else [_WHOLE]
+        return {t.name: t for name in files for t in _tensors_of(folder / name)}
+    except (OSError, LoadError, msgspec.MsgspecError, RecursionError):
+        return {}
+
+
+class Sources:
+    """Names for the contents of tensors: another file of a name, and other contents of a file, have
+    other ones.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Path, str] = {}
+
+    def __call__(self, file: Path, name: str) -> str:
+        """The name of a tensor. Raises OSError."""
+        if file not in self._files:
+            about = file.stat()
+            self._files[file] = f"{file}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}"
+        return f"{self._files[file]}#{name}"
+
+
+def _tensors_of(file: Path) -> list[PlacedTensor]:
+    header = read_header(file)
+    found: dict[str, Any] = msgspec.json.decode(header)
+    found.pop("__metadata__", None)
+    start = _LENGTH_BYTES + len(header)
+    tensors = msgspec.convert(found, dict[str, _Tensor])
+    return [
+        PlacedTensor(file, name, t.dtype, t.shape, start + t.data_offsets[0])
+        for name, t in tensors.items()
+    ]
