@@ -119,7 +119,10 @@ def __getattr__(name: str) -> Any:
         hint = UNBUILT_NAMES.get(name)
         why = "" if hint is None else f": this release does not implement it. {hint}"
         raise AttributeError(f"module 'quire' has no attribute {name!r}{why}")
-    return getattr(importlib.import_module(home), name)
+    from quire.start_up import without_collections
+
+    with without_collections():
+        return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

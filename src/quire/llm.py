@@ -26,7 +26,6 @@ from quire.errors import InvalidType, NotBuiltYet, RequestError
 from quire.llm_pooling import PoolingMethods, UseTqdm
 from quire.lora.request import GivenAdapters
 from quire.models.foreign.implementation import describe_model
-from quire.models.show import describe
 from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput
 from quire.params import BeamSearchParams, PoolingParams, SamplingParams
@@ -325,6 +324,8 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
                 self._description = object.__repr__(self)
             else:
                 model = plan.model
+                from quire.models.show import describe  # few ask
+
                 decoder = describe_model(model.hf_config, model.model_impl, model.pooler)
                 self._description = describe(decoder)
         return self._description

@@ -34,6 +34,7 @@ def main(engine_args: dict[str, Any]) -> dict[str, Any]:
     from quire import LLM, EngineArgs, LLMEngine, SamplingParams
     from quire.executor.packed_file import preparation
     from quire.hardware.prepared_memory import prepare
+    from quire.start_up import without_collections
 
     plan = EngineArgs(**engine_args).create_engine_config()
     planned = time.monotonic()
@@ -41,7 +42,8 @@ def main(engine_args: dict[str, Any]) -> dict[str, Any]:
     parts = dict.fromkeys(STAGES.values(), 0.0)
     for name, part in STAGES.items():
         module_name, function = name.split(".")
-        module = importlib.import_module(f"quire.executor.{module_name}")
+        with without_collections():  # nor do engines collect
+            module = importlib.import_module(f"quire.executor.{module_name}")
         setattr(module, function, _timed(getattr(module, function), parts, part))
     imported = time.monotonic()
     engine = LLMEngine.from_vllm_config(plan, disable_log_stats=True)

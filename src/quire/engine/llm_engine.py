@@ -33,6 +33,7 @@ from quire.hardware.prepared_memory import prepare
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.request_options import RequestOptions
+from quire.start_up import without_collections
 
 T = TypeVar("T")
 
@@ -236,9 +237,10 @@ def _front_end_of_one(
     if plan.parallel.data_parallel_size > 1:
         return launch_front_end(plan, stat_loggers, is_log_aggregated)
     prepare(preparation(plan.model, plan.parallel))
-    from quire.engine.core.builder import (
-        build_client,  # imports torch, which a given front end does not need
-    )
+    with without_collections():
+        from quire.engine.core.builder import (
+            build_client,  # imports torch, which a given front end does not need
+        )
 
     plan, options = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
     return build_front_end(plan, build_client(plan), stats_options=options)

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quire.errors import InvalidParameter
-from quire.release import __version__
 
 SPAN_NAME = "llm_request"
 HEADERS = ("traceparent", "tracestate")
@@ -49,6 +48,8 @@ class RequestTracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        from quire.release import __version__  # reads the package's metadata: 10 ms
 
         resource = Resource.create({"service.name": "quire", "service.version": __version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)

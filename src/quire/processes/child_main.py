@@ -28,6 +28,7 @@ from quire.processes.start_message import (
     preparation_in,
     receive_frame,
 )
+from quire.start_up import without_collections
 
 LOG_FORMAT = "({} pid=%(process)d) %(levelname)s %(name)s: %(message)s"
 
@@ -62,7 +63,8 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
     pipe.set_inheritable(False)
     received: Future[bytearray] = Future()
     threading.Thread(target=_receive, args=(pipe, received), daemon=True).start()
-    program: ChildProgram[Any] = importlib.import_module(module).PROGRAM
+    with without_collections():
+        program: ChildProgram[Any] = importlib.import_module(module).PROGRAM
     try:
         start = decode_start(received.result(), program.start)
     except (EOFError, ConnectionResetError):

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from quire.executor import packed_file
 from quire.executor.packed_file import preparation
 from quire.hardware.native import find_native
 from quire.hardware.prepared_memory import Preparation, prepare

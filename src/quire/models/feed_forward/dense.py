@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import NormalDist
 
 from torch import Tensor
 
@@ -66,6 +65,8 @@ def _activation(make: Maker, at: str, m: Mlp) -> Callable[[Tensor], Tensor]:
         return partial(ops.bounded_gated, act=m.act, bound=m.bound)
     if m.sparsity:
         assert m.gated and m.sparsity < 1.0, "a share of gates"
+        from statistics import NormalDist  # few models need it
+
         deviations = NormalDist().inv_cdf(m.sparsity)
         return partial(ops.sparse_gated, act=m.act, deviations=deviations)
     numbers = make.merged(at + "xielu", [f"{at}xielu.{part}" for part in XIELU_PARTS])

@@ -97,16 +97,17 @@ def _product(decoder: Decoder, leaf: Parameter) -> str | None:
 
 
 def _products_as_stored(block: Block) -> tuple[str, ...]:
-    found: tuple[str, ...] = ()
-    mixer, mlp = block.mixer, block.mlp
-    is_plain = isinstance(mixer, Attention) and mixer.shares is None and mixer.value_dim is None
-    if is_plain and not mixer.values_are_keys:
-        found = ("attn.qkv", "attn.o")
-    if isinstance(mlp, Mlp):
-        found += ("mlp.up", "mlp.down")
-    elif isinstance(mlp, Moe) and mlp.latent is None:
-        found += ("mlp.experts",)
-    return found
+    """The products of a layer that are rows of the files, and nothing else."""
+    mixer: tuple[str, ...] = ()
+    match block.mixer:
+        case Attention(shares=None, value_dim=None, values_are_keys=False):
+            mixer = ("attn.qkv", "attn.o")
+    match block.mlp:
+        case Mlp():
+            return (*mixer, "mlp.up", "mlp.down")
+        case Moe(latent=None):
+            return (*mixer, "mlp.experts")
+    return mixer
 
 
 def _is_gated(leaves: Sequence[Parameter]) -> bool:
