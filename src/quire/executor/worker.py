@@ -24,6 +24,7 @@ from quire.params import RequestParams
 from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
+from quire.runner.warm_up import run_first_steps
 from quire.step.plan import StepPlan
 
 
@@ -101,6 +102,14 @@ class Worker:
     def apply_model(self, func: Callable[[RunnableModel], Any]) -> Any:
         """Return func(model), which may inspect or modify the model."""
         return func(self.get_model())
+
+    def run_first_steps(self) -> None:
+        """Run what the first requests would wait for; where kernels are compiled it has run."""
+        if self.facts.has_own_memory:
+            return
+        spec, runner = self.get_model().spec, self.model_runner
+        tasks = spec.pooler.tasks if isinstance(spec, Decoder) and spec.pooler is not None else ()
+        run_first_steps(runner, max_len=runner.rows.token_ids.shape[1], tasks=tasks)
 
     def kv_cache_bytes(self) -> int:
         """The memory of this worker's KV cache in bytes; 0 while it is released."""

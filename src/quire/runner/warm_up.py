@@ -50,6 +50,7 @@ def _edited() -> SamplingParams:
 
 
 _GREEDY = SamplingParams(temperature=0.0)
+_FIRST_TOKENS = 8
 _MOST_COLUMNS = 128
 """Columns of log-probabilities for every row of a step; more are expected for few rows only."""
 
@@ -93,6 +94,19 @@ def warm_up(
         for power in range(num_tokens.bit_length()):
             lengths = list(_prompts(1 << power, num_rows, max_len))
             plans.run(lengths, (_GREEDY,), decodes=0, adapter=1)
+
+
+def run_first_steps(runner: ModelRunner, *, max_len: int, tasks: Sequence[str]) -> None:
+    """Run a short prompt and a decode, and a prompt for each pooling task: weights and memory are
+    touched, and threads started, as the first request would do. Nothing is compiled.
+    """
+    plans = _Plans(runner)
+    length = min(_FIRST_TOKENS, max_len)
+    for task in tasks:
+        plans.run([length], (PoolingParams(task=task),), decodes=0)
+    if runner.model.spec.generates:
+        plans.run([length], (_GREEDY,), decodes=0)
+        plans.run([min(2, max_len)], (_GREEDY,), decodes=1)
 
 
 def warm_up_pooling(

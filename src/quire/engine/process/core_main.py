@@ -92,4 +92,17 @@ def _group(message: StartMessage) -> Group:
     return GlooGroup(rendezvous, message.engine_index, message.data_parallel_size, LONGEST_WAIT_S)
 
 
-PROGRAM = core_program(build_core)
+def build_warm_core(plan: EnginePlan, *, group: Group | None) -> EngineCore:
+    """Build a core that has run steps already, so that its first request waits for none of what is
+    done once.
+    """
+    core = build_core(plan, group=group)
+    if group is None and plan.parallel.distributed_executor_backend == "uni":
+        try:
+            core.executor.collective_rpc("run_first_steps", (), {})
+        except Exception:
+            logger.warning("The steps before the first request failed.", exc_info=True)
+    return core
+
+
+PROGRAM = core_program(build_warm_core)
