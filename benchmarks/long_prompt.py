@@ -3,7 +3,9 @@
 Several streams decode; then long prompts arrive one after the other. The gaps between a stream's
 outputs are measured without them and while they are computed, with each of several values of
 `max_stall_ms` (0: steps are as large as `max_num_batched_tokens`), in turns. Throughput is that of
-all tokens, of prompts and of streams, while the prompts are computed.
+all tokens, of prompts and of streams, while the prompts are computed; and of the same work, which
+streams that stood still finish later: a prompt and streams of `--stream-len` tokens, all of which
+begin together, until the last of them has ended.
 
     PYTHONPATH=src python benchmarks/long_prompt.py --random-model 0.6b --stalls 0 250
 """
@@ -40,18 +42,20 @@ class Gaps:
         return found
 
 
-async def decode(engine: AsyncLLM, number: int, gaps: Gaps) -> None:
-    """One stream that never ends by itself."""
+async def decode(
+    engine: AsyncLLM, number: int, gaps: Gaps, num_tokens: int = POSITIONS - 64
+) -> None:
+    """One stream, which does not end by itself unless it is given few tokens."""
     params = SamplingParams(
         temperature=0.0,
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        max_tokens=POSITIONS - 64,
+        max_tokens=num_tokens,
     )
     last = time.perf_counter()
     prompt = {"prompt_token_ids": [number + 5] * 16}
-    async for _ in engine.generate(prompt, params, f"stream-{number}"):
+    async for _ in engine.generate(prompt, params, f"stream-{number}-{num_tokens}"):
         now = time.perf_counter()
         if gaps.is_open:
             gaps.found.append(now - last)
@@ -90,12 +94,16 @@ async def measure(args: argparse.Namespace, folder: Path, stall_ms: int) -> dict
         gaps.is_open = True
         await asyncio.sleep(args.seconds)
         alone = gaps.take()
-        await prefill(engine, args.prompt_len, salt=0)  # speeds are learnt
+        await prefill(engine, args.learning_len, salt=0)  # speeds are learnt
         gaps.take()
         began = time.perf_counter()
         first = [await prefill(engine, args.prompt_len, 1 + i) for i in range(args.prompts)]
         seconds = time.perf_counter() - began
         beside = gaps.take()
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        same_work_s = await work(engine, args, gaps) if args.stream_len else 0.0
     finally:
         for stream in streams:
             stream.cancel()
@@ -110,7 +118,16 @@ async def measure(args: argparse.Namespace, folder: Path, stall_ms: int) -> dict
         "beside_max_ms": 1e3 * max(beside),
         "long_first_token_s": percentile(first, 50),
         "tokens_per_second": (args.prompts * args.prompt_len + len(beside)) / seconds,
+        "same_work_s": same_work_s,
     }
+
+
+async def work(engine: AsyncLLM, args: argparse.Namespace, gaps: Gaps) -> float:
+    """The seconds that a prompt and streams of a given length take together."""
+    began = time.perf_counter()
+    streams = [decode(engine, number, gaps, args.stream_len) for number in range(args.streams)]
+    await asyncio.gather(*streams, prefill(engine, args.prompt_len, salt=999))
+    return time.perf_counter() - began
 
 
 def main() -> int:
@@ -121,6 +138,8 @@ def main() -> int:
     parser.add_argument("--quantization")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt-len", type=int, default=8_000)
+    parser.add_argument("--learning-len", type=int, default=4_000)
+    parser.add_argument("--stream-len", type=int, default=320, help="0: without the same work")
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--stalls", type=int, nargs="+", default=[0, 250])
     parser.add_argument("--rounds", type=int, default=1)

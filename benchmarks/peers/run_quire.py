@@ -24,6 +24,7 @@ def open_engine(request: dict[str, Any]) -> Generate:
         max_num_seqs=request["max_prompts"],
         max_model_len=request["max_len"],
         speculative_config=request.get("speculative_config"),
+        **request.get("engine_args", {}),
     )
 
     def generate(prompts: list[list[int]], length: int) -> tuple[list[list[int]], float | None]:

@@ -29,6 +29,14 @@ struct PieceShape {
     int64_t span;    // in keys
     int64_t window;  // 0: none
 
+    // Of the pieces of so many new tokens, which are as few and as equal as whole groups of rows
+    // allow: one with few tokens would bring keys and values in order for those alone.
+    int64_t tokens_of_pieces(int64_t num_new) const {
+        const int64_t count = (num_new + tokens_per_piece - 1) / tokens_per_piece;
+        const int64_t unit = most(1, kRows / per_kv);
+        return least(tokens_per_piece, rounded_up((num_new + count - 1) / count, unit));
+    }
+
     int64_t rows_for(int64_t num_tokens) const { return padded_rows(num_tokens * per_kv); }
     int64_t part_floats(int64_t num_tokens) const {
         return Merged::num_floats(rows_for(num_tokens), width);
@@ -59,9 +67,9 @@ inline PieceSizes cut(const AttentionStep& step, const PieceShape& shape, const 
     for (int64_t row = 0; row < step.num_rows; ++row) {
         const int32_t num_new = step.query_start[row + 1] - step.query_start[row];
         if (num_new == 0) continue;
-        const int64_t per_piece = shape.tokens_per_piece;
+        const int64_t per_piece = shape.tokens_of_pieces(num_new);
         const int64_t computed = step.seq_lens[row] - num_new;
-        const bool is_split = num_new <= per_piece;
+        const bool is_split = num_new <= shape.tokens_per_piece;
         for (int64_t token = (num_new - 1) / per_piece * per_piece; token >= 0;
              token -= per_piece) {
             const int64_t num_tokens = least(per_piece, num_new - token);

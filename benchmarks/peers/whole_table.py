@@ -1,0 +1,217 @@
+"""The whole comparison in pieces of some minutes, so that it can be run in pauses; what was
+measured is added to the files of one folder, and printed as tables.
+
+    python benchmarks/peers/whole_table.py --list
+    python benchmarks/peers/whole_table.py --vllm ENV/bin/python --llama-cpp ENV/bin/python PIECE
+    python benchmarks/peers/whole_table.py --tables
+
+Pieces are `MODEL/ENGINE:KIND/GROUP` (workloads of compare.py), `start/MODEL` (process to first
+token, in turns: a first start, a second one that maps packed weights, llama.cpp), `stall/MODEL/MS`
+(gaps beside a long prompt) and `serve/mixed` (prompts of 32 to 2,048 tokens, 8 and 32 clients). A
+piece that was run again counts with all its times. --prefix is a command that keeps the machine
+quiet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from quire.bench.workload import random_model
+from quire.hardware.host import gather_machine_facts
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+GROUPS = {
+    "short": ("1x1+65*3", "1x512+1*3", "1x2048+1*2"),
+    "4k": ("1x4096+33",),
+    "8k": ("1x8192+17",),
+    "16k": ("1x16384+17",),
+    "batches": ("8x128+64", "32x128+64"),
+}
+KINDS = {
+    "quire": ("bfloat16", "int8", "int4"),
+    "vllm": ("bfloat16",),
+    "llama_cpp": ("bf16", "q8_0", "q4_0"),
+}
+_ENGINES = [f"{engine}:{kind}" for engine, kinds in KINDS.items() for kind in kinds]
+PIECES = [
+    *(f"0.6b/{engine}/{group}" for engine, group in product(_ENGINES, GROUPS)),
+    *(f"2b-experts/{e}/{g}" for e, g in product(_ENGINES, ("short", "batches")) if "vllm" not in e),
+    *(f"start/{model}" for model in ("0.6b", "4b", "2b-experts")),
+    *(f"stall/{model}/{goal}" for model, goal in product(("0.6b", "4b-int4"), (0, 250))),
+    "serve/mixed",
+]
+_LEN = {"4b": 4096}
+"""Contexts of models whose own would not fit beside others' memory."""
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pieces", nargs="*", metavar="PIECE")
+    parser.add_argument("--list", action="store_true", help="print the pieces, done ones marked")
+    parser.add_argument("--tables", action="store_true", help="print what there is")
+    for engine in ("vllm", "llama-cpp"):
+        parser.add_argument(f"--{engine}", help="interpreter of its environment")
+    parser.add_argument("--starts", type=int, default=3, help="of each engine in a start piece")
+    parser.add_argument("--prefix", default="", help="command to put before what is measured")
+    parser.add_argument("--output", type=Path, default=Path("whole_table"), help="a folder")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the pieces, one after the other."""
+    args = parse()
+    args.output.mkdir(exist_ok=True)
+    unknown = set(args.pieces) - set(PIECES)
+    if unknown:
+        sys.exit(f"{', '.join(sorted(unknown))}: not among the pieces that --list prints")
+    done = _read(args.output / "done.json")
+    if args.list:
+        for piece in PIECES:
+            print("done" if piece in done else "    ", piece)
+    for piece in args.pieces:
+        print(piece, "...", file=sys.stderr, flush=True)
+        began = time.time()
+        run(piece, args)
+        done.setdefault(piece, []).append([time.strftime("%F %T"), round(time.time() - began)])
+        (args.output / "done.json").write_text(json.dumps(done, indent=1) + "\n")
+    if args.tables:
+        print_tables(args.output)
+    return 0
+
+
+def run(piece: str, args: argparse.Namespace) -> None:
+    """Measure one piece, and add what was found to its file."""
+    first, *rest = piece.split("/")
+    match first:
+        case "start":
+            run_starts(rest[0], args)
+        case "stall":
+            run_stall(rest[0], rest[1], args)
+        case "serve":
+            run_serve(args)
+        case _:
+            run_compare(first, rest[0], rest[1], args)
+
+
+def run_compare(model: str, engine: str, group: str, args: argparse.Namespace) -> None:
+    """A group of workloads on one engine."""
+    words = ["--prefix", args.prefix, "--kinds", engine, "--workloads", *GROUPS[group], "--add"]
+    words += ["--random-model", model, "--output", str(args.output / model)]
+    _call([sys.executable, str(HERE / "compare.py"), *_peers(args), *words])
+
+
+def run_starts(model: str, args: argparse.Namespace) -> None:
+    """Process to first token, in turns."""
+    folder = random_model(model)
+    request = {
+        "model": str(folder),
+        "num_threads": gather_machine_facts().num_cores,
+        "cache": str(folder.parent / "peers"),
+        "max_prompts": 1,
+        "max_len": _LEN.get(model, 4096),
+        "workloads": {},
+    }
+    kinds = [
+        ("quire, first start", sys.executable, "run_quire", "bfloat16", {"packed_weights_gib": 0}),
+        ("quire, second start", sys.executable, "run_quire", "bfloat16", {}),
+    ]
+    if args.llama_cpp:
+        kinds.append(("llama.cpp", args.llama_cpp, "run_llama_cpp", "bf16", {}))
+    found = _read(args.output / "starts.json")
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, "request.json")
+        for turn, (name, python, module, kind, more) in product(range(args.starts + 1), kinds):
+            file.write_text(json.dumps(request | {"kind": kind, "engine_args": more}))
+            words = [*shlex.split(args.prefix), python, str(HERE / "first_token.py"), module]
+            began = time.monotonic()
+            answer = subprocess.run(
+                [*words, str(file)], text=True, stdout=subprocess.PIPE, check=True
+            ).stdout
+            if turn:  # the first one fills the page cache, and keeps packed weights
+                took = float(answer.split()[-1]) - began
+                found.setdefault(model, {}).setdefault(name, []).append(round(took, 3))
+    (args.output / "starts.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def run_stall(model: str, goal: str, args: argparse.Namespace) -> None:
+    """Gaps of streams beside a long prompt, with one latency goal."""
+    shape, _, quantization = model.partition("-")
+    words = ["--random-model", shape, "--stalls", goal, "--prompts", "1"]
+    if shape == "0.6b":
+        words += ["--prompt-len", "8000", "--learning-len", "3000"]
+    else:
+        words += ["--prompt-len", "2000", "--learning-len", "1000", "--stream-len", "120"]
+    if quantization:
+        words += ["--quantization", quantization]
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, "stall.json")
+        words += ["--output-json", str(file)]
+        script = str(ROOT / "benchmarks/long_prompt.py")
+        _call([*shlex.split(args.prefix), sys.executable, script, *words])
+        rows = json.loads(file.read_text())["rows"]
+    found = _read(args.output / "stalls.json")
+    found.setdefault(f"{model}, {goal} ms", []).extend(rows)
+    (args.output / "stalls.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def run_serve(args: argparse.Namespace) -> None:
+    """Mixed lengths at 8 and 32 clients."""
+    words = [sys.executable, "-m", "benchmarks.peers.serve_compare"]
+    if args.vllm:
+        words += ["--vllm", str(Path(args.vllm).parents[1])]
+    words += ["--random-model", "0.6b", "--dtype", "bfloat16", "--backends", "openai"]
+    words += ["--concurrency", "8", "32", "--input-len", "1040", "--range-ratio", "0.97"]
+    words += ["--output-len", "64", "--max-model-len", "4096", "--rounds", "1"]
+    for gate in ("--start-gate", "--load-gate") if args.prefix else ():
+        words += [gate, args.prefix]
+    _call([*words, "--output", str(args.output / "serve")])
+
+
+def print_tables(folder: Path) -> None:
+    """All that was measured, as Markdown."""
+    facts = gather_machine_facts()
+    print(f"{facts.cpu_name}, {facts.num_cores} cores\n")
+    for file in sorted(folder.glob("*.md")):
+        print(f"## {file.stem}\n\n{file.read_text()}")
+    for model, kinds in _read(folder / "starts.json").items():
+        print(f"## start to first token, {model}: median (all), s\n")
+        for name, times in kinds.items():
+            print(f"- {name}: {statistics.median(times):.2f} ({', '.join(map(str, times))})")
+        print()
+    for name, rows in _read(folder / "stalls.json").items():
+        print(f"## stall, {name}\n")
+        for row in rows:
+            print("- " + ", ".join(f"{key} {value:.1f}" for key, value in row.items()))
+        print()
+
+
+def _peers(args: argparse.Namespace) -> list[str]:
+    found = ["--vllm", args.vllm] if args.vllm else []
+    return found + (["--llama-cpp", args.llama_cpp] if args.llama_cpp else [])
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+def _call(words: list[str]) -> None:
+    subprocess.run(words, check=True, cwd=ROOT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
