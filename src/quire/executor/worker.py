@@ -108,8 +108,13 @@ class Worker:
         if self.facts.has_own_memory:
             return
         spec, runner = self.get_model().spec, self.model_runner
-        tasks = spec.pooler.tasks if isinstance(spec, Decoder) and spec.pooler is not None else ()
-        run_first_steps(runner, max_len=runner.rows.token_ids.shape[1], tasks=tasks)
+        pooler = spec.pooler if isinstance(spec, Decoder) else None
+        run_first_steps(
+            runner,
+            max_len=runner.rows.token_ids.shape[1],
+            tasks=() if pooler is None else pooler.tasks,
+            generates=pooler is None or pooler.also_generates,
+        )
 
     def kv_cache_bytes(self) -> int:
         """The memory of this worker's KV cache in bytes; 0 while it is released."""

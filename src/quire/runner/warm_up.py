@@ -96,7 +96,9 @@ def warm_up(
             plans.run(lengths, (_GREEDY,), decodes=0, adapter=1)
 
 
-def run_first_steps(runner: ModelRunner, *, max_len: int, tasks: Sequence[str]) -> None:
+def run_first_steps(
+    runner: ModelRunner, *, max_len: int, tasks: Sequence[str], generates: bool
+) -> None:
     """Run a short prompt and a decode, and a prompt for each pooling task: weights and memory are
     touched, and threads started, as the first request would do. Nothing is compiled.
     """
@@ -104,7 +106,7 @@ def run_first_steps(runner: ModelRunner, *, max_len: int, tasks: Sequence[str]) 
     length = min(_FIRST_TOKENS, max_len)
     for task in tasks:
         plans.run([length], (PoolingParams(task=task),), decodes=0)
-    if runner.model.spec.generates:
+    if generates:
         plans.run([length], (_GREEDY,), decodes=0)
         plans.run([min(2, max_len)], (_GREEDY,), decodes=1)
 
