@@ -6,7 +6,7 @@ measured is added to the files of one folder, and printed as tables.
     python benchmarks/peers/whole_table.py --tables
 
 Pieces are `MODEL/ENGINE:KIND/GROUP` (workloads of compare.py), `start/MODEL` (process to first
-token, in turns: a first start, a second one that maps packed weights, llama.cpp), `stall/MODEL/MS`
+token: a first start, a second one that maps packed weights, llama.cpp), `stall/MODEL/MS`
 (gaps beside a long prompt) and `serve/mixed` (prompts of 32 to 2,048 tokens, 8 and 32 clients). A
 piece that was run again counts with all its times. --prefix is a command that keeps the machine
 quiet.
@@ -115,7 +115,9 @@ def run_compare(model: str, engine: str, group: str, args: argparse.Namespace) -
 
 
 def run_starts(model: str, args: argparse.Namespace) -> None:
-    """Process to first token, in turns."""
+    """Process to first token, each kind several times in a row: a virtual machine's host takes
+    back memory that nobody uses, and is slow to give it again.
+    """
     folder = random_model(model)
     request = {
         "model": str(folder),
@@ -134,14 +136,14 @@ def run_starts(model: str, args: argparse.Namespace) -> None:
     found = _read(args.output / "starts.json")
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "request.json")
-        for turn, (name, python, module, kind, more) in product(range(args.starts + 1), kinds):
+        for (name, python, module, kind, more), turn in product(kinds, range(args.starts + 1)):
             file.write_text(json.dumps(request | {"kind": kind, "engine_args": more}))
             words = [*shlex.split(args.prefix), python, str(HERE / "first_token.py"), module]
             began = time.monotonic()
             answer = subprocess.run(
                 [*words, str(file)], text=True, stdout=subprocess.PIPE, check=True
             ).stdout
-            if turn:  # the first one fills the page cache, and keeps packed weights
+            if turn:  # one before fills the page cache, has the host give memory, packs weights
                 took = float(answer.split()[-1]) - began
                 found.setdefault(model, {}).setdefault(name, []).append(round(took, 3))
     (args.output / "starts.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -66,7 +66,8 @@ class MappedFile {
 // neither Python nor its lock. A block is one piece of memory with the panels of some weights.
 //
 // Whoever asks for a block that is being packed waits for it. Asking for one that has not been
-// begun stops the packing: the asker packs from then on, with all threads.
+// packed ends the packing: the asker has caught up, and packs from then on with all threads, into
+// memory that a thread touches meanwhile.
 class PackAhead {
    public:
     PackAhead(int num_threads, const std::string& level)
@@ -109,7 +110,10 @@ class PackAhead {
     std::shared_ptr<Memory> take(int64_t number) {
         std::unique_lock lock(mutex_);
         Block& block = blocks_.at(size_t(number));
-        if (block.state == State::waiting) is_stopped_ = true;
+        if (block.state != State::ended && !is_stopped_) {
+            is_stopped_ = true;
+            prepare_memory(size_to_come());
+        }
         packed_.wait(lock, [&] { return block.state != State::begun; });
         return std::move(block.memory);
     }
@@ -160,6 +164,16 @@ class PackAhead {
             block.state = State::ended;
             packed_.notify_all();
         }
+    }
+
+    // Of the blocks that will not be packed here, on huge pages.
+    size_t size_to_come() const {
+        constexpr size_t kPage = size_t(2) << 20;
+        size_t size = 0;
+        for (const Block& block : blocks_)
+            if (block.state == State::waiting && block.size >= kPage)
+                size += (block.size + kPage - 1) / kPage * kPage;
+        return size;
     }
 
     std::shared_ptr<Memory> packed(const Block& block) {

@@ -72,12 +72,16 @@ def part_key(dtype: str, gated: bool, sources: Sequence[str]) -> str:
 class _Packing:
     """What is being packed for one engine."""
 
-    def __init__(self, native: Any, plan: PackingPlan) -> None:
+    def __init__(self, native: Any, plan: PackingPlan, *, starts: bool = True) -> None:
         self._packer = native.PackAhead(plan.num_threads, plan.level)
         self._numbers: dict[tuple[str, ...], int] = {}
         files = [self._packer.add_file(file) for file in plan.files]
         for block in plan.blocks:
             self._add(native, plan, block, files)
+        if starts:
+            self.start()
+
+    def start(self) -> None:
         self._packer.start()
 
     def _add(self, native: Any, plan: PackingPlan, block: PackedBlock, files: list[int]) -> None:

@@ -140,3 +140,18 @@ def test_a_file_that_is_too_short_is_not_read_beyond_its_end(tmp_path):
     all_are_packed(before)
     [packing] = packed_ahead._packings
     assert 0 < len(packing._numbers) < len(before.packing.blocks)
+
+
+def test_a_loader_that_has_caught_up_packs_by_itself(tmp_path, taken):
+    """All that comes after a weight that was not ready is its own, with all threads."""
+    folder = model(tmp_path / "model", "llama")
+    right = answers(folder)
+    taken.clear()
+    before = packing_of(folder)
+    packing = packed_ahead._Packing(find_native()[0], before.packing, starts=False)
+    packed_ahead._packings.append(packing)
+    first = before.packing.blocks[0]
+    assert packing.take(tuple(part.key for part in first.parts)) is None
+    packing.start()
+    assert same_bits(answers(folder), right)
+    assert taken and not any(taken)
