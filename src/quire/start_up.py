@@ -11,11 +11,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Collect no garbage while the block runs, unless somebody else has switched that off."""
+    """Collect no garbage while the block runs. What it has made is old afterwards: the next
+    collection would look at all of it once more. Does nothing where collections are off.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # else others' frozen objects would thaw
+                gc.freeze()  # moves all objects to a generation of their own,
+                gc.unfreeze()  # and this to the oldest
             gc.enable()
