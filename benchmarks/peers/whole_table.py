@@ -65,6 +65,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tables", action="store_true", help="print what there is")
     for engine in ("vllm", "llama-cpp"):
         parser.add_argument(f"--{engine}", help="interpreter of its environment")
+    parser.add_argument("--vllm-env", help="folder of that environment, for serve/mixed")
+    parser.add_argument("--vllm-preload", default="", help="its LD_PRELOAD, for serve/mixed")
     parser.add_argument("--starts", type=int, default=3, help="of each engine in a start piece")
     parser.add_argument("--prefix", default="", help="command to put before what is measured")
     parser.add_argument("--output", type=Path, default=Path("whole_table"), help="a folder")
@@ -110,7 +112,7 @@ def run(piece: str, args: argparse.Namespace) -> None:
 def run_compare(model: str, engine: str, group: str, args: argparse.Namespace) -> None:
     """A group of workloads on one engine."""
     words = ["--prefix", args.prefix, "--kinds", engine, "--workloads", *GROUPS[group], "--add"]
-    words += ["--random-model", model, "--output", str(args.output / model)]
+    words += ["--random-model", model, "--output", str(args.output / model.replace(".", "_"))]
     _call([sys.executable, str(HERE / "compare.py"), *_peers(args), *words])
 
 
@@ -173,8 +175,8 @@ def run_stall(model: str, goal: str, args: argparse.Namespace) -> None:
 def run_serve(args: argparse.Namespace) -> None:
     """Mixed lengths at 8 and 32 clients."""
     words = [sys.executable, "-m", "benchmarks.peers.serve_compare"]
-    if args.vllm:
-        words += ["--vllm", str(Path(args.vllm).parents[1])]
+    if args.vllm_env:
+        words += ["--vllm", args.vllm_env, "--vllm-preload", args.vllm_preload]
     words += ["--random-model", "0.6b", "--dtype", "bfloat16", "--backends", "openai"]
     words += ["--concurrency", "8", "32", "--input-len", "1040", "--range-ratio", "0.97"]
     words += ["--output-len", "64", "--max-model-len", "4096", "--rounds", "1"]
