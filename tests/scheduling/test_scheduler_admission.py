@@ -34,6 +34,26 @@ def test_a_prompt_in_chunks_keeps_the_blocks_for_its_rest():
     assert scene.tokens(scene.step()) == {1: 6}
 
 
+def test_a_step_counts_once_what_each_running_request_still_needs(monkeypatch):
+    scene = Scene(max_num_batched_tokens=30)
+    memory, counted = scene.scheduler.memory, []
+    outstanding = memory.outstanding
+
+    def counting(requests):
+        counted.append([request.handle for request in requests])
+        return outstanding(requests)
+
+    scene.add(0, 40)
+    scene.step()
+    monkeypatch.setattr(memory, "outstanding", counting)
+    for handle in range(1, 5):
+        scene.add(handle, 5)
+    scene.step()
+    assert scene.running == [0, 1, 2, 3, 4]
+    assert counted == [[0], [1], [2], [3]], "not all of them again for each that is admitted"
+    assert scene.scheduler._life.blocks._outstanding == 0, "nobody lacks blocks for its tokens"
+
+
 def test_by_priority_the_smallest_number_is_admitted_first():
     scene = Scene(policy="priority", max_num_seqs=1)
     scene.add(0, 3, max_tokens=2, priority=1)

@@ -118,7 +118,7 @@ class Lifecycle:
         self.memory = BlockTables(config)
         self.transfers = None if tier is None else Transfers(tier, self.memory)
         self.tokens = TokenBudget(config, self.lane, self.requests)
-        blocks = BlockBudget(self.memory, self.chunked)
+        self.blocks = BlockBudget(self.memory, self.chunked)
         self.adapters: SlotAllocator | None = None
         if config.num_adapter_slots:
             self.adapters = SlotAllocator(
@@ -129,7 +129,7 @@ class Lifecycle:
         if config.encoder_rows:
             self.encoders = EncoderCache(config.encoder_rows, is_deferred=config.defers_encodings)
             resources = [*resources, self.encoders]
-        self.resources = Resources(self.tokens, [self.rows, blocks, *resources])
+        self.resources = Resources(self.tokens, [self.rows, self.blocks, *resources])
         self.counters = Counters(num_accepted=[0] * (config.num_drafts + 1))
         self.now = 0.0
         """The time of the last plan."""
@@ -141,6 +141,7 @@ class Lifecycle:
         """Start the planning of a step; allowance: for its prompts if streams wait for it."""
         is_bound = allowance is not None and self._has_streams
         self.tokens.begin(allowance if is_bound else None)
+        self.blocks.begin()
         if self.adapters is not None:
             self.adapters.begin()
         if self.encoders is not None:

@@ -7,7 +7,7 @@ row. A steady decode step touches none of them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from typing import Protocol
 
 from quire.scheduling.block_tables import BlockTables
@@ -250,15 +250,31 @@ class BlockBudget:
     holds_back_others = True
     is_exhausted = False
 
-    def __init__(self, memory: BlockTables, running: Iterable[Request]) -> None:
-        """running: requests with uncomputed tokens."""
+    def __init__(self, memory: BlockTables, running: Sequence[Request]) -> None:
+        """running: requests with uncomputed tokens; those that are admitted come last."""
         self._memory = memory
         self._running = running
+        self._num_counted = 0
+        self._outstanding = 0
+
+    def begin(self) -> None:
+        """Start the planning of a step."""
+        self._num_counted = self._outstanding = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Blocks that running requests still need for the tokens they have. To be read while a step
+        admits requests: the tables of others do not change then, so that each is counted once.
+        """
+        admitted = self._running[self._num_counted :]
+        self._num_counted += len(admitted)
+        self._outstanding += self._memory.outstanding(admitted)
+        return self._outstanding
 
     def offer(self, request: Request, want: int) -> int:
         if not self._memory.keeps_blocks:
             return want
-        cost = self._memory.admission_cost(request) + self._memory.outstanding(self._running)
+        cost = self._memory.admission_cost(request) + self.outstanding
         left = self._memory.pool.num_free - cost
         request.takes_snapshot = left < self._memory.snapshot_cost(request)
         return want if left >= 0 else 0

@@ -302,7 +302,7 @@ class Scheduler:
             if self.memory.is_being_written(request):
                 continue  # a running request computes its next block: wait and hit it then
             if self.transfers is not None and self.transfers.begin_load(
-                request, self.memory.outstanding(self.chunked)
+                request, self._life.blocks.outstanding
             ):
                 continue
             count, holds_back_others = self._life.resources.offer(request)
