@@ -153,3 +153,14 @@ def test_blocks_are_as_large_as_chunks_of_attention_allow(chunk, wanted, size):
     layers = [KeyValues(2, 64, window=chunk, is_chunked=True), KeyValues(2, 64)]
     assert suited_block_size(layers, wanted, BF16) == size
     assert plan_kv_pool(layers, size, BF16).block_sizes == [size]
+
+
+def test_second_contents_have_tables_of_one_length_whatever_the_tokens():
+    own, cross = KeyValues(8, 64), KeyValues(8, 64, source=1500)  # as in Whisper
+    pool = plan([own, cross] * 6)
+    assert shapes(pool) == [("full", None, SIZE, 6), ("source", None, SIZE, 6)]
+    assert pool.describe() == "6 layers full, 6 layers source of 1500 rows"
+    assert [pool.held_blocks(length, chunk=1) for length in (1, 32, 448)] == [48, 48, 61]
+    assert token_bytes([own, cross], BF16) == own.token_bytes(BF16)
+    assert cross.step_bytes(5, BF16) == 1500 * cross.token_bytes(BF16)
+    assert pool.groups[1].spec.kind == "source"

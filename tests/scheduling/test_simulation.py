@@ -15,9 +15,10 @@ from quire.scheduling.lifecycle import Lifecycle
 from quire.scheduling.request import Request
 from quire.scheduling.resources import Resources
 from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.source_blocks import SourceBlocks
 from quire.scheduling.state_blocks import StateBlocks
 from quire.scheduling.transfers import Transfers
-from quire.step.media import EmbeddedSpan, MediaItem
+from quire.step.media import EmbeddedSpan, MediaItem, Source
 from tests.support.simulation.simulate import NOTHING, STATE, Trace, run_traces
 
 NUM_TRACES = 4_250
@@ -66,6 +67,8 @@ def test_the_traces_meet_what_they_are_for():
             met["loads"] += trace.tier.num_loaded
             met["failed loads"] += trace.tier.num_failed
             met["stores"] += trace.tier.num_stored
+        met["sources"] += trace.num_sources_written
+        met["sources that were there"] += trace.num_sources_read
         met["adapters"] += sum(e.adapter > 0 for e in expected)
         met["adapters that were read again"] += trace.host.num_read_again
         met["waits"] += trace.num_waits
@@ -76,7 +79,7 @@ def test_the_traces_meet_what_they_are_for():
         for expectation in expected:
             met[expectation.reason] += 1
     assert all(count >= 5 for count in met.values()), met
-    assert len(met) >= 32 + 5
+    assert len(met) >= 34 + 5
 
 
 def test_equal_seeds_give_equal_lives():
@@ -102,15 +105,72 @@ def forget_the_prefix(monkeypatch):
 def leave_the_adapter_out_of_keys(monkeypatch):
     real = block_pool.root_key
     monkeypatch.setattr(
-        block_tables, "root_key", lambda salt, adapter, weights: real(salt, 0, weights)
+        block_tables, "root_key", lambda salt, _, weights, source: real(salt, 0, weights, source)
     )
 
 
 def leave_the_weights_out_of_keys(monkeypatch):
     real = block_pool.root_key
     monkeypatch.setattr(
-        block_tables, "root_key", lambda salt, adapter, weights: real(salt, adapter)
+        block_tables, "root_key", lambda salt, adapter, _, source: real(salt, adapter, 0, source)
     )
+
+
+def leave_the_source_out_of_keys(monkeypatch):
+    real = block_pool.root_key
+    monkeypatch.setattr(block_tables, "root_key", lambda salt, *others: real(salt, *others[:2]))
+
+
+def name_a_source_by_its_digest_alone(monkeypatch):
+    real = SourceBlocks.find
+    monkeypatch.setattr(
+        SourceBlocks, "find", lambda self, request, _: real(self, request, request.source.digest)
+    )
+
+
+def read_a_source_that_is_not_written(monkeypatch):
+    real = SourceBlocks.allocate
+
+    def allocate(self, request):
+        real(self, request)
+        if request.writes_source and self._are_shared:
+            for number in self._groups:
+                for index, block in enumerate(request.block_ids[number]):
+                    self._pool.publish(block, self._key(request, number, index))
+
+    monkeypatch.setattr(SourceBlocks, "allocate", allocate)
+
+
+def write_no_source(monkeypatch):
+    real = Request._source_of_row
+
+    def source(self):
+        found = real(self)
+        return found and Source(found.digest, found.num_rows, is_written=True)
+
+    monkeypatch.setattr(Request, "_source_of_row", source)
+
+
+def encode_no_source(monkeypatch):
+    real = Request.media_between
+
+    def between(self, start, end):
+        return [item for item in real(self, start, end) if item.places]
+
+    monkeypatch.setattr(Request, "media_between", between)
+
+
+def take_a_source_after_others_took_its_blocks(monkeypatch):
+    real = SourceBlocks.hold
+    monkeypatch.setattr(SourceBlocks, "hold", lambda self, request: None)
+    allocate = SourceBlocks.allocate
+
+    def late(self, request):
+        allocate(self, request)
+        real(self, request)
+
+    monkeypatch.setattr(SourceBlocks, "allocate", late)
+    monkeypatch.setattr(SourceBlocks, "cost", lambda self, request: 0)
 
 
 def leave_digests_out_of_keys(monkeypatch):
@@ -543,6 +603,12 @@ BUGS = [
     store_what_is_gone,
     leave_the_weights_out_of_keys,
     leave_digests_out_of_keys,
+    leave_the_source_out_of_keys,
+    name_a_source_by_its_digest_alone,
+    read_a_source_that_is_not_written,
+    write_no_source,
+    encode_no_source,
+    take_a_source_after_others_took_its_blocks,
     forget_the_prefix,
     leave_the_adapter_out_of_keys,
     touch_without_counting,

@@ -45,6 +45,7 @@ class KVGroup:
     """Layers with one block table, in the order of their slots. `layers` counts those of all models
     of the pool. `chunk`: queries see the tokens of their own chunk of so many positions.
     `has_latents`: instead of keys and values; `is_indexed`: queries attend to chosen ones of them.
+    `source`: a block table is for a second content of at most so many rows, not for tokens.
 
     Blocks have `block_size` tokens; one of kind `state` holds the state of a request. The layers of
     a group of kind `none` have no slots.
@@ -57,6 +58,7 @@ class KVGroup:
     chunk: int | None = None
     has_latents: bool = False
     is_indexed: bool = False
+    source: int | None = None
 
     @property
     def spec(self) -> KVGroupSpec:
@@ -66,7 +68,8 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """The groups of a pool in a fixed order: full attention first, then by window, then states.
+    """The groups of a pool in a fixed order: full attention first, then by window, then second
+    contents, then states.
 
     `memories[i]` is what layer i remembers. Block sizes of groups are multiples of `block_size`.
     `num_drafts`: the most drafts of a request in a step.
@@ -117,7 +120,8 @@ class KVPool:
         of its tokens.
         """
         chunk = max(chunk, 1 + 2 * self.num_drafts)
-        return sum(
+        sources = sum(-(-(group.source or 0) // group.block_size) for group in self.groups)
+        return sources + sum(
             block_group(group.spec, self.block_size, self.num_drafts).num_needed(length, chunk)
             for group in self.groups
         )
@@ -158,6 +162,8 @@ class KVPool:
     def _words(self, group: KVGroup) -> str:
         kind = "chunk" if group.chunk else group.kind if group.window is None else "window"
         text = f"{len(group.layers)} layers {kind}"
+        if group.source is not None:
+            text += f" of {group.source} rows"
         if group.window is not None:
             text += f" {group.window}"
         if group.kind == "none":
@@ -220,7 +226,8 @@ def suited_block_size(
 
 def token_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> int:
     """Bytes of keys and values that one token has while every layer sees it."""
-    return sum(m.token_bytes(number) for m in memories if isinstance(m, TokenMemory))
+    kept = (m for m in memories if isinstance(m, TokenMemory) and m.kind != "source")
+    return sum(m.token_bytes(number) for m in kept)
 
 
 def state_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> int:
@@ -228,8 +235,8 @@ def state_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> 
     return sum(m.block_bytes(1, number) for m in memories if isinstance(m, RecurrentState))
 
 
-_Key = tuple[MemoryKind, int | None, int | None, bool, bool]
-_ORDER = ("full", "sliding", "state", "none")
+_Key = tuple[MemoryKind, int | None, int | None, bool, bool, int | None]
+_ORDER = ("full", "sliding", "source", "state", "none")
 
 
 def _groups(memories: Sequence[LayerMemory | None], block_size: int) -> Iterable[KVGroup]:
@@ -238,32 +245,33 @@ def _groups(memories: Sequence[LayerMemory | None], block_size: int) -> Iterable
         by_kind.setdefault(_key(memory), []).append(layer)
     slots = _num_slots([len(layers) for (kind, *_), layers in by_kind.items() if kind != "none"])
     for key in sorted(by_kind, key=_place):
-        (kind, window, chunk, has_latents, is_indexed), layers = key, by_kind[key]
+        kind, layers = key[0], by_kind[key]
         # the largest first, where they meet the largest of other groups
         layers.sort(key=lambda layer: -_numbers(memories[layer]))
         size = len(layers) if kind == "none" else slots
         for i in range(0, len(layers), size):
             members = tuple(layers[i : i + size])
-            yield KVGroup(kind, window, members, block_size, chunk, has_latents, is_indexed)
+            yield KVGroup(kind, key[1], members, block_size, *key[2:])
 
 
 def _key(memory: LayerMemory | None) -> _Key:
-    """Common facts of a group's layers: kind, window, chunk, whether they keep latents, and
-    whether queries attend to chosen ones.
+    """Common facts of a group's layers: kind, window, chunk, whether they keep latents, whether
+    queries attend to chosen ones, and the length of a second content.
     """
     if memory is None:
-        return "none", None, None, False, False
+        return "none", None, None, False, False, None
     is_chunked = isinstance(memory, KeyValues) and memory.is_chunked
     chunk = memory.window if is_chunked else None
     has_latents = isinstance(memory, Latents)
     is_indexed = isinstance(memory, Latents) and memory.is_indexed
-    return memory.kind, memory.window, chunk, has_latents, is_indexed
+    source = memory.source if isinstance(memory, KeyValues) else None
+    return memory.kind, memory.window, chunk, has_latents, is_indexed, source
 
 
-def _place(key: _Key) -> tuple[int, int, int, bool, bool]:
+def _place(key: _Key) -> tuple[int, int, int, bool, bool, int]:
     """The order of groups."""
-    kind, window, chunk, has_latents, is_indexed = key
-    return _ORDER.index(kind), window or 0, chunk or 0, has_latents, is_indexed
+    kind, window, chunk, has_latents, is_indexed, source = key
+    return _ORDER.index(kind), window or 0, chunk or 0, has_latents, is_indexed, source or 0
 
 
 def _num_slots(counts: list[int]) -> int:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-MemoryKind = Literal["full", "sliding", "state", "none"]
-"""What a layer keeps: every token, those of a window, one state per request, nothing."""
+MemoryKind = Literal["full", "sliding", "source", "state", "none"]
+"""What a layer keeps: every token, those of a window, a second content, one state per request,
+nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,21 @@ class NumberBytes:
 class KeyValues:
     """Keys and values of K heads of D numbers, of every token (`full`), or of the last `window`
     tokens, the query's own included (`sliding`). is_chunked: of these, a query sees only those
-    since the last position that is a multiple of `window`.
+    since the last position that is a multiple of `window`. source: in place of the tokens', those
+    of a second content of at most so many rows, which do not grow.
     """
 
     kv_heads: int
     head_dim: int
     window: int | None = None
     is_chunked: bool = False
+    source: int | None = None
 
     @property
     def kind(self) -> MemoryKind:
         """`full` without a window."""
+        if self.source is not None:
+            return "source"
         return "full" if self.window is None else "sliding"
 
     @property
@@ -47,7 +53,9 @@ class KeyValues:
         return 2 * self.kv_heads * self.head_dim
 
     def num_seen(self, context: int) -> int:
-        """How many of `context` tokens are kept for the next query."""
+        """How many of `context` tokens are kept for the next query, or rows of the source."""
+        if self.source is not None:
+            return self.source
         return context if self.window is None else min(context, self.window)
 
     def token_bytes(self, number: NumberBytes) -> int:

@@ -56,6 +56,8 @@ def block_group(spec: KVGroupSpec, block_size: int, num_drafts: int) -> BlockGro
         raise ValueError(f"a group's block size {size} is no multiple of {block_size}")
     if spec.kind == "state":
         return StateGroup(block_size, num_drafts)
+    if spec.kind == "source":
+        return SourceGroup(size)
     if spec.kind == "none":
         return EmptyGroup(block_size)
     return FullGroup(size) if spec.window is None else SlidingGroup(size, spec.window)
@@ -150,6 +152,34 @@ class StateGroup:
 
     def num_blocks(self, num_tokens: int) -> int:
         return self.ring_size
+
+
+class SourceGroup:
+    """Layers that read the request's second content: the length of a table follows from that, not
+    from the tokens (`source_blocks.py`).
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+
+    def num_source_blocks(self, num_rows: int) -> int:
+        """Return the table length for a source of `num_rows` rows."""
+        return -(-num_rows // self.block_size)
+
+    def longest_hit(self, find: Find, limit: int) -> int:
+        return limit
+
+    def hit_blocks(self, find: Find, num_blocks: int) -> list[int]:
+        return []
+
+    def num_unread(self, position: int) -> int:
+        return 0
+
+    def num_needed(self, num_tokens: int, chunk: int) -> int:
+        return 0
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return 0
 
 
 class EmptyGroup:

@@ -202,14 +202,17 @@ class Lease:
         self.blocks = ()
 
 
-def root_key(cache_salt: str | None, adapter: int = 0, weights: int = 0) -> bytes:
+def root_key(
+    cache_salt: str | None, adapter: int = 0, weights: int = 0, source: bytes = b""
+) -> bytes:
     """Return the link before a request's first block: what must match besides the tokens.
-    `weights` counts how often the model's weights have changed.
+    `weights` counts how often the model's weights have changed; `source` is the digest of the
+    request's second content, which its tokens read.
     """
     digest = hashlib.sha256(b"quire block key 3")
     salt = b"" if cache_salt is None else b"\x01" + cache_salt.encode()
     digest.update(len(salt).to_bytes(8, "little") + salt)
-    digest.update(adapter.to_bytes(8, "little") + weights.to_bytes(8, "little"))
+    digest.update(adapter.to_bytes(8, "little") + weights.to_bytes(8, "little") + source)
     return digest.digest()
 
 

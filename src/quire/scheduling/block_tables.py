@@ -8,10 +8,18 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
-from quire.scheduling.block_groups import BlockGroup, EmptyGroup, Find, StateGroup, block_group
+from quire.scheduling.block_groups import (
+    BlockGroup,
+    EmptyGroup,
+    Find,
+    SourceGroup,
+    StateGroup,
+    block_group,
+)
 from quire.scheduling.block_pool import BlockKey, BlockPool, next_key, root_key
 from quire.scheduling.request import Request
 from quire.scheduling.settings import SchedulerConfig
+from quire.scheduling.source_blocks import SourceBlocks
 from quire.scheduling.state_blocks import StateBlocks
 from quire.step.plan import NULL_BLOCK, NewBlocks
 
@@ -39,6 +47,12 @@ class BlockTables:
         self.keeps_blocks = not all(isinstance(group, EmptyGroup) for group in self.groups)
         """Whether requests take blocks."""
         self.enable_prefix_caching = config.enable_prefix_caching and is_reusable
+        sources = {g: each for g, each in enumerate(self.groups) if isinstance(each, SourceGroup)}
+        self.sources: SourceBlocks | None = None
+        """The blocks of the groups of cross-attention, if the model has any."""
+        if sources:
+            are_shared = self.enable_prefix_caching
+            self.sources = SourceBlocks(self.pool, sources, are_shared=are_shared)
         self._token_groups = [
             g for g, spec in enumerate(config.groups) if spec.kind in ("full", "sliding")
         ]
@@ -66,7 +80,8 @@ class BlockTables:
     def num_needed(self, request: Request) -> int:
         """The most blocks that the request, alone, ever has to hold at once."""
         total, chunk = request.max_total_tokens, self._least_chunk(request)
-        return sum(group.num_needed(total, chunk) for group in self.groups)
+        source = 0 if self.sources is None else self.sources.num_needed(request)
+        return source + sum(group.num_needed(total, chunk) for group in self.groups)
 
     def compute_keys(self, request: Request) -> None:
         """Compute the keys of the request's full blocks, so that this cannot fail in a step."""
@@ -87,7 +102,8 @@ class BlockTables:
 
     @staticmethod
     def _root_key(request: Request) -> bytes:
-        return root_key(request.cache_salt, request.adapter, request.weights)
+        source = b"" if request.source is None else request.source.digest
+        return root_key(request.cache_salt, request.adapter, request.weights, source)
 
     # Resources
 
@@ -96,6 +112,8 @@ class BlockTables:
         last token is always excluded, because its logits are needed.
         """
         request.num_hit_tokens = 0
+        if self.sources is not None:
+            self.sources.find(request, self._root_key(request))
         if self.enable_prefix_caching and not request.params.skip_reading_prefix_cache:
             self.compute_keys(request)
             request.num_hit_tokens = self._longest_hit(request, self._finder)
@@ -166,9 +184,11 @@ class BlockTables:
         return loaded
 
     def is_being_written(self, request: Request) -> bool:
-        """Whether a running request will next compute blocks that extend the hit, so that waiting
-        for it saves computing them twice.
+        """Whether a running request will next compute blocks that extend the hit, or the source, so
+        that waiting for it saves computing them twice.
         """
+        if self.sources is not None and self.sources.is_being_written(request):
+            return True
         if not self.enable_prefix_caching or request.params.skip_reading_prefix_cache:
             return False
         if self.states is not None:
@@ -182,7 +202,7 @@ class BlockTables:
         are free now, but for its snapshot.
         """
         chunk = self._least_chunk(request)
-        cost = 0
+        cost = 0 if self.sources is None else self.sources.cost(request)
         for index, group in enumerate(self.groups):
             held = [block for block in self._hit_table(request, index) if block != NULL_BLOCK]
             cost += max(0, group.num_needed(request.num_tokens, chunk) - len(held))
@@ -214,12 +234,16 @@ class BlockTables:
             self.pool.touch(block for block in table if block != NULL_BLOCK)
             tables.append(table)
         request.block_ids = tuple(tables)
+        if self.sources is not None:
+            self.sources.hold(request)
         request.num_expired = [group.num_unread(hit) for group in self.groups]
         request.num_published_tokens = hit
         request.capacity = self._capacity(request)
         if self.states is not None:
             makes_snapshots = self.enable_prefix_caching and not request.is_whole
             self.states.start(request, hit, makes_snapshots=makes_snapshots)
+        if self.sources is not None:
+            self.sources.allocate(request)
         if self.enable_prefix_caching:
             for key in request.keys[hit // self.block_size :]:
                 self._writing.setdefault(key, request)
@@ -310,6 +334,8 @@ class BlockTables:
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks of the first `num_tokens` tokens, whose K/V is written, findable."""
+        if self.sources is not None and num_tokens > request.num_hit_tokens:
+            self.sources.confirm(request)
         if not self.enable_prefix_caching:
             return
         if self.states is not None:
@@ -351,6 +377,8 @@ class BlockTables:
         self.compute_keys(request)
 
     def _write_no_more(self, request: Request) -> None:
+        if self.sources is not None:
+            self.sources.write_no_more(request)
         for key in request.keys[request.num_published_tokens // self.block_size :]:
             if self._writing.get(key) is request:
                 del self._writing[key]

@@ -92,12 +92,17 @@ class EncoderCache:
         rows: dict[bytes, int] = {}
         end = 0
         for item in request.media:
-            _check(item, end, request.num_prompt_tokens)
+            if item is not request.source:
+                _check(item, end, request.num_prompt_tokens)
             known = rows.setdefault(item.digest, self._known.get(item.digest, [item.num_rows])[0])
             if known != item.num_rows:
                 raise RequestError("two items of different sizes have the same digest")
-            end = item.end
-        most = sum(rows.values()) if request.is_whole else max(rows.values(), default=0)
+            end = max(end, item.end)
+        most = sum(rows.values())
+        if not request.is_whole:  # the first item, at worst, together with the source
+            source = 0 if request.source is None else request.source.num_rows
+            others = [item.num_rows for item in request.media if item is not request.source]
+            most = source + max(others, default=0)
         if most > self.num_rows:
             raise RequestError(
                 f"media of {most} rows that must be there at once do not fit into the "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from quire.params import RequestParams, SamplingParams
-from quire.step.media import EmbeddedSpan, MediaItem
+from quire.step.media import EmbeddedSpan, MediaItem, Source
 from quire.step.plan import NewRow
 
 
@@ -114,7 +114,7 @@ class Request:
     weights: int = 0
     """The number of the weights that its blocks are computed with; set by the scheduler."""
     media: Sequence[MediaItem] = ()
-    """What stands at placeholders among the prompt's ids, by position."""
+    """What stands at placeholders among the prompt's ids, by position, and its second content."""
     positions: Any = None
     position_offset: int = 0
     """See `NewRow`."""
@@ -127,6 +127,8 @@ class Request:
 
     num_prompt_tokens: int = field(init=False)
     embedded: Sequence[EmbeddedSpan] = field(init=False, default=())
+    source: MediaItem | None = field(init=False, default=None)
+    """Its second content, an item of its media."""
     max_total_tokens: int = 0
     """Prompt and output together; set by `Scheduler.add` from max_tokens and the model's length."""
     is_whole: bool = False
@@ -161,6 +163,10 @@ class Request:
     """The load of cached blocks that it waits or has waited for since it last had a row."""
     num_hit_tokens: int = 0
     """Tokens found by the last lookup in the prefix cache."""
+    writes_source: bool = False
+    """Whether its first chunk writes the blocks of its source, which are not cached."""
+    source_name: bytes = b""
+    """What the keys of its source's blocks begin with, according to the last lookup."""
     block_ids: tuple[list[int], ...] = ()
     capacity: int = 0
     """The number of tokens that its blocks can hold."""
@@ -205,6 +211,7 @@ class Request:
         """Set what stands in its prompt. Before it is queued."""
         self.media = media
         self.embedded = [span for item in media for span in item.spans()]
+        self.source = next((item for item in media if not item.places), None)
 
     @property
     def num_tokens(self) -> int:
@@ -251,8 +258,11 @@ class Request:
         return b"".join(names)
 
     def media_between(self, start: int, end: int) -> list[MediaItem]:
-        """The items with positions in [start, end)."""
-        return [item for item in self.media if item.start < end and start < item.end]
+        """The items with positions in [start, end), and the source if tokens there write it."""
+        items = [item for item in self.media if item.start < end and start < item.end]
+        if self.writes_source and self.source and start <= self.num_hit_tokens < end:
+            items.insert(0, self.source)
+        return items
 
     def least_chunk(self, position: int) -> int:
         """The fewest tokens that a step may compute from `position` on: all of an item whose
@@ -288,7 +298,14 @@ class Request:
             embedded=self.embedded,
             positions=self.positions,
             position_offset=self.position_offset,
+            source=self._source_of_row(),
         )
+
+    def _source_of_row(self) -> Source | None:
+        source = self.source
+        if source is None:
+            return None
+        return Source(source.digest, source.num_rows, is_written=not self.writes_source)
 
     def limit_length(self, max_model_len: int) -> None:
         """Set the maximum length of the request, from its max_tokens and the model's length."""

@@ -83,6 +83,7 @@ class Scheduler:
         request.is_whole = request.is_indivisible or not config.steps.enable_chunked_prefill
         if request.is_indivisible:
             self._check_indivisible(request)
+        self._check_source(request)
         needed = self.memory.num_needed(request)
         if needed > config.num_blocks - 1:
             raise RequestError(
@@ -183,6 +184,13 @@ class Scheduler:
                     f"media of {item.end - item.start} tokens computed in one step do not fit into "
                     f"{most} tokens (max_num_batched_tokens)"
                 )
+
+    def _check_source(self, request: Request) -> None:
+        num_sources = sum(not item.places for item in request.media)
+        if self.memory.sources is None and num_sources:
+            raise RequestError("an item of media stands at no position of the prompt")
+        if self.memory.sources is not None and num_sources != 1:
+            raise RequestError(f"this model reads one second content, not {num_sources}")
 
     # ---- one step
 

@@ -14,13 +14,14 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
     - `full`: keys and values of every token;
     - `sliding`: those of the last `window` tokens, the query's own included;
     - `state`: one recurrent state per request, whatever its length;
+    - `source`: those of the request's second content, whatever the number of its tokens;
     - `none`: nothing (attention over the step's own tokens).
 
     `block_size`: tokens in a block of this group, a multiple of the scheduler's (None: the same).
     Raises ValueError for a window that does not fit the kind.
     """
 
-    kind: Literal["full", "sliding", "state", "none"] = "full"
+    kind: Literal["full", "sliding", "state", "source", "none"] = "full"
     window: int | None = None
     block_size: int | None = None
 

@@ -24,13 +24,24 @@ class EmbeddedSpan(msgspec.Struct, frozen=True, gc=False):
     is_bidirectional: bool = False
 
 
+class Source(msgspec.Struct, frozen=True, gc=False):
+    """A row's second content: `num_rows` rows of an encoder's output, by the digest of its item.
+    is_written: their keys and values are in the row's blocks; if not, its first chunk writes them.
+    """
+
+    digest: bytes
+    num_rows: int
+    is_written: bool
+
+
 class MediaItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A picture, a video or a sound of a prompt, or embeddings that were given for a part of it.
 
     The encoder for its `modality` makes `num_rows` rows of `inputs`, arrays by name. They stand at
     the positions of `places`, in order: ranges [start, end), ascending, `num_rows` positions in
     all. Between two ranges are tokens as others (ends of lines, times), which belong to the item.
-    A bidirectional item has one range.
+    A bidirectional item has one range. An item without places is the request's second content: the
+    source that layers of cross-attention read, whole, from its first token on.
 
     `digest` names everything that determines the rows, but for the weights of the model: equal
     digests, equal rows.
@@ -46,12 +57,12 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     @property
     def start(self) -> int:
         """The first position of the item."""
-        return self.places[0][0]
+        return self.places[0][0] if self.places else 0
 
     @property
     def end(self) -> int:
         """The position after its last one."""
-        return self.places[-1][1]
+        return self.places[-1][1] if self.places else 0
 
     def spans(self) -> Iterator[EmbeddedSpan]:
         """The ranges with the rows that stand there."""

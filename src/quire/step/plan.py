@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from quire.params import RequestParams
-from quire.step.media import EmbeddedSpan, MediaItem
+from quire.step.media import EmbeddedSpan, MediaItem, Source
 
 NULL_BLOCK = 0
 """The block in table entries that no query may read (before a sliding window); it is never
@@ -61,6 +61,8 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
     """Positions at which rows of encoders' outputs stand, ascending."""
     positions: Any = None
     position_offset: int = 0
+    source: Source | None = None
+    """What the row's tables of groups of cross-attention are for; they never grow."""
 
 
 class NewBlocks(msgspec.Struct, frozen=True, gc=False):

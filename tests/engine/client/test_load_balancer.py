@@ -111,3 +111,17 @@ def test_equal_ids_with_other_media_are_not_the_same_prefix():
     assert cores.choose(with_media(b"a")) == 0
     cores.loads = {0: 2.0, 1: 0.0}
     assert cores.choose(with_media(b"a", start=11)) == 1
+
+
+def test_equal_ids_to_another_source_are_not_the_same_prefix():
+    def with_source(digest):
+        message = request(PREFIX)
+        message.media = PromptMedia([MediaItem(digest, "text", 4, [])])
+        return message
+
+    cores = Loads()
+    cores.pin(with_source(b"a"), 0)
+    cores.loads = {0: 2.0, 1: 0.0}
+    assert cores.choose(with_source(b"b")) == 1
+    cores.loads = {0: 2.0, 1: 0.0}
+    assert cores.choose(with_source(b"a")) == 0

@@ -30,6 +30,7 @@ _WEIGHTS = 1000
 _STATE = 0x57A7E
 """Keeps hashes of states apart from those of K/V; a number, since hashes of text differ by process.
 """
+_SOURCE = 0x50CE
 
 
 def _slot_value(previous: int, token: int, position: int) -> int:
@@ -55,21 +56,30 @@ def oracle(
     adapter: int = 0,
     weights: int = 0,
     media: Sequence[MediaItem] = (),
+    source: Sequence[int] | None = None,
 ) -> list[int]:
-    """The output that follows `prompt`, up to `num_tokens` ids, the first EOS included."""
+    """The output that follows `prompt`, up to `num_tokens` ids, the first EOS included. source:
+    the slots of the second content, if they are known; else they follow from `media`.
+    """
     tokens, slots, state = list(prompt), list[int](), 0
     for item in media:
         rows = iter(encode(item, weights))
         for start, end in item.places:
             tokens[start:end] = [next(rows) for _ in range(start, end)]
     adapter += weights * _WEIGHTS
+    if source is None:
+        source = [
+            v for i in media if not i.places for v in source_slots(encode(i, weights), adapter)
+        ]
     output: list[int] = []
     while len(output) < num_tokens:
         for position in range(len(slots), len(tokens)):
             previous = slots[-1] if slots else adapter
             slots.append(_slot_value(previous, tokens[position], position))
             state = _next_state(state, tokens[position], adapter)
-        seen = [_visible(group, slots, state) for group in groups]
+        seen = [
+            source if group.kind == "source" else _visible(group, slots, state) for group in groups
+        ]
         output.append(_next_token(seen, seed, vocab_size, adapter))
         tokens.append(output[-1])
         if output[-1] == EOS:
@@ -81,6 +91,11 @@ def _visible(group: KVGroupSpec, slots: list[int], state: int) -> list[int]:
     if group.kind == "state":
         return [state]
     return slots if group.window is None else slots[max(0, len(slots) - group.window) :]
+
+
+def source_slots(rows: Sequence[int], adapter: int) -> list[int]:
+    """The slots of a second content whose encoder makes `rows`."""
+    return [hash((adapter, value, place, _SOURCE)) for place, value in enumerate(rows)]
 
 
 def encode(item: MediaItem, weights: int) -> list[int]:
@@ -106,6 +121,8 @@ class HashRow:
         self._slot = new.adapter
         self._adapters = adapters
         self.pools = isinstance(new.params, PoolingParams)
+        self.source = new.source
+        self.source_is_written = new.source is None or new.source.is_written
         self.state_index = 0
         self.drafts: list[int] = []
 
@@ -208,6 +225,7 @@ class HashRunner:
             pairs = zip(read, self._ids(plan), strict=True)
             assert all(right in (None, own) for own, right in pairs), "other ids were read"
         errors = self._embed(plan)
+        self._write_sources(plan, errors)
         # All K/V of a step is written before any of it is read, as in a batched attention.
         drafts = plan.decode_drafts or [0] * len(plan.decode_rows)
         for number, count in zip(plan.decode_rows, drafts, strict=True):
@@ -284,6 +302,39 @@ class HashRunner:
                     row.tokens[position] = value
         return errors
 
+    def _write_sources(self, plan: StepPlan, errors: dict[int, str]) -> None:
+        """Fill the blocks of second contents that rows begin to read in this step."""
+        for chunk in plan.chunks:
+            row = self._rows[chunk.row]
+            if row.source is None or row.source_is_written:
+                continue
+            assert self.encoder is not None, "a source without an encoder"
+            rows = self.encoder.rows(row.source.digest)
+            if rows is None:
+                errors[chunk.row] = self.encoder.FAILURE
+            values = [WRONG] * row.source.num_rows if rows is None else rows
+            for number, group in enumerate(self.groups):
+                if group.kind == "source":
+                    self._fill_source(number, row, source_slots(values, row.adapter))
+            row.source_is_written = True
+
+    def _fill_source(self, number: int, row: HashRow, slots: Sequence[int]) -> None:
+        size, table = self._sizes[number], row.tables[number]
+        for place, value in enumerate(slots):
+            self._slots[table[place // size]][place % size] = value
+
+    def source_of(self, row: HashRow) -> list[int]:
+        """What a row reads of its second content, in the first group that reads any."""
+        kinds = [group.kind for group in self.groups]
+        if row.source is None or "source" not in kinds:
+            return []
+        number = kinds.index("source")
+        size, table = self._sizes[number], row.tables[number]
+        assert len(table) == -(-row.source.num_rows // size), (
+            "a source has blocks of its own length"
+        )
+        return [self._slots[table[p // size]][p % size] for p in range(row.source.num_rows)]
+
     # Transfers
 
     def content(self, block: int) -> list[int]:
@@ -306,7 +357,7 @@ class HashRunner:
         for number, group in enumerate(self.groups):
             if group.kind == "state":
                 self._write_state(row, number, ids, num_drafts)
-            elif group.kind != "none":
+            elif group.kind not in ("none", "source"):
                 self._write_slots(row, number, ids)
 
     def _write_slots(self, row: HashRow, number: int, ids: list[int]) -> None:
@@ -368,6 +419,9 @@ class HashRunner:
             if group.kind == "state":
                 ring = table[(row.state_index + 1 + accepted) % len(table)]
                 seen.append([self._slots[ring][0]])
+                continue
+            if group.kind == "source":
+                seen.append(self.source_of(row))
                 continue
             length = len(row.tokens)
             if group.kind == "none":  # a query sees the tokens of its own step

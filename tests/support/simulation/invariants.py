@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from quire.scheduling.block_groups import BlockGroup, StateGroup
+from quire.scheduling.block_groups import BlockGroup, SourceGroup, StateGroup
 from quire.scheduling.request import Request, State
 from quire.scheduling.scheduler import Scheduler
 from quire.step.plan import NULL_BLOCK, StepPlan
@@ -50,6 +50,8 @@ def check_idle(scheduler: Scheduler) -> None:
     assert transfers is None or not transfers.num_leased, "leases leaked"
     assert transfers is None or not transfers._loads and not transfers._stores
     assert not scheduler.memory._writing, "keys of unwritten blocks leaked"
+    sources = scheduler.memory.sources
+    assert sources is None or not sources._writing, "names of unwritten sources leaked"
     states = scheduler.memory.states
     assert states is None or not states._writing, "keys of unmade snapshots leaked"
     assert not scheduler.chunked and not scheduler.lane.members
@@ -132,7 +134,7 @@ def _check_encoders(scheduler: Scheduler) -> None:
     assert held == {(d, h) for d, output in encoders._outputs.items() for h in output.holders}
     for request in scheduler.running.values():
         first, end = request.num_confirmed_tokens, request.num_computed_tokens
-        begun = {item.digest for item in request.media if first < item.end and item.start < end}
+        begun = {item.digest for item in request.media_between(first, end)}
         mine = encoders._held.get(request.handle, set())
         assert mine <= {item.digest for item in request.media}
         assert mine <= begun, "an output is held that is not needed"
@@ -174,7 +176,13 @@ def _check_request(scheduler: Scheduler, request: Request) -> None:
         assert len(table) >= group.num_blocks(computed), "computed tokens without blocks"
         unread = group.num_unread(least)
         assert NULL_BLOCK not in table[unread:], "a block that is still read was given back"
-        assert not _shares_writable(scheduler, group, table, least)
+        if not isinstance(group, SourceGroup):
+            assert not _shares_writable(scheduler, group, table, least)
+            continue
+        assert request.source is not None
+        assert len(table) == group.num_source_blocks(request.source.num_rows), "a source grew"
+        shared = any(scheduler.memory.pool._ref[block] > 1 for block in table)
+        assert not (shared and request.writes_source), "a source is read before it is written"
 
 
 def _new_tokens(scheduler: Scheduler, request: Request) -> tuple[int, int]:

@@ -37,6 +37,8 @@ from tests.support.simulation.traces import run_as_command
 
 VOCAB_SIZE = 40
 FULL, STATE, NOTHING = KVGroupSpec(), KVGroupSpec("state"), KVGroupSpec("none")
+SOURCE = KVGroupSpec("source")
+MOST_SOURCE_ROWS = 5
 GRAMMAR_END = 9
 """Output tokens that are a multiple of it complete the grammar of a simulated request."""
 
@@ -187,6 +189,9 @@ class Trace:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = random.Random(seed)
+        own = random.Random(f"{seed} source")
+        self.has_source = own.random() < 0.2
+        """Whether its model reads a second content of each request."""
         self.config = self._draw_config()
         self.depth = self.random.choice((1, 2)) if seed % 5 else 4
         steps = msgspec.structs.replace(self.config.steps, max_steps_in_flight=self.depth)
@@ -243,6 +248,7 @@ class Trace:
         self.num_snapshots_taken = 0
         self.num_waits = 0
         self.num_media = self.num_bidirectional = self.num_split_media = 0
+        self.num_sources_written = self.num_sources_read = 0
         self.num_changes = 0
         """How often the weights changed."""
         self._own = random.Random(f"{seed} own")
@@ -279,10 +285,14 @@ class Trace:
             groups = (FULL, KVGroupSpec(block_size=2 * size))
         if groups == (FULL, STATE) and pick.random() < 0.5:
             groups = (KVGroupSpec(block_size=2 * size), STATE, STATE)
+        self.has_source &= NOTHING not in groups
+        if self.has_source:
+            groups = (*groups, SOURCE) if self.seed % 2 else (SOURCE, *groups)
         max_model_len = pick.randrange(12, 40)
         num_drafts = pick.choice((0, 0, 1, 3))
         most = (block_group(spec, size, num_drafts) for spec in groups)
         least = sum(group.num_needed(max_model_len, max_model_len) for group in most) + 1
+        least += -(-MOST_SOURCE_ROWS // size) if self.has_source else 0
         max_num_seqs = pick.choice((1, 2, 3, 8))
         ring = groups.count(STATE) * (num_drafts + 2)
         spare = (0, 1, ring, ring, ring, 10, 60) if ring else (0, 0, 1, 3, 10, 60)
@@ -309,9 +319,10 @@ class Trace:
     def _with_encoders(self, config: SchedulerConfig, pick: random.Random) -> SchedulerConfig:
         """Encoders with room for a few items; for all where prompts are not cut."""
         is_cut = config.steps.enable_chunked_prefill and NOTHING not in config.groups
+        source = MOST_SOURCE_ROWS if self.has_source else 0
         return msgspec.structs.replace(
             config,
-            encoder_rows=pick.choice((5, 6, 9, 20)) if is_cut else 60,
+            encoder_rows=source + pick.choice((5, 6, 9, 20)) if is_cut else 60,
             defers_encodings=pick.random() < 0.4,
         )
 
@@ -325,6 +336,7 @@ class Trace:
             groups=self.config.groups,
             adapter=row.adapter,
             vocab_size=VOCAB_SIZE,
+            source=self.runner.source_of(row),
         )
         drafts = [token if self.random.random() < self.right_drafts else WRONG for token in right]
         return [] if row.seed in self.undrafted else drafts
@@ -407,9 +419,18 @@ class Trace:
                 inputs = {"content": content * 10 + num_rows}
                 items.append(MediaItem(digest, "image", num_rows, places, inputs, is_bidirectional))
             start = end + pick.randrange(3)
+        if self.has_source:
+            items.append(self._source(handle))
         self.num_media += len(items)
         self.num_bidirectional += sum(item.is_bidirectional for item in items)
         return items
+
+    def _source(self, handle: int) -> MediaItem:
+        """The second content of a request: one of a few."""
+        pick = random.Random(f"{self.seed} {handle} source")
+        content, num_rows = pick.randrange(3), pick.randrange(1, MOST_SOURCE_ROWS + 1)
+        inputs = {"content": 1000 + content * 10 + num_rows}
+        return MediaItem(b"source" + bytes([content, num_rows]), "image", num_rows, [], inputs)
 
     def _pools(self, handle: int) -> bool:
         """Drawn by itself, so that the rest of a trace does not depend on it."""
@@ -544,6 +565,9 @@ class Trace:
         for new in plan.added:
             prerequisites = self.scheduler.running[new.row].prerequisites
             assert all(p.is_ready for p in prerequisites), "a request did not wait"
+            if new.source is not None:
+                self.num_sources_read += new.source.is_written
+                self.num_sources_written += not new.source.is_written
             has_state = STATE in self.config.groups
             is_hit = has_state and new.num_computed_tokens > 0
             self.num_snapshot_hits += is_hit

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+import msgspec
 import numpy as np
 
 from quire.engine.client.client import CoreStatus
@@ -38,6 +39,7 @@ from quire.errors import EngineDeadError, EngineError
 from quire.executor.worker_config import MediaFacts
 from quire.params import RequestParams, SamplingParams
 from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.settings import KVGroupSpec
 from quire.step.columns import RunnerOutput
 from quire.step.media import MediaItem
 from quire.step.plan import StepPlan
@@ -164,8 +166,9 @@ class Life:
         runner = HashRunner(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
+            groups=config.groups,
             vocab_size=VOCAB_SIZE,
-            encoder=HashEncoder(ENCODER_ROWS),
+            encoder=HashEncoder(config.encoder_rows),
         )
         executor = HashExecutor(runner, self._poison)
         scheduler = Scheduler(config)
@@ -175,7 +178,7 @@ class Life:
             depth=world.depth,
             log_stats=False,
             clock=world.clock.read,
-            features=plain_features(scheduler, MediaFacts(("image",), ENCODER_ROWS)),
+            features=plain_features(scheduler, MediaFacts(("image",), config.encoder_rows)),
         )
         self.core.on_launch = self._note_step
         self._beat()
@@ -499,6 +502,11 @@ class World:
             encoder_rows=ENCODER_ROWS,
         )
         self.own = random.Random(f"{seed} media")
+        self.has_source = seed % 7 == 3
+        """Whether the model reads a second content of each request."""
+        if self.has_source:
+            groups = (KVGroupSpec(), KVGroupSpec("source"))
+            self.config = msgspec.structs.replace(self.config, groups=groups, encoder_rows=14)
         self.num_remade = 0
         media = KeptMedia(self.own.choice((MOST_BYTES, MOST_BYTES, 5)))
         self.loss = pick.choice((0.0, 0.0, 0.0, 0.01))
@@ -549,6 +557,7 @@ class World:
         met["unreadable"] = len(self.unreadable)
         met["poison at intake"] = sum(poison.at_intake for poison in self.poison.values())
         met["media"] = sum(story.request.media is not None for story in self.stories.values())
+        met["sources"] = len(self.stories) if self.has_source else 0
         met["media made again"] = self.num_remade
         met["media not kept"] = sum(
             story.end is not None and story.end.message == MEDIA_NOT_KEPT
@@ -642,6 +651,10 @@ class World:
             if pick.random() < 0.5:
                 sources[digest] = LateSource(self, inputs)
             start += num_rows
+        if self.has_source:
+            num_rows, content = pick.randrange(1, 6), pick.randrange(3)
+            digest, inputs = b"s%d %d" % (content, num_rows), {"content": np.array(9 + content)}
+            items.append(MediaItem(digest, "image", num_rows, [], inputs))
         return PromptMedia(items, sources=sources) if items else None
 
     def _abort(self, handle: int) -> None:
@@ -669,6 +682,7 @@ class World:
         right = oracle(
             request.prompt_token_ids, seed=request.seed, num_tokens=most,
             vocab_size=VOCAB_SIZE, media=request.media.items if request.media else (),
+            groups=self.config.groups,
         )  # fmt: skip
         got, reason = story.output, story.end.reason
         where = f"request {handle}: {got}, {reason!s}"
