@@ -29,8 +29,8 @@ BY_THE_CLOCK = {
 }
 """Run at their own times (the second at heartbeats of a core), at times during a request."""
 
-LEFT_OUT = "AsyncMPClient._check"
-"""A timer looks after the core processes."""
+LEFT_OUT = "AsyncMPClient._check keep_history"
+"""Timers: one looks after the core processes, one takes samples for the dashboard."""
 
 TRACER = Path(__file__).parents[1] / "support" / "tracing_site"
 """A folder with a `sitecustomize` that traces a process between SIGUSR1 and SIGUSR2."""
