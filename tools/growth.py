@@ -3,8 +3,9 @@
     python tools/growth.py [BASE]
 
 Lines and files by folder against BASE (the commit before by default); in how many signatures the
-options of a request stand, and in how many files those of the engine; how long functions are; how
-many names the files on a request's path import. CONTRIBUTING.md says what to do when they grow.
+options of a request stand, and in how many files those of the engine and the kinds of output; how
+long functions are; how many names the files on a request's path import. CONTRIBUTING.md says what
+to do when they grow.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +39,10 @@ PATH = (
 )  # fmt: skip
 
 
+MOST_OPTION_FILES = 5
+"""Declared, resolved, used, and what shows it."""
+
+
 @dataclass(frozen=True)
 class Function:
     """Where a function is, how many lines it has, and its parameters."""
@@ -50,7 +56,8 @@ def main(arguments: list[str]) -> int:
     """Print the report; the exit status."""
     base = arguments[0] if arguments else "HEAD^"
     print(f"growth since {base}")
-    for line in [*by_folder(base), *signatures(), *engine_options(), *lengths(), *path_imports()]:
+    rows = (by_folder(base), signatures(), engine_options(), output_kinds(), lengths())
+    for line in [*chain.from_iterable(rows), *path_imports()]:
         print("  " + line)
     return 0
 
@@ -94,14 +101,45 @@ def signatures() -> Iterator[str]:
 
 
 def engine_options() -> Iterator[str]:
-    """In how many files of the package the options of the engine are named, as words."""
+    """In how many files of the package the code names the options of the engine; a name that has
+    other meanings, such as `model`, counts for all of them.
+    """
     declared = (ROOT / PACKAGE / "config/args/engine_options.py").read_text()
     names = re.findall(r"^    (\w+): ", declared, re.M)
-    words = [set(re.findall(r"\w+", path.read_text())) for path in sources()]
-    counts = Counter({name: sum(name in each for each in words) for name in names})
+    named = [identifiers(path) for path in sources()]
+    counts = Counter({name: sum(name in each for each in named) for name in names})
     middle = sorted(counts.values())[len(counts) // 2]
+    few = sum(count <= MOST_OPTION_FILES for count in counts.values())
     most = ", ".join(f"{name} {count}" for name, count in counts.most_common(5))
-    yield f"files that name an engine option: median {middle}; most: {most}"
+    yield (
+        f"files that name an engine option: median {middle}, {few} of {len(counts)} in at most "
+        f"{MOST_OPTION_FILES}; most: {most}"
+    )
+
+
+def output_kinds() -> Iterator[str]:
+    """In how many files between worker and caller the kinds of output are named."""
+    columns = ast.parse((ROOT / PACKAGE / "step/columns.py").read_text())
+    kinds = [
+        node.name
+        for node in columns.body
+        if isinstance(node, ast.ClassDef) and "OutputPart" in map(ast.unparse, node.bases)
+    ]
+    named = [identifiers(path) for path in sources()]
+    counts = ", ".join(f"{kind} {sum(kind in each for each in named)}" for kind in kinds)
+    yield f"files that name a kind of output: {counts}"
+
+
+def identifiers(path: Path) -> set[str]:
+    """The names in a file's code, those in texts and comments left out."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.keyword(arg=str(name)):
+                found.add(name)
+    return found
 
 
 def lengths() -> Iterator[str]:

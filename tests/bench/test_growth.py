@@ -33,4 +33,20 @@ def test_functions_and_their_parameters_are_found(tmp_path, monkeypatch):
 def test_the_report_is_of_this_checkout(capsys):
     assert growth.main(["HEAD"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6 and "files that name an engine option: median" in lines[3]
+    assert len(lines) == 7 and "files that name an engine option: median" in lines[3]
+
+
+def test_names_in_texts_and_comments_do_not_count(tmp_path, monkeypatch):
+    package = tmp_path / growth.PACKAGE
+    for folder in ("config/args", "step"):
+        (package / folder).mkdir(parents=True)
+    options = "class EngineOptions:\n    seed: int = 0\n    block_size: int = 16\n"
+    (package / "config/args/engine_options.py").write_text(options)
+    kinds = "class Pooled(OutputPart):\n    pass\nclass Other(Struct):\n    pass\n"
+    (package / "step/columns.py").write_text(kinds)
+    user = '"""Gives every seed a block_size."""\ndef f(a):\n    return g(a.seed, kind=Pooled)\n'
+    (package / "user.py").write_text(user)
+    monkeypatch.setattr(growth, "ROOT", tmp_path)
+    [line] = growth.engine_options()
+    assert line.endswith("median 2, 2 of 2 in at most 5; most: seed 2, block_size 1")
+    assert list(growth.output_kinds()) == ["files that name a kind of output: Pooled 1"]
