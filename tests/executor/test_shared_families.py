@@ -5,15 +5,14 @@ import pytest
 
 from quire import SamplingParams
 from quire.engine.wire.messages import EngineCoreRequest
-from quire.errors import LoadError
 from quire.hardware.native import find_native
 from tests.executor.worker_cores import open_core, same_bits, serve
+from tests.models.hostile.mixtures import MIXTURES
 from tests.models.hostile.models import DENSE, HOSTILE, cases, write
 
 IS_NATIVE = find_native()[0] is not None
-REFUSED = {
-    "olmo3": "over the heads of all workers",
-}
+OTHERS = ("gpt_oss", "olmo2", "gemma3n", "gemma4", "deepseek_v3")
+"""Experts, norms of whole rows, gates of the largest, keys and values of other layers, latents."""
 
 
 def requests():
@@ -31,13 +30,9 @@ def requests():
     ]
 
 
-@pytest.mark.parametrize("name", cases(DENSE))
+@pytest.mark.parametrize("name", cases([*DENSE, *MIXTURES, *OTHERS]))
 def test_two_workers_answer_as_one(name, tmp_path):
     write(HOSTILE[name], tmp_path)
-    if name in REFUSED:
-        with pytest.raises(LoadError, match=REFUSED[name]):
-            open_core(tmp_path, 2)
-        return
     found = []
     for num_workers in (1, 2):
         core = open_core(tmp_path, num_workers)

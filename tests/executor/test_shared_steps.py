@@ -29,6 +29,14 @@ from tests.support.op_cases.costs import nbytes
 FAMILIES = ("llama", "qwen3", "gemma2", "starcoder2", "phi3", "minicpm3")
 IS_NATIVE = find_native()[0] is not None
 SIX_AND_THREE = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
+FEW_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
+THREE_EXPERTS = {
+    "num_hidden_layers": 1,
+    "num_local_experts": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "hidden_size": 128,
+}
 FOUR_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
 
 
@@ -91,6 +99,30 @@ def test_one_two_and_four_workers_have_the_same_bits(tmp_path, kind):
     one, *others = answers(folder, (1, 2, 4), requests(5), **KINDS[kind])
     assert one.logprobs and one.prompts
     assert all(same_bits(one, other) for other in others)
+
+
+@pytest.mark.skipif(not IS_NATIVE, reason="plain torch adds in an order of its own")
+@pytest.mark.parametrize(
+    "kind", ["float32", "bfloat16", pytest.param("int8", marks=pytest.mark.full)]
+)
+def test_workers_have_whole_experts_and_the_bits_of_one(tmp_path, kind):
+    shape = FOUR_HEADS | {"hidden_size": 128, "intermediate_size": 96, "num_local_experts": 7}
+    folder = make_checkpoint(tmp_path, shape, "mixtral", dtype="float32")
+    one, *others = answers(folder, (1, 2, 4), requests(5), **KINDS[kind])
+    assert one.logprobs and one.prompts
+    assert all(same_bits(one, other) for other in others)
+
+
+def test_a_worker_reads_only_its_experts(tmp_path):
+    shape = FOUR_HEADS | {"hidden_size": 128, "intermediate_size": 96, "num_local_experts": 8}
+    folder = make_checkpoint(tmp_path, shape, "mixtral", dtype="float32")
+    one, four = open_core(folder, 1), open_core(folder, 4)
+    whole = one.executor.worker.get_model().weight_bytes
+    missing = 2 * 6 * 3 * 128 * 96 * 4  # of two layers, six experts of three matrices
+    for worker in four.executor.workers:
+        assert whole - worker.get_model().weight_bytes >= missing
+    for core in (one, four):
+        core.shutdown()
 
 
 @pytest.mark.skipif(not IS_NATIVE, reason="plain torch adds in an order of its own")
@@ -201,8 +233,8 @@ def test_control_reaches_every_worker(folder, right):
         ("tiny", "llama", 3, {}, "over 2 or 4 workers, not 3"),
         (SIX_AND_THREE, "llama", 2, {}, "3 key/value heads, which 2 workers cannot share"),
         ("tiny", "llama", 2, {"quantization": "int4_g128"}, "in fewer than 2 equal segments"),
-        ("tiny", "olmo2", 2, {}, "over the heads of all workers"),
-        ("tiny", "mixtral", 2, {}, "has experts"),
+        (FEW_HEADS, "olmo2", 4, {}, "normalises each key head"),
+        (THREE_EXPERTS, "mixtral", 4, {}, "has 3 experts, fewer than 4 workers"),
         ("tiny", "llama", 2, {"enable_lora": True}, "enable_lora"),
     ],
 )

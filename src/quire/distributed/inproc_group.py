@@ -63,5 +63,10 @@ class InprocGroup:
             self.rank, x, lambda parts: torch.amax(torch.stack(list(parts)), 0, out=out)
         )
 
+    def apply(
+        self, function: Callable[..., Tensor], inputs: Sequence[Tensor], width: int
+    ) -> Tensor:
+        return function(*inputs)
+
     def broadcast(self, x: Tensor) -> Tensor:
         return self._exchange.swap(self.rank, x, lambda parts: parts[0])

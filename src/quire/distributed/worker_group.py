@@ -6,6 +6,7 @@ shared memory, NCCL.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -34,6 +35,15 @@ class WorkerGroup(Protocol):
 
     def largest(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The largest of the workers' numbers [T] -> [T], NaN where one has NaN; as `gather`."""
+        ...
+
+    def apply(
+        self, function: Callable[..., Tensor], inputs: Sequence[Tensor], width: int
+    ) -> Tensor:
+        """function(*inputs), of inputs [T, *] -> [T, width], in the type of the first. It may look
+        at values and exchange tensors, as no op does: where steps are recorded, it runs in each of
+        them.
+        """
         ...
 
     def broadcast(self, x: Tensor) -> Tensor:

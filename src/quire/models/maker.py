@@ -322,12 +322,19 @@ class Maker:
         return weight.widened().to(self.dtype) if isinstance(weight, CodedWeight) else weight
 
     def segments(
-        self, units: int, inputs: int, stored_as: WeightFormat | None, scaled: int = 0
+        self,
+        units: int,
+        inputs: int,
+        stored_as: WeightFormat | None,
+        scaled: int = 0,
+        *,
+        is_cut: bool = True,
     ) -> int:
         """In how many segments a product sums a worker's inputs; `scaled`: how many of them have
-        one scale in a weight that is stored in codes.
+        one scale in a weight that is stored in codes. is_cut: the workers have a part of the inputs
+        each.
         """
-        workers = 1 if self.group is None else self.group.size
+        workers = self.group.size if is_cut and self.group is not None else 1
         group = scaled if stored_as is None else stored_as.group
         return num_segments(units * workers, inputs * workers, group) // workers
 

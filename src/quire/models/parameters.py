@@ -399,7 +399,7 @@ def projections_of(a: Attention) -> str:
 
 def _qk_norm(at: str, a: Attention, n: Norm, heads: int) -> Iterator[Parameter]:
     if a.qk_norm_over == "full":
-        return norm_leaves(at, n, heads * a.head_dim)
+        return norm_leaves(at, n, heads * a.head_dim, role="column")
     if a.qk_norm_over == "head":
         return norm_leaves(at, n, a.head_dim)
     if a.qk_norm_over == "heads_apart":
@@ -437,13 +437,16 @@ def _indexer(at: str, indexer: Indexer, q_rank: int | None, dim: int) -> Iterato
     yield from norm_leaves(at + "k_norm", indexer.norm, indexer.dim)
 
 
-def _mlp(at: str, m: Mlp, dim: int) -> Iterator[Parameter]:
+def _mlp(at: str, m: Mlp, dim: int, *, is_cut: bool = True) -> Iterator[Parameter]:
+    """`is_cut`: ranks have parts of its width; if not, each has all of it or nothing."""
+    into: Role = "column" if is_cut else "replicated"
+    back: Role = "row" if is_cut else "replicated"
     for part in ("gate", "up") if m.gated else ("up",):
-        yield from linear_leaves(at + part, m.width, dim, "column", m.bias)
+        yield from linear_leaves(at + part, m.width, dim, into, m.bias)
     if m.act == "xielu":
         for part in XIELU_PARTS:
             yield Parameter(f"{at}xielu.{part}", (1,), "replicated", "xielu")
-    yield from linear_leaves(at + "down", dim, m.width, "row", m.bias or m.out_bias)
+    yield from linear_leaves(at + "down", dim, m.width, back, m.bias or m.out_bias)
 
 
 def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:
@@ -456,7 +459,8 @@ def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:
         yield from linear_leaves(at + "latent_in", m.latent, dim, "replicated", False)
     expert = Mlp(m.width, m.act, m.gated, m.bias)
     for e in range(m.experts):
-        yield from _mlp(f"{at}experts.{e}.", expert, dim if m.latent is None else m.latent)
+        width = dim if m.latent is None else m.latent
+        yield from _mlp(f"{at}experts.{e}.", expert, width, is_cut=False)
     if m.latent is not None:
         yield from linear_leaves(at + "latent_out", dim, m.latent, "replicated", False)
     if m.shared is not None:

@@ -192,7 +192,7 @@ def grouped_mixture(
         weights = torch.ones_like(weights)
     results = x.new_empty(num_tokens * top_k, width)
     results.index_copy_(0, order, run(rows, counts))
-    return _weighted_sum(results.view(num_tokens, top_k, width), weights).to(x.dtype)
+    return weighted_sum(results.view(num_tokens, top_k, width), weights).to(x.dtype)
 
 
 def by_expert(chosen: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def _activated(h: Tensor, args: MoeArgs) -> Tensor:
     return gated(h, args.act) if args.gated else ACTIVATIONS[args.act](h)
 
 
-def _weighted_sum(y: Tensor, weights: Tensor) -> Tensor:
+def weighted_sum(y: Tensor, weights: Tensor) -> Tensor:
     """y [T, k, C] times weights [T, k], added one choice after the other, in the weights' type ->
     [T, C].
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -31,6 +31,21 @@ class RecordedGroup:
         if self._runtime.program is None:
             return self._group.largest(x, out)
         return self._record(self._group.largest, x, ())
+
+    def apply(
+        self, function: Callable[..., Tensor], inputs: Sequence[Tensor], width: int
+    ) -> Tensor:
+        program = self._runtime.program
+        if program is None:
+            return function(*inputs)
+        result = program.output((program.capacity, width), inputs[0].dtype)
+        sources, place = [program.borrow(x) for x in inputs], program.borrow(result)
+
+        def entry(num_tokens: int) -> None:
+            place[:num_tokens] = function(*(source[:num_tokens] for source in sources))
+
+        program.call(entry)
+        return result
 
     def broadcast(self, x: Tensor) -> Tensor:
         return self._group.broadcast(x)

@@ -1,4 +1,5 @@
-"""A model cut over workers: each has an equal share of every layer's heads and feed-forward width.
+"""A model cut over workers: each has an equal share of every layer's heads, feed-forward width and
+experts.
 
 How a leaf is cut follows from its role (parameters.py), the same for all families. What a worker
 has is a smaller decoder, described by a spec of its own: its K/V, its weights and its products
@@ -13,7 +14,17 @@ from typing import NoReturn
 
 from quire.errors import LoadError
 from quire.models.parameters import Parameter
-from quire.models.spec import Attention, Block, Decoder, LatentAttention, Mixer, Mlp, shares
+from quire.models.spec import (
+    Attention,
+    Block,
+    Decoder,
+    DenseAndExperts,
+    FeedForward,
+    LatentAttention,
+    Mixer,
+    Mlp,
+    Moe,
+)
 
 SIZES = (2, 4)
 """Over how many workers: sums of their parts have one order up to four."""
@@ -62,43 +73,64 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
     attn, mlp = block.mixer, block.mlp
     if not isinstance(attn, Attention | LatentAttention) or mlp is None:
         _refuse(layer, "has no attention, or no feed-forward part")
-    if not isinstance(mlp, Mlp):
-        _refuse(layer, "has experts, which are spread over cores with enable_expert_parallel")
-    if mlp.sparsity:
-        _refuse(layer, "cuts gates by the mean of those of all workers")
-    if isinstance(attn, Attention) and attn.value_dim is not None:
-        _refuse(layer, "has values that are shorter than its keys")
-    if block.repeats is not None:
-        _refuse(layer, "runs with the weights of another layer")
+    if isinstance(attn, LatentAttention) and attn.indexer is not None:
+        _refuse(layer, "attends to chosen tokens, where a part of the heads has other bits")
     if isinstance(attn, Attention) and not attn.is_causal and (attn.alibi or attn.distances):
         _refuse(layer, "adds numbers to scores that depend on distances")
-    if block.input_act is not None or shares(attn):
-        _refuse(layer, "has inputs of its own, or keys and values of another layer")
-    if isinstance(attn, Attention) and attn.qk_norm is not None and attn.qk_norm_over == "full":
-        _refuse(layer, "normalises queries and keys over the heads of all workers")
     if isinstance(attn, Attention) and attn.qk_norm_over == "heads_apart":
         _refuse(layer, "has a tensor for the norm of each head")
-    counts = {"heads": attn.heads, "width": mlp.width}
+    counts = {"heads": attn.heads}
     if isinstance(attn, Attention):
         counts["key/value heads"] = attn.kv_heads
-        if attn.kv_heads < size and attn.qk_norm is not None and attn.qk_norm_over == "per_head":
+        if attn.kv_heads < size and attn.qk_norm is not None and attn.qk_norm_over != "head":
             _refuse(layer, "normalises each key head with weights of its own, and has few")
+        if attn.qk_norm_over == "full" and (attn.qk_norm_after_rope or not attn.is_causal):
+            _refuse(layer, "normalises whole rows after their rotation, or of whole prompts")
     for name, count in counts.items():
         repeats = name == "key/value heads" and size % count == 0
         if count % size and not repeats:
             _refuse(layer, f"has {count} {name}, which {size} workers cannot share equally")
-    for name, units, inputs in (
-        ("attention output", attn.heads, attn.heads * _value_dim(attn)),
-        ("feed-forward layer", mlp.width, mlp.width),
-    ):
-        if num_segments(units, inputs, group) % size:
-            _refuse(
-                layer, f"sums the {inputs} inputs of its {name} in fewer than {size} equal segments"
-            )
-    return replace(block, mixer=_shard_mixer(attn, size), mlp=replace(mlp, width=mlp.width // size))
+    inputs = attn.heads * _value_dim(attn)
+    _check_segments(layer, "attention output", attn.heads, inputs, size, group)
+    mlp = _shard_feed_forward(mlp, layer, size, group)
+    return replace(block, mixer=_shard_mixer(attn, size), mlp=mlp)
+
+
+def _shard_feed_forward(part: FeedForward, layer: int, size: int, group: int) -> FeedForward:
+    """A part of the width of what all tokens go through; of experts, their spec as a whole, since a
+    worker has some of them (feed_forward/mixture.py).
+    """
+    if isinstance(part, DenseAndExperts):
+        dense, experts = (
+            _shard_feed_forward(each, layer, size, group) for each in (part.dense, part.experts)
+        )
+        assert isinstance(dense, Mlp) and isinstance(experts, Moe)
+        return replace(part, dense=dense, experts=experts)
+    if isinstance(part, Moe):
+        if part.experts < size:
+            _refuse(layer, f"has {part.experts} experts, fewer than {size} workers")
+        if part.shared is None:
+            return part
+        return replace(part, shared=_shard_dense(part.shared, layer, size, group))
+    return _shard_dense(part, layer, size, group)
+
+
+def _shard_dense(mlp: Mlp, layer: int, size: int, group: int) -> Mlp:
+    if mlp.width % size:
+        _refuse(layer, f"has {mlp.width} width, which {size} workers cannot share equally")
+    _check_segments(layer, "feed-forward layer", mlp.width, mlp.width, size, group)
+    return replace(mlp, width=mlp.width // size)
+
+
+def _check_segments(layer: int, name: str, units: int, inputs: int, size: int, group: int) -> None:
+    if num_segments(units, inputs, group) % size:
+        _refuse(
+            layer, f"sums the {inputs} inputs of its {name} in fewer than {size} equal segments"
+        )
 
 
 def _value_dim(mixer: Attention | LatentAttention) -> int:
+    """Numbers of a head that the output's product reads: with zeros where values are shorter."""
     return mixer.value_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
+from quire.distributed.worker_group import WorkerGroup
 from quire.models.layers import FeedForward, Projection
 from quire.models.maker import Maker
 from quire.models.parameters import XIELU_PARTS
@@ -44,6 +45,25 @@ class ActivatedFeedForward:
         return self.down(self.activate(self.ops.linear(h, self.up)))
 
 
+@dataclass(frozen=True, slots=True)
+class SparseOverWorkers:
+    """An activation that looks at the gates of all workers of a group: each activates the whole
+    rows, and goes on with its part.
+    """
+
+    group: WorkerGroup
+    activate: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, 2F], gates and ups of this worker -> [T, F]."""
+        return self.group.apply(self._part, (x,), x.shape[1] // 2)
+
+    def _part(self, x: Tensor) -> Tensor:
+        group = self.group
+        halves = group.gather(x).unflatten(2, (2, -1)).transpose(1, 2)
+        return self.activate(halves.flatten(1)).unflatten(1, (group.size, -1))[:, group.rank]
+
+
 def make_dense(make: Maker, at: str, m: Mlp) -> FeedForward:
     """Build the part whose leaves' names begin with `at`, in their order."""
     ops = make.ops
@@ -68,7 +88,8 @@ def _activation(make: Maker, at: str, m: Mlp) -> Callable[[Tensor], Tensor]:
         from statistics import NormalDist  # few models need it
 
         deviations = NormalDist().inv_cdf(m.sparsity)
-        return partial(ops.sparse_gated, act=m.act, deviations=deviations)
+        open_gates = partial(ops.sparse_gated, act=m.act, deviations=deviations)
+        return open_gates if make.group is None else SparseOverWorkers(make.group, open_gates)
     numbers = make.merged(at + "xielu", [f"{at}xielu.{part}" for part in XIELU_PARTS])
     return partial(ops.xielu, numbers=numbers)
 

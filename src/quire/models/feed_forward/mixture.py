@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.worker_group import WorkerGroup
 from quire.models.feed_forward.dense import inputs_of, make_dense
 from quire.models.layers import FeedForward, Projection
 from quire.models.maker import Maker
 from quire.models.spec import DenseAndExperts, Moe
 from quire.ops import CodedWeight, ExpertWeights, LinearWeight, MoeArgs, NormWeight, Ops, RouteArgs
 from quire.ops.formats.row_stack import RowStack
-from quire.ops.moe import grouped_mixture
+from quire.ops.moe import grouped_mixture, weighted_sum
 
 ChosenExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """h [T, C], chosen experts [T, k], their weights [T, k] -> [T, C]."""
@@ -149,6 +150,43 @@ class DistributedExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExperts:
+    """Experts of which each worker of a group has some, whole: `ends` are the numbers after each
+    worker's last. Every worker computes the tokens' choices among its own, and gets the results of
+    the others as they are, so that each token adds the same numbers in the order of its choice.
+    """
+
+    ops: Ops
+    group: WorkerGroup
+    experts: ExpertWeights
+    ends: Tensor
+    args: MoeArgs
+
+    def __call__(self, h: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """h [T, C], chosen and weights [T, k] -> [T, C], the same on every worker."""
+        return self.group.apply(self._mixture, (h, chosen, weights), h.shape[1])
+
+    def _mixture(self, h: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        (num_tokens, width), top_k = h.shape, chosen.shape[1]
+        whose = torch.bucketize(chosen, self.ends, right=True)
+        token, choice = (whose == self.group.rank).nonzero(as_tuple=True)
+        rows = h[token]
+        if self.args.weighs_input:
+            rows = rows * weights[token, choice, None].to(h.dtype)
+            weights = torch.ones_like(weights)
+        results = h.new_zeros(num_tokens, top_k, width)
+        if len(rows):
+            first = self.ends[self.group.rank] - self.experts.experts
+            own = (chosen[token, choice, None] - first).int()
+            ones = torch.ones(len(rows), 1, device=h.device)
+            args = replace(self.args, weighs_input=False)
+            results[token, choice] = self.ops.moe(rows, own, ones, self.experts, args)
+        every = self.group.gather(results.flatten(1)).unflatten(2, (top_k, width))
+        tokens, choices = torch.arange(num_tokens)[:, None], torch.arange(top_k)
+        return weighted_sum(every[tokens, whose, choices], weights).to(h.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class LocalExperts:
     """Experts of a layer that are run one by one, each as a mixture of one with weight 1."""
 
@@ -222,19 +260,36 @@ class MixtureMaker:
         args = MoeArgs(m.act, m.gated, m.clamp, m.weighs_input, m.bound)
         if self._spread is not None:
             return self._spread_experts(at, m, args, self._spread)
+        if self._make.group is not None:
+            return self._share_of_experts(at, m, args, self._make.group)
         every = [f"{at}experts.{e}." for e in range(m.experts)]
         packed = _experts(self._make, at + "experts", m, every, is_adaptable=True)
         return partial(self._make.ops.moe, experts=packed, args=args)
+
+    def _share_of_experts(
+        self, at: str, m: Moe, args: MoeArgs, group: WorkerGroup
+    ) -> SharedExperts:
+        """Load only this worker's experts of a mixture."""
+        bounds = [rank * m.experts // group.size for rank in range(group.size + 1)]
+        own = range(bounds[group.rank], bounds[group.rank + 1])
+        self._skip_experts(at, m, own)
+        experts = [f"{at}experts.{e}." for e in own]
+        packed = _experts(self._make, at + "experts", m, experts, is_adaptable=False)
+        ends = torch.tensor(bounds[1:], device=self._make.device)
+        return SharedExperts(self._make.ops, group, packed, ends, args)
+
+    def _skip_experts(self, at: str, m: Moe, own: range) -> None:
+        for e in range(m.experts):
+            if e not in own:
+                parts = ("gate", "up", "down")
+                self._make.weights.skip([f"{at}experts.{e}.{part}" for part in parts])
 
     def _spread_experts(
         self, at: str, m: Moe, args: MoeArgs, spread: ExpertExchange
     ) -> DistributedExperts:
         """Load only this core's experts of a mixture."""
         make = self._make
-        for e in range(m.experts):
-            if e not in spread.experts:
-                parts = ("gate", "up", "down")
-                make.weights.skip([f"{at}experts.{e}.{part}" for part in parts])
+        self._skip_experts(at, m, spread.experts)
         here = tuple(
             _experts(make, f"{at}experts.{e}", m, [f"{at}experts.{e}."], is_adaptable=False)
             for e in spread.experts
@@ -299,7 +354,7 @@ def _experts(
         up, down = weights(*inputs_of(m)), weights("down")
         stored_as = make.format_of_experts(down[0], leaves)
         scaled = down[0].group if isinstance(down[0], CodedWeight) else 0
-        segments = make.segments(m.width, m.width, stored_as, scaled)
+        segments = make.segments(m.width, m.width, stored_as, scaled, is_cut=False)
         packed: ExpertWeights = make.ops.pack_experts(
             up,
             down,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.distributed.worker_group import WorkerGroup
 from quire.models.alibi import alibi_slopes
 from quire.models.layers import Projection
 from quire.models.maker import Maker
@@ -36,6 +37,37 @@ class Gate:
 
     weight: LinearWeight
     scale: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class NormsOverWorkers:
+    """The projection to queries, keys and values with their norms, where these are over the heads
+    of all workers of a group: each norms the whole rows, and goes on with its part.
+    """
+
+    ops: Ops
+    group: WorkerGroup
+    qkv: LinearWeight
+    widths: tuple[int, int, int]
+    q_norm: NormWeight
+    k_norm: NormWeight
+    clip: float | None
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, (H+2K)*D] of this worker's heads."""
+        qkv = self.ops.linear(h, self.qkv)
+        return self.group.apply(self._normed, (qkv,), sum(self.widths))
+
+    def _normed(self, qkv: Tensor) -> Tensor:
+        if self.clip is not None:
+            qkv = qkv.clamp(-self.clip, self.clip)
+        q, k, v = qkv.split(self.widths, 1)
+        return torch.cat((self._part(q, self.q_norm), self._part(k, self.k_norm), v), 1)
+
+    def _part(self, x: Tensor, norm: NormWeight) -> Tensor:
+        group = self.group
+        whole = self.ops.norm(group.gather(x.contiguous()).flatten(1), norm)
+        return whole.unflatten(1, (group.size, -1))[:, group.rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +152,17 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
         *(at + part for part in projections_of(a)),
         change=_change_of_inputs(a),
     )
+    project: Projection = partial(make.ops.linear, w=qkv)
     qk_norm = None if a.value_norm else _qk_norm(make, at, a)
     qkv_norm = _qkv_norm(make, at, a) if a.value_norm else None
+    clip = a.clip
+    if make.group is not None and qk_norm is not None and qk_norm.over == "full":
+        project = _normed_over_workers(make.ops, make.group, qkv, qk_norm, a)
+        qk_norm = clip = None
     gate = None if a.gate == "none" else _gate(make, at, a)
     return AttentionLayer(
         ops=make.ops,
-        qkv=partial(make.ops.linear, w=qkv),
+        qkv=project,
         qk_norm=qk_norm,
         qkv_norm=qkv_norm,
         gate=gate,
@@ -134,7 +171,7 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
         kv_heads=a.kv_heads,
         head_dim=a.head_dim,
         rotary=make.rotary(a.rope),
-        clip=a.clip,
+        clip=clip,
         args=_args(make, at, a),
         temper=tempering(make, a.temperature),
         kv_scales=make.weights.cache_scales(at),
@@ -212,6 +249,23 @@ def _qk_norm(make: Maker, at: str, a: Attention) -> QKNorm | None:
         q, k = (make.norm(at + part, a.qk_norm) for part in ("q_norm", "k_norm"))
     over = "per_head" if a.qk_norm_over == "heads_apart" else a.qk_norm_over
     return QKNorm(q, k, over=over, after_rope=a.qk_norm_after_rope)
+
+
+def _normed_over_workers(
+    ops: Ops, group: WorkerGroup, qkv: LinearWeight, norm: QKNorm, a: Attention
+) -> NormsOverWorkers:
+    assert not norm.after_rope, "norms of whole rows come before the rotation"
+
+    def whole(own: NormWeight) -> NormWeight:
+        weight, bias = (
+            None if part is None else group.gather(part[None]).flatten()
+            for part in (own.weight, own.bias)
+        )
+        return replace(own, weight=weight, bias=bias)
+
+    own = a.kv_heads * a.head_dim
+    widths = a.heads * a.head_dim, own, own
+    return NormsOverWorkers(ops, group, qkv, widths, whole(norm.q), whole(norm.k), a.clip)
 
 
 def _norm_of_heads(make: Maker, at: str, n: Norm, heads: int) -> NormWeight:
