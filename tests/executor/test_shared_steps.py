@@ -29,6 +29,13 @@ from tests.support.op_cases.costs import nbytes
 FAMILIES = ("llama", "qwen3", "gemma2", "starcoder2", "phi3", "minicpm3")
 IS_NATIVE = find_native()[0] is not None
 SIX_AND_THREE = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
+NINE_HEADS = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 144,
+    "intermediate_size": 384,
+}
 FEW_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
 THREE_EXPERTS = {
     "num_hidden_layers": 1,
@@ -111,6 +118,19 @@ def test_workers_have_whole_experts_and_the_bits_of_one(tmp_path, kind):
     one, *others = answers(folder, (1, 2, 4), requests(5), **KINDS[kind])
     assert one.logprobs and one.prompts
     assert all(same_bits(one, other) for other in others)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_three_workers_answer_as_one_and_have_bits_of_their_own(tmp_path, kind, caplog):
+    """Nine heads form no equal segments: the parts are added in the order of the ranks."""
+    folder = make_checkpoint(tmp_path, NINE_HEADS, "llama", dtype="float32")
+    with caplog.at_level("INFO", logger="quire.models.loading.weights"):
+        one, three, again = answers(folder, (1, 3, 3), requests(5), **KINDS[kind])
+    assert caplog.text.count("3 workers add up this model's products") == 2
+    assert three.tokens == one.tokens
+    assert same_bits(three, again)
+    if kind == "float32":
+        assert_close(three, one)
 
 
 def test_a_worker_reads_only_its_experts(tmp_path):
@@ -230,9 +250,9 @@ def test_control_reaches_every_worker(folder, right):
 @pytest.mark.parametrize(
     ("shape", "family", "num_workers", "wishes", "why"),
     [
-        ("tiny", "llama", 3, {}, "over 2 or 4 workers, not 3"),
+        ("tiny", "llama", 3, {}, "heads, which 3 workers cannot share equally"),
         (SIX_AND_THREE, "llama", 2, {}, "3 key/value heads, which 2 workers cannot share"),
-        ("tiny", "llama", 2, {"quantization": "int4_g128"}, "in fewer than 2 equal segments"),
+        ("tiny", "llama", 2, {"quantization": "int4_g128"}, "has one scale for every 128 of the"),
         (FEW_HEADS, "olmo2", 4, {}, "normalises each key head"),
         (THREE_EXPERTS, "mixtral", 4, {}, "has 3 experts, fewer than 4 workers"),
         ("tiny", "llama", 2, {"enable_lora": True}, "enable_lora"),

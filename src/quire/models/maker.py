@@ -16,7 +16,7 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.errors import NotBuiltYet
 from quire.models.adapters.adapted_ops import AdaptedExperts, AdaptedLinear, adapted
 from quire.models.adapters.banks import AdapterBanks
-from quire.models.cutting.sharding import num_segments
+from quire.models.cutting.sharding import own_segments
 from quire.models.layers import Projection, SharedProjection
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.separate_products import SeparateLinear, with_separate_products
@@ -336,7 +336,7 @@ class Maker:
         """
         workers = self.group.size if is_cut and self.group is not None else 1
         group = scaled if stored_as is None else stored_as.group
-        return num_segments(units * workers, inputs * workers, group) // workers
+        return own_segments(units * workers, inputs * workers, group, workers)
 
     def rotary(self, rope: Rope | None) -> RotaryTable | None:
         """The table of a rotation, one for all layers that have the same; None where nothing

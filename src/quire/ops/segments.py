@@ -51,8 +51,14 @@ class Format(Protocol):
 
 
 def add_up(parts: Tensor) -> Tensor:
-    """parts [T, S, *], S a power of two -> [T, *], neighbours first."""
-    assert parts.shape[1] & (parts.shape[1] - 1) == 0, "neighbours are added in pairs"
+    """parts [T, S, *] -> [T, *]: neighbours first where S is a power of two, else one after the
+    other, as workers bring them that do not have whole segments.
+    """
+    if parts.shape[1] & (parts.shape[1] - 1):
+        total = parts[:, 0]
+        for part in parts.unbind(1)[1:]:
+            total = total + part
+        return total
     while parts.shape[1] > 1:
         parts = parts[:, 0::2] + parts[:, 1::2]
     return parts[:, 0]

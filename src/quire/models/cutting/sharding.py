@@ -9,6 +9,7 @@ Free of torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NoReturn
 
@@ -26,8 +27,10 @@ from quire.models.spec import (
     Moe,
 )
 
-SIZES = (2, 4)
-"""Over how many workers: sums of their parts have one order up to four."""
+_SEGMENTS = (2, 4)
+"""How many segments the inputs of a product form. Over as many workers, sums of parts have the
+order of one.
+"""
 
 INPUTS_AT_ONCE = 4
 """Of a product, at least: a segment begins where they do."""
@@ -39,8 +42,7 @@ def shard(decoder: Decoder, size: int, group: int = 0) -> Decoder:
     """What each of `size` workers has of a decoder whose weights have a scale for every `group`
     inputs (0: not). Raises LoadError for one that is not cut.
     """
-    if size not in SIZES:
-        raise LoadError(f"A model is cut over {' or '.join(map(str, SIZES))} workers, not {size}.")
+    assert size > 1, "a part is less than the whole"
     blocks = tuple(_shard_block(block, i, size, group) for i, block in enumerate(decoder.blocks))
     return replace(decoder, blocks=blocks)
 
@@ -51,8 +53,41 @@ def num_segments(units: int, inputs: int, group: int = 0) -> int:
     and groups of inputs with one scale.
     """
     least = max(group, INPUTS_AT_ONCE)
-    fitting = (n for n in reversed(SIZES) if units % n == 0 and inputs % (n * least) == 0)
+    fitting = (n for n in reversed(_SEGMENTS) if units % n == 0 and inputs % (n * least) == 0)
     return next(fitting, 1)
+
+
+def own_segments(units: int, inputs: int, group: int, size: int) -> int:
+    """How many segments the inputs of one of `size` workers form, `units` and `inputs` being those
+    of all: its share of the whole product's, or else one, which is added in the order of the ranks
+    and not in that of one worker.
+    """
+    of_all = num_segments(units, inputs, group)
+    return of_all // size if of_all % size == 0 else 1
+
+
+def has_bits_of_one(decoder: Decoder, size: int, group: int = 0) -> bool:
+    """Whether `size` workers that share this whole decoder add up every product in the order of
+    one.
+    """
+    return all(
+        num_segments(units, inputs, group) % size == 0
+        for block in decoder.blocks
+        for units, inputs in _cut_products(block)
+    )
+
+
+def _cut_products(block: Block) -> Iterator[tuple[int, int]]:
+    """The units and inputs of each product of a layer whose inputs are shared."""
+    if isinstance(block.mixer, Attention | LatentAttention):
+        yield block.mixer.heads, block.mixer.heads * _value_dim(block.mixer)
+    parts: list[FeedForward | None] = [block.mlp]
+    if isinstance(block.mlp, DenseAndExperts):
+        parts = [block.mlp.dense, block.mlp.experts]
+    for part in parts:
+        mlp = part.shared if isinstance(part, Moe) else part
+        if isinstance(mlp, Mlp):
+            yield mlp.width, mlp.width
 
 
 def own_part(leaf: Parameter, rank: int, size: int) -> tuple[int, int, int] | None:
@@ -123,10 +158,8 @@ def _shard_dense(mlp: Mlp, layer: int, size: int, group: int) -> Mlp:
 
 
 def _check_segments(layer: int, name: str, units: int, inputs: int, size: int, group: int) -> None:
-    if num_segments(units, inputs, group) % size:
-        _refuse(
-            layer, f"sums the {inputs} inputs of its {name} in fewer than {size} equal segments"
-        )
+    if group and inputs // size % group and num_segments(units, inputs, group) % size:
+        _refuse(layer, f"has one scale for every {group} of the {inputs} inputs of its {name}")
 
 
 def _value_dim(mixer: Attention | LatentAttention) -> int:

@@ -18,7 +18,7 @@ import torch
 
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError, NotBuiltYet
-from quire.models.cutting.sharding import shard
+from quire.models.cutting.sharding import has_bits_of_one, shard
 from quire.models.cutting.stages import cut
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
@@ -217,7 +217,17 @@ def _own_part(
     decoder: Decoder, recipe: Recipe, storage: Storage | None, group: WorkerGroup | None
 ) -> Decoder:
     """What a worker has of the decoder."""
-    return decoder if group is None else shard(decoder, group.size, _group_size(recipe, storage))
+    if group is None:
+        return decoder
+    inputs = _group_size(recipe, storage)
+    own = shard(decoder, group.size, inputs)
+    if group.rank == 0 and not has_bits_of_one(decoder, group.size, inputs):
+        logger.info(
+            "%d workers add up this model's products in an order of their own: same bits as one "
+            "worker: no.",
+            group.size,
+        )
+    return own
 
 
 def _group_size(recipe: Recipe, storage: Storage | None) -> int:
