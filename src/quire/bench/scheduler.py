@@ -1,4 +1,6 @@
-"""Microseconds of scheduler work per decoding request and step, without a model."""
+"""Microseconds of scheduler work per decoding request and step, and per short request from its
+arrival to its end, without a model.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ from quire.scheduling.settings import SchedulerConfig, StepsPlan
 from quire.step.plan import StepPlan
 from quire.step.result import StepResult
 
+SHORT_INPUT, SHORT_OUTPUT = 48, 4
+"""Tokens of short requests, of which thousands are admitted in a second."""
 _TOKEN = 7
 """What the fake runner samples; it ends nothing."""
 
@@ -42,8 +46,13 @@ def run(args: argparse.Namespace) -> int:
             f"{count} requests: schedule + update take {costs[str(count)]:.3f} us per request and "
             f"step; a bare loop over the requests takes {naive[str(count)]:.3f} us"
         )
+    short = min(short_request_cost_us(args.block_size) for _ in range(args.num_trials))
+    print(
+        f"a request of {SHORT_INPUT} tokens in and {SHORT_OUTPUT} out takes {short:.1f} us in all"
+    )
     finish(
         {
+            "us_per_short_request": short,
             "us_per_request_step": costs,
             "bare_loop_us_per_request_step": naive,
             "num_steps": args.num_steps,
@@ -92,6 +101,25 @@ def decode_cost_us(
         scheduler.update(result)
         spent += time.perf_counter() - again + middle - start
     return spent / (num_steps * num_requests) * 1e6
+
+
+def short_request_cost_us(block_size: int, num_requests: int = 1500) -> float:
+    """Processor time of a short request from its arrival to its end: all arrive at once, and 256
+    run at a time.
+    """
+    steps = StepsPlan(max_num_seqs=256, max_num_batched_tokens=8192)
+    config = SchedulerConfig(
+        steps=steps, max_model_len=512, block_size=block_size, num_blocks=1 + 256 * 512
+    )
+    scheduler, pick = Scheduler(config), random.Random(0)
+    params = SamplingParams(max_tokens=SHORT_OUTPUT, ignore_eos=True, temperature=0.0)
+    prompts = [[pick.randrange(1000) for _ in range(SHORT_INPUT)] for _ in range(num_requests)]
+    start = time.process_time()
+    for handle, prompt in enumerate(prompts):
+        scheduler.add(Request(handle, prompt, params))
+    while (plan := scheduler.schedule()) is not None:
+        scheduler.update(fake_result(plan))
+    return (time.process_time() - start) / num_requests * 1e6
 
 
 def fake_result(
