@@ -416,6 +416,14 @@ IN_TAGS = [
         thought="Hm.", content="Fine.",
     ),
     Golden(
+        "k2-horizon-a-section-ends-the-reasoning",
+        "<ifm|think>Hm.<ifm|tool_calls>none",
+        "k2_horizon",
+        "k2_horizon",
+        thought="Hm.",
+        content="<ifm|tool_calls>none",
+    ),
+    Golden(
         "k2-horizon",
         "<ifm|think_fast>Hm.</ifm|think_fast>I look.<ifm|tool_calls>\n<ifm|tool_call>weather\n"
         "<ifm|arg_key>city</ifm|arg_key>\n<ifm|arg_value>Bonn</ifm|arg_value>\n"
@@ -542,6 +550,13 @@ IN_TAGS = [
         "gemma4",
         thought="thousandsno",
         content="So.\nYes, no.",
+    ),
+    Golden(
+        "gemma4-an-end-of-nothing",
+        "So.<channel|>Yes.",
+        None,
+        "gemma4",
+        content="So.Yes.",
     ),
     Golden(
         "gemma4-opened-by-the-prompt",

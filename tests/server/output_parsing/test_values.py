@@ -93,6 +93,9 @@ def test_what_is_no_literal_is_no_value(text):
         ("{'a': 'don't', 'b': 1}", {"a": "don't", "b": 1}),
         ("'rub r'", "rub r"),
         ("'a' r", None),
+        ("'g(b='c'))'", "g(b='c'))"),
+        ("{'a': 'h['k']]', 'b': 'x'}", {"a": "h['k']]", "b": "x"}),
+        ("'python -c \"f(x='\\\\,'))\"'", "python -c \"f(x='\\,'))\""),
     ],
 )
 def test_what_was_meant_is_read(text, value):

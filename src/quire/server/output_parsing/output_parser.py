@@ -107,12 +107,12 @@ class OutputParser:
         out = self._out
         if out.is_checked:
             out.finish(self._rest)
-        elif out.is_undecided:
+        else:
+            self._reader.finish(self._rest, out)
+        if out.is_undecided:
             out.hold(self._rest)
             out.release(self._table.states[self._home].reads is Reads.REASONING)
             out.finish("")
-        else:
-            self._reader.finish(self._rest, out)
         is_cut = bool(self._rest) and self.state.reads is Reads.CONTENT
         if out.thoughts and not (self._is_answered or is_cut or out.num_calls):
             out.content("".join(out.thoughts))

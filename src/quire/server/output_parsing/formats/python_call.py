@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from quire.server.output_parsing.ends import End, Outcome
 from quire.server.output_parsing.formats.python_literal import (
+    CLOSERS,
+    MAX_BLANKS,
     MAX_LITERAL_CHARS,
     QUOTE,
     python_as_json,
@@ -21,6 +23,8 @@ KEY = re.compile(rf"{_BLANKS}(?:(\))|(\w{{1,{MAX_HEAD_CHARS}}}){_BLANKS}=)")
 NAME_BEGINNING = re.compile(rf"{_BLANKS}[\w.\-]{{0,{MAX_HEAD_CHARS}}}")
 KEY_BEGINNING = re.compile(rf"{_BLANKS}\w{{0,{MAX_HEAD_CHARS}}}{_BLANKS}")
 STRUCTURE = re.compile(r"""[\[\](){},]|['"]""")
+AFTER_VALUE = ")]"
+"""Brackets that may follow the last value: the call's, and that of a list of calls."""
 
 Step = tuple[int, Outcome | None]
 
@@ -32,13 +36,14 @@ class PythonCall:
     may be prose. An argument that is no literal ends it, and is content.
     """
 
-    __slots__ = ("_depth", "_key", "_name", "_next", "_num_chars", "_num_written", "_quote",
+    __slots__ = ("_closers", "_key", "_name", "_next", "_num_chars", "_num_written", "_quote",
                  "_started", "_value")  # fmt: skip
 
     def __init__(self) -> None:
         self._name = self._key = self._quote = ""
         self._value: list[str] = []
-        self._num_chars = self._num_written = self._depth = 0
+        self._closers = AFTER_VALUE
+        self._num_chars = self._num_written = 0
         self._started = False
         self._next: Callable[[str, int, Writer], Step] = self._read_name
 
@@ -53,7 +58,11 @@ class PythonCall:
         return start, outcome
 
     def finish(self, rest: str, out: Writer) -> None:
-        """The output ended here: an argument that was cut short is left out."""
+        """The output ended here: an argument that was cut short is left out. No other bracket
+        follows one that came last.
+        """
+        if self._next == self._read_value:
+            self.read(rest + " " * (MAX_BLANKS + 4), 0, out)
 
     def _read_name(self, text: str, start: int, out: Writer) -> Step:
         found = NAME.match(text, start)
@@ -99,7 +108,7 @@ class PythonCall:
         """
         while True:
             if self._quote:
-                start, is_over = string_end(text, start, self._quote)
+                start, is_over = string_end(text, start, self._quote, self._closers)
                 if not is_over:
                     return start, False
                 self._quote = ""
@@ -114,9 +123,12 @@ class PythonCall:
                 assert quote is not None, "it begins with a quote"
                 self._quote, start = quote[1], quote.end()
                 continue
-            if self._depth == 0 and token in ")]},":
+            if self._closers == AFTER_VALUE and token in ")]},":
                 return found.start(), True
-            self._depth += 1 if token in "[({" else -1 if token in "])}" else 0
+            if token in CLOSERS:
+                self._closers = CLOSERS[token] + self._closers
+            elif token != ",":
+                self._closers = self._closers[1:]
             start = found.end()
 
     def _close(self, out: Writer) -> End:

@@ -30,14 +30,17 @@ ESCAPE = re.compile(
 IN_STRING = {
     quote: re.compile(rf"\\.|{quote}", re.DOTALL) for quote in ("'", '"', "'" * 3, '"' * 3)
 }
-AFTER_STRING = re.compile(r"[,)\]}:+%*#]|[rbuRBU]{0,2}['\"]")
-"""Text that may follow a string in Python; with an operator it is not a literal."""
+AFTER_STRING = re.compile(r"[,:+%*#]|[rbuRBU]{0,2}['\"]")
+"""Text that may follow a string in Python, besides brackets; with an operator it is not a literal.
+"""
+CLOSING = re.compile(r"[)\]}\s]*")
 WORDS = {"True": "true", "False": "false", "None": "null"} | {
     word: word for word in ("true", "false", "null")
 }
 BRACKETS = {"(": "[", ")": "]"}
 """Tuples become arrays."""
 PAIRS = {")": "(", "]": "[", "}": "{"}
+CLOSERS = {opening: closing for closing, opening in PAIRS.items()}
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
 DIGITS = r"[0-9](?:_?[0-9])*+"
 FLOAT = re.compile(rf"[+-]?(?:{DIGITS}\.?(?:{DIGITS})?|\.{DIGITS})(?:[eE][+-]?[0-9]++)?")
@@ -62,18 +65,19 @@ def python_as_json(text: str) -> str | None:
     return None if json_type(translated) is None else translated
 
 
-def string_end(text: str, start: int, quote: str) -> tuple[int, bool]:
+def string_end(text: str, start: int, quote: str, closers: str) -> tuple[int, bool]:
     """The end of a string whose inside goes on at `start`, and True. False: its end has not come,
     or the text that shows it to be one; then the index to go on from with more text.
 
-    A quote ends a string where something follows that may stand after one in Python. So
-    `'it's'` and `"say "hi""` mean what was meant.
+    A quote ends a string where something follows that may stand after one in Python; of brackets,
+    those that close what is open (`closers`, the innermost first). So `'it's'`, `"say "hi""` and
+    `f(a='g(b='c'))')` mean what was meant.
     """
     while (found := IN_STRING[quote].search(text, start)) is not None:
         start = found.end()
         if found[0][0] == "\\":
             continue
-        is_end = True if len(quote) == 3 else _is_end(text, start, quote)
+        is_end = True if len(quote) == 3 else _is_end(text, start, quote, closers)
         if is_end is not False:
             return (start, True) if is_end else (found.start(), False)
     held = len(quote) - 1
@@ -82,7 +86,7 @@ def string_end(text: str, start: int, quote: str) -> tuple[int, bool]:
     return max(start, len(text) - held), False
 
 
-def _is_end(text: str, after: int, quote: str) -> bool | None:
+def _is_end(text: str, after: int, quote: str, closers: str) -> bool | None:
     """Whether the quote before `after` ends its string; None: what has come does not say."""
     rest = text[after : after + MAX_BLANKS + 4]
     is_cut = len(rest) <= MAX_BLANKS
@@ -91,14 +95,27 @@ def _is_end(text: str, after: int, quote: str) -> bool | None:
         after_both = rest[1:].lstrip(BLANKS)
         if not after_both and is_cut:
             return None
-        if after_both[:1] in tuple(",)]}:"):
-            return False
+        is_end = after_both[:1] in (",", ":") or _closes(after_both, closers, is_cut)
+        if is_end is not False:
+            return None if is_end is None else False
     rest = rest.lstrip(BLANKS)
     if not rest:
         return None if is_cut else True
+    if rest[0] in PAIRS:
+        return _closes(rest, closers, is_cut)
     if AFTER_STRING.match(rest) is not None:
         return True
     return None if rest[0] in "rbuRBU" and len(rest) < 3 and is_cut else False
+
+
+def _closes(text: str, closers: str, is_cut: bool) -> bool | None:
+    """Whether `text` begins with brackets that close what is open; None: more of it may come."""
+    run = CLOSING.match(text)
+    assert run is not None, "it may be empty"
+    found = "".join(run[0].split())[: len(closers)]
+    if not found or not closers.startswith(found):
+        return False
+    return True if len(found) == len(closers) or run.end() < len(text) or not is_cut else None
 
 
 @dataclass(slots=True)
@@ -125,7 +142,8 @@ class _Translation:
         """Translate the token at `at`; where it ends, or None if JSON has none of its kind."""
         quote = QUOTE.match(text, at)
         if quote is not None:
-            end, is_over = string_end(text, quote.end(), quote[1])
+            closers = "".join(CLOSERS[bracket.char] for bracket in reversed(self._open))
+            end, is_over = string_end(text, quote.end(), quote[1], closers)
             return self._string(text, at, quote, end) if is_over else None
         found = TOKEN.match(text, at)
         if found is None:

@@ -61,6 +61,7 @@ K2_HORIZON = ReasoningFormat(
     "k2_horizon",
     tuple(f"<ifm|{name}>" for name in K2_EFFORTS),
     tuple(f"</ifm|{name}>" for name in K2_EFFORTS),
+    ends_before=("<ifm|tool_calls>",),
 )
 GEMMA4 = ReasoningFormat(
     "gemma4", ("<|channel>",), ("<channel|>",), label="thought\n", reopens=True
