@@ -1,12 +1,13 @@
 """Options of other engines: readable, accepted where they change nothing, refused by name else."""
 
+import argparse
 import logging
 
 import pytest
 
 from quire import EngineArgs
 from quire.config.args.foreign_defaults import DEFAULTS, TUNING
-from quire.errors import NotBuiltYet
+from quire.errors import InvalidParameter, NotBuiltYet
 
 
 def warnings_of(caplog, **options):
@@ -39,6 +40,41 @@ def test_those_that_only_tune_are_named_in_one_warning(caplog):
     _, [told] = warnings_of(caplog, **options)
     assert all(name in told for name in options)
     assert not warnings_of(caplog, compilation_config=3, kernel_config=None)[1]
+
+
+def test_what_tunes_another_engine_is_shown_as_it_was_given(caplog):
+    plan, [told] = warnings_of(
+        caplog, prefix_caching_hash_algo="xxhash", prefix_cache_retention_interval=64
+    )
+    assert "prefix_caching_hash_algo" in told
+    cache = plan.cache_config
+    assert (cache.prefix_caching_hash_algo, cache.prefix_cache_retention_interval) == ("xxhash", 64)
+    cache = EngineArgs().create_engine_config().cache_config
+    assert (cache.prefix_caching_hash_algo, cache.prefix_cache_retention_interval) == ("sha256", 0)
+    plan, told = warnings_of(caplog, prefix_caching_hash_algo="sha256_cbor")
+    assert plan.cache_config.prefix_caching_hash_algo == "sha256_cbor" and not told
+    with pytest.raises(InvalidParameter, match="xxhash_cbor"):
+        EngineArgs(prefix_caching_hash_algo="md5").create_engine_config()
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser(exit_on_error=False))
+    with pytest.raises(argparse.ArgumentError, match="md5"):
+        parser.parse_args(["--prefix-caching-hash-algo", "md5"])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"bogus": [1.0]}, InvalidParameter, "unknown bucket family 'bogus'"),
+        ({"request_tokens": []}, InvalidParameter, "request_tokens"),
+        ({"request_tokens": [0, 1]}, InvalidParameter, "above 0"),
+        ({"request_tokens": [True]}, InvalidParameter, "numbers"),
+        ({"request_tokens": [1, float("inf")]}, InvalidParameter, "finite"),
+        ({"request_tokens": [2, 2]}, InvalidParameter, "above the one before"),
+        ({"kv_cache_residency": [1]}, NotBuiltYet, "not measured"),
+    ],
+)
+def test_bounds_of_buckets_are_checked(given, error, told):
+    with pytest.raises(error, match=told):
+        EngineArgs(custom_histogram_buckets=given).create_engine_config()
 
 
 def test_optimization_level_0_is_eager(caplog):

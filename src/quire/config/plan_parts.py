@@ -122,10 +122,14 @@ class SamplingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The front end: how many requests wait there, how often outputs are sent, what is recorded."""
+    """The front end: how many requests wait there, how often outputs are sent, what is recorded.
+    `foreign_tuning` are options that only tune other engines, as they were given.
+    """
 
     log_stats: bool
     stream_interval: int
     max_num_queued_reqs: int
     max_num_queued_tokens: int
     otlp_traces_endpoint: str | None
+    histogram_buckets: dict[str, list[float]] | None
+    foreign_tuning: dict[str, str | float | None]

@@ -11,10 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config.adapter_plan import AdapterPlan
 from quire.config.args.engine_args import EngineArgs
+from quire.config.histogram_buckets import FAMILIES
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.stats import loggers
-from quire.engine.stats.catalog import DESCRIPTIONS
+from quire.engine.stats.catalog import DESCRIPTIONS, HISTOGRAMS
 from quire.engine.stats.engine_stats import Buckets, EngineStats, sizes_up_to
 from quire.engine.stats.loggers import (
     AggregatedLoggingStatLogger,
@@ -238,6 +239,24 @@ def test_all_labels_exist_before_the_first_request():
     assert reasons == {"stop", "length", "abort", "error", "repetition"}
     info = next(dict(key[1:]) for key in values if key[0] == "vllm:cache_config_info")
     assert int(info["block_size"]) > 0 and int(info["num_gpu_blocks"]) > 0
+
+
+def test_buckets_can_be_chosen_for_a_family():
+    chosen = {"request_latency": [0.01, 0.5], "request_tokens": [10]}
+    plan = EngineArgs(custom_histogram_buckets=chosen).create_engine_config()
+    assert plan.observability_config.custom_histogram_buckets == chosen
+    stats = EngineStats("m", 100, plan=plan, options=StatsOptions((), False))
+    _, values = scrape(stats)
+    bounds = {}
+    for name, *labels in values:
+        if name.endswith("_bucket"):
+            bounds.setdefault(name.removeprefix("vllm:"), []).append(dict(labels)["le"])
+    assert bounds["e2e_request_latency_seconds_bucket"] == ["0.01", "0.5", "+Inf"]
+    assert bounds["request_decode_time_seconds_bucket"] == ["0.01", "0.5", "+Inf"]
+    assert bounds["request_prompt_tokens_bucket"] == ["10.0", "+Inf"]
+    assert len(bounds["time_to_first_token_seconds_bucket"]) == 23
+    in_families = [name for names in FAMILIES.values() for name in names]
+    assert sorted(in_families) == sorted(HISTOGRAMS)
 
 
 def test_adapters_are_one_series_with_the_names_of_the_moment():

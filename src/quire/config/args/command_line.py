@@ -158,7 +158,8 @@ def _value_form(option: Option) -> dict[str, Any]:
     if option.kind is Kind.TOKEN:
         return {"nargs": "?", "const": True, "metavar": "TOKEN"}
     if option.choices:
-        return {"metavar": "{" + ",".join(option.choices) + "}"}
+        checked = {} if option.is_built else {"choices": option.choices}
+        return {"metavar": "{" + ",".join(option.choices) + "}", **checked}
     return {"metavar": option.unit.upper() or option.kind.name}
 
 

@@ -467,6 +467,12 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "Where OpenTelemetry spans of requests go: http://host:4318/v1/traces, or "
         "grpc://host:4317. Needs quire[otel].",
     )
+    custom_histogram_buckets: dict[str, list[float]] | None = SAMPLING_AND_OUTPUT.mapping(
+        None,
+        "Bounds of the buckets of histograms on /metrics by family, each above the one before: "
+        "request_latency, time_to_first_token, inter_token_latency, iteration_tokens, "
+        "request_params_n, request_num_preemptions, request_tokens.",
+    )
     profiler_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
         None,
         "What `start_profile` traces and where to: profiler ('torch'), torch_profiler_dir, "

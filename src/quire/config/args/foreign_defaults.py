@@ -81,7 +81,6 @@ DEFAULTS: dict[str, object] = {
     "collect_detailed_traces": None,
     "kv_cache_metrics": False,
     "kv_cache_metrics_sample": 0.01,
-    "custom_histogram_buckets": None,
     "cudagraph_metrics": False,
     "enable_layerwise_nvtx_tracing": False,
     "enable_mfu_metrics": False,

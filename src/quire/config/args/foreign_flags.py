@@ -73,7 +73,7 @@ _INSTEAD: dict[str, str] = {
     "Leave it out: a tool's `strict` decides.": "tool-strict-level",
     "Leave it out: /metrics has what is measured.": """
         show-hidden-metrics-for-version kv-cache-metrics kv-cache-metrics-sample
-        custom-histogram-buckets cudagraph-metrics enable-mfu-metrics enable-per-request-metrics""",
+        cudagraph-metrics enable-mfu-metrics enable-per-request-metrics""",
     "Use --otlp-traces-endpoint alone: spans have the times of each part.": """
         collect-detailed-traces""",
     "Use --uvicorn-log-level and --enable-access-log.": """

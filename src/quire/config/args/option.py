@@ -40,8 +40,8 @@ class Kind(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class Option:
     """One option's contract. `minimum` is inclusive, `above` exclusive; `accepts` (not built) is
-    the whole set of values, unless it `only_tunes` other engines: then any value is accepted, with
-    a warning.
+    the whole set of values, unless it `only_tunes` other engines: then any value (or choice) is
+    accepted, with a warning.
 
     `refused`: documented values that are not built, and what to do instead. `hint` ends the text of
     other errors: what to do instead.
@@ -67,7 +67,8 @@ class Option:
     def allowed(self) -> str:
         """The values in words, for errors and for the reference page."""
         if self.only_tunes:
-            return "any value, which changes nothing"
+            words = " or ".join(self.choices) if self.choices else "any value"
+            return f"{words}, which changes nothing"
         if not self.is_built:
             return " or ".join(repr(value) for value in self.accepts)
         words = "one of " + ", ".join(self.choices) if self.choices else self.kind.value.strip()
@@ -135,14 +136,15 @@ def unbuilt(
     *also: object,
     flags: tuple[str, ...] = (),
     only_tunes: bool = False,
+    choices: tuple[str, ...] = (),
 ) -> Any:
     """A field that has a documented name but no implementation: only `default` and the values in
-    `also` pass, or with `only_tunes` any value.
+    `also` pass, or with `only_tunes` any value, or any of `choices`.
     """
     accepts = tuple(dict.fromkeys(map(repr, (default, *also))))
     values = {repr(value): value for value in (default, *also)}
-    facts = {"is_built": False, "accepts": tuple(values[text] for text in accepts)}
-    facts["only_tunes"] = only_tunes
+    facts: dict[str, Any] = {"is_built": False, "accepts": tuple(values[text] for text in accepts)}
+    facts |= {"only_tunes": only_tunes, "choices": choices}
     return _NOT_BUILT.option(default, help, Kind.ANY, hint=hint, flags=flags, **facts)
 
 
@@ -154,6 +156,19 @@ def options_of(args: Any) -> dict[str, Option]:
 def fields_of(args: Any) -> list[dataclasses.Field[Any]]:
     """The fields of an arguments class or object, what is built first (`model` at the head)."""
     return sorted(dataclasses.fields(args), key=lambda field: not field.metadata["option"].is_built)
+
+
+def tuning_of(args: Any) -> dict[str, str | float | None]:
+    """The options that only tune other engines whose value is a text, a number or None and not the
+    default.
+    """
+    given = {name: vars(args)[name] for name, each in options_of(args).items() if each.only_tunes}
+    defaults = {field.name: default_of(field) for field in fields_of(args)}
+    return {
+        name: value
+        for name, value in given.items()
+        if isinstance(value, str | int | float | None) and not _same(value, defaults[name])
+    }
 
 
 def default_of(field: dataclasses.Field[Any]) -> object:
@@ -168,6 +183,8 @@ def check(name: str, value: object, option: Option) -> None:
     if not option.is_built:
         if not option.only_tunes and not is_neutral(value, option):
             raise NotBuiltYet(name, value, option.hint)
+        if option.choices and value not in option.choices:
+            raise InvalidParameter(name, value, f"it must be one of {', '.join(option.choices)}")
         return
     if value is None and option.is_optional:
         return

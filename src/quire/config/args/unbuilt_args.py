@@ -86,6 +86,9 @@ class UnbuiltArgs(ForeignArgs):
         "sha256",
         "hash of the block keys",
         "Block keys are SHA-256, which cannot be made to collide.",
+        "sha256_cbor",
+        only_tunes=True,
+        choices=("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
     )
     kv_offloading_size: float | None = unbuilt(None, "GiB of second-tier K/V", _NO_SECOND_TIER)
     kv_offloading_backend: str = unbuilt("native", "who moves K/V out", _NO_SECOND_TIER)

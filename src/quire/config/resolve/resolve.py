@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from quire.config.args.engine_options import EngineOptions
-from quire.config.args.option import check, options_of
+from quire.config.args.option import check, options_of, tuning_of
 from quire.config.facts import ModelFacts
 from quire.config.generation_defaults import eos_token_ids, sampling_defaults
+from quire.config.histogram_buckets import histogram_buckets
 from quire.config.plan import EnginePlan
 from quire.config.profiler_config import profiler_config
 from quire.config.resolve.adapters import decide_adapters
@@ -213,6 +214,10 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     why = "reasoning_config" + (" was given" if args.reasoning_config else ": none")
     d.decide("reasoning_marks", _reasoning_marks(args.reasoning_config), why)
     d.requested("otlp_traces_endpoint")
+    buckets = histogram_buckets(args.custom_histogram_buckets)
+    why = "custom_histogram_buckets" + (" were given" if buckets else ": none")
+    d.decide("histogram_buckets", buckets, why)
+    d.decide("foreign_tuning", tuning_of(args), "options that change nothing here, as given")
     profiler = profiler_config(args.profiler_config)
     why = "profiler_config" + (" was given" if profiler else ": none")
     d.decide("profiler", profiler, why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quire.config.views.view import Fact, Fixed, PlanView
+from quire.config.views.view import Fact, Fixed, PlanView, Tuned
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,8 @@ class CacheView(PlanView):
     num_cpu_blocks = Fixed(0)
     cache_dtype = Fact("kv_dtype")
     enable_prefix_caching = Fact()
-    prefix_caching_hash_algo = Fixed("sha256")
+    prefix_caching_hash_algo = Tuned("sha256")
+    prefix_cache_retention_interval = Tuned(0)
     gpu_memory_utilization = Fact("memory_utilization")
     kv_cache_memory_bytes = Fact("kv_cache_bytes")
 
@@ -162,4 +163,5 @@ class ObservabilityView(PlanView):
     name = "observability_config"
     part = "serving"
     otlp_traces_endpoint = Fact()
+    custom_histogram_buckets = Fact("histogram_buckets")
     per_request_spec_decode_metrics = Fact("draft_reports", "sampling")

@@ -32,6 +32,23 @@ class Fixed:
         return self if view is None else self._value
 
 
+class Tuned:
+    """An attribute of a view that shows an option as it was given which only tunes other engines;
+    `default` where it was left out.
+    """
+
+    def __init__(self, default: Any) -> None:
+        self._default, self._name = default, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, view: Any, owner: type) -> Any:
+        if view is None:
+            return self
+        return view.plan.serving.foreign_tuning.get(self._name, self._default)
+
+
 class PlanView:
     """A read-only view of `plan`. Views of one plan are equal."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from quire.config.histogram_buckets import FAMILIES
+
 DESCRIPTIONS = {
     "num_requests_running": "Number of requests in the running batch.",
     "num_requests_waiting": "Number of requests waiting to be scheduled.",
@@ -81,3 +83,13 @@ HISTOGRAMS: Mapping[str, Sequence[float] | None] = {
     "request_inference_time_seconds": _LATENCY,
 }
 """The bounds of each histogram's buckets; None: 1, 2, 5, 10, ... up to the longest sequence."""
+
+
+def histogram_bounds(
+    given: Mapping[str, Sequence[float]], sizes: Sequence[float]
+) -> dict[str, Sequence[float]]:
+    """The bounds of each histogram: of its family where they are given, else its own; `sizes` are
+    those of lengths.
+    """
+    chosen = {name: given[family] for family in given for name in FAMILIES[family]}
+    return {name: chosen.get(name) or own or sizes for name, own in HISTOGRAMS.items()}

@@ -21,7 +21,7 @@ import msgspec
 
 from quire.config.plan import EnginePlan
 from quire.config.plan_parts import MemoryPlan
-from quire.engine.stats.catalog import DESCRIPTIONS, HISTOGRAMS
+from quire.engine.stats.catalog import DESCRIPTIONS, histogram_bounds
 from quire.engine.stats.draft_totals import DraftTotals
 from quire.engine.stats.loggers import (
     AggregatedLoggingStatLogger,
@@ -102,9 +102,10 @@ class EngineStats(Stats):
         engine_indexes: Sequence[int] = (0,),
     ) -> None:
         self._model_name = model_name
-        self._max_model_len = max_model_len
         self._plan = plan
-        self._cores = {index: CoreTotals(max_model_len) for index in (0, *engine_indexes)}
+        given = (None if plan is None else plan.serving.histogram_buckets) or {}
+        self._bounds = histogram_bounds(given, sizes_up_to(max_model_len))
+        self._cores = {index: CoreTotals(self._bounds) for index in (0, *engine_indexes)}
         self._num_rejected: Mapping[str, int] = {}
         self._sleep_level: int | None = None
         self.since = time.time()
@@ -139,7 +140,7 @@ class EngineStats(Stats):
             step.num_preempted_reqs = scheduler.num_preemptions
         totals = self._cores.get(engine_index)
         if totals is None:
-            totals = self._cores[engine_index] = CoreTotals(self._max_model_len)
+            totals = self._cores[engine_index] = CoreTotals(self._bounds)
         totals.record(scheduler, step)
         for loggers in self._loggers:
             loggers.record(scheduler, step, engine_index)
@@ -196,15 +197,14 @@ class EngineStats(Stats):
 class CoreTotals:
     """The totals of one core."""
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         self.latest = SchedulerStats()
         self.latest_at = 0.0
         """When the core reported it, by the wall clock."""
         self._counts: Counts[str] = Counts()
         self._num_ended = dict.fromkeys(FinishReason, 0)
         self._drafts = DraftTotals()
-        sizes = sizes_up_to(max_model_len)
-        self._histograms = {name: Buckets(bounds or sizes) for name, bounds in HISTOGRAMS.items()}
+        self._histograms = {name: Buckets(grown) for name, grown in bounds.items()}
 
     def record(self, scheduler: SchedulerStats | None, step: IterationStats) -> None:
         """Count one step."""
