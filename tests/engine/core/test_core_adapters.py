@@ -585,3 +585,18 @@ def test_crowds_of_adapters_while_folders_change_and_calls_come(tmp_path, depth)
     for handle, (name, since, length) in asked.items():
         assert ends[handle].reason is FinishReason.LENGTH, ends[handle].message
         assert found[handle] in [text_of(n, length) for n in contents[name][since:]]
+
+
+def test_adapters_that_share_their_contents_are_forgotten_one_by_one(tmp_path):
+    library = Library(tmp_path, slots=3)
+    library.write("a", 7)
+    for adapter_id in (1, 2, 3, 4):
+        library.load("a", adapter_id)
+    assert library.core.list_loras() == [2, 3, 4]
+    library.core.pin_lora(2)
+    library.load("a", 5)
+    assert library.core.list_loras() == [2, 4, 5]
+    library.load("a", 4)
+    library.load("a", 6)
+    assert library.core.list_loras() == [2, 4, 6]
+    assert library.workers.num_read == 1

@@ -44,7 +44,8 @@ class AdaptersOff(CoreFeature):
 class AdapterStore(CoreFeature):
     """Resolves the adapters of requests and keeps the most recently used in host memory.
 
-    Invariants: at most `most_kept` adapters are kept, besides those that have just been read;
+    Invariants: at most `most_kept` adapters are kept, besides those that have just been read, and
+    known by as many ids, besides those that are pinned;
     `scheduler.adapters.kept` are exactly these. Only the core's thread changes anything but the
     workers' memory.
     """
@@ -235,6 +236,17 @@ class AdapterStore(CoreFeature):
         remember(self._names, number, ref.name)
         if number in self._kept:
             self._kept.move_to_end(number)
+        if len(self._ids) > self._most_kept:
+            self._forget_ids(ref.id)
+
+    def _forget_ids(self, latest: int) -> None:
+        """Forget ids until there are as many as adapters that may be kept: several may share one.
+        What is pinned stays, and `latest`.
+        """
+        there = self.ids()
+        others = [each for each in self._ids if each in there - {latest, *self._pins}]
+        for adapter_id in others[: max(0, len(there) - self._most_kept)]:
+            del self._ids[adapter_id]
 
     def _load(self, folder: str) -> AdapterLoading:
         """Have a folder read, or join those that wait for it. What has been read already may be
