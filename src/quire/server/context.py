@@ -229,13 +229,21 @@ class Server:
         body.check_logprobs(self.limits, vocab_size, given)
 
     async def start(
-        self, request: Request, body: GenerationFields, name: RequestName, prompts: Sequence[Prompt]
+        self,
+        request: Request,
+        body: GenerationFields,
+        name: RequestName,
+        prompts: Sequence[Prompt],
+        *,
+        is_step: bool = False,
     ) -> list[Outputs]:
-        """Add the prompts of one request to the engine: all of them, or none. Raises RequestError,
+        """Add the prompts of one request to the engine: all of them, or none; `is_step`: those of
+        one step of a search, whose parameters are not the request's. Raises RequestError,
         CapacityError, EngineDeadError before any part of a reply is sent.
         """
-        self.check_logprobs(body, prompts)
-        self.tell_cut(request, body, prompts)
+        if not is_step:
+            self.check_logprobs(body, prompts)
+            self.tell_cut(request, body, prompts)
         streams: list[Outputs] = []
         try:
             for index, prompt in enumerate(prompts):

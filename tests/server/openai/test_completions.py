@@ -278,7 +278,9 @@ def test_what_a_beam_search_cannot_honour_is_refused(server, fields, param):
 def test_a_beam_search_of_a_conversation(server):
     body = {"messages": [{"role": "user", "content": "hello"}], "n": 2, "max_tokens": 4,
             "use_beam_search": True, "temperature": 0, "logprobs": True}  # fmt: skip
-    reply = server.post("/v1/chat/completions", body).json()
+    sent = server.post("/v1/chat/completions", body)
+    assert "x-adjusted-fields" not in sent.headers  # the steps are of one token each
+    reply = sent.json()
     assert [choice["index"] for choice in reply["choices"]] == [0, 1]
     assert len(reply["choices"][0]["logprobs"]["content"]) <= 4
 

@@ -90,7 +90,7 @@ class _Beams:
         step = step_params(self._params)
         while not self._search.is_over:
             grown = [Prompt(None, beam.tokens, step) for beam in self._search.beams]
-            streams = await self._server.start(request, body, name.another(), grown)
+            streams = await self._server.start(request, body, name.another(), grown, is_step=True)
             self._search.take([last.outputs[0] for last in await last_outputs(streams)])
         found = [self._completion(*item) for item in enumerate(self._search.best())]
         return RequestOutput(name.shown, self._prompt.text, self._prompt.ids, None, found, True)
