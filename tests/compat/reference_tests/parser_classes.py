@@ -280,7 +280,8 @@ class ReasoningParser:
     def _where(self, text):
         """These tests stand for prompts that end with <think> where the output lacks it."""
         reasoning = self.plan.reasoning
-        begins = any(start.startswith(text.lstrip()[: len(start)]) for start in reasoning.starts)
+        marks = (*reasoning.starts, *reasoning.answer_tags)
+        begins = any(mark.startswith(text.lstrip()[: len(mark)]) for mark in marks)
         is_open = not begins and reasoning.name in ("qwen3", "granite_thinking_parser", "kimi_k3")
         return "again" if self.place is None and is_open else self.place
 
@@ -299,7 +300,8 @@ class ReasoningParser:
         stream.feed(rest)
         if rest == text and self.NAME in ENDED_UNLESS_OPENED:
             return stream.place not in ("again", "label", "reasoning")
-        return stream.place not in WITHIN and self._has_end(rest)
+        is_left = any(mark in rest for mark in self.plan.reasoning.ends_before)
+        return stream.place not in WITHIN and (is_left or self._has_end(rest))
 
     def is_reasoning_end_streaming(self, input_ids, delta_ids):
         text = self._text(input_ids)
@@ -336,7 +338,8 @@ class ReasoningParser:
             return self.model_tokenizer.convert_tokens_to_string(list(tokens)) if tokens else ""
         if hasattr(self.model_tokenizer, "decode"):
             return self.model_tokenizer.decode(list(tokens))
-        return "".join(KIMI_K3_TEXTS.get(token) or chr(token) for token in tokens)
+        shown = (token if token > 32 else 0x2460 + token for token in tokens)  # none is a blank
+        return "".join(KIMI_K3_TEXTS.get(t) or chr(c) for t, c in zip(tokens, shown, strict=True))
 
     def delta_of(self, events, current_text="", delta_text=""):
         """vLLM's parsers of reasoning hand the text of calls on, to be read by another one."""
