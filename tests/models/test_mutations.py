@@ -33,6 +33,7 @@ from quire.models.rules import RuleError
 from quire.models.spec import (
     Attention,
     Block,
+    BlockAttention,
     Decoder,
     DenseAndExperts,
     Indexer,
@@ -217,7 +218,8 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
     if last == "parallel" and block.mixer is None:
         return True
     if path[-3:] in (("mixer", "norm", "eps"), ("indexer", "norm", "eps")):
-        return True  # of latents and of keys of the choice, always 1e-6
+        # of latents and of keys of the choice, always 1e-6
+        return not isinstance(block.mixer, BlockAttention)
     if "indexer" in path[:-1] and last != "is_shared":
         mixer = block.mixer
         shared = isinstance(mixer, LatentAttention) and mixer.indexer is not None

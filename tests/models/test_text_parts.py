@@ -73,6 +73,9 @@ WHOLES = {
     "Mistral3ForConditionalGeneration-ministral3": Whole(
         "mistral3", "ministral3", "ministral3", VISION | {"model_type": "pixtral", "head_dim": 8}
     ),
+    "MiniMaxM3SparseForConditionalGeneration": Whole(
+        "minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3", VISION | {"num_channels": 1}
+    ),
     "Llama4ForConditionalGeneration": Whole(
         "llama4",
         "llama4_text",
@@ -84,6 +87,7 @@ DEFAULT = (
     "Qwen3_5ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
+    "MiniMaxM3SparseForConditionalGeneration",
 )
 
 

@@ -496,6 +496,7 @@ BUGS = {
     "the other stream first": {"join_streams": lambda x, other: torch.cat((other, x), 1)},
     "share of the first stream": wrong_arguments("correct_streams", active=0),
     "matrix of streams transposed": {"predict_streams": transposed_matrix},
+    "limit forgotten": wrong_arguments("clamped_gated", limit=1e9),
     "bound forgotten": wrong_arguments("bounded_gated", bound=1e9),
     "moe bound forgotten": wrong_args("moe", bound=None),
     "gate of the first head": {"scale_heads": lambda y, gate: PLAIN.scale_gate(y, gate[:, :1])},
@@ -523,6 +524,16 @@ BUGS = {
     ),
     "chosen keys without their rotated part": changed_arguments(
         "indexed_attend", q_rotated=torch.zeros_like
+    ),
+    "key of a block's choice not stored": changed_arguments(
+        "block_select", slots=lambda s: torch.full_like(s, -1)
+    ),
+    "last blocks are not ahead": wrong_arguments("block_select", local=0),
+    "blocks that begin a token later": wrong_arguments("block_select", size=4),
+    "choice of the next group": changed_arguments("block_attend", chosen=lambda c: c.roll(1, 1)),
+    "values of blocks not stored": changed_arguments("block_attend", v=torch.zeros_like),
+    "first of the chosen blocks forgotten": changed_arguments(
+        "block_attend", chosen=lambda c: torch.cat((torch.full_like(c[..., :1], -1), c[..., 1:]), 2)
     ),
     **planted(PLAIN),
 }

@@ -220,6 +220,10 @@ def _bounded(stored: Stored, h: Approx, act: str, bound: float) -> Approx:
     return stored(gate * Approx(np.clip(h.value[:, half:], -bound, bound), h.error[:, half:]))
 
 
+def _clamped_gated(stored: Stored, gate_up: Tensor, limit: float) -> dict[str, Approx]:
+    return {"0": stored(_gated_with_limit(stored, exact(gate_up), limit))}
+
+
 def _bounded_gated(stored: Stored, gate_up: Tensor, act: str, bound: float) -> dict[str, Approx]:
     return {"0": stored(_bounded(stored, exact(gate_up), act, bound))}
 
@@ -654,6 +658,35 @@ def _indexed_attend(
     return {"0": whole.reshape(*q.shape)}
 
 
+def _block_attend(
+    stored: Stored,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Tensor,
+    latents: LayerLatents,
+    slots: Tensor,
+    plan: OraclePlan,
+    *,
+    scale: float,
+    size: int,
+) -> dict[str, Approx]:
+    heads, groups = q.shape[1], chosen.shape[1]
+    memory = to_array(latents.data).reshape(-1, 2, *k.shape[1:])
+    of_head = [head * k.shape[1] // heads for head in range(heads)]
+    found = []
+    for token, (distance, places) in enumerate(plan.seen):
+        for head in range(heads):
+            blocks = chosen[token, head * groups // heads].tolist()
+            some = [i for i in range(len(places)) if i // size in blocks]
+            both = memory[[places[i] for i in some]][:, :, of_head[head]][:, :, None]
+            query, far = exact(q[token, head : head + 1]), np.asarray(distance)[some]
+            keys, values = exact(both[:, 0]), exact(both[:, 1])
+            found.append(_attend_to(stored, query, keys, values, far, AttentionArgs(scale)))
+    whole = stored(join(found, q.shape[2]))
+    return {"0": whole.reshape(*q.shape)}
+
+
 # logits
 
 
@@ -729,6 +762,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "modulate": _modulate,
     "sparse_gated": _sparse_gated,
     "bounded_gated": _bounded_gated,
+    "clamped_gated": _clamped_gated,
     "scale_heads": _scale_heads,
     "xielu": _xielu,
     "linear": _linear,
@@ -750,6 +784,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "latent_store": _latent_store,
     "latent_attend": _latent_attend,
     "indexed_attend": _indexed_attend,
+    "block_attend": _block_attend,
     **state_bounds.BOUNDS,
     **streams_bounds.BOUNDS,
     "sum_chunks": _sum_chunks,

@@ -73,6 +73,8 @@ IMPLEMENTATIONS = tuple(
         op_oracle_paged.plan_indexed,
         op_oracle_paged.index_select,
         op_oracle_paged.indexed_attend,
+        op_oracle_paged.block_select,
+        op_oracle_paged.block_attend,
         state_oracle.short_conv,
         state_oracle.mamba_scan,
         state_oracle.mamba2_scan,

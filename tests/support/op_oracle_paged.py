@@ -466,10 +466,7 @@ def index_select(
 ) -> Tensor:
     """Store, then score every token that a new one sees by itself."""
     assert latents.keys is not None
-    for token, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            block, offset = divmod(slot, latents.block_size)
-            latents.keys[block, offset] = k[token].double()
+    _put(latents.keys, slots, k)
     memory = to_array(latents.keys).reshape(-1, latents.keys.shape[2])
     heads, dim = q.shape[1:]
     found = np.full((len(q), top_k), -1, dtype=np.int64)
@@ -503,3 +500,64 @@ def indexed_attend(
             powers = np.exp(scores - scores.max())
             rows.append(powers @ keys[:, : latents.rank] / powers.sum())
     return to_tensor(np.array(rows, dtype=np.float64).reshape(q.shape))
+
+
+def block_select(
+    q: Tensor,
+    k: Tensor,
+    latents: LayerLatents,
+    slots: Tensor,
+    plan: OraclePlan,
+    *,
+    size: int,
+    top_k: int,
+    local: int,
+) -> Tensor:
+    """Store, then score every block by its best key."""
+    assert latents.keys is not None
+    _put(latents.keys, slots, k)
+    memory = to_array(latents.keys).reshape(-1, latents.keys.shape[2])
+    found = np.full((*q.shape[:2], top_k), -1, dtype=np.int64)
+    for token, (_, seen) in enumerate(plan.seen):
+        for head, query in enumerate(to_array(q[token])):
+            products = [float(memory[slot] @ query) for slot in seen]
+            scores = [max(products[i : i + size]) for i in range(0, len(seen), size)]
+            first = len(scores) - local
+            ranked = sorted(range(len(scores)), key=lambda b: (b < first, -scores[b], b))  # noqa: B023
+            best = sorted(ranked[:top_k])
+            found[token, head, : len(best)] = best
+    return torch.from_numpy(found)
+
+
+def block_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Tensor,
+    latents: LayerLatents,
+    slots: Tensor,
+    plan: OraclePlan,
+    *,
+    scale: float,
+    size: int,
+) -> Tensor:
+    """Store, then attend with one head at a time."""
+    _put(latents.data, slots, torch.cat((k.flatten(1), v.flatten(1)), 1))
+    memory = to_array(latents.data).reshape(-1, 2, *k.shape[1:])
+    heads, groups = q.shape[1], chosen.shape[1]
+    rows = []
+    for token, (_, seen) in enumerate(plan.seen):
+        for head, query in enumerate(to_array(q[token])):
+            blocks = chosen[token, head * groups // heads].tolist()
+            places = [slot for i, slot in enumerate(seen) if i // size in blocks]
+            keys, values = memory[places][:, :, head * k.shape[1] // heads].transpose(1, 0, 2)
+            scores = scale * (keys @ query)
+            powers = np.exp(scores - scores.max())
+            rows.append(powers @ values / powers.sum())
+    return to_tensor(np.array(rows, dtype=np.float64).reshape(q.shape))
+
+
+def _put(memory: Tensor, slots: Tensor, rows: Tensor) -> None:
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            memory[divmod(slot, memory.shape[1])] = rows[token].to(memory.dtype)

@@ -346,7 +346,7 @@ def pack_experts(
     return OracleExperts([pair(e) for e in range(len(up))])
 
 
-def _limited(h: Array, limit: float) -> Array:
+def limited(h: Array, limit: float) -> Array:
     width = len(h) // 2
     gate = [min(value, limit) for value in h[:width]]
     up = [min(max(value, -limit), limit) for value in h[width:]]
@@ -452,7 +452,7 @@ def moe(
             slot, own = expert_slot(adapters, token, e), row * w if args.weighs_input else row
             h = up(own) + (adapters.up.added(slot, own) if slot >= 0 else 0)
             if args.clamp is not None:
-                h = _limited(h, args.clamp)
+                h = limited(h, args.clamp)
             elif args.bound is not None:
                 h = bounded(h, args.act, args.bound)
             else:

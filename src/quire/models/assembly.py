@@ -47,6 +47,7 @@ from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer, WhereMade
 from quire.models.maker import Maker, Part
 from quire.models.mixers.attention import make_attention
+from quire.models.mixers.block_attention import make_block_attention
 from quire.models.mixers.latent import ChosenTokens, make_latent_attention
 from quire.models.mixers.prompt_attention import make_prompt_attention
 from quire.models.mixers.recurrent.assembly import make_recurrent
@@ -62,6 +63,7 @@ from quire.models.spec import (
     Attention,
     AttentionOverEmbedding,
     Block,
+    BlockAttention,
     Decoder,
     DenseAndExperts,
     FeedForward,
@@ -362,6 +364,8 @@ class Assembly:
         if isinstance(m, LatentAttention):
             layer = make_latent_attention(self._make, at + "attn.", m, self._choice)
             return PlacedMixer(layer, place)
+        if isinstance(m, BlockAttention):
+            return PlacedMixer(make_block_attention(self._make, at + "attn.", m), place)
         return PlacedMixer(make_recurrent(self._make, at + "mixer.", m), place)
 
     def _positions(self) -> Tensor | None:

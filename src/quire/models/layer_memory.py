@@ -74,7 +74,8 @@ class KeyValues:
 @dataclass(frozen=True, slots=True)
 class Latents:
     """A latent of `rank` numbers and a rotated key of `rotated` numbers of every token, from which
-    all heads make their keys and values (`spec.LatentAttention`).
+    all heads make their keys and values (`spec.LatentAttention`), or as one latent the keys and
+    values of all heads (`spec.BlockAttention`).
 
     `index_dim`: queries attend to chosen tokens only, and each token also has a key of so many
     numbers for the choice; 0 where another layer chooses, None where queries attend to all.

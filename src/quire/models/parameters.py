@@ -23,6 +23,7 @@ from quire.models.spec import (
     Attention,
     AttentionOverEmbedding,
     Block,
+    BlockAttention,
     Decoder,
     DenseAndExperts,
     FeedForward,
@@ -334,6 +335,8 @@ def _mixer(at: str, m: SingleMixer, dim: int) -> Iterator[Parameter]:
         yield from _attention(at + "attn.", m, dim)
     elif isinstance(m, LatentAttention):
         yield from _latent_attention(at + "attn.", m, dim)
+    elif isinstance(m, BlockAttention):
+        yield from _block_attention(at + "attn.", m, dim)
     else:
         for leaf in leaves(m, dim):
             name = f"{at}mixer.{leaf.name}"
@@ -435,6 +438,19 @@ def _indexer(at: str, indexer: Indexer, q_rank: int | None, dim: int) -> Iterato
     yield from linear_leaves(at + "k", indexer.dim, dim, "replicated", False)
     yield from linear_leaves(at + "weights", indexer.heads, dim, "replicated", False)
     yield from norm_leaves(at + "k_norm", indexer.norm, indexer.dim)
+
+
+def _block_attention(at: str, a: BlockAttention, dim: int) -> Iterator[Parameter]:
+    for part, heads in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads)):
+        yield from linear_leaves(at + part, heads * a.head_dim, dim, "replicated", False, heads)
+    for part in "qk":
+        yield from norm_leaves(f"{at}{part}_norm", a.norm, a.head_dim)
+    for part, heads in (("q", a.indexer.heads), ("k", 1)):
+        width = heads * a.indexer.dim
+        yield from linear_leaves(f"{at}index.{part}", width, dim, "replicated", False)
+    for part in "qk":
+        yield from norm_leaves(f"{at}index.{part}_norm", a.norm, a.indexer.dim)
+    yield from linear_leaves(at + "o", dim, a.heads * a.head_dim, "row", False)
 
 
 def _mlp(at: str, m: Mlp, dim: int, *, is_cut: bool = True) -> Iterator[Parameter]:

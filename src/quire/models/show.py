@@ -36,6 +36,7 @@ from quire.models.positions import (
 from quire.models.spec import (
     Attention,
     Block,
+    BlockAttention,
     Decoder,
     DenseAndExperts,
     Indexer,
@@ -245,6 +246,8 @@ def _mixer(b: Block) -> Iterator[str]:
 def _single_mixer(mixer: SingleMixer) -> Iterator[str]:
     if isinstance(mixer, Attention):
         return _attention(mixer)
+    if isinstance(mixer, BlockAttention):
+        return _block_attention(mixer)
     return _latent_attention(mixer) if isinstance(mixer, LatentAttention) else recurrent(mixer)
 
 
@@ -301,6 +304,19 @@ def _latent_attention(a: LatentAttention) -> Iterator[str]:
     gate = "sigmoid(Wg @ h) * " if a.gate else ""
     bias = " + bias" if a.o_bias else ""
     yield f"h = Wo @ ({gate}(Wuv @ (softmax(s) @ c))){bias}    # {values}"
+
+
+def _block_attention(a: BlockAttention) -> Iterator[str]:
+    i, norm = a.indexer, _norm(a.norm)
+    yield f"q, k, v = W @ h    # {a.heads} / {a.kv_heads} / {a.kv_heads} heads of {a.head_dim}"
+    yield f"iq, ik = Wiq @ h, Wik @ h    # {i.heads} and 1 of {i.dim}"
+    yield f"q, k, iq, ik = rotate({norm}(q, k, iq, ik))    # {_rope(a.rope, a.head_dim)}"
+    yield (
+        f"i = max of iq @ ik over a block of {i.size:,}    # attends to the {i.top_k:,} largest, "
+        f"with the last {i.local}"
+    )
+    yield f"s = {a.scale:g} * q @ k"
+    yield "h = Wo @ (softmax(s) @ v)    # over the tokens of chosen blocks"
 
 
 def _temperature(t: Temperature) -> str:
@@ -388,9 +404,15 @@ def _mlp(m: Mlp, x: str, into: str = "h") -> Iterator[str]:
     bias = " + bias" if m.bias else ""
     gate = f"Wg @ {x}" if not m.sparsity else f"sparse(Wg @ {x}, {m.sparsity:g})"
     inner = f"{m.act}({gate}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x}{bias})"
+    if m.clamp is not None:
+        inner = _clamped(m.clamp)
     bound = "" if m.bound is None else f", factors bounded by {m.bound:g}"
     outer = " + bias" if m.bias or m.out_bias else ""
     yield f"{into} = Wd @ ({inner}){outer}    # width {m.width:,}{bound}"
+
+
+def _clamped(limit: float) -> str:
+    return f"g * sigmoid(1.702 g) * (u + 1), g and u bounded by {limit:g}"
 
 
 def _moe(m: Moe, x: str, router: str | None = None) -> Iterator[str]:
@@ -406,7 +428,7 @@ def _moe(m: Moe, x: str, router: str | None = None) -> Iterator[str]:
         x = "n"
     x = f"(w[e] * {x})" if m.weighs_input else x
     if m.clamp is not None:
-        inner = f"g * sigmoid(1.702 g) * (u + 1), g and u bounded by {m.clamp:g}"
+        inner = _clamped(m.clamp)
     else:
         inner = f"{m.act}(Wg @ {x}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x})"
     weight = "" if m.weighs_input else "w[e] * "

@@ -177,6 +177,58 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockIndexer:
+    """Chooses the `top_k` blocks of `size` positions that a query attends to (MiniMax-M3).
+
+    A block's score is the largest product of its keys of `dim` numbers with a query; there is a
+    query, and a choice, for each of `heads` groups of the attention's heads. The query's own block
+    and those before it, `local` together, come first.
+    """
+
+    heads: int
+    dim: int
+    size: int
+    top_k: int
+    local: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAttention:
+    """Causal softmax attention with H query heads over K key/value heads of D values, of which a
+    query sees those of chosen blocks.
+
+    `norm` is of each head of queries and keys, those of the `indexer` included, and `rope` rotates
+    them.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    norm: Norm
+    rope: Rope
+    indexer: BlockIndexer
+
+    @property
+    def memory(self) -> Latents:
+        """Keys and values of all heads as one row of every token, and what it is chosen by."""
+        return Latents(2 * self.kv_heads * self.head_dim, 0, self.indexer.dim)
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions, apart from those with weights, for a token that sees
+        `context` tokens.
+        """
+        seen = min(context, self.indexer.top_k * self.indexer.size)
+        scored = 2 * self.indexer.heads * self.indexer.dim * context
+        return 4 * self.heads * self.head_dim * seen + scored
+
+
+@dataclass(frozen=True, slots=True)
 class Mlp:
     """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`.
 
@@ -184,7 +236,7 @@ class Mlp:
     `xielu` has learned numbers (Huang & Schlag 2024) and is never gated. `sparsity`: gates are cut
     at the value that so large a share of them would be below if they were distributed normally, and
     lessened by it (Gemma 3n). `bound`: act(gate) is at most so large, up(x) within its bounds on
-    both sides (Step-3.5).
+    both sides (Step-3.5). `clamp`: that of `Moe`.
     """
 
     width: int
@@ -194,6 +246,7 @@ class Mlp:
     out_bias: bool = False
     sparsity: float = 0.0
     bound: float | None = None
+    clamp: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +312,7 @@ class DenseAndExperts:
         return max(self.dense.width, self.experts.width)
 
 
-SingleMixer = Attention | LatentAttention | RecurrentMixer
+SingleMixer = Attention | LatentAttention | BlockAttention | RecurrentMixer
 """It states what it remembers of a request in `memory`, None where that is nothing."""
 
 

@@ -44,7 +44,9 @@ def gated(gate_up: Tensor, act: str) -> Tensor:
     return ACTIVATIONS[act](gate).mul_(up)
 
 
-def gated_with_limit(gate_up: Tensor, limit: float) -> Tensor:
+def gated_with_limit(
+    gate_up: Tensor, limit: float, sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid
+) -> Tensor:
     """gpt-oss's form of the gate, [*, 2F] -> [*, F].
 
     (up + 1) * gate * sigmoid(1.702 * gate), gate cut at +limit and up at +-limit (GptOssExperts in
@@ -53,7 +55,15 @@ def gated_with_limit(gate_up: Tensor, limit: float) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
     gate = gate.clamp(max=limit)
     up = up.clamp(-limit, limit)
-    return up.add_(1).mul_(gate * (gate * 1.702).sigmoid_())
+    return up.add_(1).mul_(gate * sigmoid(gate * 1.702))
+
+
+@op(is_invariant=True, only_for="bounded activations")
+def clamped_gated(gate_up: Tensor, limit: float) -> Tensor:
+    """`gated_with_limit` of gate_up [T, 2F] -> [T, F], with the same bits for a row whatever the
+    number of rows.
+    """
+    return gated_with_limit(gate_up, limit, partial(row_by_row, torch.sigmoid))
 
 
 @op(is_invariant=True, only_for="bounded activations")

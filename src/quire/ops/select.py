@@ -57,6 +57,7 @@ class Ops:
     scale_heads: TensorOp
     modulate: TensorOp
     bounded_gated: TensorOp
+    clamped_gated: TensorOp
     sparse_gated: TensorOp
     xielu: TensorOp
     pack_linear: Callable[..., Any]
@@ -95,6 +96,8 @@ class Ops:
     plan_indexed: Callable[..., Any]
     index_select: TensorOp
     indexed_attend: TensorOp
+    block_select: TensorOp
+    block_attend: TensorOp
     short_conv: TensorOp
     mamba_scan: TensorOp
     mamba2_scan: TensorOp

@@ -45,6 +45,9 @@ WITHOUT_KERNEL = {
         "gated_linear",
         "index_select",
         "indexed_attend",
+        "block_select",
+        "block_attend",
+        "clamped_gated",
     ),
 }
 """Ops that torch serves beside Triton's kernels."""

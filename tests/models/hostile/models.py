@@ -33,7 +33,10 @@ transformers.utils.logging.disable_progress_bar()
 
 TEXT = "text"
 """The folder of a text part by itself."""
-BY_ONE_MORE = ("gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron", "step3p5")
+BY_ONE_MORE = (
+    *("gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron", "step3p5"),
+    "minimax_m3_vl_text",
+)
 """Their norms multiply with 1 + weight."""
 
 HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS | STATE | GEMMA | LATER

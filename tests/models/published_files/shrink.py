@@ -72,6 +72,7 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     _shrink_layers(small)
     _shrink_heads(small)
     _shrink_experts(small)
+    _shrink_blocks(small)
     for key, value in small.items():
         if key.endswith(("token_id", "token_index")) and isinstance(value, int):
             small[key] = min(value, 1)
@@ -198,6 +199,17 @@ def _shrink_ropes(config: dict[str, Any], frequencies: int) -> None:
         if "mrope_section" in rope:
             third = frequencies // 3
             rope["mrope_section"] = [frequencies - 2 * third, third, third]
+
+
+def _shrink_blocks(config: dict[str, Any]) -> None:
+    """Of keys that are chosen (MiniMax-M3), after layers and heads."""
+    chosen = config.get("sparse_attention_config")
+    if not isinstance(chosen, dict):
+        return
+    for key in ("sparse_attention_freq", "sparse_disable_index_value"):
+        chosen[key] = chosen[key][: config["num_hidden_layers"]]
+    small = {"sparse_num_index_heads": config["num_key_value_heads"], "sparse_block_size": 4}
+    chosen |= {**small, "sparse_topk_blocks": 2, "sparse_index_dim": config["head_dim"]}
 
 
 def _shrink_experts(config: dict[str, Any]) -> None:

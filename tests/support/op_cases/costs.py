@@ -86,6 +86,10 @@ def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Cost:
     return Cost(3 * nbytes(gate_up) // 2, 4 * gate_up.numel())
 
 
+def clamped_gated(gate_up: Tensor, limit: float) -> Cost:
+    return Cost(3 * nbytes(gate_up) // 2, 4 * gate_up.numel())
+
+
 def scale_heads(y: Tensor, gate: Tensor) -> Cost:
     return scale_gate(y, gate)
 
@@ -334,6 +338,23 @@ def indexed_attend(
     return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (latents.width + latents.rank))
 
 
+def block_select(
+    q: Tensor, k: Tensor, latents: LayerLatents, slots: Tensor, plan: AttentionPlan, **facts: int
+) -> Cost:
+    num_keys, num_pairs = counted(plan)
+    num_bytes = nbytes(q, slots) + 2 * nbytes(k) + 8 * q.shape[0] * q.shape[1] * facts["top_k"]
+    num_bytes += num_keys * k.shape[1] * k.element_size()
+    return Cost(num_bytes, 2 * num_pairs * q.shape[1] * q.shape[2])
+
+
+def block_attend(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, size: int, **_: Any) -> Cost:
+    """All tokens of chosen blocks, though the last may have fewer."""
+    num_pairs = int((chosen >= 0).sum()) * size
+    num_bytes = 2 * nbytes(q, k, v) + nbytes(chosen)
+    num_bytes += 2 * num_pairs * q.shape[2] * q.element_size()
+    return Cost(num_bytes, 4 * num_pairs * (q.shape[1] // chosen.shape[1]) * q.shape[2])
+
+
 # recurrent states
 
 
@@ -431,7 +452,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, xielu, row_peaks)},
     sum_chunks.__name__: sum_chunks,
     **{f.__name__: f for f in (multiply, modulate, sparse_gated, add_matched, join_streams)},
-    **{f.__name__: f for f in (bounded_gated, scale_heads)},
+    **{f.__name__: f for f in (bounded_gated, clamped_gated, scale_heads)},
     **{f"{name}_streams": streams for name in ("enter", "predict", "correct")},
     "add_to_streams": streams,
     **{f.__name__: f for f in (embed_packed, linear, hidden, logits, route, moe)},
@@ -442,7 +463,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     attend_relative.__name__: attend_relative,
     **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
-    **{f.__name__: f for f in (index_select, indexed_attend)},
+    **{f.__name__: f for f in (index_select, indexed_attend, block_select, block_attend)},
     **{f.__name__: f for f in (short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm)},
     **{f.__name__: f for f in (channel_delta, gated_linear)},
     **{f.__name__: f for f in (mask_logits, bias_logits, penalize, forbid_words)},

@@ -1,4 +1,6 @@
-"""Cases of attention over chosen latents. Every slot that a step may not read holds NaN."""
+"""Cases of attention over chosen latents, and over chosen blocks of keys. Every slot that a step
+may not read holds NaN.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +62,24 @@ class _Step:
                     part[int(table[row, first // s.block_size]), :count] = values
         return _Step(rows, table, latents)
 
+    def taken(self, part: torch.Tensor, padding: int = 0) -> tuple[list[int], np.ndarray]:
+        """Take what new tokens have in a part of the memory out of it, but for the last `padding`
+        ones: their slots, and rows that are to be stored. Those of padding have others, and no
+        slot.
+        """
+        count, slots, found, size = int(self.rows.query_start[-1]), [], [], part.shape[1]
+        for row, (new, length) in enumerate(self.rows.lengths):
+            for position in range(length - new, length):
+                block, offset = divmod(position, size)
+                slots.append(int(self.table[row, block]) * size + offset)
+                place = part[int(self.table[row, block]), offset]
+                found.append(place.cpu().double().clone().numpy())
+                if len(slots) <= count - padding:
+                    place.fill_(float("nan"))
+        for token in range(count - padding, count):
+            slots[token], found[token] = -1, -found[token]
+        return slots, np.array(found).reshape(count, part.shape[2])
+
     def prepared(
         self, ops: Ops, draw: Draw, arguments: Arguments, per_token: Sequence[str]
     ) -> Prepared:
@@ -100,22 +120,12 @@ def _select(
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         step = _Step.of(ops, draw, lengths, s, is_shared)
-        count, slots, keys = int(step.rows.query_start[-1]), [], []
-        memory = step.latents.keys
-        assert memory is not None
-        for row, (new, length) in enumerate(step.rows.lengths):
-            for position in range(length - new, length):
-                block, offset = divmod(position, s.block_size)
-                slots.append(int(step.table[row, block]) * s.block_size + offset)
-                place = memory[int(step.table[row, block]), offset]
-                keys.append(place.cpu().double().clone().numpy())
-                if len(slots) <= count - padding:
-                    place.fill_(float("nan"))
-        for token in range(count - padding, count):
-            slots[token], keys[token] = -1, -keys[token]
+        assert step.latents.keys is not None
+        slots, keys = step.taken(step.latents.keys, padding)
+        count = len(slots)
         arguments = {
             "q": draw.strided(count, s.index_heads, s.index_dim),
-            "k": draw.of(np.array(keys).reshape(count, s.index_dim)),
+            "k": draw.of(keys),
             "weights": draw.strided(count, s.index_heads),
             "slots": draw.integers(slots),
             "top_k": top_k,
@@ -152,10 +162,79 @@ def _attend(
     return Case("indexed_attend", f"{name}-{top_k}", prepare)
 
 
+def _select_blocks(
+    name: str,
+    lengths: Sequence[tuple[int, int]],
+    top_k: int = 2,
+    local: int = 1,
+    *,
+    size: int = 3,
+    s: Sizes = Sizes(),  # noqa: B008  (frozen)
+    is_shared: bool = False,
+    padding: int = 0,
+) -> Case:
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        step = _Step.of(ops, draw, lengths, s, is_shared)
+        assert step.latents.keys is not None
+        slots, keys = step.taken(step.latents.keys, padding)
+        arguments = {
+            "q": draw.strided(len(slots), 3, s.index_dim),
+            "k": draw.of(keys),
+            "slots": draw.integers(slots),
+            "size": size,
+            "top_k": top_k,
+            "local": local,
+        }
+        return step.prepared(ops, draw, arguments, ("q", "k", "slots"))
+
+    return Case("block_select", f"{name}-{top_k}of{size}-{local}", prepare)
+
+
+def _attend_blocks(
+    name: str,
+    lengths: Sequence[tuple[int, int]],
+    top_k: int = 2,
+    *,
+    size: int = 3,
+    heads: int = 6,
+    kv_heads: int = 3,
+    groups: int = 3,
+    dim: int = 5,
+    is_shared: bool = False,
+    padding: int = 0,
+) -> Case:
+    """Each choice has the last block."""
+    s = Sizes(rank=2 * kv_heads * dim, rotated=0, block_size=4)
+
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        step = _Step.of(ops, draw, lengths, s, is_shared)
+        slots, rows = step.taken(step.latents.data, padding)
+        count, chosen = len(slots), []
+        for new, length in step.rows.lengths:
+            for seen in range(length - new + 1, length + 1):
+                last = (seen - 1) // size
+                for _ in range(groups):
+                    some = [*np.sort(draw.rng.permutation(last)[: top_k - 1]), last]
+                    chosen.append([*some, *[NO_TOKEN] * (top_k - len(some))])
+        keys, values = rows.reshape(count, 2, kv_heads, dim).transpose(1, 0, 2, 3)
+        arguments = {
+            "q": draw.strided(count, heads, dim),
+            "k": draw.of(keys),
+            "v": draw.of(values),
+            "chosen": draw.integers(np.array(chosen).reshape(count, groups, top_k)),
+            "slots": draw.integers(slots),
+            "scale": SCALE,
+            "size": size,
+        }
+        return step.prepared(ops, draw, arguments, ("q", "k", "v", "chosen", "slots"))
+
+    return Case("block_attend", f"{name}-{top_k}of{size}-{heads}x{kv_heads}x{groups}", prepare)
+
+
 CASES = (
     *(
         make(name, lengths)
-        for make in (_select, _attend)
+        for make in (_select, _attend, _select_blocks, _attend_blocks)
         for name, lengths in (
             ("no_tokens", ()),
             ("decode", DECODE),
@@ -168,4 +247,14 @@ CASES = (
     _select("odd-shared", MIXED, 3, ODD, is_shared=True),
     _attend("odd-shared", MIXED, 3, ODD, is_shared=True),
     _select("padding", DECODE, padding=1),
+    _select_blocks("all", MIXED, 100, 0),
+    _select_blocks("local", MIXED, 3, 3, size=2),
+    _select_blocks("odd-shared", MIXED, 3, 0, size=2, s=ODD, is_shared=True),
+    _select_blocks("padding", DECODE, padding=1),
+    _attend_blocks("all", MIXED, 100),
+    _attend_blocks(
+        "groups-shared", MIXED, 3, size=2, heads=8, kv_heads=2, groups=4, is_shared=True
+    ),
+    _attend_blocks("keys", RAGGED, 3, heads=8, kv_heads=4, groups=2),
+    _attend_blocks("padding", DECODE, padding=1),
 )

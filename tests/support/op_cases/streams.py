@@ -86,6 +86,13 @@ def _bounded(rows: int, act: str, bound: float) -> Case:
     return Case("bounded_gated", f"{rows}-{act}-{bound:g}", prepare)
 
 
+def _clamped(rows: int, limit: float) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        return by_row({"gate_up": draw.normal(rows, 18), "limit": limit}, {"gate_up": 0})
+
+    return Case("clamped_gated", f"{rows}-{limit:g}", prepare)
+
+
 def _heads(rows: int) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {"y": draw.strided(rows, 12), "gate": draw.normal(rows, 3)}
@@ -106,5 +113,6 @@ CASES = (
     *(_sparse(rows, "gelu_tanh", 0.4) for rows in (0, 1, 5)),
     _sparse(5, "silu", -0.3),
     *(_bounded(rows, "silu", 0.3) for rows in (0, 1, 5)),
+    *(_clamped(rows, 0.3) for rows in (0, 1, 5)),
     *map(_heads, (0, 1, 5)),
 )

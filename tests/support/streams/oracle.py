@@ -13,6 +13,7 @@ from tests.support.op_oracle_rows import (
     _ACTIVATIONS,
     Array,
     bounded,
+    limited,
     stack,
     to_array,
     to_tensor,
@@ -107,8 +108,14 @@ def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Tensor:
     return to_tensor(stack(rows, width))
 
 
+def clamped_gated(gate_up: Tensor, limit: float) -> Tensor:
+    """Token by token."""
+    width = gate_up.shape[1] // 2
+    return to_tensor(stack([limited(row, limit) for row in to_array(gate_up)], width))
+
+
 ORACLE = (
     join_streams,
     *(enter_streams, predict_streams, correct_streams, add_to_streams, add_matched),
-    *(sparse_gated, bounded_gated),
+    *(sparse_gated, bounded_gated, clamped_gated),
 )

@@ -8,7 +8,7 @@ from quire.config.views.config_json import ConfigJson
 from quire.config.views.view import Fact, Fixed, PlanView
 from quire.models.foreign.implementation import AnyDecoder, describe_model
 from quire.models.foreign.spec import ForeignAttention, ForeignDecoder
-from quire.models.spec import Attention, LatentAttention, single_mixers
+from quire.models.spec import Attention, BlockAttention, LatentAttention, single_mixers
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +167,7 @@ class ModelView(PlanView):
     def get_sliding_window(self) -> int | None:
         """How far back the first layer with attention sees; None: to the beginning."""
         attention = self._attention
-        if attention is None or isinstance(attention, LatentAttention):
+        if attention is None or isinstance(attention, LatentAttention | BlockAttention):
             return None
         return attention.window
 
@@ -189,9 +189,12 @@ class ModelView(PlanView):
         return describe_model(plan.model.hf_config, plan.model.model_impl, plan.model.pooler)
 
     @property
-    def _attention(self) -> Attention | LatentAttention | ForeignAttention | None:
+    def _attention(
+        self,
+    ) -> Attention | LatentAttention | BlockAttention | ForeignAttention | None:
         decoder = self._decoder
         if isinstance(decoder, ForeignDecoder):
             return decoder.calls[0] if decoder.calls else None
         mixers = (mixer for block in decoder.blocks for mixer in single_mixers(block.mixer))
-        return next((m for m in mixers if isinstance(m, Attention | LatentAttention)), None)
+        kinds = Attention | LatentAttention | BlockAttention
+        return next((m for m in mixers if isinstance(m, kinds)), None)

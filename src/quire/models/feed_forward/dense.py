@@ -67,7 +67,7 @@ class SparseOverWorkers:
 def make_dense(make: Maker, at: str, m: Mlp) -> FeedForward:
     """Build the part whose leaves' names begin with `at`, in their order."""
     ops = make.ops
-    is_one_op = m.bound is None and not m.sparsity and m.act != "xielu"
+    is_one_op = m.bound is m.clamp is None and not m.sparsity and m.act != "xielu"
     leaves = [at + part for part in inputs_of(m)]
     up = make.linear(at + "up", *leaves, gated=m.gated and is_one_op)
     activate = None if is_one_op else _activation(make, at, m)
@@ -80,6 +80,10 @@ def make_dense(make: Maker, at: str, m: Mlp) -> FeedForward:
 def _activation(make: Maker, at: str, m: Mlp) -> Callable[[Tensor], Tensor]:
     """What follows the first product where that is an op of its own."""
     ops = make.ops
+    if m.clamp is not None:
+        assert m.gated and m.act == "silu", "gates without another form"
+        assert m.bound is None and not m.sparsity, "gates without another form"
+        return partial(ops.clamped_gated, limit=m.clamp)
     if m.bound is not None:
         assert m.gated and not m.sparsity, "gates without another form"
         return partial(ops.bounded_gated, act=m.act, bound=m.bound)

@@ -25,6 +25,7 @@ _OF_THE_WHOLE = (
 
 _BUILT_AS: Mapping[str, str] = MappingProxyType(
     {
+        "minimax_m3_vl_text": "MiniMaxM3SparseForCausalLM",
         "qwen2_5_omni_text": "Qwen2ForCausalLM",
         "qwen2_5_vl_text": "Qwen2ForCausalLM",
         "qwen2_vl_text": "Qwen2ForCausalLM",
@@ -33,8 +34,9 @@ _BUILT_AS: Mapping[str, str] = MappingProxyType(
         "qwen3_vl_text": "Qwen3ForCausalLM",
     }
 )
-"""Types of text that transformers has within a whole alone, and the family that they are of: one
-whose positions are triples, which are equal for text.
+"""Types of text that transformers has within a whole alone, or stores otherwise there, and the
+family that they are of: one whose positions are triples, which are equal for text, or whose names
+are those of published files.
 """
 
 

@@ -19,9 +19,6 @@ WHY_NOT = MappingProxyType(
         "MiMoV2OmniForCausalLM": _OWN_CODE,
         "MiniMaxM1ForCausalLM": "its files are read in the form of MiniMax-M1-hf, whose "
         "architecture is MiniMaxForCausalLM",
-        "MiniMaxM3ForCausalLM": "it attends to chosen blocks of keys",
-        "MiniMaxM3SparseForCausalLM": "it attends to chosen blocks of keys",
-        "MiniMaxM3VLForCausalLM": "it attends to chosen blocks of keys",
         "MiniMaxText01ForCausalLM": "its files are read in the form of MiniMax-Text-01-hf, whose "
         "architecture is MiniMaxForCausalLM",
         "MistralLarge4ForCausalLM": "its layers share latents with earlier ones",
