@@ -22,6 +22,7 @@ from quire.models.reading.text_part import text_part
 from tests.models.hostile.form import BASE
 from tests.models.hostile.models import HOSTILE, keys_of
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
+from tests.models.vision.published import PUBLISHED as WITH_TOWERS
 
 VISION = {
     "hidden_size": 16,
@@ -136,26 +137,6 @@ def judge_of(whole: torch.nn.Module) -> torch.nn.Module:
     return whole.language_model if isinstance(whole, kind) else whole
 
 
-GEMMA_3_4B = {
-    "architectures": ["Gemma3ForConditionalGeneration"],
-    "boi_token_index": 255999,
-    "eoi_token_index": 256000,
-    "eos_token_id": [1, 106],
-    "image_token_index": 262144,
-    "initializer_range": 0.02,
-    "mm_tokens_per_image": 256,
-    "model_type": "gemma3",
-    "text_config": {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024,
-    },
-    "torch_dtype": "bfloat16",
-    "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model"},
-}
 MISTRAL_SMALL = {
     "architectures": ["Mistral3ForConditionalGeneration"],
     "image_token_index": 10,
@@ -292,7 +273,7 @@ QWEN3_5_35B = {
     "vision_start_token_id": 248053,
 }
 PUBLISHED = {
-    "gemma-3-4b": (GEMMA_3_4B, 3_880_263_168),
+    "gemma-3-4b": (WITH_TOWERS["gemma-3-4b-it"], 3_880_263_168),
     "Mistral-Small-3.1": (MISTRAL_SMALL, 23_572_403_200),
     "Llama-4-Scout": (LLAMA_4_SCOUT, 107_769_861_120),
     "Qwen3.5-35B-A3B": (QWEN3_5_35B, 34_660_610_688),

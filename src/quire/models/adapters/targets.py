@@ -26,6 +26,14 @@ _IN_TRANSFORMERS = (
     (".router.gate.", ".gate."),
     (".shared_mlp.", ".shared_experts."),
     ("embed_out.", "lm_head."),
+    *(
+        (f".self_attn.{part}.", f".self_attn.forget_gate.{part}.")
+        for part in ("f_a_proj", "f_b_proj")
+    ),
+    (".attention.f_proj.", ".self_attn.forget_gate.f_proj."),
+    (".attention.dense.", ".self_attn.o_proj."),
+    (".attention.", ".self_attn."),
+    ("word_embeddings.", "embed_tokens."),
 )
 """What checkpoints call parts of a model, and what transformers may call them."""
 _EXPERT = re.compile(r"(?P<at>(?:\w+\.)*experts)\.(?P<expert>\d+)\.(?P<part>\w+)")
@@ -113,7 +121,7 @@ class AdapterTargets:
         self._stacks.setdefault(_parent(name), []).append(stored)
         if name.endswith(".weight"):  # a module of its own, which transformers has together
             parts = [leaf_of(leaf).rpartition(".")[2] for leaf in stored.leaves[:: stored.shape[0]]]
-            module = _parent(_parent(name)) + ".experts"
+            module = _parent(_parent(name)).removesuffix(".experts") + ".experts"
             parameter = replace(stored, name=f"{module}.{'_'.join(parts)}_proj")
             self._stacks.setdefault(module, []).append(parameter)
 
