@@ -76,8 +76,7 @@ def test_defaults_come_from_the_model():
         ),
         (
             {"mm_processor_kwargs": {"a": 1}},
-            "mm_processor_kwargs={'a': 1} is not allowed: this release does not implement "
-            "it. Put it into the prompt, next to its multi_modal_data.",
+            "mm_processor_kwargs={'a': 1} is not allowed: this engine takes text alone.",
         ),
         (
             {"lora_request": "x"},

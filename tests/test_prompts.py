@@ -28,7 +28,7 @@ from quire.prompts import (
         ({"prompt": "hi", "mm_processor_kwargs": {}}, ParsedPrompt("hi", None)),
         (
             {"prompt": "hi", "multi_modal_data": {"image": 1}, "multi_modal_uuids": {"image": "a"}},
-            ParsedPrompt("hi", None, media=GivenMedia({"image": 1}, {"image": "a"}, {})),
+            ParsedPrompt("hi", None, media=GivenMedia({"image": 1}, {"image": "a"}, {}, {})),
         ),
     ],
     ids=str,
@@ -82,10 +82,9 @@ def test_forms(prompt, parsed):
             "multi_modal_data=1 is not allowed: it must be a dict by modality.",
         ),
         (
-            {"prompt": "a", "media_io_kwargs": {"image": {}}},
-            NotBuiltYet,
-            "media_io_kwargs={'image': {}} is not allowed: this release does not implement "
-            "it. Leave it out.",
+            {"prompt": "a", "media_io_kwargs": [1]},
+            InvalidType,
+            "media_io_kwargs=[1] is not allowed: it must be a dict by modality.",
         ),
         (
             {"prompt_token_ids": [5, 6], "token_type_ids": [0]},

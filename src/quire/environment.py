@@ -78,6 +78,36 @@ VARIABLES = (
         "16 characters or more",
         "What a front end and headless cores on other machines know; all others are refused.",
     ),
+    Variable("QUIRE_IMAGE_FETCH_TIMEOUT", "seconds", "For the first try of a picture; default 5."),
+    Variable(
+        "QUIRE_MAX_MEDIA_DOWNLOAD_SIZE_MB",
+        "an integer >= 1",
+        "The most MiB of one picture, wherever it comes from; default 256.",
+    ),
+    Variable(
+        "QUIRE_MAX_IMAGE_PIXELS", "an integer >= 1", "The most of a picture; default 178956970."
+    ),
+    Variable(
+        "QUIRE_MEDIA_LOADING_THREAD_COUNT",
+        "an integer >= 1",
+        "How many pictures of a request are fetched at once; default 8.",
+    ),
+    Variable(
+        "QUIRE_MEDIA_URL_ALLOW_REDIRECTS",
+        "0 or 1",
+        "Whether redirects of pictures' URLs are followed; default 1.",
+    ),
+    Variable(
+        "QUIRE_MEDIA_ALLOW_PRIVATE",
+        "0 or 1",
+        "Fetch pictures from addresses that are not of the public internet, too: whoever may ask "
+        "the server can then read what is in its network.",
+    ),
+    Variable(
+        "QUIRE_MEDIA_USE_PROXIES",
+        "0 or 1",
+        "Fetch pictures by http_proxy and https_proxy, which then decide what may be reached.",
+    ),
     Variable(
         "OPENAI_API_KEY",
         "a key",
@@ -86,6 +116,18 @@ VARIABLES = (
     Variable("OPENAI_BASE_URL", "a URL", "Where those ask when --url has no value."),
     Variable("OMP_NUM_THREADS", "an integer >= 1", "At most this many threads compute."),
 )
+
+
+class MediaEnvironment(msgspec.Struct, frozen=True):
+    """How pictures are fetched, and how large they may be. `proxies`: by scheme."""
+
+    timeout_s: float
+    max_bytes: int
+    max_pixels: int | None
+    num_at_once: int
+    allows_redirects: bool
+    allows_private: bool
+    proxies: dict[str, str]
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -103,6 +145,7 @@ class Environment(msgspec.Struct, frozen=True):
     max_n: int
     adapter_folder: Path | None
     cluster_secret: str | None
+    media: MediaEnvironment
     openai_api_key: str | None
     openai_base_url: str | None
     unknown: tuple[str, ...]
@@ -127,14 +170,29 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         max_n=_count(given, "QUIRE_MAX_N_SEQUENCES") or MAX_N,
         adapter_folder=_folder(given, "QUIRE_LORA_RESOLVER_CACHE_DIR"),
         cluster_secret=given.get("QUIRE_CLUSTER_SECRET") or None,
+        media=_media(given),
         openai_api_key=given.get("OPENAI_API_KEY") or None,
         openai_base_url=given.get("OPENAI_BASE_URL") or None,
         unknown=tuple(sorted(n for n in given if n.startswith(_PREFIX) and n not in known)),
     )
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "0")
+def _media(given: Mapping[str, str]) -> MediaEnvironment:
+    schemes = ("http", "https") if _flag(given, "QUIRE_MEDIA_USE_PROXIES") else ()
+    proxies = {each: given.get(f"{each}_proxy") for each in schemes}
+    return MediaEnvironment(
+        timeout_s=_seconds(given, "QUIRE_IMAGE_FETCH_TIMEOUT", 5.0),
+        max_bytes=(_count(given, "QUIRE_MAX_MEDIA_DOWNLOAD_SIZE_MB") or 256) * 2**20,
+        max_pixels=_count(given, "QUIRE_MAX_IMAGE_PIXELS"),
+        num_at_once=_count(given, "QUIRE_MEDIA_LOADING_THREAD_COUNT") or 8,
+        allows_redirects=_flag(given, "QUIRE_MEDIA_URL_ALLOW_REDIRECTS", "1"),
+        allows_private=_flag(given, "QUIRE_MEDIA_ALLOW_PRIVATE"),
+        proxies={scheme: proxy for scheme, proxy in proxies.items() if proxy},
+    )
+
+
+def _flag(given: Mapping[str, str], name: str, default: str = "0") -> bool:
+    text = given.get(name, default)
     if text not in ("", "0", "1"):
         raise InvalidParameter(name, text, "0 or 1")
     return text == "1"

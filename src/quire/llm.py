@@ -22,7 +22,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineBatch, OfflineRequests, one_at_a_time
 from quire.engine.unbuilt import UnbuiltTransferMethods
 from quire.engine.wire.control_calls import Utility
-from quire.errors import InvalidType, NotBuiltYet, RequestError
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.llm_pooling import PoolingMethods, UseTqdm
 from quire.lora.request import GivenAdapters
 from quire.models.foreign.implementation import describe_model
@@ -30,7 +30,7 @@ from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput
 from quire.params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.pooling_outputs import PoolingRequestOutput
-from quire.prompts import as_prompts
+from quire.prompts import as_prompts, with_processor_kwargs
 from quire.request_options import BatchOptions
 from quire.text.chat import render_chat
 from quire.text.encode_options import encode_options
@@ -342,8 +342,8 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         options: BatchOptions,
     ) -> OfflineBatch:
         """The batch of `generate`. Raises RequestError."""
-        _refuse_media(mm_processor_kwargs)
-        given = as_prompts(prompts)
+        self._check_kwargs(mm_processor_kwargs)
+        given = [with_processor_kwargs(each, mm_processor_kwargs) for each in as_prompts(prompts)]
         params = self._params(sampling_params)
         return OfflineBatch(prompts=given, total=len(given), params=params, options=options)
 
@@ -357,19 +357,26 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
         **rendering: Any,
     ) -> OfflineBatch:
         """The batch of `chat`, whose conversations are rendered one by one. Raises RequestError."""
-        _refuse_media(mm_processor_kwargs)
+        self._check_kwargs(mm_processor_kwargs)
         tokenizer, chats = self.get_tokenizer(), _as_chats(messages)
         encoding = encode_options(options.tokenization_kwargs)
         template = chat_template or self.llm_engine.front_end.chat_template
         render = partial(render_chat, tokenizer, chat_template=template, **rendering)
         prompt_of = self.llm_engine.front_end.inputs.chat_prompt
-        rendered = (prompt_of(chat, render) for chat in chats)
+        rendered = (
+            with_processor_kwargs(prompt_of(chat, render), mm_processor_kwargs) for chat in chats
+        )
         return OfflineBatch(
             prompts=rendered,
             total=len(chats),
             params=self._params(sampling_params),
             options=replace(options, tokenization_kwargs={"add_special_tokens": False, **encoding}),
         )
+
+    def _check_kwargs(self, mm_processor_kwargs: object) -> None:
+        if mm_processor_kwargs and self.llm_engine.front_end.inputs.pictures is None:
+            allowed = "this engine takes text alone"
+            raise InvalidParameter("mm_processor_kwargs", mm_processor_kwargs, allowed)
 
     def _params(self, given: Any) -> Any:
         """Those of a generation. Raises RequestError for an engine that only pools, InvalidType for
@@ -395,12 +402,6 @@ def _as_chats(messages: Any) -> list[Any]:
         raise InvalidType("messages", messages, allowed)
     is_one = bool(messages) and not isinstance(messages[0], (list, tuple))
     return [messages] if is_one else list(messages)
-
-
-def _refuse_media(mm_processor_kwargs: object) -> None:
-    if mm_processor_kwargs:
-        hint = "Put it into the prompt, next to its multi_modal_data."
-        raise NotBuiltYet("mm_processor_kwargs", mm_processor_kwargs, hint)
 
 
 def _show_options() -> None:

@@ -43,13 +43,15 @@ PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt
 """What counts as one prompt."""
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids")
-_MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+_MEDIA_KEYS = (
+    *("multi_modal_data", "multi_modal_uuids"),
+    *("mm_processor_kwargs", "media_io_kwargs"),
+)
 _RENDERED = {"type": "token"}
 """Keys by which programs tell prompts that were rendered before, and the values of those that are
 token ids.
 """
 _UNBUILT = {
-    "media_io_kwargs": "Leave it out.",
     "prompt_token_offsets": "Leave it out.",
     "prompt_embeds": "Give prompt or prompt_token_ids.",
     "encoder_prompt": "Encoder-decoder models are not served.",
@@ -60,12 +62,13 @@ _UNBUILT = {
 
 class GivenMedia(NamedTuple):
     """Media at a prompt's placeholders: by modality an item or a list of them, their ids as
-    the caller names them, and changes to how they are processed.
+    the caller names them, and changes to how they are processed and decoded.
     """
 
     data: Mapping[str, Any]
     uuids: Mapping[str, Any]
     processor_kwargs: Mapping[str, Any]
+    io_kwargs: Mapping[str, Any]
 
 
 class ParsedPrompt(NamedTuple):
@@ -96,6 +99,20 @@ def parse_prompt(prompt: object) -> ParsedPrompt:
         return _parse_dict(prompt)
     allowed = "it must be a str, a list of token ids, a TextPrompt or a TokensPrompt"
     raise InvalidType("prompt", prompt, allowed)
+
+
+def has_media(prompt: object) -> bool:
+    """Whether a prompt comes with media, or with ids that stand for some."""
+    return isinstance(prompt, Mapping) and any(map(prompt.get, _MEDIA_KEYS[:2]))
+
+
+def with_processor_kwargs(prompt: Any, kwargs: Mapping[str, Any] | None) -> Any:
+    """The prompt with a call's `mm_processor_kwargs`, over which its own rule; one without media
+    as it is.
+    """
+    if not kwargs or not has_media(prompt):
+        return prompt
+    return {**prompt, "mm_processor_kwargs": {**kwargs, **(prompt.get(_MEDIA_KEYS[2]) or {})}}
 
 
 def as_prompts(prompts: object) -> list[Any]:

@@ -5,6 +5,7 @@ from quire.config.facts import ModelFacts
 from quire.hardware.facts import GpuFacts, MachineFacts
 from quire.models.layer_memory import KeyValues, RecurrentState
 from quire.models.max_length import LengthFacts
+from quire.models.reading.text_part import PART, VISION
 
 GIB = 2**30
 
@@ -226,6 +227,19 @@ PAIRS = {
         EngineArgs(model="state-spaces/mamba-2.8b-hf", dtype="bfloat16", max_model_len=65_536),
         mamba_2_8b(),
         SERVER,
+    ),
+    "pictures_on_a_laptop": (
+        EngineArgs(
+            model="pictures",
+            limit_mm_per_prompt={"image": {"count": 4}},
+            allowed_media_domains=["a.example", "b.example"],
+            allowed_local_media_path="/pictures",
+            journal_media_bytes=1000,
+            mm_processor_cache_gb=0.5,
+            media_io_kwargs={"image": {"rgba_background_color": [0, 0, 1]}},
+        ),
+        make_model(hf_config={PART: {VISION: {}}}),
+        LAPTOP,
     ),
     "qwen3-0.6b_wishes": (
         EngineArgs(

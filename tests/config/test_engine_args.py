@@ -100,7 +100,6 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
         {"tensor_parallel_size": True},
         {"fully_sharded_loras": True},
         {"kv_offloading_size": 4},
-        {"limit_mm_per_prompt": {"image": 1}},
     ],
     ids=str,
 )
@@ -120,7 +119,7 @@ def test_what_is_not_built_is_refused_by_name_with_advice(given):
         {"tensor_parallel_size": 1, "pipeline_parallel_size": 1},
         {"distributed_executor_backend": "uni", "runner": "generate", "convert": "none"},
         {"compilation_config": 0, "optimization_level": 0},
-        {"limit_mm_per_prompt": None, "mm_processor_kwargs": {}},
+        {"limit_mm_per_prompt": None, "mm_processor_kwargs": {}, "skip_mm_profiling": True},
         {"cpu_offload_gb": 0.0, "model_impl": "vllm"},
     ],
     ids=str,

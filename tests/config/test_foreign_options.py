@@ -91,8 +91,15 @@ def test_values_that_say_nothing():
         {"limit_mm_per_prompt": {"image": 0, "video": {"count": 0}}},
     ):
         assert EngineArgs(**options).create_engine_config() == same
-    with pytest.raises(NotBuiltYet, match="limit_mm_per_prompt"):
-        EngineArgs(limit_mm_per_prompt={"image": 1}).create_engine_config()
+    bounds = {"limit_mm_per_prompt": {"image": 1}, "allowed_media_domains": "a.example"}
+    assert EngineArgs(**bounds).create_engine_config() == same, "text keeps them"
+    for name, value in (
+        ("mm_processor_kwargs", {"max_pixels": 1}),
+        ("media_io_kwargs", {"image": {}}),
+        ("limit_mm_per_prompt", {"smell": 1}),
+    ):
+        with pytest.raises(InvalidParameter, match=name):
+            EngineArgs(**{name: value}).create_engine_config()
 
 
 def test_a_callable_changes_config_json_by_attributes():

@@ -12,12 +12,8 @@ from PIL import Image
 from quire.errors import RequestError
 from quire.media.fetch.fetcher import MediaFetcher
 from quire.media.fetch.settings import FetchSettings
-from quire.media.given import (
-    background_of,
-    given_pictures,
-    picture_of_part,
-    text_with_placeholders,
-)
+from quire.media.given import PicturesAsText, given_pictures, picture_of_part
+from quire.media.io_options import background_of
 from quire.media.item_limits import check_count, read_limits
 from tests.media.pictures import encoded, noise, odd_pictures, picture
 
@@ -124,13 +120,13 @@ def test_anthropic_s_data_is_read_as_a_data_url():
     ],
 )
 def test_templates_for_text_get_placeholders(parts, interleaves, text):
-    made = text_with_placeholders(parts, "<i>", "<s><i><e>", interleaves=interleaves)
+    made = PicturesAsText("<i>", "<s><i><e>", interleaves)(parts)
     assert made == text
 
 
 def test_more_placeholders_than_pictures_are_refused():
     with pytest.raises(RequestError, match="Found more '<i>' placeholders"):
-        text_with_placeholders(["<i> <i>", None], "<i>", "<i>")
+        PicturesAsText("<i>", "<i>")(["<i> <i>", None])
 
 
 def test_options_of_decoding_are_read_and_others_refused():

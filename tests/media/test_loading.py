@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from quire.errors import InvalidParameter, LoadError, RequestError, UnknownConfigKey
-from quire.media.decoding.decoder import PictureDecoder, ProcessedPicture
+from quire.media.decoding.decoder import DecodeLimits, PictureDecoder, ProcessedPicture
 from quire.media.digests import part_digest, picture_digest, uuid_digest
 from quire.media.fetch.fetcher import GivenPicture, MediaFetcher
 from quire.media.fetch.settings import FetchSettings
@@ -26,8 +27,10 @@ from quire.media.picture_files import (
 from quire.media.placed import placed_pictures
 from quire.media.processed_cache import ProcessedCache
 from quire.media.prompt_rules.facts import PromptFacts
+from quire.media.remaking import PictureRemaker
 from tests.media.pictures import encoded, picture
 
+WHITE = (255, 255, 255)
 LAYOUT = PictureLayout(1, 1, (1, 1), (1, 1))
 QWEN = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -207,7 +210,7 @@ def test_a_caller_s_id_stands_for_what_it_sent_itself(tmp_path, decoder):
 
 
 def test_a_program_is_trusted_with_its_ids(tmp_path, decoder):
-    made, cache = loader(tmp_path, decoder, is_trusting=True)
+    made, cache = loader(tmp_path, decoder)
     data = encoded(picture(30, 30))
     named = asyncio.run(made.loaded([GivenPicture(data=data, uuid="x")]))[0]
     again = asyncio.run(made.loaded([GivenPicture(data=b"not read", uuid="x")]))[0]
@@ -231,7 +234,7 @@ def test_crops_that_attend_in_both_directions_are_items_of_their_own():
     processor = read_processor(changed)
     layout = processor.layout(16, 48)
     arrays = processor.arrays(picture(16, 48), layout)
-    loaded = LoadedPicture(b"d" * 32, ProcessedPicture(layout, arrays), None)
+    loaded = LoadedPicture(b"d" * 32, ProcessedPicture(layout, arrays), None, {}, WHITE)
     runs = [(5 * index, 5 * index + 4) for index in range(layout.num_tiles)]
     placed = placed_pictures(settings.rule, [loaded], [runs])
     assert layout.num_tiles == 4 and [each.places for each in placed] == [[run] for run in runs]
@@ -241,3 +244,27 @@ def test_crops_that_attend_in_both_directions_are_items_of_their_own():
     np.testing.assert_array_equal(joined, arrays["pixel_values"])
     whole = placed_pictures(settings.rule, [loaded], [[(0, 4)]])
     assert whole[0].digest == b"d" * 32 and whole[0].inputs is arrays
+
+
+def test_a_journal_keeps_what_came_and_makes_the_same_arrays_of_it(tmp_path, decoder):
+    made, _ = loader(tmp_path, decoder)
+    data = encoded(picture(60, 30))
+    given = [GivenPicture(data=data), GivenPicture(pixels=np.asarray(picture(30, 30)))]
+    kwargs = {"mm_processor_kwargs": {"max_pixels": 784}, "background": (1, 2, 3)}
+    loaded = asyncio.run(made.loaded(given, **kwargs))
+    remaker = PictureRemaker(DecodeLimits())
+    try:
+        for picked in loaded:
+            [placed] = placed_pictures(made.settings.rule, [picked], [[(0, 1)]])
+            source = remaker.source_of(placed)
+            arrays = source.make_inputs().result(60)
+            assert source.nbytes in (len(data), 30 * 30 * 3)
+            assert arrays.keys() == placed.inputs.keys()
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(array, placed.inputs[name])
+        [named] = placed_pictures(
+            made.settings.rule, [replace(loaded[0], encoded=None)], [[(0, 1)]]
+        )
+        assert remaker.source_of(named) is None
+    finally:
+        remaker.close()

@@ -70,6 +70,10 @@ class SteadyCore:
     def engine_indices(self) -> Sequence[int]:
         return (0,)
 
+    def survives(self, handle: int) -> bool:
+        """Whether a request goes on after the death of its core."""
+        return True
+
     def engine_of(self, handle: int) -> int | None:
         return 0 if handle in self._handles else None
 

@@ -18,14 +18,18 @@ from quire.models.vision.families import read_vision
 from quire.models.vision.leaves import vision_leaves
 
 
-def check_pictures(folder: Path, config: Mapping[str, Any]) -> tuple[LeftKey, ...]:
+def check_pictures(
+    folder: Path, config: Mapping[str, Any], processor_kwargs: Mapping[str, Any] | None
+) -> tuple[LeftKey, ...]:
     """Read the encoder's config and the processor's files; returns the foreign keys of the part
-    about pictures. Raises LoadError where pictures cannot be served.
+    about pictures. Raises LoadError where pictures cannot be served, RequestError for
+    `processor_kwargs` that the processor does not have.
     """
     vision, foreign = read_vision(config, read_spec(config).dim)
     if vision.unserved is not None:
         raise LoadError(f"pictures are not implemented: {vision.unserved}.")
-    check_picture_files(read_picture_settings(folder, config[PART][VISION]), str(folder))
+    found = read_picture_settings(folder, config[PART][VISION])
+    check_picture_files(found, str(folder)).changed(processor_kwargs)
     return foreign
 
 

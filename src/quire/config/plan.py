@@ -12,6 +12,7 @@ from quire.config.adapter_plan import AdapterPlan
 from quire.config.hidden_states import HiddenStatesPlan
 from quire.config.offload import Offload
 from quire.config.plan_parts import (
+    MediaPlan,
     MemoryPlan,
     ModelPlan,
     ParallelPlan,
@@ -31,7 +32,8 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     part that is named after its concern. `model_config` and the like show it by the reference's
     nested names (config/views/).
 
-    `adapters` None: none are served; `speculation` None: no tokens are drafted. `reasons` has an
+    `adapters` None: none are served; `speculation` None: no tokens are drafted; `media` None:
+    prompts are text alone. `reasons` has an
     entry for every field shown by `explain()`; `notes` are messages for the user.
     """
 
@@ -41,6 +43,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
     steps: StepsPlan
     speculation: SpeculationPlan | None
     adapters: AdapterPlan | None
+    media: MediaPlan | None
     sampling: SamplingPlan
     serving: ServingPlan
     reasons: dict[str, str]
@@ -52,7 +55,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
         parts: dict[str, Any] = {
             part: kind(**{f: values[f] for f in kind.__struct_fields__}) for part, kind in PARTS
         }
-        whole = {name: values[name] for name in ("speculation", "adapters")}
+        whole = {name: values[name] for name in WHOLE}
         return cls(**parts, **whole, reasons=reasons, notes=tuple(notes))
 
     def changed(self, **values: Any) -> Self:
@@ -64,7 +67,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
             own = {name: values.pop(name) for name in kind.__struct_fields__ if name in values}
             if own:
                 parts[part] = msgspec.structs.replace(getattr(self, part), **own)
-        if unknown := values.keys() - {"speculation", "adapters"}:
+        if unknown := values.keys() - set(WHOLE):
             raise KeyError(f"no part of a plan has {', '.join(sorted(unknown))}")
         return msgspec.structs.replace(self, **parts, **values)
 
@@ -107,6 +110,9 @@ PARTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("serving", ServingPlan),
 )
 """The fields of a plan that are always there and have decisions for fields."""
+
+WHOLE = ("speculation", "adapters", "media")
+"""The fields of a plan that are one decision each; None: there is no such thing."""
 
 NOT_SHOWN = ("hf_config", "generates", "pooler_config", "embedding_size", "lowers_input", "prompts")
 """Fields that are long, or that follow from `pooler` and the model's files."""

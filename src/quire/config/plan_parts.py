@@ -104,6 +104,24 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_interval: int | None
 
 
+class MediaPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The media of prompts. `limits`: the most items of each modality in one. `allowed_domains`:
+    hosts that they are fetched from, all if empty; `local_folder`: whose files may be named, "" for
+    none. `processor_kwargs` change the image processor's settings; `background` is the colour under
+    transparent pixels. `cache_bytes` of processed items are kept in each front end, `journal_bytes`
+    of live requests' items as they came. `interleaves`: see `interleave_mm_strings`.
+    """
+
+    limits: dict[str, int]
+    allowed_domains: tuple[str, ...]
+    local_folder: str
+    processor_kwargs: dict[str, Any]
+    background: tuple[int, int, int]
+    cache_bytes: int
+    journal_bytes: int
+    interleaves: bool
+
+
 class SamplingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The options for drawing tokens and for what outputs carry. `sampling_defaults` are fields of
     SamplingParams; `max_logprobs` is at most the vocabulary.

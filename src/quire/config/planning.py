@@ -29,6 +29,7 @@ from quire.config.pooling import (
     finished_pooler,
     reads_pooling_files,
 )
+from quire.config.resolve.media import takes_pictures
 from quire.config.resolve.resolve import check_args, resolve
 from quire.config.speculators import is_speculator, with_verifier
 from quire.errors import (
@@ -101,7 +102,7 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
 
 def with_plain_values(args: EngineOptions) -> EngineOptions:
     """The arguments, with a type of torch replaced by its name, configs that a program made
-    (`PoolerConfig`, ...) by dicts, and limits of media that allow none by no limits.
+    (`PoolerConfig`, ...) by dicts.
     """
     plain: dict[str, Any] = {}
     if type(args.dtype).__module__ == "torch":
@@ -111,14 +112,7 @@ def with_plain_values(args: EngineOptions) -> EngineOptions:
         if isinstance(value, msgspec.Struct):
             fields = msgspec.structs.asdict(value)
             plain[name] = {key: given for key, given in fields.items() if given is not None}
-    limits = args.limit_mm_per_prompt
-    if isinstance(limits, dict) and limits and all(map(_is_none, limits.values())):
-        plain["limit_mm_per_prompt"] = {}
     return replace(args, **plain) if plain else args
-
-
-def _is_none(limit: object) -> bool:
-    return limit == 0 or (isinstance(limit, dict) and limit.get("count") == 0)
 
 
 def _warn_of_tuning(args: EngineOptions) -> None:
@@ -193,12 +187,12 @@ def _with_pictures(args: EngineOptions, folder: Path, config: dict[str, Any]) ->
     """
     if not has_vision(config):
         return config
-    if args.language_model_only or args.model_impl == "transformers":
+    if not takes_pictures(args) or args.model_impl == "transformers":
         return without_vision(config)
     from quire.config.picture_facts import check_pictures  # few models take pictures
 
     try:
-        foreign = check_pictures(folder, config)
+        foreign = check_pictures(folder, config, args.mm_processor_kwargs)
     except LoadError as error:
         logger.warning("The model takes pictures, and here text alone: %s", error)
         return without_vision(config)

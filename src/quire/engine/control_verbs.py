@@ -101,7 +101,9 @@ class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
 
     @verb()
     def reset_mm_cache(self) -> Utility[None]:
-        """Forget processed media; a text model has none, so nothing changes."""
+        """Forget processed media that are kept for prompts that have the same ones. A model of text
+        has none.
+        """
         return Utility("reset_mm_cache")
 
     @verb()

@@ -12,6 +12,7 @@ from quire.config.plan import EnginePlan
 from quire.config.resolve.parallel import INTERNAL
 from quire.engine.client.client import AsyncEngineCoreClient, EngineCoreClient
 from quire.engine.client.core_sockets import CoreSockets
+from quire.engine.client.kept_media import KeptMedia
 from quire.engine.client.multiprocess import AsyncMPClient, MPClient, SyncMPClient
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.data_parallel.cluster_keys import ClusterKeys, cluster_keys
@@ -58,7 +59,7 @@ def launch_async_front_end(
 
 
 def _launch_front_end(
-    make: Callable[[RemoteCores, int], C],
+    make: Callable[[RemoteCores, int, KeptMedia | None], C],
     args: EngineArgs | EnginePlan,
     stat_loggers: Sequence[StatLoggerFactory] | None,
     is_log_aggregated: bool,
@@ -76,7 +77,7 @@ def _launch_front_end(
 
 
 def _start_cores(
-    make: Callable[[RemoteCores, int], C],
+    make: Callable[[RemoteCores, int, KeptMedia | None], C],
     args: EngineArgs | EnginePlan,
     stat_loggers: Sequence[StatLoggerFactory] | None,
     is_log_aggregated: bool,
@@ -90,7 +91,8 @@ def _start_cores(
             plan = args.create_engine_config()
             is_log_aggregated |= args.aggregate_engine_logging
         plan, options = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
-        return plan, options, make(start(plan, first), plan.parallel.max_core_restarts)
+        media = None if plan.media is None else KeptMedia(plan.media.journal_bytes)
+        return plan, options, make(start(plan, first), plan.parallel.max_core_restarts, media)
     except BaseException:
         first.end(0.0)
         raise

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from quire.errors import InvalidParameter, InvalidType, RequestError, UnknownParameter
+from quire.errors import InvalidParameter, InvalidType, RequestError
 from quire.media.decoding.rgb import as_rgb, load_pillow
 from quire.media.fetch.fetcher import GivenPicture
 
@@ -136,38 +137,25 @@ def _checked(picture: GivenPicture) -> GivenPicture:
     return picture
 
 
-def background_of(media_io_kwargs: Mapping[str, Any] | None) -> tuple[int, int, int]:
-    """The colour under transparent pixels that `media_io_kwargs["image"]` asks for; white."""
-    options = dict((media_io_kwargs or {}).get("image") or {})
-    mode = options.pop("image_mode", None) or "RGB"
-    if mode != "RGB":
-        raise InvalidParameter("media_io_kwargs.image_mode", mode, "pictures become RGB")
-    colour = options.pop("rgba_background_color", None)
-    if options:
-        allowed = "pictures have image_mode and rgba_background_color"
-        raise UnknownParameter(f"media_io_kwargs.image.{min(options)}", allowed)
-    if colour is None:
-        return 255, 255, 255
-    if (
-        not isinstance(colour, list | tuple)
-        or len(colour) != 3
-        or not all(type(each) is int and 0 <= each <= 255 for each in colour)
-    ):
-        allowed = "it is three whole numbers from 0 to 255"
-        raise InvalidParameter("media_io_kwargs.rgba_background_color", colour, allowed)
-    red, green, blue = colour
-    return red, green, blue
-
-
-def text_with_placeholders(
-    parts: Sequence[str | None], placeholder: str, chat_text: str, *, interleaves: bool = False
-) -> str:
-    """The content of a message for templates that know text alone. `parts` are its texts, None
-    where a picture is. Placeholders that the texts have already count; what is missing stands
-    before the whole text, each on a line of its own, or where the picture is if it `interleaves`.
-
-    Raises RequestError for more placeholders than pictures.
+class PicturesAsText(msgspec.Struct, frozen=True):
+    """Makes the content of a message for templates that know text alone. Placeholders that its
+    texts have already count; what is missing, `chat_text` for each, stands before the whole text,
+    on lines of their own, or where the picture is if it `interleaves`.
     """
+
+    placeholder: str
+    chat_text: str
+    interleaves: bool = False
+
+    def __call__(self, parts: Sequence[str | None]) -> str:
+        """`parts` are a message's texts, None where a picture is. Raises RequestError for more
+        placeholders than pictures.
+        """
+        return _with_placeholders(parts, self)
+
+
+def _with_placeholders(parts: Sequence[str | None], how: PicturesAsText) -> str:
+    placeholder, chat_text = how.placeholder, how.chat_text
     texts = [part for part in parts if part is not None]
     num_pictures = len(parts) - len(texts)
     num_typed = sum(text.count(placeholder) for text in texts)
@@ -178,7 +166,7 @@ def text_with_placeholders(
             parameter="messages",
         )
     missing = num_pictures - num_typed
-    if not interleaves:
+    if not how.interleaves:
         return "\n".join([chat_text] * missing + texts)
     lines = []
     for part in parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,18 +25,19 @@ R = TypeVar("R")
 @dataclass(frozen=True, slots=True)
 class LoadedPicture:
     """A picture that is ready for the encoder. `encoded`: as it came, for a journal; None where it
-    was found by its id alone.
+    was found by its id alone. `values` and `background`: how it was processed.
     """
 
     digest: bytes
     processed: ProcessedPicture
     encoded: bytes | npt.NDArray[Any] | None
+    values: Mapping[str, Any]
+    background: tuple[int, int, int]
 
 
 class PictureLoader:
-    """Loads pictures with the settings of a model. `is_trusting`: ids of callers are names by
-    themselves, as in a program that embeds the engine; a server joins them with `scope`, and data
-    that comes with an id decides.
+    """Loads pictures with the settings of a model; `background` is the colour under transparent
+    pixels.
     """
 
     def __init__(
@@ -46,12 +48,13 @@ class PictureLoader:
         cache: ProcessedCache,
         *,
         most_pictures: int = DEFAULT_LIMIT,
-        is_trusting: bool = False,
+        background: tuple[int, int, int] = (255, 255, 255),
         algorithm: str = "sha256",
     ) -> None:
         self.settings = settings
-        self._fetcher, self._decoder, self._cache = fetcher, decoder, cache
-        self._most_pictures, self._is_trusting = most_pictures, is_trusting
+        self._fetcher, self._decoder = fetcher, decoder
+        self.cache = cache
+        self._most_pictures, self._background = most_pictures, background
         self._algorithm = algorithm
 
     async def loaded(
@@ -59,26 +62,31 @@ class PictureLoader:
         pictures: Sequence[GivenPicture],
         *,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
-        scope: str = "",
-        background: tuple[int, int, int] = (255, 255, 255),
+        scope: str | None = None,
+        background: tuple[int, int, int] | None = None,
     ) -> list[LoadedPicture]:
-        """The pictures of one prompt, in order. Raises RequestError before anything is fetched
-        where there are too many, MediaFault for the first that cannot be used.
+        """The pictures of one prompt, in order. Ids of callers are names by themselves where
+        `scope` is None, as in a program that embeds the engine; a server joins them with it, and
+        data that comes with an id decides.
+
+        Raises RequestError before anything is fetched where there are too many, MediaFault for the
+        first that cannot be used.
         """
-        check_count(len(pictures), self._most_pictures)
+        self.check_count(len(pictures))
         values = self.settings.changed(mm_processor_kwargs)
+        background = background or self._background
         fetched = await self._fetcher.fetched(pictures)
-        whose = None if self._is_trusting else scope
 
         async def one(index: int) -> LoadedPicture:
             given, data = pictures[index], fetched[index]
             alias = None
             if given.uuid:
-                alias = uuid_digest(given.uuid, values, scope=whose, background=background)
+                alias = uuid_digest(given.uuid, values, scope=scope, background=background)
             if data is None:
                 assert alias is not None, "the fetcher refuses what has neither"
-                return self._known(alias, index)
-            if alias is not None and self._is_trusting:
+                digest, known = self._known(alias, index)
+                return LoadedPicture(digest, known, None, values, background)
+            if alias is not None and scope is None:
                 digest = alias
             else:
                 digest = await asyncio.to_thread(
@@ -88,28 +96,36 @@ class PictureLoader:
                     background=background,
                     algorithm=self._algorithm,
                 )
-            found = self._cache.get(digest)
+            found = self.cache.get(digest)
             if found is None:
                 found = await self._decoder.processed(
                     data, values, label=given.label, background=background
                 )
-                self._cache.put(digest, found)
+                self.cache.put(digest, found)
             if alias is not None:
-                self._cache.name(alias, digest)
-            return LoadedPicture(digest, found, data)
+                self.cache.name(alias, digest)
+            return LoadedPicture(digest, found, data, values, background)
 
         # One after the other: the decoder has its queue, and a request must not fill it alone.
         return [await one(index) for index in range(len(pictures))]
 
-    def _known(self, alias: bytes, index: int) -> LoadedPicture:
-        digest = self._cache.named(alias)
-        found = None if digest is None else self._cache.get(digest)
+    def check_count(self, num: int) -> None:
+        """Raise RequestError for more pictures than a prompt may have."""
+        check_count(num, self._most_pictures)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._decoder.close()
+
+    def _known(self, alias: bytes, index: int) -> tuple[bytes, ProcessedPicture]:
+        digest = self.cache.named(alias)
+        found = None if digest is None else self.cache.get(digest)
         if digest is None or found is None:
             raise RequestError(
                 f"Cache miss for image at index {index} but data is not provided.",
                 parameter="image",
             )
-        return LoadedPicture(digest, found, None)
+        return digest, found
 
 
 class LoaderThread:
@@ -122,12 +138,16 @@ class LoaderThread:
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """The result of `work`, or what it raises; Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.begin(work)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def begin(self, work: Coroutine[Any, Any, R]) -> Future[R]:
+        """The result of `work` when it is there."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
         """End the thread."""

@@ -14,13 +14,16 @@ from quire.media.prompt_rules.rule import Place, PromptRule
 @dataclass(frozen=True, slots=True)
 class PlacedPicture:
     """An input of an encoder, which makes `num_rows` rows of it, and their positions [start, end),
-    in order. `inputs` are arrays by transformers' names. Equal digests have equal rows.
+    in order. `inputs` are arrays by transformers' names. Equal digests have equal rows. It is the
+    whole of `source`, or its crop number `part`.
     """
 
     digest: bytes
     num_rows: int
     places: list[Place]
     inputs: Arrays
+    source: LoadedPicture
+    part: int | None = None
     is_bidirectional: bool = False
     modality: str = "image"
 
@@ -35,14 +38,27 @@ def placed_pictures(
     for picture, own in zip(loaded, places, strict=True):
         arrays = picture.processed.arrays
         if not rule.is_bidirectional or len(own) == 1:
-            placed.append(_item(rule, picture.digest, list(own), arrays))
+            placed.append(_item(rule, picture, picture.digest, list(own), arrays))
             continue
         for index, place in enumerate(own):
-            part = {name: array[index : index + 1] for name, array in arrays.items()}
-            placed.append(_item(rule, part_digest(picture.digest, index), [place], part))
+            part = crop(arrays, index)
+            digest = part_digest(picture.digest, index)
+            placed.append(_item(rule, picture, digest, [place], part, index))
     return placed
 
 
-def _item(rule: PromptRule, digest: bytes, places: list[Place], arrays: Arrays) -> PlacedPicture:
+def crop(arrays: Arrays, index: int) -> Arrays:
+    """One of the crops of a picture."""
+    return {name: array[index : index + 1] for name, array in arrays.items()}
+
+
+def _item(
+    rule: PromptRule,
+    picture: LoadedPicture,
+    digest: bytes,
+    places: list[Place],
+    arrays: Arrays,
+    part: int | None = None,
+) -> PlacedPicture:
     num_rows = sum(end - start for start, end in places)
-    return PlacedPicture(digest, num_rows, places, arrays, rule.is_bidirectional)
+    return PlacedPicture(digest, num_rows, places, arrays, picture, part, rule.is_bidirectional)

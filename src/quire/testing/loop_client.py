@@ -68,6 +68,10 @@ class LoopClient:
         hint = "Run the cores in processes."
         raise InvalidParameter("new_data_parallel_size", num_cores, "it must be 1 here", hint)
 
+    def survives(self, handle: int) -> bool:
+        """Whether a request goes on after the death of its core."""
+        return True
+
     def engine_of(self, handle: int) -> int | None:
         """The core that has the request."""
         return self.inner.engine_of(handle)

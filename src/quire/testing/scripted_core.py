@@ -96,6 +96,10 @@ class ScriptedCore:
         """There is one."""
         return (0,)
 
+    def survives(self, handle: int) -> bool:
+        """Whether a request goes on after the death of its core."""
+        return True
+
     def engine_of(self, handle: int) -> int | None:
         """It has all requests that have not ended."""
         return 0 if handle in self.requests else None

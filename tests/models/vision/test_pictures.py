@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from quire import LLM, SamplingParams
 from quire.media.picture_files import read_picture_settings
 from quire.models.config_reader import read_config, read_whole_config
 from quire.models.vision.families import read_vision
 from quire.models.vision.pictures import picture_of
+from tests.media.pictures import encoded
 from tests.models.vision.spoken import (
     IMAGE,
     IMAGE_ID,
@@ -140,3 +142,33 @@ def test_chats_with_pictures_are_prompts_with_placeholders(tmp_path):
     [same] = llm.generate(as_prompt(f"{IMAGE} w1 w9", [picture(1)]), PARAMS)
     assert found.prompt_token_ids == same.prompt_token_ids
     assert found.outputs[0].token_ids == same.outputs[0].token_ids
+
+
+def test_options_bound_and_change_pictures(tmp_path):
+    write_spoken("llava", tmp_path)
+    llm = engine(
+        tmp_path,
+        limit_mm_per_prompt={"image": 1},
+        media_io_kwargs={"image": {"rgba_background_color": [0, 0, 0]}},
+        mm_processor_kwargs={"image_mean": [0.1, 0.2, 0.3]},
+    )
+    with pytest.raises(ValueError, match=r"At most 1 image\(s\) may be provided"):
+        llm.generate(as_prompt(f"{IMAGE} {IMAGE}", [picture(1), picture(2)]), PARAMS)
+    clear = picture(1).convert("RGBA")
+    clear.putalpha(0)
+    prompt = as_prompt(IMAGE, [encoded(clear)])
+    black = as_prompt(IMAGE, [Image.new("RGB", clear.size)])
+    white = {**prompt, "media_io_kwargs": {"image": {}}}
+    other = {**black, "mm_processor_kwargs": {"image_mean": [0.5, 0.4, 0.3]}}
+    found = llm.generate([prompt, black, white, other], PARAMS)
+    [again] = llm.generate(prompt, PARAMS, mm_processor_kwargs={"image_mean": [0.5, 0.4, 0.3]})
+    first, same, pale, changed = (output.outputs[0].logprobs for output in found)
+    assert first == same and first != pale and first != changed == again.outputs[0].logprobs
+
+
+def test_no_pictures_in_a_prompt_load_no_encoder(tmp_path):
+    write_spoken("llava", tmp_path)
+    llm = engine(tmp_path, limit_mm_per_prompt={"image": 0})
+    assert llm.generate("w1 w2", PARAMS)[0].outputs[0].token_ids
+    with pytest.raises(ValueError, match="text alone"):
+        llm.generate(as_prompt(IMAGE, [picture(1)]), PARAMS)

@@ -24,6 +24,7 @@ _MEMORY = OptionGroup("Memory")
 _SCHEDULE = OptionGroup("Scheduling")
 _DRAFTS = OptionGroup("Speculation")
 _TOKENS = OptionGroup("Tokenizer and prompts")
+_MEDIA = OptionGroup("Media")
 _ADAPTERS = OptionGroup("Adapters")
 SAMPLING_AND_OUTPUT = OptionGroup("Sampling and output")
 
@@ -372,6 +373,51 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         None,
         "Plan the next step while one is running; None: on a GPU, and not on a CPU, which would do "
         "both.",
+    )
+    limit_mm_per_prompt: dict[str, Any] | None = _MEDIA.mapping(
+        {},
+        'Most items of a modality in one prompt, such as {"image": 4}; 999 where nothing is said. '
+        'With 0 pictures their encoder is not loaded. The other form, {"image": {"count": 4}}, may '
+        "also have sizes, which are for measurements that are not needed here.",
+        is_optional=True,
+    )
+    allowed_media_domains: str | list[str] | None = _MEDIA.names(
+        None,
+        "The only hosts that media are fetched from, by their exact names, also after redirects; "
+        "None or []: all of the public internet.",
+    )
+    allowed_local_media_path: str = _MEDIA.text(
+        "", "Folder whose files prompts may name as file: URLs; empty: none may."
+    )
+    mm_processor_kwargs: dict[str, Any] | None = _MEDIA.mapping(
+        None,
+        "Settings of the model's image processor in place of its file's, flat or under "
+        "`images_kwargs`; those of a prompt rule over them.",
+    )
+    media_io_kwargs: dict[str, Any] | None = _MEDIA.mapping(
+        {},
+        'How files are decoded, by modality: {"image": {"rgba_background_color": [0, 0, 0]}} is '
+        "the colour under transparent pixels, which is white otherwise.",
+        is_optional=True,
+    )
+    mm_processor_cache_gb: float = _MEDIA.number(
+        4.0,
+        "Memory of each front end for pictures that are decoded and processed already; 0: none.",
+        unit="GiB",
+        minimum=0,
+        maximum=2**20,
+    )
+    journal_media_bytes: int = _MEDIA.size(
+        256 * 2**20,
+        "Memory for the media of live requests as they came, from which they go on after the death "
+        "of a core; a request that does not fit is served, and would end with its core.",
+        unit="bytes",
+        minimum=0,
+    )
+    interleave_mm_strings: bool = _MEDIA.flag(
+        False,
+        "For chat templates that know text alone: have pictures stand where they are among a "
+        "message's texts, rather than before them all.",
     )
     enable_lora: bool = _ADAPTERS.flag(
         False, "Serve LoRA adapters next to the model: see docs/lora.md."

@@ -45,8 +45,6 @@ class UnbuiltArgs(ForeignArgs):
         "sleep() needs no preparation here: True and False are the same.",
         True,
     )
-    allowed_local_media_path: str = unbuilt("", "folder of local media", _TEXT_ONLY)
-    allowed_media_domains: list[str] | None = unbuilt(None, "hosts of media", _TEXT_ONLY, [])
     return_sampling_mask: bool = unbuilt(
         False, "return the tokens that sampling left possible", "Ask for logprobs instead."
     )
@@ -142,13 +140,14 @@ class UnbuiltArgs(ForeignArgs):
         None, "most labels of an adapter's head", "It has as many as the model's own."
     )
     # Media
-    limit_mm_per_prompt: dict[str, Any] | None = unbuilt({}, "media items", _TEXT_ONLY, None)
-    mm_processor_kwargs: dict[str, Any] | None = unbuilt(None, "media options", _TEXT_ONLY, {})
-    media_io_kwargs: dict[str, Any] | None = unbuilt({}, "media options", _TEXT_ONLY, None)
-    mm_processor_cache_gb: float = unbuilt(4, "GiB of processed media", _TEXT_ONLY, 0)
     enable_mm_embeds: bool = unbuilt(False, "media as embeddings", _TEXT_ONLY)
-    interleave_mm_strings: bool = unbuilt(False, "media within texts", _TEXT_ONLY)
-    skip_mm_profiling: bool = unbuilt(False, "measure no media at start", _TEXT_ONLY, True)
+    skip_mm_profiling: bool = unbuilt(
+        False,
+        "measure no media at start",
+        "Rows of encoders have memory of their own, which is known without: True and False are "
+        "the same.",
+        True,
+    )
     mm_encoder_tp_mode: str = unbuilt("weights", "how the encoder is split", _TEXT_ONLY)
     # Compilation, kernels
     compilation_config: Any = unbuilt(

@@ -24,6 +24,7 @@ from quire.config.resolve.device import choose_device
 from quire.config.resolve.dtype import decide_dtype, decide_quantization
 from quire.config.resolve.hidden_states import decide_hidden_states
 from quire.config.resolve.implementation import decide_implementation
+from quire.config.resolve.media import decide_media
 from quire.config.resolve.memory import decide_memory
 from quire.config.resolve.offload import decide_offload
 from quire.config.resolve.parallel import (
@@ -69,6 +70,7 @@ def resolve(
     decide_dtype(decisions)
     decide_quantization(decisions)
     decide_adapters(decisions)
+    decide_media(decisions)
     _decide_machine(decisions, is_headless)
     decide_offload(decisions)
     decide_hidden_states(decisions)

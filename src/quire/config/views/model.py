@@ -36,8 +36,12 @@ class ModelView(PlanView):
     trust_remote_code = Fixed(False)
     enable_sleep_mode = Fixed(True)
     enable_prompt_embeds = Fixed(False)
-    is_multimodal_model = Fixed(False)
     is_encoder_decoder = Fixed(False)
+
+    @property
+    def is_multimodal_model(self) -> bool:
+        """Whether prompts may have pictures."""
+        return self.plan.media is not None
 
     @property
     def served_model_name(self) -> str:

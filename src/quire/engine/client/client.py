@@ -99,6 +99,12 @@ class CoreClient(Protocol):
         """The core that has the request; None once it has ended."""
         ...
 
+    def survives(self, handle: int) -> bool:
+        """Whether a request with media goes on after the death of its core. Where another process
+        keeps them, nobody knows here, and it is True.
+        """
+        ...
+
     @property
     def engine_indices(self) -> Sequence[int]:
         """The indices of the cores."""

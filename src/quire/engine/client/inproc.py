@@ -54,6 +54,9 @@ class InprocClient(HasCounterparts, WorkerVerbs, BlockingFace):
             self._wait_for_given_up()
             self.engine_core.abort_requests(handles)
 
+    def survives(self, handle: int) -> bool:
+        return True
+
     def engine_of(self, handle: int) -> int | None:
         return 0 if handle in self.engine_core.scheduler.requests else None
 

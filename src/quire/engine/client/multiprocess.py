@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from quire.engine.client.client import CoreStatus
+from quire.engine.client.kept_media import KeptMedia
 from quire.engine.client.pending_calls import answer_to, not_answered
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.scaling import scale
@@ -31,15 +32,19 @@ T = TypeVar("T")
 
 
 class MPClient(HasCounterparts):
-    """The base of both clients: everything that does not wait.
+    """The base of both clients: everything that does not wait. `media`: see `Supervisor`.
 
     With `max_restarts` a supervisor restarts dead cores. Without one (0) a death is raised, and
     `remote.restart_core` starts the core again.
     """
 
-    def __init__(self, remote: RemoteCores, max_restarts: int = 0) -> None:
+    def __init__(
+        self, remote: RemoteCores, max_restarts: int = 0, media: KeptMedia | None = None
+    ) -> None:
         self.remote = remote
-        self.supervisor = Supervisor(remote, max_restarts=max_restarts) if max_restarts else None
+        self.supervisor = None
+        if max_restarts:
+            self.supervisor = Supervisor(remote, max_restarts=max_restarts, media=media)
         self._cores: RemoteCores | Supervisor = self.supervisor or remote
         self._direct = DirectRequests()
         self._is_closed = False
@@ -60,6 +65,9 @@ class MPClient(HasCounterparts):
         if not self._is_closed and self.remote.is_ours:
             self._cores.abort_requests(own)
         self._direct.drop(own)
+
+    def survives(self, handle: int) -> bool:
+        return self.supervisor is None or self.supervisor.keeps_media(handle)
 
     def engine_of(self, handle: int) -> int | None:
         return self._cores.engine_of(handle)
@@ -145,8 +153,10 @@ class SyncMPClient(MPClient, WorkerVerbs, BlockingFace):
 class AsyncMPClient(MPClient):
     """`AsyncEngineCoreClient` of cores in other processes; for one event loop at a time."""
 
-    def __init__(self, remote: RemoteCores, max_restarts: int = 0) -> None:
-        super().__init__(remote, max_restarts)
+    def __init__(
+        self, remote: RemoteCores, max_restarts: int = 0, media: KeptMedia | None = None
+    ) -> None:
+        super().__init__(remote, max_restarts, media)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._arrival: asyncio.Future[None] | None = None

@@ -117,6 +117,10 @@ class Supervisor:
                 return engine_index
         return None
 
+    def keeps_media(self, handle: int) -> bool:
+        """Whether a request with media can be run again."""
+        return handle in self._media.digests
+
     @property
     def has_requests(self) -> bool:
         """Whether outputs are still to come."""

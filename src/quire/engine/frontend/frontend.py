@@ -41,7 +41,6 @@ from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import give_handles
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet
-from quire.models.reading.text_part import has_vision
 from quire.observability.tracing import RequestTracer, exporter_to
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.request_options import RequestOptions
@@ -108,8 +107,8 @@ class FrontEnd(Generic[Client]):
         return self.tokenizer
 
     def note_call(self, call: Utility[Any], answer: object) -> None:
-        """Record a control call that has succeeded, so that statistics show the engine's sleep
-        level.
+        """Follow a control call that has succeeded: statistics show the engine's sleep level, and
+        what is forgotten in the cores is forgotten here.
         """
         if call.method == "sleep":
             self.is_asleep = True
@@ -119,6 +118,8 @@ class FrontEnd(Generic[Client]):
         elif call.method == "wake_up" and answer:
             self.is_asleep = False
             self.stats.note_sleep(None)
+        elif call.method == "reset_mm_cache" and self.inputs.pictures is not None:
+            self.inputs.pictures.forget()
 
     def add(
         self,
@@ -152,6 +153,8 @@ class FrontEnd(Generic[Client]):
             self._limit_time(group, limit_s)
             for one in requests:
                 self.client.add_request(one)
+            if request.media is not None and group.mailbox is not None:
+                group.mailbox.survives = all(map(self.client.survives, group.handles))
         except BaseException:
             self.abort([group.internal_id], internal=True)
             raise
@@ -431,6 +434,8 @@ def build_front_end(
         custom=CustomParams(processors) if processors else None,
         pictures=_pictures_of(plan, tokenizer),
     )
+    if inputs.pictures is not None:
+        stats.media_counts = inputs.pictures.cache_counts
     if plan.sampling.reasoning_marks:
         start, end = plan.sampling.reasoning_marks
         inputs.generation.reasoning_marks = ReasoningMarks(start, end)
@@ -457,11 +462,11 @@ def build_front_end(
 
 def _pictures_of(plan: EnginePlan, tokenizer: Tokenizer | None) -> PicturePrompts | None:
     """The expander of pictures in prompts; None where the engine takes none."""
-    if tokenizer is None or not has_vision(plan.model.hf_config):
+    if tokenizer is None or plan.media is None:
         return None
     from quire.engine.frontend.picture_settings import picture_prompts  # few models take pictures
 
-    return picture_prompts(plan.model, tokenizer)
+    return picture_prompts(plan.model, plan.media, tokenizer)
 
 
 def _pooling_facts(model: ModelPlan) -> PoolingFacts | None:

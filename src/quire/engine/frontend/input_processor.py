@@ -28,6 +28,7 @@ from quire.engine.frontend.pooling_input import (
 )
 from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
+from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong, RequestError
 from quire.grammar.thinking import num_thinking
 from quire.grammar.trial import GrammarTrials
@@ -35,7 +36,7 @@ from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.structured import StructuredOutputsParams
 from quire.params.thinking import Thinking
-from quire.prompts import ParsedPrompt, check_token_ids, parse_prompt
+from quire.prompts import ParsedPrompt, check_token_ids, has_media, parse_prompt
 from quire.request_options import RequestOptions
 from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer, encode_prompt
@@ -96,6 +97,15 @@ class LoadedPrompt(NamedTuple):
     pictures: list[LoadedPicture]
 
 
+class PlacedPrompt(NamedTuple):
+    """A prompt as ids with its media in their places; `text`: what it was made of, if known."""
+
+    token_ids: list[int]
+    media: PromptMedia
+    text: str | None = None
+    cache_salt: str | None = None
+
+
 class KindOfInputs(Protocol):
     """Makes the messages of requests whose parameters are of one kind."""
 
@@ -129,7 +139,8 @@ class InputProcessor(HasCounterparts):
         refused. `custom` asks the engine's logits processors, if it has some. `pictures`: of an
         engine that takes some.
         """
-        self._pictures = pictures
+        self.pictures = pictures
+        """Expands pictures in prompts; None for an engine of text alone."""
         self.tokenizer = tokenizer
         """The model's; None for an engine without one."""
         self.limits = limits
@@ -158,46 +169,59 @@ class InputProcessor(HasCounterparts):
         """
         fields = self._fields(options, **known)
         inputs = self._inputs_of(params)
-        loaded = None
-        if isinstance(prompt, LoadedPrompt):
-            prompt, loaded = prompt
-        parsed = parse_prompt(prompt)
         given = options.tokenization_kwargs
         encoding = {} if given is None else encode_options(given)
-        if parsed.media is not None:
-            pictures = self._require_pictures()
-            _refuse_truncation(params, encoding)
-            found = pictures.load(parsed.media) if loaded is None else loaded
-            parsed, fields["media"] = pictures.placed(parsed, found, encoding)
+        placed = self._placed(prompt, params, encoding)
+        if placed is None:
+            parsed = parse_prompt(prompt)
+        else:
+            parsed = ParsedPrompt(placed.text, placed.token_ids, placed.cache_salt)
+            fields["media"] = placed.media
         request = inputs.process(parsed, params, encoding, cache_salt=parsed.cache_salt, **fields)
         check_message(request)
         return request, parsed.text
+
+    def _placed(
+        self, prompt: object, params: RequestParams, encoding: Mapping[str, Any]
+    ) -> PlacedPrompt | None:
+        """A prompt with its media in their places; None for one that has none."""
+        if isinstance(prompt, PlacedPrompt):
+            return prompt
+        loaded = None
+        if isinstance(prompt, LoadedPrompt):
+            prompt, loaded = prompt
+        if not has_media(prompt):
+            return None
+        parsed, pictures = parse_prompt(prompt), self._require_pictures()
+        assert parsed.media is not None, "it has some"
+        _refuse_truncation(params, encoding)
+        found = pictures.load(parsed.media) if loaded is None else loaded
+        return pictures.placed(parsed, found, encoding)
 
     async def loaded(self, prompt: Any) -> Any:
         """A prompt for `process` whose pictures are loaded, so that it does not block; one without
         pictures as it is. Raises RequestErrors.
         """
-        if not isinstance(prompt, Mapping) or not prompt.get("multi_modal_data"):
+        if not has_media(prompt):
             return prompt
-        media = parse_prompt(prompt).media
-        if media is None:
-            return prompt
-        return LoadedPrompt(prompt, await self._require_pictures().loaded(media))
+        media, pictures = parse_prompt(prompt).media, self._require_pictures()
+        assert media is not None, "it has some"
+        return LoadedPrompt(prompt, await pictures.loaded(media))
 
     def chat_prompt(self, messages: Any, render: Callable[..., str]) -> Any:
         """The prompt of a conversation, which `render` makes a text of; with its pictures, where
         the engine takes some.
         """
-        return render(messages) if self._pictures is None else self._pictures.chat(messages, render)
+        return render(messages) if self.pictures is None else self.pictures.chat(messages, render)
 
     def _require_pictures(self) -> PicturePrompts:
-        if self._pictures is None:
+        if self.pictures is None:
             raise RequestError(
                 "This engine takes text alone: its model takes no pictures, or the engine was "
                 "started without them (language_model_only, or what the log of its start says).",
                 parameter="multi_modal_data",
             )
-        return self._pictures
+        return self.pictures
 
     def open(
         self, params: SamplingParams, options: RequestOptions, **known: Any
@@ -298,8 +322,8 @@ class InputProcessor(HasCounterparts):
     def close(self) -> None:
         """Release what `process` needs; no request is processed afterwards."""
         self.generation.close()
-        if self._pictures is not None:
-            self._pictures.close()
+        if self.pictures is not None:
+            self.pictures.close()
 
     def _adapter(self, asked: LoRARequest | None) -> AdapterRef | None:
         if asked is None:

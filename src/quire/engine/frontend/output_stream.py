@@ -40,6 +40,8 @@ class RequestOutputCollector(HasCounterparts):
         self.external_req_id = external_req_id
         self.traceparent: str | None = None
         """The `traceparent` of the request's span, with tracing on."""
+        self.survives = True
+        """Whether the request goes on after the death of its core."""
         self.set_output_kind(output_kind)
         self._news: dict[int, Unfetched] = {}
         self._output: RequestOutput | None = None

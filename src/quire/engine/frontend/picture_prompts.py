@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
+from quire.engine.frontend.input_processor import PlacedPrompt
 from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import InvalidParameter, RequestError
 from quire.media.fetch.fetcher import GivenPicture
-from quire.media.given import given_pictures, picture_of_part, text_with_placeholders
+from quire.media.given import PicturesAsText, given_pictures, picture_of_part
 from quire.media.grid_positions import grid_positions
+from quire.media.io_options import background_of
 from quire.media.loader import LoadedPicture, LoaderThread, PictureLoader
 from quire.media.placed import PlacedPicture, placed_pictures
+from quire.media.prompt_rules.rule import ExpandedPicture
+from quire.media.remaking import PictureRemaker
 from quire.prompts import GivenMedia, ParsedPrompt
 from quire.step.media import MediaItem
 from quire.text.chat import PICTURE
@@ -27,36 +30,60 @@ _GRID = "image_grid_thw"
 class PicturePrompts:
     """Expands the placeholders of prompts that come with pictures."""
 
-    def __init__(self, loader: PictureLoader, tokenizer: Tokenizer, *, cell: int | None) -> None:
+    def __init__(
+        self,
+        loader: PictureLoader,
+        remaker: PictureRemaker,
+        tokenizer: Tokenizer,
+        *,
+        cell: int | None,
+        interleaves: bool = False,
+    ) -> None:
         """cell: rows and columns of patches that make one row of the encoder's, in a model whose
-        tokens have positions on three axes; None: on one.
+        tokens have positions on three axes; None: on one. interleaves: see `PicturesAsText`.
         """
         rule = loader.settings.rule
         assert rule is not None, "a model whose pictures are part of a prompt"
-        self._loader, self._tokenizer, self._rule = loader, tokenizer, rule
+        self._loader, self._remaker = loader, remaker
+        self._tokenizer, self._rule = tokenizer, rule
         self._cell = cell
         self._soft_id = _id_of(tokenizer, rule.soft_token)
         self._placeholder_id = _id_of(tokenizer, rule.placeholder)
         self._thread: LoaderThread | None = None
+        self.as_text = PicturesAsText(rule.placeholder, rule.chat_text, interleaves)
+        """Stands for pictures in chats whose templates know text alone."""
+
+    def cache_counts(self) -> tuple[int, int]:
+        """How many processed pictures were looked for in the cache, and found there."""
+        return self._loader.cache.num_queries, self._loader.cache.num_hits
 
     def chat(self, messages: Any, render: Callable[..., str], **options: Any) -> Any:
         """The prompt of a conversation that may have pictures: `render_chat` with `options` where
         these are markers, and the pictures with it.
         """
-        texts, found = _taken(messages)
+        texts, found = self.taken_out(messages)
         if not found:
             return render(messages, **options)
-        rule = self._rule
-        join = partial(
-            text_with_placeholders, placeholder=rule.placeholder, chat_text=rule.chat_text
-        )
-        text = render(texts, join_pictures=join, **options)
+        text = render(texts, join_pictures=self.as_text, **options)
         return {"prompt": text, "multi_modal_data": {IMAGE: found}}
 
-    async def loaded(self, media: GivenMedia) -> list[LoadedPicture]:
-        """The pictures of a prompt. Raises RequestErrors for what cannot be used."""
+    def taken_out(self, messages: Any) -> tuple[Any, list[GivenPicture]]:
+        """The messages with markers in place of pictures, and these in order. Raises RequestError
+        for parts that are malformed, and for too many pictures.
+        """
+        texts, found = _taken_out(messages)
+        self._loader.check_count(len(found))
+        return texts, found
+
+    async def loaded(self, media: GivenMedia, scope: str | None = None) -> list[LoadedPicture]:
+        """The pictures of a prompt. `scope`: see `PictureLoader.loaded`. Raises RequestErrors for
+        what cannot be used.
+        """
         return await self._loader.loaded(
-            _given(media), mm_processor_kwargs=dict(media.processor_kwargs)
+            _given(media),
+            mm_processor_kwargs=dict(media.processor_kwargs),
+            scope=scope,
+            background=background_of(media.io_kwargs) if media.io_kwargs else None,
         )
 
     def load(self, media: GivenMedia) -> list[LoadedPicture]:
@@ -65,39 +92,61 @@ class PicturePrompts:
             self._thread = LoaderThread()
         return self._thread.run(self.loaded(media))
 
+    def forget(self) -> None:
+        """Drop processed pictures that are kept for other prompts."""
+        self._loader.cache.clear()
+
     def close(self) -> None:
         """Release what loading needs."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
+        self._remaker.close()
+        self._loader.close()
 
     def placed(
         self,
         parsed: ParsedPrompt,
         pictures: Sequence[LoadedPicture],
         encoding: Mapping[str, Any],
-    ) -> tuple[ParsedPrompt, PromptMedia]:
+    ) -> PlacedPrompt:
         """The prompt as ids with its pictures' tokens, and the items there. `encoding`: arguments
         of the tokenizer. Raises RequestError where placeholders and pictures do not match.
         """
-        rule, tokenizer = self._rule, self._tokenizer
-        expanded = [rule.expanded(picture.processed.layout) for picture in pictures]
         if parsed.token_ids is None:
-            text = rule.prompt_text(parsed.text or "", expanded)
-            short = encode_prompt(tokenizer, text, encoding)
+            text = self.prompt_text(parsed.text or "", pictures)
+            short = encode_prompt(self._tokenizer, text, encoding)
         else:
-            short = rule.prompt_ids(
+            short = self._rule.prompt_ids(
                 parsed.token_ids,
-                expanded,
+                self._expanded(pictures),
                 self._placeholder_id,
-                encode=lambda part: tokenizer.encode(part, add_special_tokens=False),
-                decode=tokenizer.decode,
+                encode=lambda part: self._tokenizer.encode(part, add_special_tokens=False),
+                decode=self._tokenizer.decode,
             )
-        ids, places = rule.widened(short, expanded, self._soft_id)
-        items = [_item(placed) for placed in placed_pictures(rule, pictures, places)]
-        return parsed._replace(token_ids=ids, media=None), PromptMedia(
-            items, self._positions(len(ids), items)
+        return self.widened(short, pictures)._replace(
+            text=parsed.text, cache_salt=parsed.cache_salt
         )
+
+    def prompt_text(self, text: str, pictures: Sequence[LoadedPicture]) -> str:
+        """The text whose ids `widened` takes. Raises RequestError where there are more or fewer
+        placeholders than pictures.
+        """
+        return self._rule.prompt_text(text, self._expanded(pictures))
+
+    def widened(self, short: Sequence[int], pictures: Sequence[LoadedPicture]) -> PlacedPrompt:
+        """The prompt whose expansions still have one token for every run of them. Raises
+        RequestError for one that has others.
+        """
+        ids, places = self._rule.widened(short, self._expanded(pictures), self._soft_id)
+        placed = placed_pictures(self._rule, pictures, places)
+        items = [_item(each) for each in placed]
+        found = {each.digest: self._remaker.source_of(each) for each in placed}
+        sources = {digest: source for digest, source in found.items() if source is not None}
+        return PlacedPrompt(ids, PromptMedia(items, self._positions(len(ids), items), sources))
+
+    def _expanded(self, pictures: Sequence[LoadedPicture]) -> list[ExpandedPicture]:
+        return [self._rule.expanded(picture.processed.layout) for picture in pictures]
 
     def _positions(self, num_tokens: int, items: Sequence[MediaItem]) -> Any:
         """Those of all tokens, where they are on three axes."""
@@ -135,7 +184,7 @@ def _given(media: GivenMedia) -> list[Any]:
     return found
 
 
-def _taken(messages: Any) -> tuple[Any, list[GivenPicture]]:
+def _taken_out(messages: Any) -> tuple[Any, list[GivenPicture]]:
     """The messages with markers in place of pictures, and these in order."""
     found: list[GivenPicture] = []
 

@@ -4,38 +4,66 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.config.plan_parts import ModelPlan
+from quire.config.plan_parts import MediaPlan, ModelPlan
 from quire.engine.frontend.picture_prompts import PicturePrompts
-from quire.media.decoding.decoder import PictureDecoder
+from quire.environment import MediaEnvironment, read_environment
+from quire.media.decoding.decoder import DecodeLimits, PictureDecoder
+from quire.media.decoding.rgb import MAX_PIXELS
 from quire.media.fetch.fetcher import MediaFetcher
 from quire.media.fetch.settings import FetchSettings
 from quire.media.loader import PictureLoader
-from quire.media.picture_files import check_picture_files, read_picture_settings
+from quire.media.picture_files import (
+    PictureSettings,
+    check_picture_files,
+    read_picture_settings,
+)
 from quire.media.processed_cache import ProcessedCache
+from quire.media.remaking import PictureRemaker
 from quire.models import read_spec
 from quire.models.reading.text_part import PART, VISION
 from quire.models.spec import rope_of_axes
 from quire.models.vision.families import read_vision
 from quire.text.tokenizer import Tokenizer
 
-_CACHE_BYTES = 4 << 30
-"""Memory for processed pictures: prompts that come again with the same ones need no decoding."""
 
-
-def picture_prompts(model: ModelPlan, tokenizer: Tokenizer) -> PicturePrompts:
+def picture_prompts(model: ModelPlan, media: MediaPlan, tokenizer: Tokenizer) -> PicturePrompts:
     """Raises LoadError for side files that do not say how pictures are processed."""
     whole = model.hf_config[PART][VISION]
-    settings = check_picture_files(
-        read_picture_settings(Path(model.model_folder), whole), model.model
-    )
+    files = check_picture_files(read_picture_settings(Path(model.model_folder), whole), model.model)
+    settings = PictureSettings(files.changed(media.processor_kwargs), files.rule)
     decoder = read_spec(model.hf_config, model.pooler)
     vision, _ = read_vision(model.hf_config, decoder.dim)
+    environment = read_environment().media
+    limits = DecodeLimits(max_pixels=environment.max_pixels or MAX_PIXELS)
     loader = PictureLoader(
         settings,
-        MediaFetcher(FetchSettings()),
-        PictureDecoder(),
-        ProcessedCache(_CACHE_BYTES),
-        is_trusting=True,
+        MediaFetcher(_fetch_settings(media, environment)),
+        PictureDecoder(limits),
+        ProcessedCache(media.cache_bytes),
+        most_pictures=media.limits["image"],
+        background=media.background,
     )
     has_axes = rope_of_axes(decoder) is not None
-    return PicturePrompts(loader, tokenizer, cell=vision.tower.merge if has_axes else None)
+    return PicturePrompts(
+        loader,
+        PictureRemaker(limits),
+        tokenizer,
+        cell=vision.tower.merge if has_axes else None,
+        interleaves=media.interleaves,
+    )
+
+
+def _fetch_settings(media: MediaPlan, environment: MediaEnvironment) -> FetchSettings:
+    most = environment.max_bytes
+    return FetchSettings(
+        allowed_domains=media.allowed_domains,
+        local_root=media.local_folder,
+        allows_redirects=environment.allows_redirects,
+        allows_private=environment.allows_private,
+        proxies=environment.proxies,
+        max_bytes=most,
+        max_total_bytes=2 * most,
+        timeout_s=environment.timeout_s,
+        total_s=12 * environment.timeout_s,
+        num_at_once=environment.num_at_once,
+    )

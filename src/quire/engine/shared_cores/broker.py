@@ -139,6 +139,7 @@ class CoreBroker:
         """Calls of servers, by their client indices."""
         self._tasks: set[asyncio.Future[Any]] = set()
         self._rejected: Counter[str] = Counter()
+        self._media = (0, 0)
         self._is_open = False
 
     def new_index(self) -> int:
@@ -292,6 +293,9 @@ class CoreBroker:
         if report.num_rejected:
             self._rejected.update(report.num_rejected)
             self._stats.note_rejected(self._rejected)
+        if report.media is not None:
+            self._media = (self._media[0] + report.media[0], self._media[1] + report.media[1])
+            self._stats.media_counts = lambda: self._media
         if report.sleep_level is not None:
             self._stats.note_sleep(None if report.sleep_level < 0 else report.sleep_level)
 

@@ -105,13 +105,20 @@ class CoreBrokerClient:
             known = ", ".join(map(str, self.engine_indices))
             raise InvalidParameter("data_parallel_rank", pinned, f"the cores are {known}")
         try:
-            self._channel.send(wire.ADD, request, request.handle, is_strict=True)
+            sent = request
+            if request.media is not None:
+                sent = msgspec.structs.replace(request, media=request.media.without_sources())
+            self._channel.send(wire.ADD, sent, request.handle, is_strict=True)
         except NotEncodable as error:
             raise request_not_encodable(self._channel.encode, request, error) from error
 
     def abort_requests(self, handles: Sequence[int | str]) -> None:
         self._require_open()
         self._channel.send(wire.ABORT, [handle for handle in handles if type(handle) is int])
+
+    def survives(self, handle: int) -> bool:
+        """Whether a request goes on after the death of its core."""
+        return True
 
     def engine_of(self, handle: int) -> int | None:
         """None: the broker knows."""

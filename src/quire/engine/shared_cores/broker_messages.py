@@ -39,13 +39,14 @@ FLUSH, SHUTDOWN = "flush", "shutdown"
 class ServerReport(msgspec.Struct, array_like=True, gc=False):
     """A server's heartbeat, with what it has counted since its last report: by core, and refused
     requests by limit. `sleep_level`: the engine was put to sleep (level), or woken (-1). `is_up`:
-    it takes connections.
+    it takes connections. `media`: queries and hits of its cache of processed media, if it has one.
     """
 
     by_core: list[tuple[int, IterationStats]] = []
     num_rejected: dict[str, int] = {}
     sleep_level: int | None = None
     is_up: bool = False
+    media: tuple[int, int] | None = None
 
 
 class CoreStates(msgspec.Struct, array_like=True, gc=False):

@@ -23,6 +23,7 @@ class ApiServerStats(Stats):
         self._pending: dict[int, IterationStats] = {}
         self._rejected: dict[str, int] = {}
         self._reported_rejected: dict[str, int] = {}
+        self._reported_media = (0, 0)
         self._sleep_level: int | None = None
         self._found: list[Metric] = []
         self.since = time.time()
@@ -47,8 +48,17 @@ class ApiServerStats(Stats):
         before, self._reported_rejected = self._reported_rejected, self._rejected
         rejected = {name: count - before.get(name, 0) for name, count in self._rejected.items()}
         report = ServerReport(list(self._pending.items()), rejected, self._sleep_level)
+        report.media = self._new_media()
         self._pending, self._sleep_level = {}, None
         return report
+
+    def _new_media(self) -> tuple[int, int] | None:
+        """What the cache of processed media was asked since the last report."""
+        if self.media_counts is None:
+            return None
+        (old_queries, old_hits), now = self._reported_media, self.media_counts()
+        self._reported_media = now
+        return now[0] - old_queries, now[1] - old_hits
 
     async def refresh(self) -> None:
         """Ask for the metrics of the whole engine."""

@@ -16,6 +16,8 @@ DESCRIPTIONS = {
     "cache_config_info": "Configuration of the KV cache.",
     "prefix_cache_queries": "Prefix cache queries, in tokens.",
     "prefix_cache_hits": "Prefix cache hits, in tokens.",
+    "mm_cache_queries": "Processed media that were looked for in the cache, in items.",
+    "mm_cache_hits": "Processed media that were found in the cache, in items.",
     "num_preemptions": "Cumulative number of preemptions.",
     "spec_decode_num_drafts": "Number of times that a request's drafts were verified.",
     "spec_decode_num_draft_tokens": "Number of draft tokens verified.",

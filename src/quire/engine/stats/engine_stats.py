@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Self
@@ -43,6 +43,9 @@ _SLEEP_STATES = {"awake": None, "weights_offloaded": 1, "discard_all": 2}
 _ORDER = {name: place for place, name in enumerate(DESCRIPTIONS)}
 
 
+MediaCounts = Callable[[], tuple[int, int]]
+
+
 class Stats(ABC):
     """The statistics that a front end keeps: `EngineStats`, or in one of several API servers
     `ApiServerStats` (shared_cores/broker_stats.py).
@@ -50,6 +53,8 @@ class Stats(ABC):
 
     since: float
     """The wall-clock time from which they count."""
+    media_counts: MediaCounts | None = None
+    """Queries and hits of the cache of processed media; None: there is none."""
 
     @abstractmethod
     def record(
@@ -171,6 +176,13 @@ class EngineStats(Stats):
         for limit, count in self._num_rejected.items():
             labels = {"model_name": self._model_name, "reason": limit}
             yield Counter("admission_rejections", labels, count)
+        if self.media_counts is not None:
+            labels = {"model_name": self._model_name}
+            names = ("mm_cache_queries", "mm_cache_hits")
+            yield from (
+                Counter(name, labels, count)
+                for name, count in zip(names, self.media_counts(), strict=True)
+            )
         for engine_index in sorted(self._cores):
             engine = str(engine_index)
             for name, level in _SLEEP_STATES.items():
