@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 from quire.errors import RequestError
+from quire.media.chat_text import PicturesAsText
 from quire.media.fetch.fetcher import MediaFetcher
 from quire.media.fetch.settings import FetchSettings
-from quire.media.given import PicturesAsText, given_pictures, picture_of_part
+from quire.media.given import given_pictures, picture_of_part
 from quire.media.io_options import background_of
 from quire.media.item_limits import check_count, read_limits
 from tests.media.pictures import encoded, noise, odd_pictures, picture

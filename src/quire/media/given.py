@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from quire.errors import InvalidParameter, InvalidType, RequestError
@@ -135,44 +134,3 @@ def _checked(picture: GivenPicture) -> GivenPicture:
         text = f"{picture.label} has neither a URL nor a uuid."
         raise RequestError(text, parameter="messages")
     return picture
-
-
-class PicturesAsText(msgspec.Struct, frozen=True):
-    """Makes the content of a message for templates that know text alone. Placeholders that its
-    texts have already count; what is missing, `chat_text` for each, stands before the whole text,
-    on lines of their own, or where the picture is if it `interleaves`.
-    """
-
-    placeholder: str
-    chat_text: str
-    interleaves: bool = False
-
-    def __call__(self, parts: Sequence[str | None]) -> str:
-        """`parts` are a message's texts, None where a picture is. Raises RequestError for more
-        placeholders than pictures.
-        """
-        return _with_placeholders(parts, self)
-
-
-def _with_placeholders(parts: Sequence[str | None], how: PicturesAsText) -> str:
-    placeholder, chat_text = how.placeholder, how.chat_text
-    texts = [part for part in parts if part is not None]
-    num_pictures = len(parts) - len(texts)
-    num_typed = sum(text.count(placeholder) for text in texts)
-    if num_typed > num_pictures:
-        raise RequestError(
-            f"Found more '{placeholder}' placeholders in input prompt than actual multimodal data "
-            f"items: {num_typed} for {num_pictures}.",
-            parameter="messages",
-        )
-    missing = num_pictures - num_typed
-    if not how.interleaves:
-        return "\n".join([chat_text] * missing + texts)
-    lines = []
-    for part in parts:
-        if part is not None:
-            lines.append(part)
-        elif missing:
-            lines.append(chat_text)
-            missing -= 1
-    return "\n".join(lines)

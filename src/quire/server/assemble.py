@@ -82,6 +82,7 @@ def build_server(
             template=plan.model.chat_template,
             content_format=args.chat_template_content_format,
             trusts_requests=args.trust_request_chat_template,
+            trusts_media_options=args.trust_request_mm_kwargs,
             default_kwargs=args.default_chat_template_kwargs or {},
             response_role=args.response_role,
             hides_tools=args.exclude_tools_when_tool_choice_none,

@@ -15,6 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.frontend.input_processor import PlacedPrompt
+from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import InvalidParameter
 from quire.observability.history import MetricsHistory
 from quire.observability.tracing import HEADERS
@@ -31,6 +33,7 @@ from quire.server.http.fields import (
     BODY_SLOT,
     CUT_SLOT,
     IGNORED_SLOT,
+    LOST_SLOT,
     FieldRules,
     NamesFields,
     name_as_sent,
@@ -58,11 +61,19 @@ AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a request, with its parameters; `text` is None for one that came as ids."""
+    """One prompt of a request, with its parameters, and its media at their places among the ids;
+    `text` is None for one that came as ids.
+    """
 
     text: str | None
     ids: list[int]
     params: SamplingParams
+    media: PromptMedia | None = None
+
+    @property
+    def num_media_tokens(self) -> int:
+        """How many of the ids stand for what encoders make."""
+        return 0 if self.media is None else sum(item.num_rows for item in self.media.items)
 
     def form_parts(self) -> Sequence[tuple[str, StructuredOutputsParams]]:
         """The forms that the form of its output is made of, by their fields in the request; none
@@ -249,7 +260,9 @@ class Server:
             for index, prompt in enumerate(prompts):
                 key = f"{name.key}-{index}"
                 adding = partial(
-                    self.add, request, body, key, name.shown, prompt.ids, prompt.params
+                    self.add,
+                    *(request, body, key, name.shown, prompt.ids, prompt.params),
+                    media=prompt.media,
                 )
                 form = prompt.params.structured_outputs
                 stream = adding() if form is None else self._add_formed(request, prompt, adding)
@@ -286,13 +299,15 @@ class Server:
         shown: str,
         ids: list[int],
         params: RequestParams,
+        media: PromptMedia | None = None,
     ) -> Outputs:
         """Add one prompt to the engine as `key`, which the client knows as `shown`. Raises what
         `start` does.
         """
-        given: dict[str, Any] = {"prompt_token_ids": ids}
-        if salt := self.salt(request, body.cache_salt):
-            given["cache_salt"] = salt
+        salt = self.salt(request, body.cache_salt) or None
+        given: Any = {"prompt_token_ids": ids, "cache_salt": salt}
+        if media is not None:
+            given = PlacedPrompt(ids, media, cache_salt=salt)
         mailbox = await self.engine.add_request(
             key,
             given,
@@ -304,6 +319,8 @@ class Server:
         )
         if mailbox.traceparent is not None:
             request.scope["state"].setdefault(TRACE_SLOT, mailbox.traceparent)
+        if not mailbox.survives:
+            request.scope["state"][LOST_SLOT] = "media"
         self.in_flight.enter(key, shown)
         return Outputs(mailbox, partial(self._leave, key, mailbox.request_id))
 

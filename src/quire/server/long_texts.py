@@ -22,6 +22,7 @@ import msgspec
 from quire.encodable import NotEncodable, to_msgpack
 from quire.engine.frontend.pooling_input import Truncation
 from quire.errors import PromptTooLong, RequestError
+from quire.media.chat_text import PicturesAsText
 from quire.processes.task_lane import TaskEnded, TaskLane
 from quire.server.text_process import (
     DrawTask,
@@ -145,7 +146,13 @@ class LongTexts:
         return await _as_list(answer.ids), answer.second_text_at
 
     async def rendered(
-        self, messages: Sequence[Any], options: dict[str, Any], *, size: int, is_trusted: bool
+        self,
+        messages: Sequence[Any],
+        options: dict[str, Any],
+        *,
+        size: int,
+        is_trusted: bool,
+        join_pictures: PicturesAsText | None = None,
     ) -> str:
         """A conversation as a prompt: `render_chat` with `options`. `size`: characters of all that
         is rendered; `is_trusted`: the template is the model's or the operator's.
@@ -156,11 +163,13 @@ class LongTexts:
                 parameter="messages",
             )
         if is_trusted and size <= SHORT_CHARS and not self._rendering.is_slow:
-            render = partial(render_chat, self._tokenizer, messages, **options)
+            render = partial(
+                render_chat, self._tokenizer, messages, join_pictures=join_pictures, **options
+            )
             text: str = await off_loop(size, self._rendering.timed, size, render)
             return text
         lane = self._lane(size if is_trusted else MEDIUM_CHARS + 1)
-        answer = await lane.answer(RenderTask(list(messages), options))
+        answer = await lane.answer(RenderTask(list(messages), options, join_pictures))
         raise_failure(answer, None)
         return answer.text or ""
 

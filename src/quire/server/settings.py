@@ -11,11 +11,14 @@ from quire.server.output_parsing import ParserPlan
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How conversations become prompts and outputs become answers."""
+    """How conversations become prompts and outputs become answers. `trusts_requests` with their own
+    templates, `trusts_media_options` with how pictures are decoded and processed.
+    """
 
     template: str | None = None
     content_format: str = "auto"
     trusts_requests: bool = False
+    trusts_media_options: bool = False
     default_kwargs: Mapping[str, Any] = field(default_factory=dict)
     response_role: str = "assistant"
     hides_tools: bool = False

@@ -15,6 +15,7 @@ from quire.encodable import json_or_repr, text_of, to_json, to_msgpack
 from quire.engine.frontend.pooling_input import PoolingFacts, Truncation
 from quire.engine.frontend.score_prompts import CrossPrompts
 from quire.errors import PromptTooLong, RequestError
+from quire.media.chat_text import PicturesAsText
 from quire.params import PoolingParams
 from quire.processes.child_main import ChildProgram
 from quire.processes.task_main import TaskStart, lower_priority, serve_tasks
@@ -87,6 +88,7 @@ class RenderTask(msgspec.Struct, tag="render"):
 
     messages: list[Any]
     options: dict[str, Any]
+    join_pictures: PicturesAsText | None = None
 
 
 class DrawTask(msgspec.Struct, tag="draw"):
@@ -123,7 +125,9 @@ def answer_to(tokenizer: Tokenizer | None, data: bytes | bytearray) -> TextAnswe
             return TextAnswer(text=to_json(drawing).decode())
         assert tokenizer is not None, "the process that only draws gets no other tasks"
         if isinstance(task, RenderTask):
-            return TextAnswer(text=render_chat(tokenizer, task.messages, **task.options))
+            join = task.join_pictures
+            text = render_chat(tokenizer, task.messages, join_pictures=join, **task.options)
+            return TextAnswer(text=text)
         if isinstance(task, PairTask):
             ids, second_text_at = task.encoded(tokenizer)
             return TextAnswer(_packed(ids), second_text_at)

@@ -74,18 +74,18 @@ async def tokenize(server: Server, request: Request) -> Response:
     """The ids of a text or a conversation, and if asked for their own texts."""
     body = await server.read_for_model(request, TokenizeRequest)
     tokenizer = server.need_tokenizer()
-    ids = await _ids_of(server, body)
+    ids = await _ids_of(server, request, body)
     texts = None
     if body.return_token_strs:
         texts = await off_loop(len(ids), tokenizer.convert_ids_to_tokens, ids)
     return json_response(TokenizeReply(len(ids), server.limits.max_model_len, ids, texts))
 
 
-async def _ids_of(server: Server, body: TokenizeRequest) -> list[int]:
+async def _ids_of(server: Server, request: Request, body: TokenizeRequest) -> list[int]:
     if body.prompt is None or body.messages is not None:
         chat = body.as_chat()
         chat.check()
-        return (await render_conversation(server, chat, limit=None)).ids
+        return (await render_conversation(server, request, chat, limit=None)).ids
     for name in _CHAT_FIELDS:
         if getattr(body, name) is not None:
             raise InvalidParameter(name, getattr(body, name), "it goes with messages only")

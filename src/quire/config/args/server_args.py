@@ -139,6 +139,11 @@ class ServerArgs(CommandLineOptions):
     trust_request_chat_template: bool = _CHAT.flag(
         False, "Let a request bring its own chat template."
     )
+    trust_request_mm_kwargs: bool = _CHAT.flag(
+        False,
+        "Let a chat request bring mm_processor_kwargs and media_io_kwargs, which change how much "
+        "memory its pictures take.",
+    )
     default_chat_template_kwargs: dict[str, Any] | None = _CHAT.mapping(
         None, "Template variables that requests need not give."
     )
@@ -209,9 +214,6 @@ class ServerArgs(CommandLineOptions):
     )
     tool_server: str | None = unbuilt(
         None, "servers of tools", "Tools are the caller's to run; leave it out."
-    )
-    trust_request_mm_kwargs: bool = unbuilt(
-        False, "media options of requests", "This release serves text only; leave it out."
     )
     tokens_only: bool = unbuilt(
         False, "serve token ids alone", "Send token ids to /v1/completions."

@@ -10,8 +10,9 @@ import numpy as np
 from quire.engine.frontend.input_processor import PlacedPrompt
 from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import InvalidParameter, RequestError
+from quire.media.chat_text import PicturesAsText
 from quire.media.fetch.fetcher import GivenPicture
-from quire.media.given import PicturesAsText, given_pictures, picture_of_part
+from quire.media.given import given_pictures, picture_of_part
 from quire.media.grid_positions import grid_positions
 from quire.media.io_options import background_of
 from quire.media.loader import LoadedPicture, LoaderThread, PictureLoader
@@ -145,6 +146,10 @@ class PicturePrompts:
         sources = {digest: source for digest, source in found.items() if source is not None}
         return PlacedPrompt(ids, PromptMedia(items, self._positions(len(ids), items), sources))
 
+    def num_rows(self, pictures: Sequence[LoadedPicture]) -> int:
+        """How many tokens the insides of pictures have in a prompt."""
+        return sum(each.num_rows for each in self._expanded(pictures))
+
     def _expanded(self, pictures: Sequence[LoadedPicture]) -> list[ExpandedPicture]:
         return [self._rule.expanded(picture.processed.layout) for picture in pictures]
 
@@ -187,23 +192,35 @@ def _given(media: GivenMedia) -> list[Any]:
 def _taken_out(messages: Any) -> tuple[Any, list[GivenPicture]]:
     """The messages with markers in place of pictures, and these in order."""
     found: list[GivenPicture] = []
-
-    def without(part: Any) -> Any:
-        given = picture_of_part(part, len(found)) if isinstance(part, Mapping) else None
-        if given is None:
-            return part
-        found.append(given)
-        return dict(PICTURE)
-
     if not isinstance(messages, list | tuple):
         return messages, found
-    texts = []
+    texts: list[Any] = []
+    shown: list[Any] = []  # by tools: templates know no pictures in their results
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None
+        is_of_tool = isinstance(message, Mapping) and message.get("role") == "tool"
+        if shown and not is_of_tool:
+            texts.append({"role": "user", "content": shown})
+            shown = []
         if isinstance(content, list | tuple):
-            message = {**message, "content": [without(part) for part in content]}
+            parts = [_without_picture(part, found) for part in content]
+            if is_of_tool and PICTURE in parts:
+                shown += [part for part in parts if part == PICTURE]
+                parts = [part for part in parts if part != PICTURE]
+            message = {**message, "content": parts}
         texts.append(message)
+    if shown:
+        texts.append({"role": "user", "content": shown})
     return texts, found
+
+
+def _without_picture(part: Any, found: list[GivenPicture]) -> Any:
+    """A part of a message; a marker for a picture, which is added to those that were found."""
+    given = picture_of_part(part, len(found)) if isinstance(part, Mapping) else None
+    if given is None:
+        return part
+    found.append(given)
+    return dict(PICTURE)
 
 
 def _id_of(tokenizer: Tokenizer, token: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.encodable import to_json
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
 from quire.server.http.fields import text_in
 
 Message = dict[str, Any]
@@ -51,13 +51,15 @@ def _unserved(place: str, kind: Any) -> NotBuiltYet:
 
 def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
     results: list[Message] = []
-    texts: list[str] = []
+    parts: list[Message] = []
     message: Message = {"role": role, "content": None}
     for number, block in enumerate(blocks):
         place = f"{name}[{number}]"
         match block.get("type") if isinstance(block, dict) else block:
             case "text":
-                texts.append(text_in(block, "text", place))
+                parts.append({"type": "text", "text": text_in(block, "text", place)})
+            case "image":
+                parts.append(_image(block, place))
             case "thinking":
                 message["reasoning"] = message.get("reasoning", "") + text_in(
                     block, "thinking", place
@@ -70,9 +72,9 @@ def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
                 results.append(_result(block, place))
             case kind:
                 raise _unserved(f"{place}.type", kind)
-    if texts:
-        message["content"] = "\n".join(texts)
-    says_something = bool(texts) or "tool_calls" in message or "reasoning" in message
+    if parts:
+        message["content"] = _joined(parts)
+    says_something = bool(parts) or "tool_calls" in message or "reasoning" in message
     return [*results, message] if says_something or not results else results
 
 
@@ -87,6 +89,36 @@ def _result(block: dict[str, Any], name: str) -> Message:
     content = block.get("content") or ""
     if not isinstance(content, str | list):
         raise InvalidParameter(f"{name}.content", content, "a string or blocks are expected")
-    text = content if isinstance(content, str) else texts_of(content, f"{name}.content")
     call_id = text_in(block, "tool_use_id", name)
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
+    if isinstance(content, list):
+        content = _joined([_shown(each, f"{name}.content[{i}]") for i, each in enumerate(content)])
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def _shown(block: Any, name: str) -> Message:
+    """A part of a tool's result."""
+    kind = block.get("type") if isinstance(block, dict) else block
+    if kind == "image":
+        return _image(block, name)
+    if kind != "text":
+        raise _unserved(f"{name}.type", kind)
+    return {"type": "text", "text": text_in(block, "text", name)}
+
+
+def _image(block: dict[str, Any], name: str) -> Message:
+    """A picture in the form of chats, whose source is read there."""
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise InvalidType(
+            f"{name}.source", source, "an object with base64 data or a url is expected"
+        )
+    if source.get("type") == "file":
+        raise NotBuiltYet(f"{name}.source.type", "file", "Send the picture as base64, or its url.")
+    return {"type": "image", "source": source}
+
+
+def _joined(parts: list[Message]) -> str | list[Message]:
+    """The content of a message: a text, unless it has pictures."""
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)

@@ -17,6 +17,7 @@ _KINDS = {
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
+    422: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
 }

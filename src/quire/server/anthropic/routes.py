@@ -24,7 +24,7 @@ async def messages(server: Server, request: Request) -> Response:
     """Answer a conversation."""
     body = await server.read_for_model(request, MessagesRequest)
     chat = body.generation(has_reasoning=server.chat.parser_plan.reasoning is not None)
-    prompt = await chat_prompt(server, chat)
+    prompt = await chat_prompt(server, request, chat)
     name = RequestName.random("msg_")
     [answer] = open_answers(server, chat, prompt, "assistant")
     message = MessageReply(
@@ -44,7 +44,7 @@ async def messages(server: Server, request: Request) -> Response:
 async def count_tokens(server: Server, request: Request) -> Response:
     """How many tokens the prompt of a conversation has."""
     body = await server.read_for_model(request, CountRequest)
-    prompt = await chat_prompt(server, body.as_chat(max_tokens=1))
+    prompt = await chat_prompt(server, request, body.as_chat(max_tokens=1))
     num_tokens = len(prompt.ids)
     return json_response(Count(num_tokens, {"original_input_tokens": num_tokens}))
 

@@ -30,6 +30,9 @@ IGNORED_SLOT = "quire.ignored_fields"
 """Key of the names of ignored fields in the state of a request's scope."""
 CUT_SLOT = "quire.adjusted_fields"
 """Key of the name and value of what was cut to fit, in the same state."""
+LOST_HEADER = b"x-not-resumable"
+LOST_SLOT = "quire.not_resumable"
+"""Key of what keeps a request from going on after the death of its core, in the same state."""
 
 _INDEXED = re.compile(r"(\w+)\[([0-9]+)\]")
 _MAX_SHOWN = 200

@@ -18,7 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.server.http.failures import error_response
-from quire.server.http.fields import CUT_HEADER, CUT_SLOT, HEADER, IGNORED_SLOT
+from quire.server.http.fields import (
+    CUT_HEADER,
+    CUT_SLOT,
+    HEADER,
+    IGNORED_SLOT,
+    LOST_HEADER,
+    LOST_SLOT,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -196,6 +203,8 @@ class _LoggedSend:
                 headers.append((HEADER, names.encode("ascii", "backslashreplace")))
             if CUT_SLOT in self._state:
                 headers.append((CUT_HEADER, self._state[CUT_SLOT].encode("ascii")))
+            if LOST_SLOT in self._state:
+                headers.append((LOST_HEADER, self._state[LOST_SLOT].encode("ascii")))
             message = {**message, "headers": headers}
         else:
             self.num_bytes += len(message.get("body", b""))

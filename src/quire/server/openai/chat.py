@@ -14,6 +14,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.engine.wire.prompt_media import PromptMedia
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import RequestName, Server
@@ -40,48 +41,57 @@ from quire.server.openai.replies import (
 )
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import NO_TOOLS, ToolUse
+from quire.server.pictures import ChatPictures
 
 
 async def chat_completions(server: Server, request: Request) -> Response:
     """Answer a conversation."""
     body = await server.read_for_model(request, ChatRequest)
-    prompt = await chat_prompt(server, body)
+    prompt = await chat_prompt(server, request, body)
     name = RequestName.of(request, "chatcmpl-", body.request_id)
     reply = ChatWriter(server, body, name, prompt)
     return await deliver(server, request, body, name, [prompt], reply)
 
 
-async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
+async def chat_prompt(server: Server, request: Request, body: ChatRequest) -> ChatPrompt:
     """Return the prompt of a conversation. Raises RequestError or Refusal."""
     body.check()
     body.check_amounts(server.limits)
     limit = server.limits.max_model_len
-    text, ids, tools = await render_conversation(server, body, limit=limit)
+    text, ids, tools, media = await render_conversation(server, request, body, limit=limit)
     is_parsed = server.chat.parser_plan.is_needed or tools.tools is not None
     params = _params(server, body, len(ids))
     if not is_parsed:
-        return ChatPrompt(text, ids, params)
+        return ChatPrompt(text, ids, params, media)
     place = adapt_params(server, params, tools, place_of(server, body, text))
-    return ChatPrompt(text, ids, params, tools, place)
+    return ChatPrompt(text, ids, params, media, tools, place)
 
 
 class RenderedChat(NamedTuple):
-    """A conversation as a prompt, and how it uses tools."""
+    """A conversation as a prompt, how it uses tools, and its pictures among the ids."""
 
     text: str
     ids: list[int]
     tools: ToolUse
+    media: PromptMedia | None = None
 
 
 async def render_conversation(
-    server: Server, body: ChatRequest, *, limit: int | None
+    server: Server, request: Request, body: ChatRequest, *, limit: int | None
 ) -> RenderedChat:
     """Render a conversation. `limit`: from how many tokens on it may be refused; None: never.
     Raises RequestError or Refusal.
     """
     tools = tool_use(server, body) if body.has_tools else NO_TOOLS
-    text = await render(server, body, tools.in_prompt)
     special = bool(body.add_special_tokens)
+    pictures = ChatPictures.of(server, request, body)
+    if pictures is not None:
+        text = await render(
+            server, body, tools.in_prompt, pictures.messages, pictures.prompts.as_text
+        )
+        placed = await pictures.placed(text, add_special_tokens=special, limit=limit)
+        return RenderedChat(text, placed.token_ids, tools, placed.media)
+    text = await render(server, body, tools.in_prompt, body.messages)
     ids = await prompt_ids(server, text, body, add_special_tokens=special, limit=limit)
     return RenderedChat(text, ids, tools)
 

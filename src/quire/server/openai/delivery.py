@@ -137,7 +137,9 @@ class ReplyWriter(ABC):
             "model": server.name_of(body.model),
         }
         self.usage = UsageCounter(
-            [len(prompt.ids) for prompt in prompts], shows_cached=server.replies.prompt_details
+            [len(prompt.ids) for prompt in prompts],
+            shows_cached=server.replies.prompt_details,
+            num_media_tokens=sum(prompt.num_media_tokens for prompt in prompts),
         )
         options = body.stream_options
         self.shows_usage = server.replies.forces_usage or bool(options and options.include_usage)
@@ -194,8 +196,11 @@ class UsageCounter:
     prompt tokens came out of the prefix cache.
     """
 
-    def __init__(self, prompt_lens: list[int], *, shows_cached: bool) -> None:
+    def __init__(
+        self, prompt_lens: list[int], *, shows_cached: bool, num_media_tokens: int = 0
+    ) -> None:
         self._prompt_lens = prompt_lens
+        self._num_media_tokens = num_media_tokens
         self._shows_cached = shows_cached
         self._cached: dict[int, int] = {}
         self._generated: dict[tuple[int, int], int] = {}
@@ -214,7 +219,11 @@ class UsageCounter:
     def total(self, kind: type[U]) -> U:
         """The usage of the whole reply."""
         prompt, generated = sum(self._prompt_lens), sum(self._generated.values())
-        cached = PromptTokensDetails(sum(self._cached.values())) if self._shows_cached else None
+        cached = None
+        if self._shows_cached:
+            cached = PromptTokensDetails(
+                sum(self._cached.values()), self._num_media_tokens or UNSET
+            )
         reasoning = self.reasoning_tokens
         details = None if reasoning is None else CompletionTokensDetails(reasoning)
         return kind(prompt, prompt + generated, generated, cached, details)

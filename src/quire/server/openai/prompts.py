@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from quire.errors import InvalidParameter, PromptTooLong
+from quire.media.chat_text import PicturesAsText
 from quire.server.context import Server
 from quire.server.http.failures import Refusal
 from quire.server.openai.requests import ChatRequest, GenerationFields
@@ -85,9 +86,15 @@ def check_template(server: Server, template: str | None) -> None:
 
 
 async def render(
-    server: Server, body: ChatRequest, tools: Sequence[Mapping[str, Any]] | None
+    server: Server,
+    body: ChatRequest,
+    tools: Sequence[Mapping[str, Any]] | None,
+    messages: Sequence[Any],
+    join_pictures: PicturesAsText | None = None,
 ) -> str:
-    """Render a conversation with the chat template. Raises RequestError or Refusal."""
+    """Render the messages of a conversation with the chat template; with `join_pictures` they have
+    markers for pictures. Raises RequestError or Refusal.
+    """
     kwargs = dict(body.chat_template_kwargs or {})
     template = kwargs.pop("chat_template", None) or body.chat_template
     check_template(server, template)
@@ -107,9 +114,13 @@ async def render(
         "tools_as_text": server.chat.parser_plan.tools_as_text,
         "chat_template_kwargs": {**server.chat.default_kwargs, **kwargs},
     }
-    size = size_of([body.messages, tools, kwargs], most=MAX_CHARACTERS)
+    size = size_of([messages, tools, kwargs], most=MAX_CHARACTERS)
     return await server.need_texts().rendered(
-        body.messages, options, size=size, is_trusted=template is None
+        messages,
+        options,
+        size=size,
+        is_trusted=template is None,
+        join_pictures=join_pictures,
     )
 
 

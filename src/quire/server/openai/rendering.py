@@ -42,7 +42,7 @@ async def render_completions(server: Server, request: Request) -> Response:
 async def render_chat_completions(server: Server, request: Request) -> Response:
     """The prompt of a conversation."""
     body = await server.read_for_model(request, ChatRequest)
-    prompt = await chat_prompt(server, body)
+    prompt = await chat_prompt(server, request, body)
     name = RequestName.of(request, "chatcmpl-", body.request_id)
     return json_response(_rendered(server, body, name, prompt))
 

@@ -11,9 +11,10 @@ from msgspec import UNSET, UnsetType
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """Where prompt tokens came from."""
+    """Where prompt tokens came from, and how many of them are pictures'."""
 
     cached_tokens: int | None = None
+    multimodal_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):

@@ -358,6 +358,8 @@ class ChatRequest(GenerationFields):
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None
 
     def leave_out(self) -> list[str]:

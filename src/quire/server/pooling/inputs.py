@@ -88,7 +88,8 @@ async def item_ids(reader: InputReader, body: InputFields, item: Item) -> list[i
     if isinstance(item, str):
         return await reader.ids(item, add_special_tokens=special is not False)
     if isinstance(item[0], dict):
-        text = await render(reader.server, body.as_chat(item), None)  # type: ignore[arg-type]
+        chat = body.as_chat(item)  # type: ignore[arg-type]
+        text = await render(reader.server, chat, None, chat.messages)
         return await reader.ids(text, add_special_tokens=bool(special))
     ids: list[int] = item  # type: ignore[assignment]
     return reader.checked(ids if reader.cut is None else reader.cut.of(ids))

@@ -32,7 +32,9 @@ _OF_ITEMS = frozenset(
         *("summary", "encrypted_content", "input", "namespace"),
     }
 )
-_OF_PARTS = frozenset({"type", "text", "refusal", "logprobs", "image_url", "file_id", "detail"})
+_OF_PARTS = frozenset(
+    {"type", "text", "refusal", "logprobs", "image_url", "file_id", "detail", "uuid"}
+)
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -65,7 +65,7 @@ async def create(server: Server, request: Request) -> Response:
         talk.check_room(named_items(body.input, name.shown))
     chat = body.as_chat(before)
     chat.stream = True  # so that the engine gives deltas
-    prompt = await chat_prompt(server, chat)
+    prompt = await chat_prompt(server, request, chat)
     writer = _writer(server, body, chat, prompt, name)
     stored = StoredResponse(
         writer.response,
@@ -119,7 +119,7 @@ async def input_tokens(server: Server, request: Request) -> Response:
     body, _, before = await _asked(server, request)
     chat = body.as_chat(before)
     chat.check()
-    rendered = await render_conversation(server, chat, limit=None)
+    rendered = await render_conversation(server, request, chat, limit=None)
     return json_response(InputTokens(len(rendered.ids)))
 
 
@@ -130,7 +130,7 @@ async def compact(server: Server, request: Request) -> Response:
     chat.messages.append({"role": "user", "content": compaction.REQUEST})
     chat.tools = chat.tool_choice = chat.response_format = None
     chat.max_completion_tokens = body.max_output_tokens or compaction.MAX_SUMMARY_TOKENS
-    prompt = await chat_prompt(server, chat)
+    prompt = await chat_prompt(server, request, chat)
     name = RequestName.random("resp_")
     [answer] = open_answers(server, chat, prompt, "assistant")
     streams = await server.start(request, chat, name, [prompt])
