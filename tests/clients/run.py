@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from collections import Counter
 from contextlib import ExitStack
@@ -131,7 +132,12 @@ def main() -> int:
             model = client.model
             url = given.url or servers.get(model)
             if url is None:
-                url = stack.enter_context(serving(*model.flags, basis=model.basis)).url
+                flags = model.flags
+                if model.write is not None:
+                    files = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                    model.write(files)
+                    flags = (str(files), *flags)
+                url = stack.enter_context(serving(*flags, basis=model.basis)).url
                 servers[model] = url
             name = given.model or model.name
             results += Counter(report(client, folder, url, name, given.mode))

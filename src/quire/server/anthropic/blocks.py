@@ -110,7 +110,7 @@ def _image(block: dict[str, Any], name: str) -> Message:
     source = block.get("source")
     if not isinstance(source, dict):
         raise InvalidType(
-            f"{name}.source", source, "an object with base64 data or a url is expected"
+            f"{name}.source", source, "an image has an object with base64 data or a url"
         )
     if source.get("type") == "file":
         raise NotBuiltYet(f"{name}.source.type", "file", "Send the picture as base64, or its url.")
