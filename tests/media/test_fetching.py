@@ -9,7 +9,7 @@ import ssl
 import numpy as np
 import pytest
 
-from quire.errors import RequestError
+from quire.errors import CapacityError, RequestError
 from quire.media.faults import MediaFault
 from quire.media.fetch.addresses import is_public
 from quire.media.fetch.fetcher import GivenPicture, MediaFetcher
@@ -131,7 +131,7 @@ class Web:
                 self.port = server.sockets[0].getsockname()[1]
                 fetcher = MediaFetcher(self.settings, self.client())
                 given = [GivenPicture(url=u, label=f"Image {i}") for i, u in enumerate(urls)]
-                return await fetcher.fetched(given)
+                return await fetcher.fetched(given, fetcher.budget())
 
         return asyncio.run(scene())
 
@@ -311,7 +311,8 @@ def test_a_proxy_is_used_only_where_it_is_set(monkeypatch):
 
 
 def fetched(*given, **settings):
-    return asyncio.run(MediaFetcher(FetchSettings(**settings)).fetched(given))
+    fetcher = MediaFetcher(FetchSettings(**settings))
+    return asyncio.run(fetcher.fetched(given, fetcher.budget()))
 
 
 def data_url(data, kind="image/png"):
@@ -395,3 +396,14 @@ def test_the_first_fault_is_told_and_it_names_its_item():
             GivenPicture(url="data:;base64,?", label="Image 7"),
             GivenPicture(url="data:;base64,!", label="Image 8"),
         )
+
+
+def test_all_requests_together_hold_so_many_bytes():
+    fetcher = MediaFetcher(FetchSettings(max_held_bytes=10))
+    six, budgets = [GivenPicture(data=b"x" * 6)], [fetcher.budget() for _ in range(3)]
+    assert asyncio.run(fetcher.fetched(six, budgets[0])) == [b"x" * 6]
+    with pytest.raises(CapacityError, match="Try again later"):
+        asyncio.run(fetcher.fetched(six, budgets[1]))
+    for budget in budgets[:2]:
+        budget.release()
+    assert asyncio.run(fetcher.fetched(six, budgets[2])) == [b"x" * 6]

@@ -105,7 +105,8 @@ def test_anthropic_s_data_is_read_as_a_data_url():
     data = encoded(picture(2, 2))
     part = {"type": "image", "source": {**SOURCE, "data": base64.b64encode(data).decode()}}
     given = picture_of_part(part, 0)
-    assert asyncio.run(MediaFetcher(FetchSettings()).fetched([given])) == [data]
+    fetcher = MediaFetcher(FetchSettings())
+    assert asyncio.run(fetcher.fetched([given], fetcher.budget())) == [data]
 
 
 @pytest.mark.parametrize(

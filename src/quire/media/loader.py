@@ -75,7 +75,24 @@ class PictureLoader:
         self.check_count(len(pictures))
         values = self.settings.changed(mm_processor_kwargs)
         background = background or self._background
-        fetched = await self._fetcher.fetched(pictures)
+        budget = self._fetcher.budget()
+        try:
+            fetched = await self._fetcher.fetched(pictures, budget)
+            return await self._loaded(pictures, fetched, values, scope, background)
+        finally:
+            budget.release()
+
+    async def _loaded(
+        self,
+        pictures: Sequence[GivenPicture],
+        fetched: Sequence[bytes | npt.NDArray[Any] | None],
+        values: Mapping[str, Any],
+        scope: str | None,
+        background: tuple[int, int, int],
+    ) -> list[LoadedPicture]:
+        """Process what was fetched, one after the other: the decoder has its queue, and a request
+        must not fill it alone.
+        """
 
         async def one(index: int) -> LoadedPicture:
             given, data = pictures[index], fetched[index]
@@ -106,7 +123,6 @@ class PictureLoader:
                 self.cache.name(alias, digest)
             return LoadedPicture(digest, found, data, values, background)
 
-        # One after the other: the decoder has its queue, and a request must not fill it alone.
         return [await one(index) for index in range(len(pictures))]
 
     def check_count(self, num: int) -> None:

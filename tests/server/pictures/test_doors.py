@@ -5,7 +5,9 @@ import json
 
 import pytest
 
+from quire.encodable import to_json
 from quire.media.digests import picture_digest
+from quire.server.batch.direct_call import post
 from tests.models.vision.spoken import IMAGE_ID
 from tests.server.pictures.pictured import (
     GREEDY,
@@ -20,6 +22,7 @@ from tests.server.pictures.pictured import (
     text,
 )
 
+PATH = "/v1/chat/completions"
 ROWS = 16
 ONE, OTHER = png(1), png(2, width=25, height=50)
 
@@ -74,6 +77,8 @@ def test_several_pictures_stand_where_they_are_among_the_texts(folder):
         swapped = parts[:1] + parts[3:4] + parts[2:3] + parts[1:2] + parts[4:]
         other = await answered(http, "/v1/chat/completions", chat(*swapped, logprobs=True))
         same = await answered(http, "/invocations", chat(*parts, logprobs=True))
+        line = await post(http._transport.app, PATH, to_json(chat(*parts)), "a")
+        assert json.loads(line.body)["choices"] == whole["choices"], "a line of a batch"
         streamed = "".join(
             json.loads(event)["choices"][0]["delta"].get("content", "")
             for event in events

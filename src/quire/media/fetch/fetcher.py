@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from quire.media.faults import MediaFault
 from quire.media.fetch.inline import data_url_bytes, read_data_url, read_file_url
-from quire.media.fetch.settings import ByteBudget, FetchFault, FetchSettings
+from quire.media.fetch.settings import ByteBudget, FetchFault, FetchSettings, HeldBytes
 from quire.media.fetch.urls import WebAddress, read_web_address, scheme_of
 from quire.media.fetch.web import WebClient
 
@@ -41,13 +41,19 @@ class MediaFetcher:
 
     def __init__(self, settings: FetchSettings, client: WebClient | None = None) -> None:
         self.settings = settings
+        self._held = HeldBytes(settings.max_held_bytes)
         self._client = client or WebClient(settings)
 
-    async def fetched(self, pictures: Sequence[GivenPicture]) -> list[Picture | None]:
+    def budget(self) -> ByteBudget:
+        """What a request may take; it is released when its pictures are not needed any more."""
+        return ByteBudget(self.settings.max_total_bytes, self._held)
+
+    async def fetched(
+        self, pictures: Sequence[GivenPicture], budget: ByteBudget
+    ) -> list[Picture | None]:
         """Bytes or pixels of every picture; None for those that only have an id. Raises the
-        MediaFault of the first that cannot be used.
+        MediaFault of the first that cannot be used, CapacityError while too much is being loaded.
         """
-        budget = ByteBudget(self.settings.max_total_bytes)
         addresses = [self._checked(picture, budget) for picture in pictures]
         room = asyncio.Semaphore(self.settings.num_at_once)
 

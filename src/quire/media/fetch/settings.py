@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from quire.errors import CapacityError
 from quire.media.faults import MediaFault
 
 
@@ -14,8 +15,9 @@ class FetchSettings:
     may be named, none if empty. `allows_private`: also addresses that are not of the internet.
     `proxies`: by scheme, used for all hosts; the environment is not looked at here.
 
-    `max_bytes` of an item, `max_total_bytes` of all items of a request. A try takes at most
-    `timeout_s`, four times as long the next; all of them `total_s`.
+    `max_bytes` of an item, `max_total_bytes` of all items of a request, `max_held_bytes` of those
+    of all requests that are being loaded at the same time. A try takes at most `timeout_s`, four
+    times as long the next; all of them `total_s`.
     """
 
     allowed_domains: tuple[str, ...] = ()
@@ -25,6 +27,7 @@ class FetchSettings:
     proxies: Mapping[str, str] = field(default_factory=dict)
     max_bytes: int = 256 * 2**20
     max_total_bytes: int = 512 * 2**20
+    max_held_bytes: int = 2 * 2**30
     max_redirects: int = 5
     timeout_s: float = 5.0
     total_s: float = 60.0
@@ -45,14 +48,42 @@ class FetchFault(MediaFault):
         return FetchFault(self.words, label=label, may_pass=self.may_pass)
 
 
-class ByteBudget:
-    """The bytes that all items of a request may still take."""
+class HeldBytes:
+    """The bytes of all requests that are being loaded."""
 
-    def __init__(self, num_bytes: int) -> None:
-        self._total = self._left = num_bytes
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Count what was read, or will be. Raises FetchFault when it is too much."""
+        """Hold so many more. Raises CapacityError when there is no room for them."""
+        if self.num_bytes + num_bytes > self._most:
+            text = "Too many bytes of media are being loaded. Try again later."
+            raise CapacityError(text, retry_after_s=1.0)
+        self.num_bytes += num_bytes
+
+
+class ByteBudget:
+    """The bytes that all items of a request may still take, and have taken of `held`."""
+
+    def __init__(self, num_bytes: int, held: HeldBytes | None = None) -> None:
+        self._total = self._left = num_bytes
+        self._held = held
+        self._num_held = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count what was read, or will be. Raises FetchFault when it is too much, CapacityError
+        when that of all requests is.
+        """
         self._left -= num_bytes
         if self._left < 0:
             raise FetchFault(f"has too many bytes: all of a request have at most {self._total}")
+        if self._held is not None:
+            self._held.take(num_bytes)
+            self._num_held += num_bytes
+
+    def release(self) -> None:
+        """The request is loaded, or has failed. Idempotent."""
+        if self._held is not None:
+            self._held.num_bytes -= self._num_held
+        self._num_held = 0
