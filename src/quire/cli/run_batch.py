@@ -38,6 +38,7 @@ _TERMINATED = 128 + signal.SIGTERM
 _SERVER_FLAGS = (
     *("max_body_bytes", "max_completions", "max_stop_strings"),
     *("chat_template_content_format", "trust_request_chat_template"),
+    "trust_request_mm_kwargs",
     *("default_chat_template_kwargs", "response_role", "tool_call_parser", "reasoning_parser"),
     *("exclude_tools_when_tool_choice_none", "fingerprint_mode", "fingerprint_value"),
     *("return_tokens_as_token_ids", "enable_prompt_tokens_details"),

@@ -14,6 +14,7 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.histogram_buckets import FAMILIES
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_state import RequestGroup
+from quire.engine.shared_cores.broker_stats import ApiServerStats
 from quire.engine.stats import loggers
 from quire.engine.stats.catalog import DESCRIPTIONS, HISTOGRAMS
 from quire.engine.stats.engine_stats import Buckets, EngineStats, sizes_up_to
@@ -226,8 +227,28 @@ def test_a_scrape_shows_every_core_by_the_names_of_dashboards():
     assert {name.removeprefix("vllm:") for name in kinds} == set(DESCRIPTIONS) - of_drafts - {
         "cache_config_info",
         "lora_requests_info",
+        "mm_cache_queries",
+        "mm_cache_hits",
     }
     assert {name for name, *_ in scrape(stats, "quire:")[1]} >= {"quire:num_requests_running"}
+
+
+def test_the_cache_of_media_is_counted_where_there_is_one():
+    stats = EngineStats("m", 100)
+    stats.media_counts = lambda: (5, 2)
+    _, values = scrape(stats)
+    model = ("model_name", "m")
+    assert values["vllm:mm_cache_queries_total", model] == 5
+    assert values["vllm:mm_cache_hits_total", model] == 2
+
+
+def test_servers_report_what_their_caches_of_media_were_asked_since():
+    stats = ApiServerStats(None)
+    assert stats.take().media is None
+    stats.media_counts = lambda: (5, 2)
+    assert stats.take().media == (5, 2)
+    stats.media_counts = lambda: (7, 2)
+    assert stats.take().media == (2, 0)
 
 
 def test_all_labels_exist_before_the_first_request():

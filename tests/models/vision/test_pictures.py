@@ -2,13 +2,15 @@
 transformers, whatever a step cuts, forgets or finds again.
 """
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from quire import LLM, SamplingParams
+from quire import LLM, EngineArgs, LLMEngine, SamplingParams
 from quire.media.picture_files import read_picture_settings
 from quire.models.config_reader import read_config, read_whole_config
 from quire.models.vision.families import read_vision
@@ -172,3 +174,26 @@ def test_no_pictures_in_a_prompt_load_no_encoder(tmp_path):
     assert llm.generate("w1 w2", PARAMS)[0].outputs[0].token_ids
     with pytest.raises(ValueError, match="text alone"):
         llm.generate(as_prompt(IMAGE, [picture(1)]), PARAMS)
+
+
+@pytest.mark.full
+def test_a_request_goes_on_from_the_file_of_its_picture_after_a_death(tmp_path):
+    write_spoken("llava", tmp_path)
+    args = EngineArgs(model=str(tmp_path), max_model_len=128, dtype="float32", block_size=4)
+    engine = LLMEngine.from_engine_args(args)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=0)
+    try:
+        found = []
+        for kills in (False, True):
+            engine.add_request("a", as_prompt(f"w1 {IMAGE}", [encoded(picture(1))]), params)
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    [completion] = output.outputs
+                    if kills and len(completion.token_ids) >= 3:
+                        os.kill(engine.front_end.client.core_status(0).pid, signal.SIGKILL)
+                        kills = False
+                    if output.finished:
+                        found.append((completion.token_ids, completion.logprobs))
+        assert found[0] == found[1] and engine.front_end.client.num_restarts == 1
+    finally:
+        engine.front_end.shutdown()
