@@ -11,7 +11,6 @@ from quire.errors import InvalidParameter, PromptTooLong
 from quire.prompts import GivenMedia
 from quire.server.context import Server
 from quire.server.engine_outputs import while_connected
-from quire.server.http.failures import Refusal
 from quire.server.http.security import owner_of
 from quire.server.openai.prompts import text_ids
 from quire.server.openai.requests import ChatRequest
@@ -40,15 +39,12 @@ class ChatPictures:
         self.prompts, self.messages, self._given = prompts, messages, given
 
     @classmethod
-    def of(cls, server: Server, request: Request, body: ChatRequest) -> Self | None:
-        """None for a conversation without pictures, and for an engine that takes none. Raises
-        RequestError for pictures that are malformed or too many, Refusal for options that the
-        server does not take.
+    def of(
+        cls, server: Server, request: Request, body: ChatRequest, prompts: PicturePrompts
+    ) -> Self | None:
+        """None for a conversation without pictures. Raises RequestError for pictures that are
+        malformed or too many.
         """
-        _check_options(server, body)
-        prompts = server.engine.front_end.inputs.pictures
-        if prompts is None:
-            return None
         messages, given = prompts.taken_out(body.messages)
         if not given:
             return None
@@ -84,11 +80,3 @@ class ChatPictures:
             limit=limit,
         )
         return self.prompts.widened(short, loaded)
-
-
-def _check_options(server: Server, body: ChatRequest) -> None:
-    """Raise Refusal (400) for options of media in a request that is not trusted with them."""
-    for name in ("mm_processor_kwargs", "media_io_kwargs"):
-        if getattr(body, name) and not server.chat.trusts_media_options:
-            text = f"This server takes no {name} from a request (--trust-request-mm-kwargs)."
-            raise Refusal(400, text, param=name)

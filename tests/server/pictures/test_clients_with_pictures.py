@@ -69,6 +69,6 @@ def test_anthropic(folder):
             model="tiny", max_tokens=3, messages=messages, extra_body={"temperature": 0}
         ) as stream:
             final = await stream.get_final_message()
-        assert final.content == said.content
+        assert final.content[0].text == said.content[0].text
 
     with_client(use, folder)

@@ -84,7 +84,8 @@ async def render_conversation(
     """
     tools = tool_use(server, body) if body.has_tools else NO_TOOLS
     special = bool(body.add_special_tokens)
-    pictures = ChatPictures.of(server, request, body)
+    takes = server.engine.front_end.inputs.pictures
+    pictures = None if takes is None else ChatPictures.of(server, request, body, takes)
     if pictures is not None:
         text = await render(
             server, body, tools.in_prompt, pictures.messages, pictures.prompts.as_text

@@ -85,6 +85,14 @@ def check_template(server: Server, template: str | None) -> None:
         raise Refusal(400, text, param="chat_template")
 
 
+def _check_media_options(server: Server, body: ChatRequest) -> None:
+    """Raise Refusal (400) for options of media in a request that is not trusted with them."""
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if getattr(body, name) and not server.chat.trusts_media_options:
+            text = f"This server takes no {name} from a request (--trust-request-mm-kwargs)."
+            raise Refusal(400, text, param=name)
+
+
 async def render(
     server: Server,
     body: ChatRequest,
@@ -98,6 +106,7 @@ async def render(
     kwargs = dict(body.chat_template_kwargs or {})
     template = kwargs.pop("chat_template", None) or body.chat_template
     check_template(server, template)
+    _check_media_options(server, body)
     if body.enable_thinking is not None:
         kwargs.setdefault("enable_thinking", body.enable_thinking)
     if body.reasoning_effort is not None:
