@@ -15,8 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.frontend.input_processor import PlacedPrompt
-from quire.engine.wire.prompt_media import PromptMedia
+from quire.engine.wire.prompt_media import PlacedPrompt, PromptMedia
 from quire.errors import InvalidParameter
 from quire.observability.history import MetricsHistory
 from quire.observability.tracing import HEADERS

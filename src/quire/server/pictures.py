@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from starlette.requests import Request
 
-from quire.engine.frontend.input_processor import PlacedPrompt
+from quire.engine.wire.prompt_media import PlacedPrompt
 from quire.errors import InvalidParameter, PromptTooLong
 from quire.prompts import GivenMedia
 from quire.server.context import Server

@@ -28,7 +28,7 @@ from quire.engine.frontend.pooling_input import (
 )
 from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
-from quire.engine.wire.prompt_media import PromptMedia
+from quire.engine.wire.prompt_media import PlacedPrompt
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong, RequestError
 from quire.grammar.thinking import num_thinking
 from quire.grammar.trial import GrammarTrials
@@ -95,15 +95,6 @@ class LoadedPrompt(NamedTuple):
 
     prompt: Any
     pictures: list[LoadedPicture]
-
-
-class PlacedPrompt(NamedTuple):
-    """A prompt as ids with its media in their places; `text`: what it was made of, if known."""
-
-    token_ids: list[int]
-    media: PromptMedia
-    text: str | None = None
-    cache_salt: str | None = None
 
 
 class KindOfInputs(Protocol):

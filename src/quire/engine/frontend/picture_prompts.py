@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.engine.frontend.input_processor import PlacedPrompt
-from quire.engine.wire.prompt_media import PromptMedia
+from quire.engine.wire.prompt_media import PlacedPrompt, PromptMedia
 from quire.errors import InvalidParameter, RequestError
 from quire.media.chat_text import PicturesAsText
 from quire.media.fetch.fetcher import GivenPicture

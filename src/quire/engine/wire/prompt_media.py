@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -38,3 +38,12 @@ class PromptMedia(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
     def without_sources(self) -> PromptMedia:
         """The media as they travel."""
         return PromptMedia(self.items, self.positions)
+
+
+class PlacedPrompt(NamedTuple):
+    """A prompt as ids with its media in their places; `text`: what it was made of, if known."""
+
+    token_ids: list[int]
+    media: PromptMedia
+    text: str | None = None
+    cache_salt: str | None = None
