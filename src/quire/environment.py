@@ -119,7 +119,7 @@ VARIABLES = (
 
 
 class MediaEnvironment(msgspec.Struct, frozen=True):
-    """How pictures are fetched, and how large they may be. `proxies`: by scheme."""
+    """Settings for fetching pictures, and their largest sizes. `proxies`: by scheme."""
 
     timeout_s: float
     max_bytes: int

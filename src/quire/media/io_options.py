@@ -1,4 +1,4 @@
-"""How files of media are decoded (`media_io_kwargs`)."""
+"""Options for decoding files of media (`media_io_kwargs`)."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Prompt:
 
     @property
     def num_media_tokens(self) -> int:
-        """How many of the ids stand for what encoders make."""
+        """The number of ids that stand for rows of encoders."""
         return 0 if self.media is None else sum(item.num_rows for item in self.media.items)
 
     def form_parts(self) -> Sequence[tuple[str, StructuredOutputsParams]]:

@@ -11,8 +11,8 @@ from quire.server.output_parsing import ParserPlan
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How conversations become prompts and outputs become answers. `trusts_requests` with their own
-    templates, `trusts_media_options` with how pictures are decoded and processed.
+    """The ways from conversations to prompts and from outputs to answers. `trusts_requests` with
+    their own templates, `trusts_media_options` with options of decoding and processing pictures.
     """
 
     template: str | None = None

@@ -54,7 +54,7 @@ class PicturePrompts:
         """Stands for pictures in chats whose templates know text alone."""
 
     def cache_counts(self) -> tuple[int, int]:
-        """How many processed pictures were looked for in the cache, and found there."""
+        """The number of processed pictures that were looked for in the cache, and found there."""
         return self._loader.cache.num_queries, self._loader.cache.num_hits
 
     def chat(self, messages: Any, render: Callable[..., str], **options: Any) -> Any:
@@ -146,7 +146,7 @@ class PicturePrompts:
         return PlacedPrompt(ids, PromptMedia(items, self._positions(len(ids), items), sources))
 
     def num_rows(self, pictures: Sequence[LoadedPicture]) -> int:
-        """How many tokens the insides of pictures have in a prompt."""
+        """The number of tokens that the insides of pictures have in a prompt."""
         return sum(each.num_rows for each in self._expanded(pictures))
 
     def _expanded(self, pictures: Sequence[LoadedPicture]) -> list[ExpandedPicture]:

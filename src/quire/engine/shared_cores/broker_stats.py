@@ -53,7 +53,7 @@ class ApiServerStats(Stats):
         return report
 
     def _new_media(self) -> tuple[int, int] | None:
-        """What the cache of processed media was asked since the last report."""
+        """Queries and hits of the cache of processed media since the last report."""
         if self.media_counts is None:
             return None
         (old_queries, old_hits), now = self._reported_media, self.media_counts()

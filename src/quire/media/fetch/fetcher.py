@@ -45,7 +45,7 @@ class MediaFetcher:
         self._client = client or WebClient(settings)
 
     def budget(self) -> ByteBudget:
-        """What a request may take; it is released when its pictures are not needed any more."""
+        """A budget for one request, to be released when its pictures are not needed any more."""
         return ByteBudget(self.settings.max_total_bytes, self._held)
 
     async def fetched(

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """Where prompt tokens came from, and how many of them are pictures'."""
+    """Sources of the prompt tokens, and the number of those that stand for pictures."""
 
     cached_tokens: int | None = None
     multimodal_tokens: int | UnsetType = UNSET
