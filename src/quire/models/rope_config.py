@@ -8,6 +8,7 @@ layer type. Free of torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, is_number, unsupported
@@ -115,8 +116,17 @@ def _axes(s: ConfigReader, count: int) -> tuple[int, ...]:
         raise unsupported(s.at(key), sizes, f"a list of {_AXES} numbers of frequencies")
     if takes_turns:  # time has those that the others do not reach
         return tuple(i % _AXES if i < sizes[i % _AXES] * _AXES else 0 for i in range(count))
+    return shared_axes(sizes, count, s.at(key))
+
+
+def shared_axes(
+    sizes: Sequence[int], count: int, name: str = "rope_parameters.mrope_section"
+) -> tuple[int, ...]:
+    """The axis of each of `count` frequencies: the first `sizes[0]` have the first one, and so on.
+    `name` is the key that says it.
+    """
     if sum(sizes) != count:
-        raise unsupported(s.at(key), sizes, f"numbers whose sum is {count}")
+        raise unsupported(name, list(sizes), f"numbers whose sum is {count}")
     return tuple(axis for axis, size in enumerate(sizes) for _ in range(size))
 
 

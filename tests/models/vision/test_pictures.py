@@ -13,17 +13,12 @@ from PIL import Image
 from quire import LLM, EngineArgs, LLMEngine, SamplingParams
 from quire.media.picture_files import read_picture_settings
 from quire.models.config_reader import read_config, read_whole_config
+from quire.models.vision.encoder import VisionEncoder
 from quire.models.vision.families import read_vision
 from quire.models.vision.pictures import picture_of
 from tests.media.pictures import encoded
-from tests.models.vision.spoken import (
-    IMAGE,
-    IMAGE_ID,
-    SPOKEN,
-    greedy_after,
-    picture,
-    write_spoken,
-)
+from tests.models.vision.spoken import greedy_after, picture, write_spoken
+from tests.models.vision.spoken_models import IMAGE, IMAGE_ID, SPOKEN
 
 ACCURACY = 1e-4  # of log-probabilities
 PARAMS = SamplingParams(
@@ -48,7 +43,8 @@ def prompts():
     ]
 
 
-def as_prompt(text, pictures):
+def as_prompt(text, pictures, placeholder=IMAGE):
+    text = text.replace(IMAGE, placeholder)
     return {"prompt": text, "multi_modal_data": {"image": pictures}} if pictures else text
 
 
@@ -61,7 +57,7 @@ def inputs_of(name, folder, pictures):
     text = read_config(folder)
     tower = read_vision(text, text["hidden_size"])[0].tower
     found = [processor.arrays(p, processor.layout(p.height, p.width)) for p in pictures]
-    return SPOKEN[name][0].show([picture_of(arrays, tower) for arrays in found])
+    return SPOKEN[name].whole.show([picture_of(arrays, tower) for arrays in found])
 
 
 def check(model, name, folder, outputs, asked):
@@ -74,6 +70,18 @@ def check(model, name, folder, outputs, asked):
         assert (torch.tensor(found) - chances).abs().max() < ACCURACY
 
 
+def counted(monkeypatch):
+    """A list of the pictures that encoders get from now on."""
+    pictures, encode = [], VisionEncoder.encode
+
+    def noting(self, given):
+        pictures.extend(given)
+        return encode(self, given)
+
+    monkeypatch.setattr(VisionEncoder, "encode", noting)
+    return pictures
+
+
 DEFAULT = ("llava", "qwen2_vl", "idefics3")
 """One run, positions on three axes, several runs with tokens between."""
 
@@ -82,18 +90,23 @@ DEFAULT = ("llava", "qwen2_vl", "idefics3")
     "name",
     [pytest.param(n, marks=[] if n in DEFAULT else [pytest.mark.full]) for n in SPOKEN],
 )
-def test_answers_are_those_of_transformers(name, tmp_path):
-    model = write_spoken(name, tmp_path)
+def test_answers_are_those_of_transformers(name, tmp_path, monkeypatch):
+    model, encoded = write_spoken(name, tmp_path), counted(monkeypatch)
     asked = prompts()
+    given = [as_prompt(*each, SPOKEN[name].placeholder) for each in asked]
     for options in (
         {},
         {"max_num_batched_tokens": 7, "enable_prefix_caching": True},
         {"num_gpu_blocks_override": 36},
     ):
         llm = engine(tmp_path, **options)
-        for _ in range(2):  # the second time with hits
-            found = llm.generate([as_prompt(*each) for each in asked], PARAMS)
-            check(model, name, tmp_path, found, asked)
+        encoded.clear()
+        check(model, name, tmp_path, llm.generate(given, PARAMS), asked)
+        again = llm.generate(given, PARAMS)
+        check(model, name, tmp_path, again, asked)
+        assert len(encoded) == 2, "two pictures, twelve times"
+        if "num_gpu_blocks_override" not in options:
+            assert all(output.num_cached_tokens > 0 for output in again[:4])
         del llm
 
 

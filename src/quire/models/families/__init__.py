@@ -81,6 +81,8 @@ _HOMES = {
     "Glm4ForCausalLM": "glm.GLM4",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "Glm4vMoeTextModel": "glm4_moe.IN_VL",
+    "Glm4vTextModel": "glm.GLM4_IN_VL",
     "GlmForCausalLM": "glm.GLM",
     "GlmMoeDsaForCausalLM": "deepseek_v32.GLM_MOE_DSA",
     "GptOssForCausalLM": "gpt_oss",

@@ -25,6 +25,8 @@ _OF_THE_WHOLE = (
 
 _BUILT_AS: Mapping[str, str] = MappingProxyType(
     {
+        "glm4v_moe_text": "Glm4vMoeTextModel",
+        "glm4v_text": "Glm4vTextModel",
         "minimax_m3_vl_text": "MiniMaxM3SparseForCausalLM",
         "qwen2_5_omni_text": "Qwen2ForCausalLM",
         "qwen2_5_vl_text": "Qwen2ForCausalLM",

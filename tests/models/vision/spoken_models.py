@@ -1,0 +1,500 @@
+"""Small models that take pictures, with the files of their processors, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.models.vision.wholes import (
+    ANY_SIZE,
+    TEXT,
+    TOWER,
+    Whole,
+    of_idefics,
+    of_lfm2,
+    padded,
+    stacked,
+    tiled,
+    with_grids,
+)
+
+PAD, START, END, IMAGE = "<pad>", "<|vision_start|>", "<|vision_end|>", "<image>"
+WORDS = [f"w{i}" for i in range(TEXT["vocab_size"] - 4)]
+IMAGE_ID = 3
+_MEAN = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+
+CLIP_FILES = {
+    "image_processor_type": "CLIPImageProcessor",
+    "do_center_crop": True,
+    "size": {"shortest_edge": 24},
+    "crop_size": {"height": 24, "width": 24},
+    **_MEAN,
+}
+LLAVA_FILES = {
+    "processor_class": "LlavaProcessor",
+    "image_token": IMAGE,
+    "patch_size": 6,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
+QWEN_FILES = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "min_pixels": 64,
+    "max_pixels": 1024,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    **_MEAN,
+}
+LONG_TEXT = {
+    "max_position_embeddings": 256,
+    "num_hidden_layers": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CLIP = TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3}
+PINPOINTS = [[24, 48], [48, 24]]
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "patch_size": 6,
+    "image_size": 48,
+}
+PIXTRAL_FILES = {
+    "processor_class": "PixtralProcessor",
+    "patch_size": 6,
+    "spatial_merge_size": 1,
+    "image_token": IMAGE,
+    "image_break_token": "w30",
+    "image_end_token": "w31",
+}
+PIXTRAL_IMAGES = {
+    "image_processor_type": "PixtralImageProcessor",
+    "size": {"longest_edge": 24},
+    "patch_size": {"height": 6, "width": 6},
+    **_MEAN,
+}
+QWEN_TOWER = {
+    "depth": 2,
+    "num_heads": 2,
+    "in_channels": 3,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+QWEN_ROPE = {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [2, 2, 2]}
+GLM_TOWER = QWEN_TOWER | {
+    "hidden_size": 32,
+    "out_hidden_size": TEXT["hidden_size"],
+    "intermediate_size": 20,
+    "image_size": 20,
+    "rms_norm_eps": 0.04,
+}
+GLM_ROPE = {
+    "rope_type": "default",
+    "rope_theta": 50.0,
+    "mrope_section": [1, 1, 1],
+    "partial_rotary_factor": 0.5,
+}
+GLM_IDS = {"image_token_id": IMAGE_ID, "image_start_token_id": 1, "image_end_token_id": 2}
+GLM_FILES = QWEN_FILES | {
+    "image_processor_type": "Glm4vImageProcessor",
+    "size": {"shortest_edge": 64, "longest_edge": 2048},
+}
+QWEN_IDS = {"image_token_id": IMAGE_ID, "vision_start_token_id": 1, "vision_end_token_id": 2}
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A model, its processor_config.json and its preprocessor_config.json. `placeholder` stands for
+    a picture in a prompt, `soft` is the token that its rows stand at, `tokens` are further ones of
+    its vocabulary, `names` those that the tokenizer has names for.
+    """
+
+    whole: Whole
+    processor: dict[str, Any]
+    image: dict[str, Any]
+    placeholder: str = IMAGE
+    soft: str = IMAGE
+    tokens: tuple[str, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+
+
+SPOKEN: dict[str, Spoken] = {
+    "llava": Spoken(
+        Whole("llava", CLIP, stacked, text=LONG_TEXT, keys={"image_token_index": IMAGE_ID}),
+        LLAVA_FILES,
+        CLIP_FILES,
+    ),
+    "qwen2_vl": Spoken(
+        Whole(
+            "qwen2_vl",
+            QWEN_TOWER | {"embed_dim": 32, "hidden_size": TEXT["hidden_size"], "mlp_ratio": 2},
+            with_grids,
+            text=LONG_TEXT | {"rope_parameters": QWEN_ROPE},
+            keys=QWEN_IDS,
+        ),
+        {"processor_class": "Qwen2VLProcessor", "image_token": IMAGE},
+        QWEN_FILES,
+    ),
+    "qwen2_5_vl": Spoken(
+        Whole(
+            "qwen2_5_vl",
+            QWEN_TOWER
+            | {
+                "hidden_size": 32,
+                "out_hidden_size": TEXT["hidden_size"],
+                "intermediate_size": 20,
+                "window_size": 16,
+                "fullatt_block_indexes": [1],
+            },
+            with_grids,
+            text=LONG_TEXT | {"rope_parameters": QWEN_ROPE},
+            keys=QWEN_IDS,
+        ),
+        {"processor_class": "Qwen2_5_VLProcessor", "image_token": IMAGE},
+        QWEN_FILES,
+    ),
+    "llava_next": Spoken(
+        Whole(
+            "llava_next",
+            CLIP,
+            tiled,
+            text=LONG_TEXT,
+            keys={"image_token_index": IMAGE_ID, "image_grid_pinpoints": PINPOINTS},
+        ),
+        LLAVA_FILES | {"processor_class": "LlavaNextProcessor"},
+        CLIP_FILES
+        | {
+            "image_processor_type": "LlavaNextImageProcessor",
+            "image_grid_pinpoints": PINPOINTS,
+        },
+    ),
+    "pixtral": Spoken(
+        Whole(
+            "llava",
+            PIXTRAL,
+            padded,
+            text=LONG_TEXT,
+            keys={
+                "image_token_index": IMAGE_ID,
+                "vision_feature_select_strategy": "full",
+                "vision_feature_layer": -1,
+            },
+        ),
+        PIXTRAL_FILES,
+        PIXTRAL_IMAGES,
+    ),
+    "mistral3": Spoken(
+        Whole("mistral3", PIXTRAL, padded, text=LONG_TEXT, keys={"image_token_index": IMAGE_ID}),
+        PIXTRAL_FILES | {"spatial_merge_size": 2},
+        PIXTRAL_IMAGES | {"size": {"longest_edge": 48}},
+    ),
+    "idefics3": Spoken(
+        Whole("idefics3", TOWER, of_idefics, text=LONG_TEXT, keys={"image_token_id": IMAGE_ID}),
+        {"processor_class": "Idefics3Processor", "image_seq_len": 4, "image_token": IMAGE},
+        {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "size": {"longest_edge": 40},
+            "max_image_size": {"longest_edge": 24},
+            **_MEAN,
+        },
+    ),
+    "qwen3_5": Spoken(
+        Whole(
+            "qwen3_5",
+            QWEN_TOWER
+            | {
+                "hidden_size": 32,
+                "out_hidden_size": TEXT["hidden_size"],
+                "intermediate_size": 20,
+                "num_position_embeddings": 25,
+            },
+            with_grids,
+            text=LONG_TEXT
+            | {
+                "num_hidden_layers": 3,
+                "head_dim": 24,
+                "linear_conv_kernel_dim": 3,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 12,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "rope_parameters": QWEN_ROPE
+                | {
+                    "partial_rotary_factor": 0.5,
+                    "mrope_section": [2, 2, 2],
+                    "mrope_interleaved": True,
+                },
+            },
+            keys=QWEN_IDS,
+        ),
+        {"processor_class": "Qwen3VLProcessor", "image_token": IMAGE},
+        QWEN_FILES,
+    ),
+    "qwen3_vl": Spoken(
+        Whole(
+            "qwen3_vl",
+            QWEN_TOWER
+            | {
+                "hidden_size": 32,
+                "out_hidden_size": TEXT["hidden_size"],
+                "intermediate_size": 20,
+                "num_position_embeddings": 25,
+                "deepstack_visual_indexes": [0, 1],
+            },
+            with_grids,
+            text=LONG_TEXT
+            | {"num_hidden_layers": 3, "rope_parameters": QWEN_ROPE | {"mrope_interleaved": True}},
+            keys=QWEN_IDS,
+        ),
+        {"processor_class": "Qwen3VLProcessor", "image_token": IMAGE},
+        QWEN_FILES,
+    ),
+    "qwen3_vl_moe": Spoken(
+        Whole(
+            "qwen3_vl_moe",
+            QWEN_TOWER
+            | {
+                "hidden_size": 32,
+                "out_hidden_size": TEXT["hidden_size"],
+                "intermediate_size": 20,
+                "num_position_embeddings": 25,
+                "deepstack_visual_indexes": [1, 0],
+            },
+            with_grids,
+            text=LONG_TEXT
+            | {
+                "num_hidden_layers": 3,
+                "rope_parameters": QWEN_ROPE | {"mrope_interleaved": True},
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 8,
+                "decoder_sparse_step": 1,
+            },
+            keys=QWEN_IDS,
+        ),
+        {"processor_class": "Qwen3VLProcessor", "image_token": IMAGE},
+        QWEN_FILES,
+    ),
+    "glm4v": Spoken(
+        Whole(
+            "glm4v",
+            GLM_TOWER,
+            with_grids,
+            text=LONG_TEXT | {"rope_parameters": GLM_ROPE},
+            keys=GLM_IDS,
+        ),
+        {"processor_class": "Glm4vProcessor", "image_token": IMAGE},
+        GLM_FILES,
+    ),
+    "glm46v": Spoken(
+        Whole(
+            "glm46v",
+            GLM_TOWER,
+            with_grids,
+            text=LONG_TEXT | {"rope_parameters": GLM_ROPE},
+            keys=GLM_IDS,
+        ),
+        {"processor_class": "Glm46VProcessor", "image_token": IMAGE},
+        GLM_FILES | {"image_processor_type": "Glm46VImageProcessor"},
+    ),
+    "glm4v_moe": Spoken(
+        Whole(
+            "glm4v_moe",
+            GLM_TOWER,
+            with_grids,
+            text=LONG_TEXT
+            | {
+                "num_hidden_layers": 3,
+                "rope_parameters": GLM_ROPE,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 8,
+                "n_shared_experts": 1,
+                "first_k_dense_replace": 1,
+                "routed_scaling_factor": 1.5,
+                "n_group": 2,
+                "topk_group": 1,
+            },
+            keys=GLM_IDS,
+        ),
+        {"processor_class": "Glm4vProcessor", "image_token": IMAGE},
+        GLM_FILES,
+    ),
+    "llava_onevision": Spoken(
+        Whole(
+            "llava_onevision",
+            TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+            tiled,
+            text=LONG_TEXT,
+            keys={
+                "image_token_index": IMAGE_ID,
+                "image_grid_pinpoints": PINPOINTS,
+                "vision_feature_select_strategy": "full",
+                "vision_feature_layer": -1,
+                "vision_aspect_ratio": "anyres_max_1",
+            },
+        ),
+        {
+            "processor_class": "LlavaOnevisionProcessor",
+            "image_token": IMAGE,
+            "num_image_tokens": 16,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_1",
+        },
+        {
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "image_grid_pinpoints": PINPOINTS,
+            "size": {"height": 24, "width": 24},
+            **_MEAN,
+        },
+    ),
+    "internvl": Spoken(
+        Whole(
+            "internvl",
+            TOWER | {"image_size": [24, 24], "patch_size": [6, 6]},
+            stacked,
+            text=LONG_TEXT,
+            keys={"image_token_id": IMAGE_ID},
+        ),
+        {
+            "processor_class": "InternVLProcessor",
+            "image_seq_length": 4,
+            "context_image_token": IMAGE,
+        },
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 24, "width": 24},
+            "max_patches": 3,
+            **_MEAN,
+        },
+    ),
+    "smolvlm": Spoken(
+        Whole("smolvlm", TOWER, of_idefics, text=LONG_TEXT, keys={"image_token_id": IMAGE_ID}),
+        {"processor_class": "SmolVLMProcessor", "image_seq_len": 4, "image_token": IMAGE},
+        {
+            "image_processor_type": "SmolVLMImageProcessor",
+            "size": {"longest_edge": 40},
+            "max_image_size": {"longest_edge": 24},
+            **_MEAN,
+        },
+    ),
+    "aya_vision": Spoken(
+        Whole(
+            "aya_vision",
+            TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+            stacked,
+            text=LONG_TEXT,
+            keys={
+                "image_token_index": IMAGE_ID,
+                "alignment_intermediate_size": 20,
+                "vision_feature_layer": -1,
+                "vision_feature_select_strategy": "full",
+                "adapter_layer_norm_eps": 0.02,
+            },
+        ),
+        {
+            "processor_class": "AyaVisionProcessor",
+            "image_token": IMAGE,
+            "patch_size": 6,
+            "img_size": 24,
+            "downsample_factor": 2,
+        },
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 24, "width": 24},
+            "max_patches": 3,
+            **_MEAN,
+        },
+        soft="<|IMG_PATCH|>",
+        tokens=(IMAGE, "<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_1", "TILE_GLOBAL"),
+    ),
+    "cohere2_vision": Spoken(
+        Whole(
+            "cohere2_vision",
+            TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+            stacked,
+            text=LONG_TEXT,
+            keys={"image_token_id": IMAGE_ID, "alignment_intermediate_size": 20},
+        ),
+        {"processor_class": "Cohere2VisionProcessor"},
+        {
+            "image_processor_type": "Cohere2VisionImageProcessorFast",
+            "size": {"height": 24, "width": 24},
+            "max_patches": 3,
+            "patch_size": 2,
+            **_MEAN,
+        },
+        tokens=("<|begin|>", "<|end|>", "<|line|>"),
+        names={
+            "image_token": IMAGE,
+            "boi_token": "<|begin|>",
+            "eoi_token": "<|end|>",
+            "img_line_break_token": "<|line|>",
+        },
+    ),
+    "lfm2_vl": Spoken(
+        Whole(
+            "lfm2_vl",
+            ANY_SIZE
+            | {
+                "model_type": "siglip2_vision_model",
+                "num_patches": 25,
+                "layer_norm_eps": 0.05,
+                "vision_use_head": False,
+            },
+            of_lfm2,
+            text=LONG_TEXT,
+            keys={"image_token_id": IMAGE_ID, "projector_hidden_size": 18},
+        ),
+        {"processor_class": "Lfm2VlProcessor", "image_token": IMAGE},
+        {
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+            "tile_size": 24,
+            "encoder_patch_size": 6,
+            "downsample_factor": 2,
+            "min_image_tokens": 2,
+            "max_image_tokens": 6,
+            "max_num_patches": 24,
+            **_MEAN,
+        },
+    ),
+    "llama4": Spoken(
+        Whole(
+            "llama4",
+            TOWER
+            | {
+                "vision_output_dim": 28,
+                "projector_input_dim": 28,
+                "projector_output_dim": 28,
+                "intermediate_size": 128,
+            },
+            stacked,
+            text=LONG_TEXT,
+            keys={"image_token_index": IMAGE_ID},
+        ),
+        {
+            "processor_class": "Llama4Processor",
+            "patch_size": 6,
+            "pixel_shuffle_ratio": 0.5,
+        },
+        {
+            "image_processor_type": "Llama4ImageProcessorFast",
+            "size": {"height": 24, "width": 24},
+            "max_patches": 3,
+            **_MEAN,
+        },
+        placeholder="<|image|>",
+        soft="<|patch|>",
+        tokens=(
+            *("<|image|>", "<|image_start|>", "<|image_end|>"),
+            *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+        ),
+    ),
+}
