@@ -82,7 +82,11 @@ struct Worker {
         const Keys keys{a.type, a.kv, blocks, head, pieces.flaw};
         const int64_t num_new = a.step->query_start[piece.row + 1] - a.step->query_start[piece.row];
         const int64_t first = a.step->seq_lens[piece.row] - num_new + piece.token;
-        const Queries queries{rows, shape.per_kv, first, a.window, slopes};
+        Queries queries{rows, shape.per_kv, first, a.window, slopes};
+        if (a.step->is_whole(piece.row)) {
+            queries.whole_stop = a.step->seq_lens[piece.row];
+            queries.whole_start = queries.whole_stop - (a.step->whole[piece.row] > 1 ? num_new : 0);
+        }
         const QueryRows from{a.q, token, head * shape.per_kv, shape.per_kv};
         const Scoring scoring(a.scale, a.softcap);
         const Way way(queries, from, keys, scoring, take(Way::num_floats(rows, shape.dim)));

@@ -153,16 +153,23 @@ struct Queries {
     int64_t window;       // 0: none
     const float* slopes;  // [per_kv], times log2(e)
     int64_t length = 0;   // tokens of a prompt whose queries see what follows them; 0: they do not
+    // All queries see the keys up to whole_stop, where it is not 0, and those from whole_start on,
+    // whatever the window is.
+    int64_t whole_start = 0, whole_stop = 0;
 
     int64_t position(int64_t row) const { return first + row / per_kv; }
     int64_t stop() const { return high(position(rows - 1)); }
     // The end of the keys that the token at a position sees.
     int64_t high(int64_t position) const {
+        if (whole_stop > 0) return whole_stop;
         if (length == 0) return position + 1;
         return window > 0 ? least(length, position + window) : length;
     }
     // The first key that the token at a position sees.
-    int64_t low(int64_t position) const { return window > 0 ? most(0, position - window + 1) : 0; }
+    int64_t low(int64_t position) const {
+        const int64_t low = window > 0 ? most(0, position - window + 1) : 0;
+        return whole_stop > 0 ? least(low, whole_start) : low;
+    }
     Sight sight(int64_t row, int64_t segment, const float* key_scales,
                 const float* value_scales) const {
         const int64_t p = position(row);

@@ -74,9 +74,12 @@ inline PieceSizes cut(const AttentionStep& step, const PieceShape& shape, const 
              token -= per_piece) {
             const int64_t num_tokens = least(per_piece, num_new - token);
             const int64_t p = computed + token;
-            const int64_t low = shape.window > 0 ? most(0, p - shape.window + 1) : 0;
+            const bool is_whole = step.is_whole(row), is_wide = is_whole && step.whole[row] > 1;
+            const int64_t near = shape.window > 0 ? most(0, p - shape.window + 1) : 0;
+            const int64_t low = is_wide ? least(near, computed) : near;
+            const int64_t last = is_whole ? step.seq_lens[row] - 1 : p + num_tokens - 1;
             const int64_t first = low / shape.span;
-            const int64_t num_spans = (p + num_tokens - 1) / shape.span - first + 1;
+            const int64_t num_spans = last / shape.span - first + 1;
             const int64_t num_parts = is_split ? num_spans : 1;
             const int64_t floats = num_parts > 1 ? shape.part_floats(num_tokens) : 0;
             const int64_t first_part = sizes.pieces;

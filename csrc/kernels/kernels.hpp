@@ -460,6 +460,11 @@ struct AttentionStep {
     const int32_t* table;
     const int32_t* table_row;
     int64_t table_stride;
+    // 1: the row's new tokens also see those after them; 2: and each other beyond the window; 0:
+    // they do not, as where there is no array.
+    const int32_t* whole = nullptr;
+
+    bool is_whole(int64_t row) const { return whole != nullptr && whole[row] != 0; }
 };
 
 // One value per head, or none.

@@ -7,12 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import torch
+
+from quire.errors import LoadError
 from quire.executor.platform import Platform
 from quire.executor.worker_config import MediaFacts, WorkerConfig
 from quire.models import read_spec
 from quire.models.formats import read_storage
 from quire.models.reading.text_part import has_vision
 from quire.models.spec import Decoder, rope_of_axes
+from quire.ops import Ops
+from quire.ops.attention import SpanPlan
 from quire.runner.encoder_outputs import Encoder
 from quire.runner.model import RunnableModel
 from quire.runner.residence import LoadedModel
@@ -54,6 +60,11 @@ def _vision_loader(config: WorkerConfig, platform: Platform) -> Callable[[], Vis
     model = config.model
     decoder = read_spec(model.hf_config, model.pooler)
     found, _ = read_vision(model.hf_config, decoder.dim)
+    if found.has_spans and not _has_spans(platform.ops):
+        raise LoadError(
+            "In this model, tokens of a picture attend to those after them, which attention "
+            "computes on CPUs alone. language_model_only=True serves its text here."
+        )
     return partial(
         load_encoder,
         *(Path(model.model_folder), found, decoder, platform.ops),
@@ -63,6 +74,18 @@ def _vision_loader(config: WorkerConfig, platform: Platform) -> Callable[[], Vis
         seed=model.seed,
         storage=read_storage(model.hf_config),
     )
+
+
+def _has_spans(ops: Ops) -> bool:
+    none = np.zeros(0, dtype=np.int32)
+    plan = ops.plan_attention(
+        query_start=np.zeros(1, dtype=np.int32),
+        seq_lens=none,
+        block_table=torch.zeros((0, 1), dtype=torch.int32),
+        block_size=16,
+        window=None,
+    )
+    return isinstance(plan, SpanPlan)
 
 
 def _media_facts(

@@ -46,6 +46,7 @@ class KVGroup:
     of the pool. `chunk`: queries see the tokens of their own chunk of so many positions.
     `has_latents`: instead of keys and values; `is_indexed`: queries attend to chosen ones of them.
     `source`: a block table is for a second content of at most so many rows, not for tokens.
+    `ignores_spans`: see `Attention`.
 
     Blocks have `block_size` tokens; one of kind `state` holds the state of a request. The layers of
     a group of kind `none` have no slots.
@@ -59,6 +60,7 @@ class KVGroup:
     has_latents: bool = False
     is_indexed: bool = False
     source: int | None = None
+    ignores_spans: bool = False
 
     @property
     def spec(self) -> KVGroupSpec:
@@ -235,7 +237,7 @@ def state_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> 
     return sum(m.block_bytes(1, number) for m in memories if isinstance(m, RecurrentState))
 
 
-_Key = tuple[MemoryKind, int | None, int | None, bool, bool, int | None]
+_Key = tuple[MemoryKind, int | None, int | None, bool, bool, int | None, bool]
 _ORDER = ("full", "sliding", "source", "state", "none")
 
 
@@ -256,22 +258,24 @@ def _groups(memories: Sequence[LayerMemory | None], block_size: int) -> Iterable
 
 def _key(memory: LayerMemory | None) -> _Key:
     """Common facts of a group's layers: kind, window, chunk, whether they keep latents, whether
-    queries attend to chosen ones, and the length of a second content.
+    queries attend to chosen ones, the length of a second content, and whether they ignore spans.
     """
     if memory is None:
-        return "none", None, None, False, False, None
+        return "none", None, None, False, False, None, False
     is_chunked = isinstance(memory, KeyValues) and memory.is_chunked
     chunk = memory.window if is_chunked else None
     has_latents = isinstance(memory, Latents)
     is_indexed = isinstance(memory, Latents) and memory.is_indexed
     source = memory.source if isinstance(memory, KeyValues) else None
-    return memory.kind, memory.window, chunk, has_latents, is_indexed, source
+    ignores_spans = isinstance(memory, KeyValues) and memory.ignores_spans
+    return memory.kind, memory.window, chunk, has_latents, is_indexed, source, ignores_spans
 
 
-def _place(key: _Key) -> tuple[int, int, int, bool, bool, int]:
+def _place(key: _Key) -> tuple[int, int, int, bool, bool, int, bool]:
     """The order of groups."""
-    kind, window, chunk, has_latents, is_indexed, source = key
-    return _ORDER.index(kind), window or 0, chunk or 0, has_latents, is_indexed, source or 0
+    kind, window, chunk, has_latents, is_indexed, source, *facts = key
+    rest = (has_latents, is_indexed, source or 0, *facts)
+    return _ORDER.index(kind), window or 0, chunk or 0, *rest
 
 
 def _num_slots(counts: list[int]) -> int:

@@ -31,7 +31,7 @@ class KeyValues:
     """Keys and values of K heads of D numbers, of every token (`full`), or of the last `window`
     tokens, the query's own included (`sliding`). is_chunked: of these, a query sees only those
     since the last position that is a multiple of `window`. source: in place of the tokens', those
-    of a second content of at most so many rows, which do not grow.
+    of a second content of at most so many rows, which do not grow. ignores_spans: see `Attention`.
     """
 
     kv_heads: int
@@ -39,6 +39,7 @@ class KeyValues:
     window: int | None = None
     is_chunked: bool = False
     source: int | None = None
+    ignores_spans: bool = False
 
     @property
     def kind(self) -> MemoryKind:

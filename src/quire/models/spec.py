@@ -44,14 +44,15 @@ class Attention:
     `window`: a query sees itself and the `window - 1` tokens before it; None sees all. If not
     `is_causal`, it also sees as many of the tokens after it, and nothing is kept, and `distances`
     may add to scores. `chunk`: it sees the tokens since the last position that is a multiple of
-    `chunk`. `softcap` c bounds scores as c * tanh(score / c). `sinks`: one learned logit per head
-    that takes part in the softmax and has no value. `clip` bounds queries, keys and values as they
-    are projected. `qk_norm` normalises queries and keys before or after rotation: over each head
-    with one weight for all of them (head) or one for each (per_head; heads_apart: stored as a
-    tensor for each), or over the full width. `value_norm` normalises each head's values as its
-    keys, without a weight. `values_are_keys`: values are the keys as they are projected.
-    `value_dim`: values have fewer numbers than keys, and are kept with zeros after them. `gate`
-    full: the attended values are multiplied by sigmoid(Wg @ h) before the output projection;
+    `chunk`. Tokens of a picture that attends to itself in both directions also see those after
+    them, unless `ignores_spans`. `softcap` c bounds scores as c * tanh(score / c). `sinks`: one
+    learned logit per head that takes part in the softmax and has no value. `clip` bounds queries,
+    keys and values as they are projected. `qk_norm` normalises queries and keys before or after
+    rotation: over each head with one weight for all of them (head) or one for each (per_head;
+    heads_apart: stored as a tensor for each), or over the full width. `value_norm` normalises each
+    head's values as its keys, without a weight. `values_are_keys`: values are the keys as they are
+    projected. `value_dim`: values have fewer numbers than keys, and are kept with zeros after them.
+    `gate` full: the attended values are multiplied by sigmoid(Wg @ h) before the output projection;
     per_head: each head with one number.
 
     `shares` is the layer whose keys and values this one reads, in place of its own; it must be an
@@ -81,6 +82,7 @@ class Attention:
     value_dim: int | None = None
     shares: int | None = None
     is_causal: bool = True
+    ignores_spans: bool = False
     distances: DistanceScores | None = None
 
     @property
@@ -89,7 +91,13 @@ class Attention:
         if not self.is_causal:
             return None
         window = self.window if self.chunk is None else self.chunk
-        return KeyValues(self.kv_heads, self.head_dim, window, is_chunked=self.chunk is not None)
+        return KeyValues(
+            self.kv_heads,
+            self.head_dim,
+            window,
+            is_chunked=self.chunk is not None,
+            ignores_spans=self.ignores_spans,
+        )
 
     @property
     def widest(self) -> int:

@@ -9,7 +9,7 @@ layers of a KV group.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -54,6 +54,23 @@ class AttentionPlan(Protocol):
         on_device: the same table where a device has it, for kernels that look rows up themselves.
         The arrays must stay as they are until the step is over. Where the next step has the same
         arrays with new contents, refilling costs the providers that read them in place nothing.
+        """
+
+
+@runtime_checkable
+class SpanPlan(Protocol):
+    """A plan of a provider that has spans: new tokens of a row that see each other both ways."""
+
+    def refill_spans(
+        self,
+        query_start: np.ndarray,
+        seq_lens: np.ndarray,
+        block_table: np.ndarray,
+        rows: np.ndarray,
+        whole: np.ndarray,
+    ) -> AttentionPlan:
+        """As `AttentionPlan.refill`, with whole [R] int32. The new tokens of a row see those after
+        them, too, where its entry is 1, and where it is 2 all of them, however short the window is.
         """
 
 

@@ -4,6 +4,7 @@ which masks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -26,12 +27,19 @@ class Tile:
 
     `tokens` index the step's tokens, `keys` the row's gathered lanes; the last key belongs to the
     last token. is_causal: token i sees the keys 0..i and the tile has as many keys as tokens, so
-    that no mask is needed.
+    that no mask is needed. whole: its tokens see those after them (1), and each other beyond the
+    window (2).
     """
 
     tokens: slice
     keys: slice
     is_causal: bool
+    whole: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens."""
+        return self.tokens.stop - self.tokens.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +119,21 @@ class PlainPlan:
         on_device: Tensor | None = None,
     ) -> PlainPlan:
         """A plan for another step; see `AttentionPlan`."""
+        none = np.zeros(len(rows), dtype=np.int32)
+        return self.refill_spans(query_start, seq_lens, block_table, rows, none)
+
+    def refill_spans(
+        self,
+        query_start: np.ndarray,
+        seq_lens: np.ndarray,
+        block_table: np.ndarray,
+        rows: np.ndarray,
+        whole: np.ndarray,
+    ) -> PlainPlan:
+        """The same with spans; see `SpanPlan`."""
         width = -(-int(seq_lens.max(initial=0)) // self.block_size)
         table = torch.from_numpy(block_table[rows, :width]).to(self.device)
-        return plan_rows(query_start, seq_lens, table, self.block_size, self.window)
+        return plan_rows(query_start, seq_lens, table, self.block_size, self.window, whole)
 
     def tile_distance(self, tile: Tile) -> Tensor:
         """Key's position - query's, [n, L] fp32."""
@@ -121,13 +141,21 @@ class PlainPlan:
 
     def tile_bias(self, tile: Tile, dtype: torch.dtype) -> Tensor:
         """0 where a token of the tile sees a key, else -inf, [n, L]."""
+        if tile.whole:
+            distance = self.tile_distance(tile)
+            own = slice(distance.shape[1] - tile.num_tokens, None)
+            visible = self._visible(distance)
+            visible[:, own] = True if tile.whole > 1 else self._is_near(distance[:, own])
+            return _bias(visible, dtype)
         if dtype not in self._biases:
-            distance = self._distance()
-            visible = distance <= 0
-            if self.window is not None:
-                visible &= distance > -self.window
-            self._biases[dtype] = _bias(visible, dtype)
+            self._biases[dtype] = _bias(self._visible(self._distance()), dtype)
         return _last(self._biases[dtype], tile)
+
+    def _visible(self, distance: Tensor) -> Tensor:
+        return (distance <= 0) & self._is_near(distance)
+
+    def _is_near(self, distance: Tensor) -> Tensor:
+        return distance > (-math.inf if self.window is None else -self.window)
 
     def _distance(self) -> Tensor:
         if not self._distances:
@@ -151,8 +179,9 @@ def plan_rows(
     block_table: Tensor,
     block_size: int,
     window: int | None,
+    whole: np.ndarray | None = None,
 ) -> PlainPlan:
-    """See `attention.plan_attention`."""
+    """See `attention.plan_attention`, and for `whole` [R] `attention.SpanPlan`."""
     num_new = query_start[1:] - query_start[:-1]
     assert len(num_new) == len(seq_lens) == block_table.shape[0]
     assert (num_new <= seq_lens).all(), "a row has more new tokens than tokens"
@@ -163,7 +192,15 @@ def plan_rows(
         for group in _decode_groups((num_new == 1).nonzero()[0], seq_lens - first)
     )
     prefill = tuple(
-        _prefill_row(row, query_start, seq_lens, int(first[row]), window, lanes)
+        _prefill_row(
+            row,
+            query_start,
+            seq_lens,
+            int(first[row]),
+            window,
+            lanes,
+            whole=0 if whole is None else int(whole[row]),
+        )
         for row in (num_new > 1).nonzero()[0].tolist()
     )
     return PlainPlan(
@@ -258,9 +295,14 @@ def _prefill_row(
     first: int,
     window: int | None,
     lanes: _Lanes,
+    *,
+    whole: int,
 ) -> PrefillRow:
     begin, end, length = int(query_start[row]), int(query_start[row + 1]), int(seq_lens[row])
     computed = length - (end - begin)
+    if whole:
+        all_keys = Tile(slice(begin, end), slice(0, length - first), False, whole)
+        return PrefillRow(lanes.of_row(row, first, length), (all_keys,))
     if computed == 0 and (window is None or window >= length):
         whole = Tile(slice(begin, end), slice(0, length), is_causal=True)
         return PrefillRow(lanes.of_row(row, 0, length), (whole,))

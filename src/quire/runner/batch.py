@@ -28,8 +28,10 @@ from quire.ops import (
     PromptBatch,
     StateBatch,
 )
+from quire.ops.attention import SpanPlan
 from quire.ops.chunked_rows import cut_at_chunks
 from quire.ops.kv import BlockMemory
+from quire.ops.spans import Span, cut_at_spans
 from quire.runner.devices.device import Array, Device
 from quire.runner.token_types import TokenTypes
 from quire.step.plan import StepPlan
@@ -106,6 +108,7 @@ class RowLengths(Protocol):
     adapter_slots: Array
     position_offsets: Array
     prompt_positions: dict[int, Array]
+    spans: dict[int, list[Span]]
 
 
 class BatchBuilder:
@@ -367,16 +370,23 @@ class BatchBuilder:
             self._types.fill(types, layout.row_of_token, positions)
         self._fill_places(layout, positions)
         self._device.begin(layout.arrays)
+        spans = None
+        if layout.offsets is not None and rows.spans:
+            spans = cut_at_spans(layout.query_start, layout.seq_lens, layout.table_rows, rows.spans)
         for table, on_device, group, kind in zip(
             rows.tables, rows.device_tables, inputs.batch.groups, self._groups, strict=True
         ):
             if isinstance(group, StateBatch):
                 continue
             step = layout.query_start, layout.seq_lens, table, layout.table_rows
-            if kind.chunk is None:
-                group.plan = group.plan.refill(*step, on_device)
-            else:
+            if kind.chunk is not None:
                 group.plan = group.plan.refill(*_cut(kind, *step))
+            elif spans is not None and not kind.ignores_spans:
+                assert isinstance(group.plan, SpanPlan), "planning asks for such providers"
+                starts, ends, of_table, whole = spans
+                group.plan = group.plan.refill_spans(starts, ends, table, of_table, whole)
+            else:
+                group.plan = group.plan.refill(*step, on_device)
 
     def _fill_slots(self, layout: _Layout, on_device: Tensor) -> None:
         """Write the slots of the tokens' adapters, where there are any."""

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.ops.formats.lora import NO_ADAPTER
+from quire.ops.spans import Span
 from quire.runner.devices.device import Device
 from quire.step.faults import RowFailures
 from quire.step.plan import NewBlocks, NewRow, StepPlan
@@ -50,6 +51,7 @@ class Rows:
     - `adapter_slots` [num_rows + 1] int32 on the host: as `quire.ops.formats.lora` has them.
     - `position_offsets` [num_rows + 1] int64 on the host, and `prompt_positions` [P, n] by row, of
       those that have some: as in `NewRow`.
+    - `spans`: by row, the positions [start, stop) that see each other in both directions.
 
     The last row, `pad_row`, belongs to no request: it has no tokens, and no block but NULL_BLOCK.
     Padding reads it.
@@ -78,6 +80,7 @@ class Rows:
         self.adapter_slots = np.full(num_rows + 1, NO_ADAPTER, dtype=np.int32)
         self.position_offsets = np.zeros(num_rows + 1, dtype=np.int64)
         self.prompt_positions: dict[int, np.ndarray[Any, Any]] = {}
+        self.spans: dict[int, list[Span]] = {}
         self.handles = np.full(num_rows, -1, dtype=np.int64)
         self.tables = [
             np.zeros((num_rows + 1, ring_size if size is None else -(-max_len // size)), np.int32)
@@ -206,6 +209,10 @@ class Rows:
         self.prompt_positions.pop(row, None)
         if new.positions is not None:
             self.prompt_positions[row] = new.positions
+        self.spans.pop(row, None)
+        wholes = {Span(*s.whole, bool(s.prefix)) for s in new.embedded if s.whole is not None}
+        if wholes:
+            self.spans[row] = sorted(wholes)
         for group, blocks in enumerate(new.block_ids):
             self._write_blocks(group, row, 0, blocks)
         added: list[RowPart] = []

@@ -398,8 +398,8 @@ class BlockTables:
         """The tokens that one step must at least be able to compute for the request."""
         if request.is_whole:
             return request.num_tokens
-        pieces = (item.end - item.start for item in request.media if item.is_bidirectional)
-        return max(self._decode_chunk, max(pieces, default=0))
+        wholes = (item.whole for item in request.media if item.whole is not None)
+        return max(self._decode_chunk, max((stop - start for start, stop in wholes), default=0))
 
     def _key(self, request: Request, group: int, index: int) -> tuple[bytes, int]:
         """The key of the group's block at a table index."""

@@ -320,3 +320,5 @@ def _check(item: MediaItem, after: int, num_tokens: int) -> None:
         raise RequestError("an item of media has more or fewer rows than positions")
     if item.is_bidirectional and len(places) > 1:
         raise RequestError("a bidirectional item of media has more than one range of positions")
+    if item.prefix and not item.end <= item.prefix <= num_tokens:
+        raise RequestError("an item of media is not a part of the prefix that attends to it")

@@ -255,6 +255,8 @@ class Request:
             if span.start < end and start < span.end:
                 place = span.start - start, span.end - start, span.first_row
                 names.append(struct.pack("<4q", len(span.digest), *place) + span.digest)
+                if span.prefix:  # on all of which its keys and values depend
+                    names.append(struct.pack("<q", span.prefix))
         return b"".join(names)
 
     def media_between(self, start: int, end: int) -> list[MediaItem]:
@@ -269,8 +271,8 @@ class Request:
         positions attend to each other.
         """
         for item in self.media:
-            if item.is_bidirectional and item.start <= position < item.end:
-                return item.end - position
+            if item.whole is not None and item.whole[0] <= position < item.whole[1]:
+                return item.whole[1] - position
         return 1
 
     def end_of_chunk(self, position: int, end: int) -> int:
@@ -278,8 +280,8 @@ class Request:
         item; `position` if it has no token then.
         """
         for item in self.media:
-            if item.is_bidirectional and item.start < end < item.end:
-                return max(position, item.start)
+            if item.whole is not None and item.whole[0] < end < item.whole[1]:
+                return max(position, item.whole[0])
         return end
 
     def new_row(self, num_computed_tokens: int) -> NewRow:

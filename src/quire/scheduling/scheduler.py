@@ -179,9 +179,10 @@ class Scheduler:
     def _check_media(self, request: Request) -> None:
         most = self.config.steps.max_num_batched_tokens
         for item in request.media:
-            if item.is_bidirectional and item.end - item.start > most:
+            start, stop = item.whole or (0, 0)
+            if stop - start > most:
                 raise RequestError(
-                    f"media of {item.end - item.start} tokens computed in one step do not fit into "
+                    f"media of {stop - start} tokens computed in one step do not fit into "
                     f"{most} tokens (max_num_batched_tokens)"
                 )
 

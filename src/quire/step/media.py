@@ -14,7 +14,7 @@ import msgspec
 class EmbeddedSpan(msgspec.Struct, frozen=True, gc=False):
     """Positions [start, end) of a prompt, where rows of an encoder's output stand in place of the
     embeddings of the ids, which are placeholders: the rows from `first_row` on of the item
-    `digest`. `is_bidirectional`: these positions attend to each other in both directions.
+    `digest`. `is_bidirectional` and `prefix`: see `MediaItem`.
     """
 
     start: int
@@ -22,6 +22,12 @@ class EmbeddedSpan(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
     first_row: int = 0
     is_bidirectional: bool = False
+    prefix: int = 0
+
+    @property
+    def whole(self) -> tuple[int, int] | None:
+        """As `MediaItem.whole`."""
+        return _whole(self)
 
 
 class Source(msgspec.Struct, frozen=True, gc=False):
@@ -40,8 +46,10 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     The encoder for its `modality` makes `num_rows` rows of `inputs`, arrays by name. They stand at
     the positions of `places`, in order: ranges [start, end), ascending, `num_rows` positions in
     all. Between two ranges are tokens as others (ends of lines, times), which belong to the item.
-    A bidirectional item has one range. An item without places is the request's second content: the
-    source that layers of cross-attention read, whole, from its first token on.
+    A bidirectional item has one range, whose positions attend to each other in both directions;
+    with a `prefix` the first so many positions of the prompt do, of which it is a part. An item
+    without places is the request's second content: the source that layers of cross-attention read,
+    whole, from its first token on.
 
     `digest` names everything that determines the rows, but for the weights of the model: equal
     digests, equal rows.
@@ -53,6 +61,7 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     places: list[tuple[int, int]]
     inputs: dict[str, Any] = {}
     is_bidirectional: bool = False
+    prefix: int = 0
 
     @property
     def start(self) -> int:
@@ -64,9 +73,22 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """The position after its last one."""
         return self.places[-1][1] if self.places else 0
 
+    @property
+    def whole(self) -> tuple[int, int] | None:
+        """Positions [start, stop) that attend to each other, so that one step computes them; None:
+        there are none.
+        """
+        return _whole(self)
+
     def spans(self) -> Iterator[EmbeddedSpan]:
         """The ranges with the rows that stand there."""
         row = 0
         for start, end in self.places:
-            yield EmbeddedSpan(start, end, self.digest, row, self.is_bidirectional)
+            yield EmbeddedSpan(start, end, self.digest, row, self.is_bidirectional, self.prefix)
             row += end - start
+
+
+def _whole(part: EmbeddedSpan | MediaItem) -> tuple[int, int] | None:
+    if not part.is_bidirectional:
+        return None
+    return (0, part.prefix) if part.prefix else (part.start, part.end)

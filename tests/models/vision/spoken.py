@@ -53,7 +53,7 @@ def greedy_after(
     from the placeholder, and the log-probabilities of `tokens`; `inputs` are those of the pictures.
     """
     ids = torch.tensor([prompt + tokens[:-1]])
-    kinds = {"mm_token_type_ids": (ids == IMAGE_ID).int()} if "image_grid_thw" in inputs else {}
+    kinds = _kinds(model.config.model_type, ids, len(prompt), inputs)
     with torch.no_grad():
         if model.config.model_type == "llama4":
             logits = _logits_of_llama4(model, ids, inputs)
@@ -77,3 +77,18 @@ def _logits_of_llama4(
         rows = model.multi_modal_projector(rows.flatten(0, -2))
         embeds = embeds.masked_scatter((ids == IMAGE_ID)[..., None], rows)
     return model.language_model(inputs_embeds=embeds, use_cache=False).logits[0]
+
+
+def _kinds(
+    model_type: str, ids: torch.Tensor, num_prompt: int, inputs: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The argument that says which tokens are of pictures, or of a prompt with some."""
+    of_pictures = (ids == IMAGE_ID).int()
+    if model_type == "gemma3":
+        return {"token_type_ids": of_pictures}
+    if model_type == "paligemma":
+        after = (torch.arange(ids.shape[1]) >= num_prompt).int()[None]
+        return {"token_type_ids": after} if inputs else {}
+    if model_type == "gemma4" or "image_grid_thw" in inputs:
+        return {"mm_token_type_ids": of_pictures}
+    return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.models.vision.wholes import (
@@ -10,6 +10,7 @@ from tests.models.vision.wholes import (
     TEXT,
     TOWER,
     Whole,
+    of_gemma4,
     of_idefics,
     of_lfm2,
     padded,
@@ -106,13 +107,58 @@ GLM_FILES = QWEN_FILES | {
     "size": {"shortest_edge": 64, "longest_edge": 2048},
 }
 QWEN_IDS = {"image_token_id": IMAGE_ID, "vision_start_token_id": 1, "vision_end_token_id": 2}
+GEMMA_NAMES = {"image_token": IMAGE, "boi_token": "<|begin|>", "eoi_token": "<|end|>"}
+GEMMA_TEXT = LONG_TEXT | {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 3,
+    "query_pre_attn_scalar": 7,
+}
+GEMMA4 = Whole(
+    "gemma4",
+    ANY_SIZE
+    | {
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "rms_norm_eps": 0.05,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 40,
+        "standardize": True,
+    },
+    of_gemma4,
+    text=GEMMA_TEXT
+    | {
+        "hidden_size_per_layer_input": 5,
+        "vocab_size_per_layer_input": TEXT["vocab_size"],
+        "global_head_dim": 16,
+        "num_kv_shared_layers": 0,
+    },
+    keys={"image_token_id": IMAGE_ID, "audio_config": None},
+)
+GEMMA4_FILES: tuple[dict[str, Any], dict[str, Any]] = (
+    {"processor_class": "Gemma4Processor"},
+    {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "patch_size": 6,
+        "pooling_kernel_size": 2,
+        "max_soft_tokens": 70,
+    },
+)
+PALIGEMMA_IMAGES = {
+    "image_processor_type": "SiglipImageProcessor",
+    "size": {"height": 24, "width": 24},
+    "image_seq_length": 16,
+    **_MEAN,
+}
 
 
 @dataclass(frozen=True)
 class Spoken:
     """A model, its processor_config.json and its preprocessor_config.json. `placeholder` stands for
     a picture in a prompt, `soft` is the token that its rows stand at, `tokens` are further ones of
-    its vocabulary, `names` those that the tokenizer has names for.
+    its vocabulary, `names` those that the tokenizer has names for. Its test has models of `length`
+    tokens, steps of `chunk` tokens, and `num_blocks`, which are few; `is_found`: prompts are found
+    in the prefix cache.
     """
 
     whole: Whole
@@ -122,6 +168,10 @@ class Spoken:
     soft: str = IMAGE
     tokens: tuple[str, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
+    length: int = 128
+    chunk: int = 7
+    is_found: bool = True
+    num_blocks: int = 36
 
 
 SPOKEN: dict[str, Spoken] = {
@@ -326,6 +376,88 @@ SPOKEN: dict[str, Spoken] = {
         ),
         {"processor_class": "Glm4vProcessor", "image_token": IMAGE},
         GLM_FILES,
+    ),
+    "gemma3": Spoken(
+        Whole(
+            "gemma3",
+            TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+            stacked,
+            text=GEMMA_TEXT,
+            keys={"mm_tokens_per_image": 4, "image_token_id": IMAGE_ID},
+        ),
+        {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+        {
+            "image_processor_type": "Gemma3ImageProcessor",
+            "size": {"height": 24, "width": 24},
+            **_MEAN,
+        },
+        placeholder="<|begin|>",
+        tokens=("<|begin|>", "<|end|>"),
+        names=GEMMA_NAMES,
+        num_blocks=48,
+    ),
+    "gemma4": Spoken(
+        GEMMA4,
+        *GEMMA4_FILES,
+        tokens=("<|begin|>", "<|end|>"),
+        names=GEMMA_NAMES,
+        length=256,
+        num_blocks=75,
+    ),
+    "gemma4_vision": Spoken(
+        replace(GEMMA4, text=GEMMA4.text | {"use_bidirectional_attention": "vision"}),
+        *GEMMA4_FILES,
+        tokens=("<|begin|>", "<|end|>"),
+        names=GEMMA_NAMES,
+        length=256,
+        chunk=80,
+        num_blocks=150,
+    ),
+    "paligemma": Spoken(
+        Whole(
+            "paligemma",
+            TOWER
+            | {
+                "model_type": "siglip_vision_model",
+                "vision_use_head": False,
+                "projection_dim": TEXT["hidden_size"],
+            },
+            stacked,
+            text=LONG_TEXT | {"model_type": "gemma"},
+            keys={"projection_dim": TEXT["hidden_size"], "image_token_index": IMAGE_ID},
+        ),
+        {"processor_class": "PaliGemmaProcessor"},
+        PALIGEMMA_IMAGES,
+        tokens=("<bos>",),
+        chunk=48,
+        is_found=False,
+    ),
+    "paligemma2": Spoken(
+        Whole(
+            "paligemma",
+            TOWER
+            | {
+                "model_type": "siglip_vision_model",
+                "vision_use_head": False,
+                "projection_dim": TEXT["hidden_size"],
+            },
+            stacked,
+            text=LONG_TEXT
+            | {
+                "model_type": "gemma2",
+                "sliding_window": 9,
+                "query_pre_attn_scalar": 7,
+                "attn_logit_softcapping": 1.5,
+                "final_logit_softcapping": 2.5,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            keys={"projection_dim": TEXT["hidden_size"], "image_token_index": IMAGE_ID},
+        ),
+        {"processor_class": "PaliGemmaProcessor"},
+        PALIGEMMA_IMAGES,
+        tokens=("<bos>",),
+        chunk=48,
+        is_found=False,
     ),
     "llava_onevision": Spoken(
         Whole(

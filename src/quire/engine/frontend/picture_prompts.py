@@ -140,7 +140,8 @@ class PicturePrompts:
         """
         ids, places = self._rule.widened(short, self._expanded(pictures), self._soft_id)
         placed = placed_pictures(self._rule, pictures, places)
-        items = [_item(each) for each in placed]
+        prefix = len(ids) if self._rule.has_whole_prompt else 0
+        items = [_item(each, prefix) for each in placed]
         found = {each.digest: self._remaker.source_of(each) for each in placed}
         sources = {digest: source for digest, source in found.items() if source is not None}
         return PlacedPrompt(ids, PromptMedia(items, self._positions(len(ids), items), sources))
@@ -163,7 +164,7 @@ class PicturePrompts:
         return grid_positions(num_tokens, grids)
 
 
-def _item(placed: PlacedPicture) -> MediaItem:
+def _item(placed: PlacedPicture, prefix: int) -> MediaItem:
     return MediaItem(
         digest=placed.digest,
         modality=placed.modality,
@@ -171,6 +172,7 @@ def _item(placed: PlacedPicture) -> MediaItem:
         places=placed.places,
         inputs=dict(placed.inputs),
         is_bidirectional=placed.is_bidirectional,
+        prefix=prefix,
     )
 
 

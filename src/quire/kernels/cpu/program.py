@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PLAN_FIELDS = 6
+PLAN_FIELDS = 7
 """Fields of 8 bytes of `AttentionStep` in csrc/kernels/kernels.hpp."""
 
 IntArray = np.ndarray
@@ -71,7 +71,7 @@ class CpuPlan:
         for the arrays that it has already there is nothing to do.
         """
         arrays = (query_start, seq_lens, block_table, rows)
-        if self._held and all(map(operator.is_, arrays, self._held)):
+        if len(self._held) == len(arrays) and all(map(operator.is_, arrays, self._held)):
             return self
         assert len(query_start) == len(seq_lens) + 1 == len(rows) + 1
         for array in arrays:
@@ -84,13 +84,29 @@ class CpuPlan:
             block_table.ctypes.data,
             rows.ctypes.data,
             block_table.strides[0] // 4,
+            0,
         )
+        return self
+
+    def refill_spans(
+        self,
+        query_start: IntArray,
+        seq_lens: IntArray,
+        block_table: IntArray,
+        rows: IntArray,
+        whole: IntArray,
+    ) -> CpuPlan:
+        """The same with spans; see `quire.ops.attention.SpanPlan`."""
+        assert whole.dtype == np.int32 and whole.shape == rows.shape and whole.strides == (4,)
+        self.refill(query_start, seq_lens, block_table, rows)
+        self._held = (*self._held, whole)
+        self._fields[-1] = whole.ctypes.data
         return self
 
     @property
     def lengths(self) -> tuple[IntArray, IntArray]:
         """See `AttentionPlan`."""
-        query_start, seq_lens, _, _ = self._held
+        query_start, seq_lens, *_ = self._held
         return np.diff(query_start), seq_lens
 
 

@@ -47,5 +47,12 @@ class PromptFacts:
 
     def vision(self, name: str) -> Any:
         """A value of the vision part of config.json, or None."""
-        part = self.config.get("vision_config")
-        return part.get(name) if isinstance(part, Mapping) else None
+        return self._of_part("vision_config", name)
+
+    def text(self, name: str) -> Any:
+        """A value of the text part of config.json, or None."""
+        return self._of_part("text_config", name)
+
+    def _of_part(self, part: str, name: str) -> Any:
+        values = self.config.get(part)
+        return values.get(name) if isinstance(values, Mapping) else None

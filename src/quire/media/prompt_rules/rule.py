@@ -36,15 +36,20 @@ class PromptRule:
     picture, `soft_token` the token whose embeddings are replaced; `chat_text` is what a chat whose
     template knows no pictures gets for one.
 
-    `is_bidirectional`: the rows of a picture attend to each other in both directions. `has_edges`:
-    an expansion begins or ends with ordinary text, which may join what is next to it.
+    `has_edges`: an expansion begins or ends with ordinary text, which may join what is next to it.
+    `has_whole_prompt`: where rows attend to each other, the text of the prompt does, too.
     """
 
-    is_bidirectional: ClassVar[bool] = False
     has_edges: ClassVar[bool] = False
+    has_whole_prompt: ClassVar[bool] = False
 
     placeholder: str
     soft_token: str
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether the rows of a picture attend to each other in both directions."""
+        return False
 
     @property
     def chat_text(self) -> str:

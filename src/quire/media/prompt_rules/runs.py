@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from quire.errors import UnsupportedConfigValue
 from quire.media.image_processors.processor import PictureLayout
@@ -196,8 +196,12 @@ class Gemma3Rule(FramedRule):
     their picture with a sentence.
     """
 
-    is_bidirectional = True
     has_edges = True
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """In all models."""
+        return True
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
@@ -236,15 +240,22 @@ class Gemma4Rule(PromptRule):
     before: str
     after: str
     cell: int
+    has_spans: bool = False
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """In the larger models."""
+        return self.has_spans
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From the tokenizer's names and the image processor's sizes."""
+        """From the tokenizer's names, the image processor's sizes and the text's config."""
         token = facts.token("image_token")
         patch = facts.whole("patch_size", 16, source="image")
         pooling = facts.whole("pooling_kernel_size", 3, source="image")
         begin, end = facts.token("boi_token"), facts.token("eoi_token")
-        return cls(token, token, begin, end, patch * pooling)
+        has_spans = facts.text("use_bidirectional_attention") == "vision"
+        return cls(token, token, begin, end, patch * pooling, has_spans)
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
         """One run."""
@@ -259,10 +270,15 @@ class PaliGemmaRule(PromptRule):
     break. The whole prompt attends in both directions.
     """
 
-    is_bidirectional: ClassVar[bool] = True
+    has_whole_prompt = True
 
     num_tokens: int
     bos_token: str
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """In all models."""
+        return True
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:

@@ -90,6 +90,7 @@ def _with_attention(
     c: ConfigReader, blocks: list[Block], kinds: list[str], norm: Norm
 ) -> list[Block]:
     keys_only, shapes, ropes = c.flag("attention_k_eq_v", False), _shapes(c, kinds), _Ropes(c)
+    c.only("use_bidirectional_attention", None, False, "vision")
     window = window_of(c, 512)
     found = []
     for block, kind, (dim, kv_heads) in zip(blocks, kinds, shapes, strict=True):
@@ -102,6 +103,7 @@ def _with_attention(
             qk_norm=norm,
             value_norm=True,
             values_are_keys=keys_only and kind == "full_attention",
+            ignores_spans=kind == "full_attention",
         )
         found += with_windows(replace(block, mixer=attn), [kind], window)
     return found

@@ -42,6 +42,14 @@ are those of published files.
 """
 
 
+_OF_PROMPTS: Mapping[object, tuple[str, ...]] = MappingProxyType(
+    {"paligemma": ("use_bidirectional_attention",)}
+)
+"""Keys of text that in some wholes are about prompts with pictures alone, which say by themselves
+what attends to what.
+"""
+
+
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config`, or where it describes a model of several parts the config of the part that
     generates text, as a config of its own: what the file leaves out has the value of transformers'
@@ -61,6 +69,8 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     reference = reference_of_kind(kind)
     if reference is not None:
         text = defaults_of(reference, text) | text
+    for name in _OF_PROMPTS.get(config.get("model_type"), ()):
+        text.pop(name, None)
     listed = config[key].get("architectures") if key else None
     names = [*(listed or ()), *_generators(kind, reference)]
     whole = list(config.get("architectures") or ())

@@ -4,8 +4,9 @@ Free of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quire.models.config_reader import ConfigReader
 from quire.models.rules import Rule
@@ -36,7 +37,8 @@ class WholeFamily:
     for a decoder of a given width, by the config of the whole. `rules` name the connector's
     tensors. `roots` are the prefixes that the tower's tensors may have, the first is the usual one;
     `own` the modules whose tensors are all the encoder's. `outer`: what may stand before all names.
-    attends_both_ways: tokens of a picture see those after them in the decoder.
+    attends_both_ways: by the config of the text, whether tokens of a picture see all of it in the
+    decoder.
     """
 
     kinds: tuple[str, ...]
@@ -45,26 +47,21 @@ class WholeFamily:
     roots: tuple[str, ...] = ("vision_tower.", "vision_tower.vision_model.")
     own: tuple[str, ...] = ("vision_tower.", "multi_modal_projector.")
     outer: tuple[str, ...] = ("model.", "")
-    attends_both_ways: bool = False
+    attends_both_ways: Callable[[Mapping[str, Any]], bool] = lambda text: False
 
 
 @dataclass(frozen=True, slots=True)
 class VisionModel:
     """A vision encoder as a config describes it: the tower that runs, and the `whole` one that the
     files have, which may have more blocks and norms; the families that name the tensors of both.
+    has_spans: tokens of a picture see all of it in the decoder.
     """
 
     tower: VisionTower
     whole: VisionTower
     tower_family: TowerFamily
     family: WholeFamily
-
-    @property
-    def unserved(self) -> str | None:
-        """Why no decoder takes the encoder's rows yet; None: one does."""
-        if self.family.attends_both_ways:
-            return "tokens of a picture see those after them, which decoders do not compute"
-        return None
+    has_spans: bool = False
 
     def rules(self) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
         """Those of the tower's tensors, and those of the connector's."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire.ops.spans import Span
 from quire.runner.devices.device import Array
 from quire.runner.rows import Rows
 from quire.step.plan import NewRow
@@ -34,6 +35,7 @@ class DraftRows:
         self.adapter_slots = rows.adapter_slots
         self.position_offsets = rows.position_offsets
         self.prompt_positions = rows.prompt_positions
+        self.spans: dict[int, list[Span]] = {}  # which costs guesses at most
 
     def begin(self, new: NewRow) -> None:
         """Begin a row with what the target finds in the prefix cache."""

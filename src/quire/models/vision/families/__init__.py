@@ -74,7 +74,8 @@ def read_vision(config: Mapping[str, Any], width: int) -> tuple[VisionModel, tup
     foreign = foreign_among(reader.left(), reference, (KEY,), is_closed=False)
     outer = [key for key in c.left() if key.path[0] not in (KEY, _TEXT)]
     foreign += foreign_among(outer, of_whole, is_closed=False)
-    return VisionModel(tower, full, tower_family, family), foreign
+    has_spans = family.attends_both_ways(config)
+    return VisionModel(tower, full, tower_family, family, has_spans), foreign
 
 
 def _refusal(what: str, name: object, known: Mapping[str, object]) -> str:

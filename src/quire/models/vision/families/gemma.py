@@ -99,7 +99,7 @@ PALIGEMMA = WholeFamily(
     ("paligemma",),
     _connect_paligemma,
     (rule("{prefix}multi_modal_projector.linear.{leaf}", "connector.0.{leaf}"),),
-    attends_both_ways=True,
+    attends_both_ways=lambda text: True,
 )
 GEMMA3 = WholeFamily(
     ("gemma3",),
@@ -112,7 +112,7 @@ GEMMA3 = WholeFamily(
             steps=("transpose",),
         ),
     ),
-    attends_both_ways=True,
+    attends_both_ways=lambda text: True,
 )
 GEMMA4_TOWER = TowerFamily(("gemma4_vision",), _describe_gemma4, _rules_gemma4)
 GEMMA4 = WholeFamily(
@@ -121,5 +121,5 @@ GEMMA4 = WholeFamily(
     (rule("{prefix}embed_vision.embedding_projection.{leaf}", "connector.2.{leaf}"),),
     roots=("vision_tower.",),
     own=("vision_tower.", "embed_vision."),
-    attends_both_ways=True,
+    attends_both_ways=lambda text: text.get("use_bidirectional_attention") == "vision",
 )
