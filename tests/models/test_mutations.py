@@ -135,6 +135,8 @@ def mutants(value: Any):
         old = getattr(value, field.name)
         if field.name == "stage":
             continue  # which layers a worker has, whatever the model is
+        if field.name == "ignores_spans":
+            continue  # of prompts with pictures alone
         if field.name == "blocks":
             yield from block_mutants(old, value)
         elif field.name == "leaf_scales":

@@ -273,9 +273,9 @@ def _key(memory: LayerMemory | None) -> _Key:
 
 def _place(key: _Key) -> tuple[int, int, int, bool, bool, int, bool]:
     """The order of groups."""
-    kind, window, chunk, has_latents, is_indexed, source, *facts = key
-    rest = (has_latents, is_indexed, source or 0, *facts)
-    return _ORDER.index(kind), window or 0, chunk or 0, *rest
+    kind, window, chunk, has_latents, is_indexed, source, ignores_spans = key
+    numbers = (window or 0, chunk or 0)
+    return _ORDER.index(kind), *numbers, has_latents, is_indexed, source or 0, ignores_spans
 
 
 def _num_slots(counts: list[int]) -> int:
