@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.errors import LoadError
 from quire.media.picture_files import check_picture_files, read_picture_settings
 from quire.models import read_spec
 from quire.models.reading.keys import LeftKey
@@ -24,7 +25,9 @@ def check_pictures(
     about pictures. Raises LoadError where pictures cannot be served, RequestError for
     `processor_kwargs` that the processor does not have.
     """
-    _, foreign = read_vision(config, read_spec(config).dim)
+    vision, foreign = read_vision(config, read_spec(config).dim)
+    if vision.family.unserved is not None:
+        raise LoadError(f"pictures are not implemented: {vision.family.unserved}.")
     found = read_picture_settings(folder, config[PART][VISION])
     check_picture_files(found, str(folder)).changed(processor_kwargs)
     return foreign

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.models.vision.wholes import (
@@ -10,7 +10,6 @@ from tests.models.vision.wholes import (
     TEXT,
     TOWER,
     Whole,
-    of_gemma4,
     of_idefics,
     of_lfm2,
     padded,
@@ -114,36 +113,6 @@ GEMMA_TEXT = LONG_TEXT | {
     "sliding_window": 3,
     "query_pre_attn_scalar": 7,
 }
-GEMMA4 = Whole(
-    "gemma4",
-    ANY_SIZE
-    | {
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "rms_norm_eps": 0.05,
-        "pooling_kernel_size": 2,
-        "position_embedding_size": 40,
-        "standardize": True,
-    },
-    of_gemma4,
-    text=GEMMA_TEXT
-    | {
-        "hidden_size_per_layer_input": 5,
-        "vocab_size_per_layer_input": TEXT["vocab_size"],
-        "global_head_dim": 16,
-        "num_kv_shared_layers": 0,
-    },
-    keys={"image_token_id": IMAGE_ID, "audio_config": None},
-)
-GEMMA4_FILES: tuple[dict[str, Any], dict[str, Any]] = (
-    {"processor_class": "Gemma4Processor"},
-    {
-        "image_processor_type": "Gemma4ImageProcessor",
-        "patch_size": 6,
-        "pooling_kernel_size": 2,
-        "max_soft_tokens": 70,
-    },
-)
 PALIGEMMA_IMAGES = {
     "image_processor_type": "SiglipImageProcessor",
     "size": {"height": 24, "width": 24},
@@ -396,23 +365,6 @@ SPOKEN: dict[str, Spoken] = {
         names=GEMMA_NAMES,
         num_blocks=48,
     ),
-    "gemma4": Spoken(
-        GEMMA4,
-        *GEMMA4_FILES,
-        tokens=("<|begin|>", "<|end|>"),
-        names=GEMMA_NAMES,
-        length=256,
-        num_blocks=75,
-    ),
-    "gemma4_vision": Spoken(
-        replace(GEMMA4, text=GEMMA4.text | {"use_bidirectional_attention": "vision"}),
-        *GEMMA4_FILES,
-        tokens=("<|begin|>", "<|end|>"),
-        names=GEMMA_NAMES,
-        length=256,
-        chunk=80,
-        num_blocks=150,
-    ),
     "paligemma": Spoken(
         Whole(
             "paligemma",
@@ -458,6 +410,7 @@ SPOKEN: dict[str, Spoken] = {
         tokens=("<bos>",),
         chunk=48,
         is_found=False,
+        num_blocks=44,
     ),
     "llava_onevision": Spoken(
         Whole(
