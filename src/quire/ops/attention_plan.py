@@ -304,8 +304,8 @@ def _prefill_row(
         all_keys = Tile(slice(begin, end), slice(0, length - first), False, whole)
         return PrefillRow(lanes.of_row(row, first, length), (all_keys,))
     if computed == 0 and (window is None or window >= length):
-        whole = Tile(slice(begin, end), slice(0, length), is_causal=True)
-        return PrefillRow(lanes.of_row(row, 0, length), (whole,))
+        prompt = Tile(slice(begin, end), slice(0, length), is_causal=True)
+        return PrefillRow(lanes.of_row(row, 0, length), (prompt,))
     tiles = []
     for start in range(begin, end, TILE):
         stop = min(start + TILE, end)

@@ -87,7 +87,7 @@ def _kinds(
     if model_type == "gemma3":
         return {"token_type_ids": of_pictures}
     if model_type == "paligemma":
-        # without this argument transformers drops the mask of text alone where no layer has a window
+        # without it, transformers drops the mask of text alone where no layer has a window
         prefix = num_prompt if inputs else 0
         return {"token_type_ids": (torch.arange(ids.shape[1]) >= prefix).int()[None]}
     if model_type == "gemma4" or "image_grid_thw" in inputs:
