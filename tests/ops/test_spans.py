@@ -6,7 +6,7 @@ import torch
 
 from quire.hardware.native import find_native
 from quire.ops import AttentionArgs, select
-from quire.ops.spans import Span, cut_at_spans
+from quire.ops.mixers.spans import Span, cut_at_spans
 
 SIZE, HEADS, DIM = 4, 4, 8
 PROVIDERS = [("torch",), pytest.param(("cpu", "torch"), marks=pytest.mark.skipif(

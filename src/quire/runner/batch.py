@@ -31,7 +31,7 @@ from quire.ops import (
 from quire.ops.attention import SpanPlan
 from quire.ops.chunked_rows import cut_at_chunks
 from quire.ops.kv import BlockMemory
-from quire.ops.spans import Span, cut_at_spans
+from quire.ops.mixers.spans import Span, cut_at_spans
 from quire.runner.devices.device import Array, Device
 from quire.runner.token_types import TokenTypes
 from quire.step.plan import StepPlan

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.ops.formats.lora import NO_ADAPTER
-from quire.ops.spans import Span
+from quire.ops.mixers.spans import Span
 from quire.runner.devices.device import Device
 from quire.step.faults import RowFailures
 from quire.step.plan import NewBlocks, NewRow, StepPlan

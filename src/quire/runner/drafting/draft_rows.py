@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.ops.spans import Span
+from quire.ops.mixers.spans import Span
 from quire.runner.devices.device import Array
 from quire.runner.rows import Rows
 from quire.step.plan import NewRow
