@@ -16,8 +16,6 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, cast
 
-import torch
-
 from quire.errors import CorruptCheckpoint, LoadError
 
 _MOST_OPCODES = 4_000_000
@@ -47,6 +45,25 @@ _STORAGES = {"torch.storage.UntypedStorage": 1} | {
     for kind in kinds
 }
 """Name of a class -> the bytes of each of its values."""
+_DTYPES = {
+    f"torch.{name}": size
+    for size, names in {
+        1: (
+            *("bool", "uint8", "int8", "quint8", "qint8", "quint4x2", "quint2x4", "bit"),
+            *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+            *("float8_e8m0fnu", "float4_e2m1fn_x2", "bits1x8", "bits2x4", "bits4x2", "bits8"),
+            *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
+        ),
+        2: ("bfloat16", "float16", "half", "int16", "short", "uint16", "bits16"),
+        4: ("float32", "float", "int32", "int", "uint32", "qint32", "complex32", "chalf"),
+        8: ("float64", "double", "int64", "long", "uint64", "complex64", "cfloat"),
+        16: ("complex128", "cdouble"),
+    }.items()
+    for name in names
+}
+"""Name of a type of torch's -> the bytes of each of its values. A table, since processes that serve
+read tensors without torch.
+"""
 _TENSORS = tuple(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
 """Functions of a storage, an offset, a shape and strides; the last one also of a type."""
 
@@ -61,11 +78,24 @@ class PickledStorage:
 
 
 @dataclass(frozen=True, slots=True)
+class PickledTensor:
+    """A tensor within a storage: its first value, shape and strides count values."""
+
+    storage: PickledStorage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ScannedPickle:
-    """The storages that a pickle names, by their keys, and what it holds where that is a list."""
+    """The storages that a pickle names, by their keys, and what it holds where that is a list, or
+    a tensor of its storage's type.
+    """
 
     storages: Mapping[str, PickledStorage]
     listed: list[Any] | None
+    tensor: PickledTensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +126,7 @@ def scan_pickle(file: Path, stream: BufferedIOBase | IO[bytes], most_bytes: int)
         raise
     except (ValueError, IndexError, KeyError, EOFError) as error:
         raise _broken(file, str(error) or type(error).__name__) from error
-    return ScannedPickle(scan.storages, scan.listed)
+    return ScannedPickle(scan.storages, scan.listed, scan.tensor)
 
 
 class _Scan:
@@ -107,6 +137,7 @@ class _Scan:
     def __init__(self, file: Path) -> None:
         self.storages: dict[str, PickledStorage] = {}
         self.listed: list[Any] | None = None
+        self.tensor: PickledTensor | None = None
         self._file = file
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
@@ -175,8 +206,11 @@ class _Scan:
         self._stack.append(made)
 
     def stop(self, _: Any) -> None:
-        if isinstance(self._stack[-1], list):
-            self.listed = self._stack[-1]
+        value = self._stack[-1]
+        if isinstance(value, list):
+            self.listed = value
+        elif isinstance(value, PickledTensor):
+            self.tensor = value
 
     def put(self, index: int) -> None:
         self._memo[index] = self._stack[-1]
@@ -195,7 +229,7 @@ class _Scan:
                 "torchao unpickles. Save the model again: transformers 5 with torchao 0.13 or "
                 "later writes safetensors, which are read."
             )
-        if not (name in _STORAGES or _NEEDED.fullmatch(name) or _is_dtype(name)):
+        if not (name in _STORAGES or _NEEDED.fullmatch(name) or name in _DTYPES):
             raise CorruptCheckpoint(
                 f"{self._file} asks for {name[:200]} while it is unpickled, which could run any "
                 "code, so it is not read. Use a safetensors version of the model."
@@ -227,7 +261,7 @@ class _Scan:
             case [_Named(name), tuple(arguments)] if _NEEDED.fullmatch(name):
                 if name in _TENSORS and not _is_within(name, arguments):
                     raise _broken(self._file, "a tensor is not within its storage")
-                self._stack.append(_ORDERED if name == _ORDERED_DICT else _OTHER)
+                self._stack.append(_made(name, arguments))
             case _:
                 raise _broken(self._file, "its pickle calls what is no function of torch's")
 
@@ -236,6 +270,15 @@ class _Scan:
         self._popped(1)
         if self._stack[-1] is not _ORDERED:
             raise _broken(self._file, "its pickle sets attributes of what is no dict")
+
+
+def _made(name: str, arguments: tuple[Any, ...]) -> Any:
+    """The value that a call gives, whose tensors have been found within their storages."""
+    if name == _ORDERED_DICT:
+        return _ORDERED
+    if name in _TENSORS[:-1]:
+        return PickledTensor(*arguments[:4])
+    return _OTHER
 
 
 def _is_within(name: str, arguments: tuple[Any, ...]) -> bool:
@@ -250,8 +293,8 @@ def _is_within(name: str, arguments: tuple[Any, ...]) -> bool:
     size = _STORAGES[storage.kind]
     if name == _TENSORS[-1]:
         match rest:
-            case [_, _, _Named(dtype), *_] if _is_dtype(dtype):
-                size = getattr(torch, dtype.rpartition(".")[2]).itemsize
+            case [_, _, _Named(dtype), *_] if dtype in _DTYPES:
+                size = _DTYPES[dtype]
             case _:
                 return False
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
@@ -267,11 +310,6 @@ def _is_flat(value: Any, levels: int) -> bool:
 
 def _is_shape(value: tuple[Any, ...]) -> bool:
     return len(value) <= _LONGEST_SHAPE and all(isinstance(n, int) for n in value)
-
-
-def _is_dtype(name: str) -> bool:
-    module, _, last = name.rpartition(".")
-    return module == "torch" and isinstance(getattr(torch, last, None), torch.dtype)
 
 
 _CONSTANTS = frozenset(

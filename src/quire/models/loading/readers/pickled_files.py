@@ -9,11 +9,7 @@ for one file at a time.
 
 from __future__ import annotations
 
-import io
-import struct
 import warnings
-import zipfile
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -27,19 +23,17 @@ from quire.models.loading.readers.checkpoint_files import (
     check_index,
     weight_files,
 )
-from quire.models.loading.readers.pickle_scan import PickledStorage, scan_pickle
+from quire.models.loading.readers.pickle_archive import (
+    MOST_PICKLE_BYTES,
+    check_archive,
+    is_archive,
+)
+from quire.models.loading.readers.pickle_scan import scan_pickle
 from quire.models.loading.weight_index import check_name, read_index
 from quire.text.model_files import has_file
 
 _INDEX = "pytorch_model.bin.index.json"
 _NAMES = FileNames(_INDEX, "pytorch_model.bin", " or ".join(PICKLE_PATTERNS))
-_MOST_PICKLE_BYTES = 64 << 20
-"""Of the pickle in a file, which has the names and shapes."""
-_PICKLE = "data.pkl"
-_LONGEST_END = 98
-"""Bytes of an archive behind its directory: the end with numbers of 64 bits, where that is, and the
-end with numbers of 32 bits.
-"""
 _NUM_OLD_PICKLES = 5
 """Before torch 1.6: a magic number, a version, facts about the machine, the tensors, and the keys
 of their storages, which follow."""
@@ -99,8 +93,12 @@ def read_pickle(file: Path, *, is_mapped: bool = True) -> dict[str, Tensor]:
     if not has_file(file, None):
         raise CorruptCheckpoint(f"{file} is missing, though {_INDEX} names it.")
     try:
-        is_zip = _is_zip(file)
-        _check_zip(file) if is_zip else _check_old(file)
+        with file.open("rb") as stream:
+            is_zip = is_archive(stream)
+            if is_zip:
+                check_archive(file, stream)
+        if not is_zip:
+            _check_old(file)
         is_mapped = is_zip and is_mapped
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of storages by type, which old files name
@@ -117,90 +115,12 @@ def read_pickle(file: Path, *, is_mapped: bool = True) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in tensors}
 
 
-def _is_zip(file: Path) -> bool:
-    """Whether torch takes a file for an archive: one that only ends in an archive is none."""
-    with file.open("rb") as stream:
-        return stream.read(4) == b"PK\x03\x04"
-
-
-def _check_zip(file: Path) -> None:
-    """Raise CorruptCheckpoint for an archive that is compressed or has a pickle that is too large,
-    either of which may take any amount of memory, or whose records do not hold the tensors.
-    """
-    _check_end(file)
-    with zipfile.ZipFile(file) as archive:
-        # filename may be another name, of which torch knows nothing; torch finds a.pkl as A.PKL
-        records = {entry.orig_filename.lower(): entry for entry in archive.infolist()}
-        if len(records) < len(archive.infolist()):
-            raise CorruptCheckpoint(f"{file} has two records of one name.")
-        for entry in records.values():
-            _check_record(file, entry)
-        sizes = {name: entry.file_size for name, entry in records.items()}
-        for name, entry in records.items():
-            if name.rpartition("/")[2] == _PICKLE:
-                stream = io.BytesIO(archive.open(entry).read())
-                found = scan_pickle(file, stream, _MOST_PICKLE_BYTES)
-                _check_storages(file, name.removesuffix(_PICKLE), found.storages.values(), sizes)
-
-
-def _check_end(file: Path) -> None:
-    """Raise CorruptCheckpoint unless an archive ends as torch.save ends it: its directory, and
-    behind that nothing but where the directory is. Readers of other archives may find several.
-    """
-    with file.open("rb") as stream:
-        size = stream.seek(0, io.SEEK_END)
-        stream.seek(max(0, size - _LONGEST_END))
-        tail = stream.read()
-    end, locator, wide = tail[-22:], tail[-42:-22], tail[-98:-42]
-    if len(end) < 22 or end[:4] != b"PK\x05\x06":
-        raise CorruptCheckpoint(
-            f"{file} is an archive whose end is missing. It may be an incomplete download: "
-            "fetch it again."
-        )
-    directory = sum(struct.unpack_from("<II", end, 12))
-    begin = size - 22
-    if locator[:4] == b"PK\x06\x07":  # with numbers of 64 bits
-        begin = size - _LONGEST_END
-        is_there = wide[:4] == b"PK\x06\x06" and struct.unpack_from("<Q", locator, 8)[0] == begin
-        directory = sum(struct.unpack_from("<QQ", wide, 40)) if is_there else -1
-    if directory != begin:
-        raise CorruptCheckpoint(f"{file} is an archive with something behind its directory.")
-
-
-def _check_record(file: Path, entry: zipfile.ZipInfo) -> None:
-    name = entry.orig_filename
-    if entry.compress_type != zipfile.ZIP_STORED:
-        raise CorruptCheckpoint(f"{file}: {name} is compressed, which torch.save never does.")
-    last = name.rpartition("/")[2]
-    if last.lower() == _PICKLE != last:
-        raise CorruptCheckpoint(f"{file}: {name} is not spelt {_PICKLE}.")
-    if last.endswith(".pkl") and entry.file_size > _MOST_PICKLE_BYTES:
-        raise CorruptCheckpoint(
-            f"{file}: {name} has {entry.file_size} bytes, and the pickle of a checkpoint may have "
-            f"at most {_MOST_PICKLE_BYTES}."
-        )
-
-
-def _check_storages(
-    file: Path, folder: str, storages: Iterable[PickledStorage], sizes: Mapping[str, int]
-) -> None:
-    """Raise CorruptCheckpoint unless each storage has a record of its size."""
-    for storage in storages:
-        record = f"{folder}data/{storage.key}"
-        found = sizes.get(record.lower(), "no")
-        if found != storage.num_bytes:
-            raise CorruptCheckpoint(
-                f"{file}: {record[:100]} has {found} bytes, and the tensors in it need "
-                f"{storage.num_bytes}."
-            )
-
-
 def _check_old(file: Path) -> None:
     """Raise CorruptCheckpoint for pickles that ask for more than tensors need, for more memory than
     the file has bytes, or for memory that the file does not fill.
     """
     with file.open("rb") as stream:
-        found = [scan_pickle(file, stream, _MOST_PICKLE_BYTES) for _ in range(_NUM_OLD_PICKLES)]
+        found = [scan_pickle(file, stream, MOST_PICKLE_BYTES) for _ in range(_NUM_OLD_PICKLES)]
     storages, keys = found[-2].storages, found[-1].listed
     needed = sum(storage.num_bytes for storage in storages.values())
     if needed > (size := file.stat().st_size):
