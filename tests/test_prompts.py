@@ -112,10 +112,15 @@ def test_forms(prompt, parsed):
             "token_type_ids='0' is not allowed: it must be a list of 0 and 1.",
         ),
         (
-            {"prompt_embeds": [1]},
-            NotBuiltYet,
-            "prompt_embeds=[1] is not allowed: this release does not implement it. Give "
-            "prompt or prompt_token_ids.",
+            {"prompt_embeds": [1], "prompt_token_ids": [1]},
+            InvalidParameter,
+            "prompt_token_ids=[1] is not allowed: with prompt_embeds, prompt_token_ids and "
+            "prompt_is_token_ids go together.",
+        ),
+        (
+            {"prompt": "a", "prompt_is_token_ids": [True]},
+            InvalidParameter,
+            "prompt_is_token_ids=[True] is not allowed: it goes with prompt_embeds only.",
         ),
         (
             {"encoder_prompt": "a"},

@@ -21,6 +21,7 @@ _HOMES = {
     "CompletionOutput": "quire.outputs",
     "EmbeddingOutput": "quire.pooling_outputs",
     "EmbeddingRequestOutput": "quire.pooling_outputs",
+    "EmbedsPrompt": "quire.prompts",
     "EngineArgs": "quire.config.args.engine_args",
     "LLM": "quire.llm",
     "LLMEngine": "quire.engine.llm_engine",
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from quire.prompts import PromptType, TextPrompt, TokensPrompt
+    from quire.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
     from quire.release import __version__, __version_tuple__
     from quire.runner.sampling import (
         AdapterLogitsProcessor,
@@ -89,6 +90,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EmbedsPrompt",
     "EngineArgs",
     "LLMEngine",
     "LoRARequest",

@@ -39,21 +39,35 @@ class TokensPrompt(_PromptOptions):
     prompt_token_offsets: NotRequired[list[tuple[int, int]] | None]
 
 
-PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt
+class EmbedsPrompt(TypedDict):
+    """A prompt as embeddings [tokens, hidden size] (or [1, tokens, hidden size]), as the model's
+    own table has them for ids; needs `enable_prompt_embeds`. `prompt` is the text to report with
+    it. Where `prompt_is_token_ids` is True, the embedding of `prompt_token_ids` stands in place of
+    the row; both are as long as the prompt.
+    """
+
+    prompt_embeds: Any
+    prompt: NotRequired[str | None]
+    prompt_token_ids: NotRequired[list[int] | None]
+    prompt_is_token_ids: NotRequired[list[bool] | None]
+    cache_salt: NotRequired[str | None]
+
+
+PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 """What counts as one prompt."""
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids")
+_EMBEDS_KEYS = ("prompt_embeds", "prompt_is_token_ids")
 _MEDIA_KEYS = (
     *("multi_modal_data", "multi_modal_uuids"),
     *("mm_processor_kwargs", "media_io_kwargs"),
 )
-_RENDERED = {"type": "token"}
+_RENDERED = {"type": ("token", "embeds")}
 """Keys by which programs tell prompts that were rendered before, and the values of those that are
-token ids.
+token ids or embeddings.
 """
 _UNBUILT = {
     "prompt_token_offsets": "Leave it out.",
-    "prompt_embeds": "Give prompt or prompt_token_ids.",
     "encoder_prompt": "Encoder-decoder models are not served.",
     "decoder_prompt": "Encoder-decoder models are not served.",
     "data": "Give prompt or prompt_token_ids.",
@@ -71,9 +85,18 @@ class GivenMedia(NamedTuple):
     io_kwargs: Mapping[str, Any]
 
 
+class GivenEmbeds(NamedTuple):
+    """Embeddings of a prompt's tokens, not checked yet. `is_id`: where the prompt's ids count
+    instead; None: nowhere.
+    """
+
+    rows: Any
+    is_id: Sequence[bool] | None
+
+
 class ParsedPrompt(NamedTuple):
     """One prompt in its plain form: text, or token ids (then the text is only for show), each of
-    which may have a type; and media.
+    which may have a type, or embeddings; and media.
     """
 
     text: str | None
@@ -81,14 +104,15 @@ class ParsedPrompt(NamedTuple):
     cache_salt: str | None = None
     token_types: list[int] | None = None
     media: GivenMedia | None = None
+    embeds: GivenEmbeds | None = None
 
 
 def parse_prompt(prompt: object) -> ParsedPrompt:
     """Read one prompt of any form.
 
     Raises InvalidType for what is no prompt, UnknownParameter for a key that does not exist,
-    NotBuiltYet for embeddings and the like. Token ids are checked to be ints here, and against the
-    vocabulary later.
+    NotBuiltYet for forms that are not implemented. Token ids are checked to be ints here, and
+    against the vocabulary later.
     """
     if isinstance(prompt, str):
         return ParsedPrompt(checks.text("prompt", prompt), None)
@@ -153,12 +177,13 @@ def _parse_dict(prompt: Mapping[str, Any]) -> ParsedPrompt:
         if key in _UNBUILT:
             if value is not None and value != {}:
                 raise NotBuiltYet(key, value, _UNBUILT[key])
-        elif key not in (*_KEYS, *_MEDIA_KEYS) and (
-            key not in _RENDERED or _RENDERED[key] != value
+        elif key not in (*_KEYS, *_MEDIA_KEYS, *_EMBEDS_KEYS) and (
+            value not in _RENDERED.get(key, ())
         ):
             raise UnknownParameter(str(key), f"a prompt has {', '.join(_KEYS)}")
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is None and token_ids is None:
+    has_embeds = prompt.get("prompt_embeds") is not None
+    if text is None and token_ids is None and not has_embeds:
         allowed = "a prompt needs the key prompt or prompt_token_ids"
         raise InvalidParameter("prompt", dict(prompt), allowed)
     if text is not None:
@@ -167,7 +192,40 @@ def _parse_dict(prompt: Mapping[str, Any]) -> ParsedPrompt:
         token_ids = _token_ids("prompt_token_ids", token_ids)
     types = _token_types(prompt.get("token_type_ids"), token_ids)
     salt = _cache_salt(prompt.get("cache_salt"))
-    return ParsedPrompt(text, token_ids, salt, types, _media(prompt))
+    media = _media(prompt)
+    embeds = _embeds(prompt, token_ids, types, media)
+    return ParsedPrompt(text, token_ids, salt, types, media, embeds)
+
+
+def _embeds(
+    prompt: Mapping[str, Any],
+    token_ids: list[int] | None,
+    types: list[int] | None,
+    media: GivenMedia | None,
+) -> GivenEmbeds | None:
+    """The prompt's embeddings; None where it has none. Raises InvalidParameter for what does not
+    go with them.
+    """
+    rows, is_id = (prompt.get(key) for key in _EMBEDS_KEYS)
+    if rows is None:
+        if is_id is not None:
+            raise InvalidParameter(_EMBEDS_KEYS[1], is_id, "it goes with prompt_embeds only")
+        return None
+    if media is not None or types is not None:
+        key = "token_type_ids" if media is None else "multi_modal_data"
+        raise InvalidParameter(key, prompt.get(key), "it does not go with prompt_embeds")
+    if (is_id is None) != (token_ids is None):
+        allowed = "with prompt_embeds, prompt_token_ids and prompt_is_token_ids go together"
+        raise InvalidParameter("prompt_token_ids", token_ids, allowed)
+    if is_id is None:
+        return GivenEmbeds(rows, None)
+    is_id = plain_ids(is_id)
+    if not isinstance(is_id, list | tuple) or not all(type(one) is bool for one in is_id):
+        raise InvalidType(_EMBEDS_KEYS[1], is_id, "it must be a list of True and False")
+    if token_ids is None or len(is_id) != len(token_ids):
+        allowed = "there must be one for each of prompt_token_ids"
+        raise InvalidParameter(_EMBEDS_KEYS[1], is_id, allowed)
+    return GivenEmbeds(rows, is_id)
 
 
 def _media(prompt: Mapping[str, Any]) -> GivenMedia | None:

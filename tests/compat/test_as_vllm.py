@@ -121,13 +121,14 @@ def test_small_functions_of_vllm_s():
 
 def test_names_that_are_refused_when_they_are_used():
     out, _ = run_code(
-        "from vllm.inputs import EmbedsPrompt, TextPrompt",
-        "either = EmbedsPrompt | dict",
-        "print(isinstance({}, EmbedsPrompt))",
-        "try: EmbedsPrompt(prompt_embeds=None)",
+        "from vllm.inputs import DataPrompt, EmbedsPrompt, TextPrompt",
+        "assert EmbedsPrompt(prompt_embeds=1) == {'prompt_embeds': 1}",
+        "either = DataPrompt | dict",
+        "print(isinstance({}, DataPrompt))",
+        "try: DataPrompt(data=None)",
         "except NotImplementedError as error: print(error)",
     )
-    assert out.startswith("False\nQuire has no vllm.inputs.EmbedsPrompt. Give prompts as text")
+    assert out.startswith("False\nQuire has no vllm.inputs.DataPrompt. There are no IO processors")
 
 
 def test_processes_that_a_program_starts():

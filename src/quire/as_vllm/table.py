@@ -21,14 +21,16 @@ _PUBLIC = {
     "quire": """LLM SamplingParams PoolingParams RequestOutput CompletionOutput PoolingOutput
         PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput
         ClassificationRequestOutput ScoringOutput ScoringRequestOutput LLMEngine EngineArgs
-        AsyncEngineArgs AsyncLLMEngine ModelRegistry PromptType TextPrompt TokensPrompt""",
+        AsyncEngineArgs AsyncLLMEngine ModelRegistry PromptType TextPrompt TokensPrompt
+        EmbedsPrompt""",
     "quire.as_vllm.table": "__version__=VERSION __version_tuple__=VERSION_TUPLE",
 }
 _INPUTS = {
-    "quire.prompts": "PromptType SingletonPrompt=PromptType TextPrompt TokensPrompt",
+    "quire.prompts": """PromptType SingletonPrompt=PromptType TextPrompt TokensPrompt
+        EmbedsPrompt""",
     "quire.engine": "StreamingInput",
     "quire.as_vllm.stand_ins": "token_inputs",
-    REFUSED: "EmbedsPrompt ExplicitEncoderDecoderPrompt DataPrompt",
+    REFUSED: "ExplicitEncoderDecoderPrompt DataPrompt",
 }
 _ENGINE_ARGS = {"quire": "EngineArgs AsyncEngineArgs"}
 _ASYNC_ENGINE = {"quire": "AsyncLLMEngine AsyncLLM"}

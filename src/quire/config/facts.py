@@ -36,7 +36,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     input is made small letters where it `lowers_input`, and `prompts` are what callers may put
     before texts.
     `foreign_keys`: those of config.json that nothing reads, in words. `part_of`: the architecture
-    of the whole of which the model is the text part.
+    of the whole of which the model is the text part. `layers_read_ids`: layers look tokens up in
+    tables of their own.
     `drafts`: what was asked for, with the draft's files; None: nothing is drafted.
     """
 
@@ -56,6 +57,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     adapter_size: int = 0
     num_layers: int
+    layers_read_ids: bool = False
     hidden_size: int
     widest: int
     num_experts: int = 0

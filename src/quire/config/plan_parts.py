@@ -28,7 +28,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     before texts. `tokenizer_folder` None: no tokenizer. `weights_folder`: where weights are kept in
     mapped files; None: in memory. A core's weights take about `weight_bytes`, and the files of
     packed ones at most `packed_weights_bytes`. `offload`: which weights stay in host memory while a
-    GPU runs the model; None: none.
+    GPU runs the model; None: none. `takes_prompt_embeds`: prompts may be embeddings.
     """
 
     model: str
@@ -57,6 +57,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_folder: str | None
     tokenizer_mode: str
     chat_template: str | None
+    takes_prompt_embeds: bool
 
 
 class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,15 +13,16 @@ import torch
 from quire.errors import LoadError
 from quire.executor.platform import Platform
 from quire.executor.worker_config import MediaFacts, WorkerConfig
-from quire.models import read_spec
+from quire.models import find_family, read_spec
 from quire.models.formats import read_storage
 from quire.models.reading.text_part import has_vision
 from quire.models.spec import Decoder, rope_of_axes
 from quire.ops import Ops
 from quire.ops.attention import SpanPlan
-from quire.runner.encoder_outputs import Encoder
+from quire.runner.encoder_outputs import Encoder, GivenEmbeddings
 from quire.runner.model import RunnableModel
 from quire.runner.residence import LoadedModel
+from quire.step.media import EMBEDS, ROWS_OF_EMBEDS
 
 if TYPE_CHECKING:
     from quire.models.vision.encoder import VisionEncoder
@@ -49,7 +50,21 @@ def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel
         encoders[IMAGE] = PictureEncoder(vision, config.model.max_model_len)
         models.append(LoadedModel(vision, load))
         num_deep = len(vision.spec.deepstack)
+    if config.model.takes_prompt_embeds:
+        encoders[EMBEDS] = _given(config, platform, num_deep)
     return OpenEncoders(encoders, models, num_deep, _media_facts(config, model, encoders))
+
+
+def _given(config: WorkerConfig, platform: Platform, num_deep: int) -> GivenEmbeddings:
+    """The encoder of prompts that are embeddings."""
+    model = config.model
+    like = torch.empty(0, dtype=config.dtype, device=platform.device.torch)
+    scale = 1.0
+    if find_family(model.hf_config, model.pooler).scales_given:
+        # rounded as that of the model's own table (models/assembly.py)
+        factor = read_spec(model.hf_config, model.pooler).embed_scale
+        scale = torch.tensor(factor, dtype=config.dtype).item()
+    return GivenEmbeddings(ROWS_OF_EMBEDS, like, scale=scale, num_deep=num_deep)
 
 
 def _vision_loader(config: WorkerConfig, platform: Platform) -> Callable[[], VisionEncoder]:

@@ -179,7 +179,7 @@ def _runner(
     embeds, media, deep = None, None, []
     if encoders.by_modality:
         assert isinstance(model, DecoderModel), "media of Quire's own decoder"
-        size = config.steps.max_num_batched_tokens, model.spec.dim
+        size = config.steps.max_num_batched_tokens, model.spec.table_width
         embeds = torch.zeros(size, dtype=config.dtype, device=platform.device.torch)
         deep = [torch.zeros_like(embeds) for _ in range(encoders.num_deep)]
         media = EncoderOutputs(encoders.by_modality, model.look_up, embeds, deep)

@@ -70,6 +70,7 @@ class Family:
     instead in older files. terms: the same with its language-model head, for weights of the
     vocabulary's tokens; None: they are not implemented. turns_by_shape: some files have the
     matrices of all experts without the transposition of the rules, which their shape tells.
+    scales_given: the factor of the embeddings of ids is that of given ones as well.
     """
 
     architectures: tuple[str, ...]
@@ -84,6 +85,7 @@ class Family:
     other_ends: tuple[tuple[str, str], ...] = ()
     terms: Family | None = None
     turns_by_shape: bool = False
+    scales_given: bool = False
 
     def rules_for(self, decoder: Decoder) -> tuple[Rule, ...]:
         """The rules of a checkpoint of `decoder`."""

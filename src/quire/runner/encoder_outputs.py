@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.errors import EngineDeadError
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Array
-from quire.step.media import EmbeddedSpan, MediaItem
+from quire.step.media import EMBEDS, EmbeddedSpan, MediaItem
 from quire.step.plan import NewRow, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -47,18 +47,27 @@ class Encoder(Protocol):
 class GivenEmbeddings:
     """The encoder of embeddings that came with a prompt: `inputs["embeds"]`, [num_rows, C]."""
 
-    def __init__(self, max_rows: int, like: Tensor) -> None:
-        """like: a tensor of the embeddings' type and device."""
+    def __init__(
+        self, max_rows: int, like: Tensor, *, scale: float = 1.0, num_deep: int = 0
+    ) -> None:
+        """like: a tensor of the embeddings' type and device. scale: the factor that the model has
+        for them. num_deep: how many layers get further rows, which are zeros for text.
+        """
         self.max_rows = max_rows
-        self._like = like
+        self._like, self._scale, self._num_deep = like, scale, num_deep
 
     def encode(self, items: Sequence[MediaItem]) -> Sequence[Tensor]:
         """See `Encoder`."""
+        return [self._rows(item.inputs[EMBEDS]) for item in items]
+
+    def _rows(self, given: Array) -> Tensor:
         like = self._like
-        return [
-            torch.tensor(item.inputs["embeds"], dtype=like.dtype, device=like.device)
-            for item in items
-        ]
+        rows = torch.tensor(given, dtype=like.dtype, device=like.device)
+        if self._scale != 1.0:
+            rows = rows * self._scale
+        if not self._num_deep:
+            return rows
+        return torch.cat([rows, *[torch.zeros_like(rows)] * self._num_deep], 1)
 
 
 class _Piece(NamedTuple):

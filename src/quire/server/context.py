@@ -46,6 +46,7 @@ from quire.server.owned_store import OwnedStore
 from quire.server.responses.stored_conversation import Conversation
 from quire.server.responses.stored_response import StoredResponse
 from quire.server.settings import ChatSettings, PoolingSettings, ReplySettings
+from quire.step.media import EMBEDS
 from quire.text.tokenizer import Tokenizer
 
 ADAPTER_SLOT = "quire.adapter"
@@ -72,7 +73,8 @@ class Prompt:
     @property
     def num_media_tokens(self) -> int:
         """The number of ids that stand for rows of encoders."""
-        return 0 if self.media is None else sum(item.num_rows for item in self.media.items)
+        items = () if self.media is None else self.media.items
+        return sum(item.num_rows for item in items if item.modality != EMBEDS)
 
     def form_parts(self) -> Sequence[tuple[str, StructuredOutputsParams]]:
         """The forms that the form of its output is made of, by their fields in the request; none

@@ -10,6 +10,13 @@ from typing import Any
 
 import msgspec
 
+EMBEDS = "embeds"
+"""The modality of embeddings that come with a prompt, as the input of this name."""
+ROWS_OF_EMBEDS = 64
+"""Rows of the items that long embeddings are cut into: prompts that begin alike share the cached
+blocks up to the first item that differs, and no item is larger than a step.
+"""
+
 
 class EmbeddedSpan(msgspec.Struct, frozen=True, gc=False):
     """Positions [start, end) of a prompt, where rows of an encoder's output stand in place of the

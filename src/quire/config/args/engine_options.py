@@ -188,6 +188,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     chat_template: str | None = _TOKENS.text(
         None, "Jinja chat template: a file, or the text itself. None: the tokenizer's."
     )
+    enable_prompt_embeds: bool = _TOKENS.flag(
+        False,
+        "Take prompts as embeddings, too: prompt_embeds. Who may send them chooses what no text "
+        "can say; leave it out where clients are not trusted.",
+    )
     gpu_memory_utilization: float | None = _MEMORY.number(
         None,
         "Share of the memory that is free now for weights, workspace and KV cache, on a CPU too. "

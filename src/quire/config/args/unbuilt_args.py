@@ -36,9 +36,6 @@ class UnbuiltArgs(ForeignArgs):
         False, "leave to run code of the model folder, which is never needed", _NO_MODEL_CODE, True
     )
     code_revision: str | None = unbuilt(None, "revision of that code", _NO_MODEL_CODE)
-    enable_prompt_embeds: bool = unbuilt(
-        False, "prompts as embeddings", "Pass prompts as text or token ids."
-    )
     enable_sleep_mode: bool = unbuilt(
         False,
         "give device memory back while asleep",

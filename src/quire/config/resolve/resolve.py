@@ -33,6 +33,7 @@ from quire.config.resolve.parallel import (
     decide_expert_parallel,
 )
 from quire.config.resolve.pooling import decide_pooling, note_pooled_length
+from quire.config.resolve.prompt_embeds import decide_prompt_embeds
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.resolve.speculation import decide_speculation
 from quire.config.structured_outputs_config import structured_outputs_config
@@ -102,6 +103,7 @@ def _decide_model(d: Decisions) -> None:
         d.requested("load_format")
     decide_implementation(d)
     decide_pooling(d)
+    decide_prompt_embeds(d)
     d.decide("vocab_size", model.vocab_size, "rows of the model's embedding")
     d.decide("hf_config", model.hf_config, "config.json with hf_overrides")
     if model.foreign_keys:

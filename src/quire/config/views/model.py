@@ -35,7 +35,7 @@ class ModelView(PlanView):
     logits_processors = Fact(part="sampling")
     trust_remote_code = Fixed(False)
     enable_sleep_mode = Fixed(True)
-    enable_prompt_embeds = Fixed(False)
+    enable_prompt_embeds = Fact("takes_prompt_embeds")
     is_encoder_decoder = Fixed(False)
 
     @property

@@ -41,6 +41,7 @@ from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import give_handles
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet
+from quire.models import read_spec
 from quire.observability.tracing import RequestTracer, exporter_to
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.request_options import RequestOptions
@@ -48,6 +49,7 @@ from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.engine.frontend.picture_prompts import PicturePrompts
+    from quire.engine.frontend.prompt_embeds import EmbeddedPrompts
 
 Client = TypeVar("Client", bound=CoreClient)
 
@@ -433,6 +435,7 @@ def build_front_end(
         forms=forms,
         custom=CustomParams(processors) if processors else None,
         pictures=_pictures_of(plan, tokenizer),
+        embeds=_embeds_of(plan),
     )
     if inputs.pictures is not None:
         stats.media_counts = inputs.pictures.cache_counts
@@ -467,6 +470,15 @@ def _pictures_of(plan: EnginePlan, tokenizer: Tokenizer | None) -> PicturePrompt
     from quire.engine.frontend.picture_settings import picture_prompts  # few models take pictures
 
     return picture_prompts(plan.model, plan.media, tokenizer)
+
+
+def _embeds_of(plan: EnginePlan) -> EmbeddedPrompts | None:
+    """What takes embeddings as prompts; None where the engine takes none."""
+    if not plan.model.takes_prompt_embeds:
+        return None
+    from quire.engine.frontend.prompt_embeds import EmbeddedPrompts  # few engines take some
+
+    return EmbeddedPrompts(read_spec(plan.model.hf_config, plan.model.pooler).table_width)
 
 
 def _pooling_facts(model: ModelPlan) -> PoolingFacts | None:

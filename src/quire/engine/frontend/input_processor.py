@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from quire.engine.arguments import refuse_keywords
@@ -41,8 +42,9 @@ from quire.request_options import RequestOptions
 from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer, encode_prompt
 
-if TYPE_CHECKING:  # few models take pictures
+if TYPE_CHECKING:  # few engines take more than text
     from quire.engine.frontend.picture_prompts import PicturePrompts
+    from quire.engine.frontend.prompt_embeds import EmbeddedPrompts
     from quire.media.loader import LoadedPicture
 
 SEED_MASK = 2**64 - 1
@@ -125,13 +127,15 @@ class InputProcessor(HasCounterparts):
         forms: GrammarTrials | None = None,
         custom: CustomParams | None = None,
         pictures: PicturePrompts | None = None,
+        embeds: EmbeddedPrompts | None = None,
     ) -> None:
         """`seed`: see `GenerationInputs`. `forms` checks structured outputs; without it they are
         refused. `custom` asks the engine's logits processors, if it has some. `pictures`: of an
-        engine that takes some.
+        engine that takes some, and `embeds` of one that takes embeddings.
         """
         self.pictures = pictures
         """Expands pictures in prompts; None for an engine of text alone."""
+        self._embeds = embeds
         self.tokenizer = tokenizer
         """The model's; None for an engine without one."""
         self.limits = limits
@@ -181,6 +185,11 @@ class InputProcessor(HasCounterparts):
         loaded = None
         if isinstance(prompt, LoadedPrompt):
             prompt, loaded = prompt
+        if isinstance(prompt, Mapping) and prompt.get("prompt_embeds") is not None:
+            _refuse_truncation(params, encoding)
+            parsed = parse_prompt(prompt)
+            ids, media = self.require_embeds().placed(parsed, params)
+            return PlacedPrompt(ids, media, parsed.text, parsed.cache_salt)
         if not has_media(prompt):
             return None
         parsed, pictures = parse_prompt(prompt), self._require_pictures()
@@ -203,7 +212,30 @@ class InputProcessor(HasCounterparts):
         """The prompt of a conversation, which `render` makes a text of; with its pictures, where
         the engine takes some.
         """
+        if self._embeds is not None:
+            from quire.engine.frontend.embedded_chat import EmbeddedChat, has_embeds
+
+            if has_embeds(messages):
+                assert self.tokenizer is not None, "conversations are rendered with one"
+                chat = EmbeddedChat(messages, self._embeds.width)
+                encode = partial(self.tokenizer.encode, add_special_tokens=False)
+                pieces = map(encode, chat.pieces(render(chat.messages)))
+                return chat.prompt(list(pieces)).content()
         return render(messages) if self.pictures is None else self.pictures.chat(messages, render)
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether prompts may have pictures."""
+        return self.pictures is not None
+
+    def require_embeds(self) -> EmbeddedPrompts:
+        """What takes embeddings as prompts. Raises RequestError for an engine that takes none."""
+        if self._embeds is None:
+            raise RequestError(
+                "You must set `--enable-prompt-embeds` to input `prompt_embeds`.",
+                parameter="prompt_embeds",
+            )
+        return self._embeds
 
     def _require_pictures(self) -> PicturePrompts:
         if self.pictures is None:
@@ -502,12 +534,12 @@ class GenerationInputs:
 
 
 def _refuse_truncation(params: object, encoding: Mapping[str, Any]) -> None:
-    """Raise InvalidParameter for a prompt with pictures that is to be cut."""
+    """Raise InvalidParameter for a prompt with pictures or embeddings that is to be cut."""
     given = encoding.get(TRUNCATE)
     if given is None and isinstance(params, SamplingParams | PoolingParams):
         given = params.truncate_prompt_tokens
     if given is not None:
-        allowed = "a prompt with pictures is not cut"
+        allowed = "a prompt with pictures or embeddings is not cut"
         raise InvalidParameter("truncate_prompt_tokens", given, allowed, "Shorten its text.")
 
 

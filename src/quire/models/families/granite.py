@@ -79,6 +79,6 @@ def _ropes(c: ConfigReader, rope: Rope | None) -> list[Rope | None]:
     return [replace(rope, theta=float(theta)) if theta else None for theta in thetas]
 
 
-GRANITE = Family(("GraniteForCausalLM",), _describe, RULES)
+GRANITE = Family(("GraniteForCausalLM",), _describe, RULES, scales_given=True)
 SINKS = rule("{prefix}layers.{layer}.self_attn.sinks", "layers.{layer}.attn.sinks")
-GRANITE_SWA = Family(("GraniteSWAForCausalLM",), _describe_swa, (*RULES, SINKS))
+GRANITE_SWA = Family(("GraniteSWAForCausalLM",), _describe_swa, (*RULES, SINKS), scales_given=True)

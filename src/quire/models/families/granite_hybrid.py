@@ -87,4 +87,5 @@ FAMILY = Family(
         ),
         *RULES,
     ),
+    scales_given=True,
 )

@@ -50,7 +50,10 @@ def _describe(c: ConfigReader) -> Decoder:
 
 
 PLAIN = Family(
-    ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _describe, RULES + EXPERT_RULES
+    ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+    _describe,
+    RULES + EXPERT_RULES,
+    scales_given=True,
 )
 SWA = Family(
     ("GraniteMoeSWAForCausalLM",),
@@ -71,4 +74,5 @@ SWA = Family(
         *RULES,
         SINKS,
     ),
+    scales_given=True,
 )

@@ -36,4 +36,4 @@ def _describe(c: ConfigReader) -> Decoder:
 
 
 _POST_NORM_RULES = norm_rules(attn_post="post_norm1", mlp_post="post_norm2")
-FAMILY = Family(("HyperCLOVAXForCausalLM",), _describe, RULES + _POST_NORM_RULES)
+FAMILY = Family(("HyperCLOVAXForCausalLM",), _describe, RULES + _POST_NORM_RULES, scales_given=True)

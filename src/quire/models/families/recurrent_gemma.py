@@ -93,4 +93,5 @@ FAMILY = Family(
         rule(_AT + "recurrent_gate_weight", _OURS + "keep.weight"),
         rule(_AT + "recurrent_gate_bias", _OURS + "keep.bias"),
     ),
+    scales_given=True,
 )

@@ -19,6 +19,7 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import RequestName, Server
 from quire.server.openai.delivery import ReplyWriter, deliver, experts_file
+from quire.server.openai.embeds import embedded_chat, refuse_together
 from quire.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.parsed_chat import (
@@ -68,7 +69,7 @@ async def chat_prompt(server: Server, request: Request, body: ChatRequest) -> Ch
 
 
 class RenderedChat(NamedTuple):
-    """A conversation as a prompt, how it uses tools, and its pictures among the ids."""
+    """A conversation as a prompt, how it uses tools, and its media among the ids."""
 
     text: str
     ids: list[int]
@@ -84,6 +85,16 @@ async def render_conversation(
     """
     tools = tool_use(server, body) if body.has_tools else NO_TOOLS
     special = bool(body.add_special_tokens)
+    if (chat := await embedded_chat(server, body.messages)) is not None:
+        refuse_together(body)
+        text = await render(server, body, tools.in_prompt, chat.messages)
+        pieces = chat.pieces(text)
+        read = [
+            await prompt_ids(server, piece, body, add_special_tokens=special and not n, limit=limit)
+            for n, piece in enumerate(pieces)
+        ]
+        made = chat.prompt(read)
+        return RenderedChat("".join(pieces), made.ids, tools, made.media())
     takes = server.engine.front_end.inputs.pictures
     pictures = None if takes is None else ChatPictures.of(server, request, body, takes)
     if pictures is not None:

@@ -13,6 +13,7 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import Prompt, RequestName, Server
 from quire.server.openai.delivery import ReplyWriter, deliver, experts_file, num_logprobs
+from quire.server.openai.embeds import given_embeds
 from quire.server.openai.logprobs import completion_logprobs, prompt_logprobs
 from quire.server.openai.prompts import output_budget, prompt_ids
 from quire.server.openai.replies import (
@@ -43,9 +44,11 @@ async def completion_prompts(server: Server, body: CompletionRequest) -> list[Pr
     """The prompts of a request, with their parameters. Raises RequestError or Refusal."""
     body.check()
     given = body.prompts(server.limits.completions)
-    body.check_amounts(server.limits, len(given))
+    body.check_amounts(server.limits, len(given) + body.num_embedded)
     special = body.add_special_tokens is not False
     prompts: list[Prompt] = []
+    for ids, media in await given_embeds(server, body):
+        prompts.append(Prompt(None, ids, _params(server, body, len(ids)), media))
     for prompt in given:
         if prompts:
             await asyncio.sleep(0)  # many short texts take as long as one that is not

@@ -266,7 +266,8 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
 class CompletionRequest(GenerationFields):
     """`POST /v1/completions`."""
 
-    prompt: str | list[Any]
+    prompt: str | list[Any] | None = None
+    prompt_embeds: str | list[str] | None = None
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -274,16 +275,32 @@ class CompletionRequest(GenerationFields):
     add_special_tokens: bool | None = None
 
     def prompts(self, limit: int) -> list[str | list[int]]:
-        """The prompts: a text, a list of texts, a list of ids, or a list of lists of ids."""
-        given = prompts_in("prompt", self.prompt)
-        if len(given) > limit:
+        """The prompts: a text, a list of texts, a list of ids, or a list of lists of ids. There may
+        be none where `prompt_embeds` has some.
+        """
+        if self.prompt is None:
+            if self.prompt_embeds is None:
+                allowed = "a request has a prompt, or prompt_embeds"
+                raise InvalidParameter("prompt", None, allowed)
+            given = []
+        else:
+            given = prompts_in("prompt", self.prompt)
+        if len(given) + self.num_embedded > limit:
             raise InvalidParameter("prompt", len(given), f"at most {limit} prompts in a request")
         return given
+
+    @property
+    def num_embedded(self) -> int:
+        """How many of its prompts are embeddings."""
+        given = self.prompt_embeds
+        return len(given) if isinstance(given, list) else int(given is not None)
 
     def check(self) -> None:
         """Raise InvalidParameter for what does not go together."""
         self.check_stream()
         self.refuse_unbuilt()
+        if self.prompt_embeds == []:
+            raise InvalidParameter("prompt_embeds", [], "it must have some, or be left out")
         if self.suffix:
             hint = "Leave it out: this model does not fill in the middle."
             raise InvalidParameter("suffix", self.suffix, "it must be empty", hint)
@@ -328,7 +345,7 @@ _OF_MESSAGES = frozenset(
 _OF_PARTS = frozenset(
     {
         *("type", "text", "refusal", "thinking", "signature", "name", "tool_name", "image_url"),
-        *("input_audio", "file", "audio_url", "video_url", "detail", "uuid"),
+        *("input_audio", "file", "audio_url", "video_url", "detail", "uuid", "data"),
     }
 )
 _OF_TOOLS = frozenset({"type", "function", "custom"})
