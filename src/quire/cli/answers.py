@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from quire.errors import CapacityError, GenerationError, RequestError
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 _FOR_TERMINALS: dict[int, str] = {
     **dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd"),

@@ -1,7 +1,7 @@
 """Talk to a model in this process, or to one on a server (--url).
 
 Answers stream; Ctrl-C ends an answer, Ctrl-D the talk. Lines that begin with a slash are commands:
-/reset, /undo, /system TEXT, /history, /help, /quit.
+/reset, /undo, /system TEXT, /image FILE, /history, /help, /quit.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from quire.cli.answers import (
@@ -22,6 +23,7 @@ from quire.cli.answers import (
     show,
 )
 from quire.cli.model_choice import add_answer_flags, open_model
+from quire.cli.pictures import add_image_flag, asked_with, read_picture, shown
 from quire.cli.session import explain
 from quire.config.args.command_line import QuireParser
 
@@ -30,6 +32,7 @@ _HELP = """\
 /reset         forget the talk (the system prompt stays)
 /undo          forget the last question and its answer
 /system TEXT   set the system prompt and forget the talk; without TEXT there is none
+/image FILE    send a picture with the next question
 /history       print the talk
 /help          print this
 /quit          end (as Ctrl-D does)
@@ -41,7 +44,8 @@ def add_arguments(parser: QuireParser) -> None:
     parser.usage = "quire chat [flags]"
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this one question and stop")
-    add_answer_flags(parser, ("quick", "system_prompt"))
+    add_image_flag(parser, "send a picture with the first question; may be repeated")
+    add_answer_flags(parser, ("quick", "system_prompt", "image"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         return explain(args)
     with open_model(args, _MAX_TOKENS) as (model, sampling):
         talk = Talk(model, sampling, args.system_prompt, stats=args.stats)
+        for file in args.image:
+            talk.add_picture(file)
         if args.quick is not None:
             raise_interrupt(talk.ask(args.quick))
             return 0
@@ -64,6 +70,7 @@ class Talk:
     ) -> None:
         self._model, self._sampling, self._stats = model, sampling, stats
         self.messages: list[Message] = []
+        self._pictures: list[Path] = []
         self.set_system(system)
 
     def set_system(self, text: str | None) -> None:
@@ -81,12 +88,21 @@ class Talk:
         del self.messages[-2:]
         return True
 
+    def add_picture(self, file: Path) -> None:
+        """Send a picture with the next question. Raises InvalidParameter for a file that is not
+        one.
+        """
+        read_picture(file)
+        self._pictures.append(file)
+
     def ask(self, question: str) -> Answer:
         """Put a question and print the answer as it comes.
 
-        An interrupted answer is kept as far as it got. After an error the question is forgotten.
+        An interrupted answer is kept as far as it got. After an error the question is forgotten,
+        with its pictures.
         """
-        messages = [*self.messages, {"role": "user", "content": question}]
+        files, self._pictures = self._pictures, []
+        messages = [*self.messages, {"role": "user", "content": asked_with(question, files)}]
         answer = show(self._model.chat(messages, self._sampling), stats=self._stats)
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         return answer
@@ -123,9 +139,11 @@ def obey(talk: Talk, line: str) -> None:
         print("Forgotten." if talk.undo() else "There is nothing to forget.")
     elif name == "/system":
         talk.set_system(rest.strip() or None)
+    elif name == "/image":
+        talk.add_picture(Path(rest.strip()))
     elif name == "/history":
         for message in talk.messages:
-            print(f"[{message['role']}] {message['content']}")
+            print(f"[{message['role']}] {shown(message['content'])}")
     elif name == "/help":
         print(_HELP, end="")
     else:

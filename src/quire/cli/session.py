@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Container, Generator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from quire.cli.answers import Piece, Pieces
@@ -64,7 +65,7 @@ class Session:
 
     def stream(
         self,
-        prompt: str,
+        prompt: Any,
         sampling: Mapping[str, Any],
         *,
         is_delta: bool,
@@ -104,19 +105,21 @@ class Session:
         if failure is not None:
             raise EngineGenerateError(failure)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], sampling: Mapping[str, Any]) -> Pieces:
+    def chat(self, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Pieces:
         prompt = self.render(messages)
         return _pieces(self.stream(prompt, sampling, is_delta=True, add_special_tokens=False))
 
     def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Pieces:
         return _pieces(self.stream(prompt, sampling, is_delta=True))
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> Any:
         """The prompt that the model's chat template makes of a conversation."""
         from quire.text.chat import render_chat
 
-        template = self._engine.front_end.chat_template
-        return render_chat(self._engine.get_tokenizer(), messages, chat_template=template)
+        front_end = self._engine.front_end
+        template, tokenizer = front_end.chat_template, self._engine.get_tokenizer()
+        render = partial(render_chat, tokenizer, chat_template=template)
+        return front_end.inputs.chat_prompt(messages, render)
 
     def close(self) -> None:
         """Give the memory back."""
