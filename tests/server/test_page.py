@@ -518,6 +518,87 @@ def test_files_are_attached_searched_saved_and_imported(model, page, tmp_path):
     assert entries.all_text_contents() == ["what is it?"]
 
 
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+"""A picture of one pixel."""
+PICTURE = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+GIVE = """([kind, type, text]) => {
+    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const data = new DataTransfer();
+    data.items.add(new File([bytes], `${kind}.png`, { type }));
+    const [target, event] = kind === "paste"
+        ? ["#prompt", new ClipboardEvent("paste", { clipboardData: data, bubbles: true })]
+        : [".talk", new DragEvent("drop", { dataTransfer: data, bubbles: true })];
+    document.querySelector(target).dispatchEvent(event);
+}"""
+
+
+def let_it_take_pictures(page, sent):
+    """Have the page find a model that takes pictures and keep what it is sent."""
+    done = 'data: {"choices": [{"index": 0, "delta": {"content": "a dot"}}]}\n\ndata: [DONE]\n\n'
+
+    def facts(route):
+        told = route.fetch().json()
+        assert told["takes_pictures"] is False
+        route.fulfill(json={**told, "takes_pictures": True})
+
+    def answer(route):
+        sent.append(route.request.post_data_json["messages"])
+        route.fulfill(body=done, content_type="text/event-stream")
+
+    page.route("**/page/facts", facts)
+    page.route("**/chat/completions", answer)
+
+
+def test_pictures_are_shown_and_sent(model, page, tmp_path):
+    (tmp_path / "dot.png").write_bytes(PNG)
+    (tmp_path / "page.tiff").write_bytes(b"II*")
+    sent = []
+    let_it_take_pictures(page, sent)
+    page.goto(model.url)
+    wait_until(page, "document.querySelector('[name=temperature]').placeholder !== 'default'")
+    page.locator("#files").set_input_files([tmp_path / "dot.png", tmp_path / "page.tiff"])
+    page.locator("#failure", has_text="“page.tiff” is a picture of another kind").wait_for()
+    data = base64.b64encode(PNG).decode()
+    for kind in ("paste", "drop"):
+        page.evaluate(GIVE, [kind, "image/png", data])
+        page.locator("#attached li", has_text=f"{kind}.png").wait_for()
+    page.get_by_label("Remove drop.png").click()
+    ask(page, "what is it?")
+    part = {"type": "image_url", "image_url": {"url": PICTURE}}
+    asked = {"role": "user", "content": [part, part, {"type": "text", "text": "what is it?"}]}
+    assert sent == [[asked]]
+    shown = page.locator("#messages .user img.picture")
+    assert [each.get_attribute("alt") for each in shown.all()] == ["dot.png", "paste.png"]
+    loaded = (
+        "[...document.querySelectorAll('img.picture')].every((each) => each.naturalWidth === 1)"
+    )
+    wait_until(page, loaded)
+    page.reload()
+    shown.first.wait_for()
+    ask(page, "and now?")
+    assert sent[1][0] == asked and sent[1][2]["content"] == "and now?"
+    (tmp_path / "talk.json").write_text(json.dumps([asked, answer_of("a dot")]))
+    page.locator("#import-file").set_input_files(tmp_path / "talk.json")
+    wait_until(page, "document.querySelectorAll('#conversations button').length === 2")
+    wait_until(page, "document.querySelectorAll('#messages .user img.picture').length === 2")
+    page.locator("select[name=mode]").select_option("complete")
+    page.evaluate(GIVE, ["drop", "image/png", data])
+    page.locator("#failure", has_text="switch to “Chat”").wait_for()
+
+
+def test_a_model_of_text_refuses_pictures(model, page, tmp_path):
+    (tmp_path / "dot.png").write_bytes(PNG)
+    page.goto(model.url)
+    wait_until(page, "document.querySelector('[name=temperature]').placeholder !== 'default'")
+    page.locator("#files").set_input_files(tmp_path / "dot.png")
+    page.locator(
+        "#failure", has_text="“dot.png” is a picture, and this model takes text"
+    ).wait_for()
+    assert page.locator("#attached li").count() == 0
+
+
 def test_a_failed_turn_returns_to_the_box_and_a_cut_stream_says_so(model, page):
     page.goto(model.url)
     model.says = "fine"

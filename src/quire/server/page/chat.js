@@ -14,7 +14,7 @@ function requestFields() {
 
 // `path`: the messages; the last is the assistant's where its turn is to be continued.
 function chatRequest(path, system) {
-  const messages = path.filter((m) => m.content || m.files).map((m) => ({ role: m.role, content: contentOf(m) }));
+  const messages = path.filter((m) => m.content || m.files).map((m) => ({ role: m.role, content: partsOf(m) }));
   if (system.trim()) messages.unshift({ role: "system", content: system });
   const request = { ...requestFields(), messages };
   if (path.at(-1).role === "assistant") Object.assign(request, { continue_final_message: true, add_generation_prompt: false });
@@ -224,6 +224,9 @@ function submit() {
   const content = byId("prompt").value;
   if ((!content.trim() && !attached.length) || runs.has(current)) return;
   const isPlain = setting("mode") === "complete";
+  if (isPlain && attached.some((file) => file.picture)) {
+    return showFailure("A text that is continued has no pictures: remove them, or switch to “Chat”.");
+  }
   const asked = { content, ...(attached.length && { files: attached }), ...(isPlain && { isPlain }) };
   byId("prompt").value = "";
   attached = [];

@@ -3,9 +3,11 @@
 
 const MAX_FILE_CHARS = 400_000;
 const MAX_FILES = 10;
+const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
+const MAX_PICTURE_CHARS = 20_000_000; // of all that go along; a server takes bodies of 32 MiB
 
 const drafts = new WeakMap(); // conversation -> {text, files, failure}
-let attached = []; // {name, text}
+let attached = []; // {name, text}, or {name, picture} with a data: URL
 
 function showDraft(conversation) {
   const { text = "", files = [], failure = "" } = drafts.get(conversation) ?? {};
@@ -42,13 +44,33 @@ function showAttached() {
       showAttached();
       byId("prompt").focus();
     });
-    return make("li", "", [make("span", "", [file.name]), remove]);
+    return make("li", "", [...(file.picture ? [pictureOf(file)] : []), make("span", "", [file.name]), remove]);
   }));
+}
+
+// What stands in the way of a picture, or "".
+function refusalOf(file) {
+  if (!facts?.takes_pictures) return "is a picture, and this model takes text alone";
+  if (setting("mode") === "complete") return "is a picture: switch to “Chat” to send it";
+  if (!PICTURES.includes(file.type)) return "is a picture of another kind than PNG, JPEG, WebP, GIF and BMP";
+  if (attached.length >= MAX_FILES) return `is one more than ${MAX_FILES}`;
+  const chars = attached.reduce((sum, { picture = "" }) => sum + picture.length, 0);
+  return chars + (4 * file.size) / 3 > MAX_PICTURE_CHARS ? "makes the pictures larger than 15 MB together" : "";
+}
+
+function isPicture({ type }) {
+  return type.startsWith("image/") && type !== "image/svg+xml"; // that one is a text
 }
 
 async function attach(files) {
   const refused = [];
   for (const file of files) {
+    if (isPicture(file)) {
+      const reason = refusalOf(file);
+      if (reason) refused.push(`“${file.name}” ${reason}.`);
+      else attached = [...attached, { name: file.name, picture: await dataUrlOf(file) }];
+      continue;
+    }
     const text = file.size > 4 * MAX_FILE_CHARS ? null : await textIn(file);
     if (text === null || text.length > MAX_FILE_CHARS || attached.length >= MAX_FILES) {
       const reason = text === null && file.size <= 4 * MAX_FILE_CHARS ? "is not a text file (UTF-8)"
@@ -60,6 +82,15 @@ async function attach(files) {
   }
   showAttached();
   showFailure(refused.join(" "));
+}
+
+function dataUrlOf(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.addEventListener("load", () => resolve(reader.result));
+    reader.addEventListener("error", () => reject(reader.error));
+    reader.readAsDataURL(file);
+  });
 }
 
 async function textIn(file) {

@@ -78,8 +78,14 @@ const OPTIONAL_FIELDS = {
   isFailed: (value) => typeof value === "boolean",
   isPlain: (value) => typeof value === "boolean",
   usage: (value) => [value?.prompt, value?.completion].every(Number.isFinite),
-  files: (value) => Array.isArray(value) && value.every((file) => [file?.name, file?.text].every((text) => typeof text === "string")),
+  files: (value) => Array.isArray(value) && value.every(isFile),
 };
+const PICTURE_URL = /^data:image\/(png|jpeg|webp|gif|bmp);base64,[A-Za-z0-9+/=]+$/;
+
+function isFile(file) {
+  const has = (name) => typeof file?.[name] === "string";
+  return has("name") && (has("picture") ? PICTURE_URL.test(file.picture) : has("text"));
+}
 
 // A conversation from a JSON value: one of ours, or a list of messages as the API takes them. Returns
 // null for another value.
@@ -101,6 +107,8 @@ function readConversation(given) {
     const { id = randomId(), parent = before } = item;
     if (typeof id !== "string" || seen.has(id) || (parent !== null && !seen.has(parent))) return null;
     const message = { id, parent, role: item.role, content };
+    const pictures = picturesOf(item.content);
+    if (pictures.length) message.files = pictures;
     for (const [name, isValid] of Object.entries(OPTIONAL_FIELDS)) if (isValid(item[name])) message[name] = item[name];
     made.messages.push(message);
     seen.add(before = id);
@@ -113,8 +121,19 @@ function readConversation(given) {
 
 function textOf(content) {
   if (typeof content === "string") return content;
-  if (!Array.isArray(content) || !content.every((part) => typeof part?.text === "string")) return null;
-  return content.map((part) => part.text).join("\n");
+  if (!Array.isArray(content)) return null;
+  const texts = content.filter((part) => !isFile(fileOf(part)));
+  if (!texts.every((part) => typeof part?.text === "string")) return null;
+  return texts.map((part) => part.text).join("\n");
+}
+
+// The pictures of a message as the API takes them.
+function picturesOf(content) {
+  return Array.isArray(content) ? content.map(fileOf).filter(isFile) : [];
+}
+
+function fileOf(part) {
+  return { name: "Picture", picture: part?.image_url?.url ?? part?.image_url ?? null };
 }
 
 // Storage.
@@ -174,7 +193,7 @@ function deleteConversation(conversation) {
 
 // What is sent of a message: its files come first, in fences that none of their lines can close.
 function contentOf({ content, files = [] }) {
-  const parts = files.map(({ name, text }) => {
+  const parts = files.filter((file) => !file.picture).map(({ name, text }) => {
     const longest = Math.max(2, ...(text.match(/`{3,}/g) ?? []).map((ticks) => ticks.length));
     const fence = "`".repeat(longest + 1);
     return `File ${JSON.stringify(name)}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
@@ -182,12 +201,22 @@ function contentOf({ content, files = [] }) {
   return [...parts, content].filter(Boolean).join("\n\n");
 }
 
+// The same with its pictures, for a conversation.
+function partsOf(message) {
+  const pictures = (message.files ?? []).filter((file) => file.picture);
+  const text = contentOf(message);
+  if (!pictures.length) return text;
+  const parts = pictures.map(({ picture }) => ({ type: "image_url", image_url: { url: picture } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
 // As files.
 
 function asMarkdown(conversation) {
   const names = { user: "You", assistant: "Model" };
   const { title, system } = conversation;
-  const parts = pathTo(conversation).map((m) => `## ${names[m.role]}\n\n${contentOf(m)}\n`);
+  const shown = (m) => [...(m.files ?? []).filter((file) => file.picture).map(({ name }) => `(Picture “${name}”)`), contentOf(m)];
+  const parts = pathTo(conversation).map((m) => `## ${names[m.role]}\n\n${shown(m).join("\n\n")}\n`);
   if (system) parts.unshift(`## System\n\n${system}\n`);
   return `# ${title}\n\n${parts.join("\n")}`;
 }

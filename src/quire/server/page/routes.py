@@ -29,7 +29,8 @@ class PageFacts(msgspec.Struct, kw_only=True):
 
     `sampling`: the parameters of sampling. `max_tokens`: the most tokens of an answer, None for
     what the context has room for; `max_tokens_of_completion` likewise where a text is continued.
-    `missing_packages`: what has to be installed before answers can be drawn.
+    `missing_packages`: what has to be installed before answers can be drawn. `takes_pictures`:
+    conversations may have some.
     """
 
     sampling: dict[str, Any]
@@ -37,6 +38,7 @@ class PageFacts(msgspec.Struct, kw_only=True):
     max_tokens_of_completion: int
     max_model_len: int
     missing_packages: list[str]
+    takes_pictures: bool
 
 
 class DrawRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +68,7 @@ async def facts(server: Server, request: Request) -> Response:
             max_tokens_of_completion=min(DEFAULT_MAX_TOKENS, most or DEFAULT_MAX_TOKENS),
             max_model_len=server.limits.max_model_len,
             missing_packages=missing_packages(),
+            takes_pictures=server.engine.front_end.inputs.takes_pictures,
         )
     )
 

@@ -57,6 +57,13 @@ function isTinted() {
   return byId("settings").elements.probabilities.checked;
 }
 
+function pictureOf({ name, picture }) {
+  const made = make("img", "picture");
+  made.src = picture;
+  made.alt = name;
+  return made;
+}
+
 // One message: draws what has been added to it since the last time.
 class MessageView {
   constructor(message) {
@@ -67,8 +74,10 @@ class MessageView {
     this.actions = make("div", "actions");
     const who = make("h2", "who", [message.isPlain && message.role === "assistant" ? "Continuation" : NAMES[message.role]]);
     this.item = make("li", `${message.role}${message.isPlain ? " plain-text" : ""}`, [who, this.files, this.text, this.note, this.actions]);
-    for (const { name, text } of message.files ?? []) {
-      this.files.append(make("li", "", [make("details", "", [make("summary", "", [name]), make("pre", "", [text])])]));
+    for (const file of message.files ?? []) {
+      const shown = file.picture ? pictureOf(file)
+        : make("details", "", [make("summary", "", [file.name]), make("pre", "", [file.text])]);
+      this.files.append(make("li", "", [shown]));
     }
     this.draw();
   }
