@@ -142,7 +142,7 @@ class DecoderModel(FixedWeights):
         start, stop, _ = (layers or slice(None)).indices(len(self._layers))
         x = self.embed(batch) if hidden is None else hidden
         if self._axes is not None:
-            self._axes(batch)
+            batch = self._axes(batch)
         if start >= stop:
             return HiddenStates(x)
         aux = []

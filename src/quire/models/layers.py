@@ -81,9 +81,9 @@ class AxisMixer:
         self._ops, self._table, self._axes = ops, table, axes
         self._entries = torch.zeros((1, 0), dtype=torch.int64, device=axes.device)
 
-    def __call__(self, batch: Batch) -> None:
-        """Give layers the table, if there are several axes, and positions that are entries of it;
-        they read their own otherwise.
+    def __call__(self, batch: Batch) -> Batch:
+        """The step as layers read it: with the table, if there are several axes, and positions that
+        are entries of it. The step itself stays, since steps of decodes are used again.
         """
         rotary = None
         if len(batch.positions) > 1:
@@ -92,10 +92,11 @@ class AxisMixer:
             rotary = replace(self._table, cos_sin=mixed)
             if self._entries.shape[1] < count:
                 self._entries = torch.arange(count, device=self._axes.device)[None]
-            batch.positions = self._entries[:, :count]
+            batch = replace(batch, positions=self._entries[:, :count])
         for group in batch.groups:
             if isinstance(group, GroupBatch):
                 group.rotary = rotary
+        return batch
 
 
 @dataclass(frozen=True, slots=True)
