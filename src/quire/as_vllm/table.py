@@ -89,6 +89,7 @@ _CONFIGS: dict[str, dict[str, str]] = {
     "speculative": {"builtins": "SpeculativeConfig=dict"},
     "reasoning": {"builtins": "ReasoningConfig=dict"},
     "kv_transfer": {"builtins": "KVTransferConfig=dict"},
+    "ec_transfer": {"builtins": "ECTransferConfig=dict"},
     "kv_events": {"builtins": "KVEventsConfig=dict"},
     "weight_transfer": {"builtins": "WeightTransferConfig=dict"},
 }
@@ -105,6 +106,12 @@ SERVED: dict[str, dict[str, str]] = {
     },
     **{f"vllm.config.{part}": names for part, names in _CONFIGS.items()},
     "vllm.distributed": {"quire.as_vllm.stand_ins": "cleanup_dist_env_and_memory"},
+    "vllm.distributed.ec_transfer.ec_connector.base": {
+        "quire.distributed.ec_connector": "ECConnectorBase ECConnectorRole ECConnectorMetadata"
+    },
+    "vllm.distributed.ec_transfer.ec_connector.example_connector": {
+        "quire.distributed.ec_connector": "ECExampleConnector"
+    },
     "vllm.distributed.parallel_state": {
         "quire.as_vllm.stand_ins": """cleanup_dist_env_and_memory
             destroy_model_parallel=nothing_to_destroy

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from quire.config.ec_transfer_config import ECTransferConfig
 from quire.config.hidden_states import HiddenStatesPlan
 from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
@@ -28,7 +29,9 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     before texts. `tokenizer_folder` None: no tokenizer. `weights_folder`: where weights are kept in
     mapped files; None: in memory. A core's weights take about `weight_bytes`, and the files of
     packed ones at most `packed_weights_bytes`. `offload`: which weights stay in host memory while a
-    GPU runs the model; None: none. `takes_prompt_embeds`: prompts may be embeddings.
+    GPU runs the model; None: none. `takes_prompt_embeds`: prompts may be embeddings;
+    `takes_media_embeds`: pictures may come as the rows that an encoder makes of them.
+    `encoder_transfer`: where rows are kept outside of the engine; None: nowhere.
     """
 
     model: str
@@ -58,6 +61,8 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_mode: str
     chat_template: str | None
     takes_prompt_embeds: bool
+    takes_media_embeds: bool
+    encoder_transfer: ECTransferConfig | None
 
 
 class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):

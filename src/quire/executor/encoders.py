@@ -48,9 +48,13 @@ def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel
         load = _vision_loader(config, platform)
         vision = load()
         encoders[IMAGE] = PictureEncoder(vision, config.model.max_model_len)
+        if config.model.encoder_transfer is not None:
+            from quire.executor.encoder_transfer import connected  # few engines keep outputs
+
+            encoders[IMAGE], load = connected(config, platform, encoders[IMAGE], vision, load)
         models.append(LoadedModel(vision, load))
         num_deep = len(vision.spec.deepstack)
-    if config.model.takes_prompt_embeds:
+    if config.model.takes_prompt_embeds or config.model.takes_media_embeds:
         encoders[EMBEDS] = _given(config, platform, num_deep)
     return OpenEncoders(encoders, models, num_deep, _media_facts(config, model, encoders))
 
@@ -59,12 +63,12 @@ def _given(config: WorkerConfig, platform: Platform, num_deep: int) -> GivenEmbe
     """The encoder of prompts that are embeddings."""
     model = config.model
     like = torch.empty(0, dtype=config.dtype, device=platform.device.torch)
-    scale = 1.0
+    scale, decoder = 1.0, read_spec(model.hf_config, model.pooler)
     if find_family(model.hf_config, model.pooler).scales_given:
         # rounded as that of the model's own table (models/assembly.py)
-        factor = read_spec(model.hf_config, model.pooler).embed_scale
-        scale = torch.tensor(factor, dtype=config.dtype).item()
-    return GivenEmbeddings(ROWS_OF_EMBEDS, like, scale=scale, num_deep=num_deep)
+        scale = torch.tensor(decoder.embed_scale, dtype=config.dtype).item()
+    width = decoder.table_width
+    return GivenEmbeddings(ROWS_OF_EMBEDS, like, scale=scale, num_deep=num_deep, width=width)
 
 
 def _vision_loader(config: WorkerConfig, platform: Platform) -> Callable[[], VisionEncoder]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from quire.errors import InvalidParameter, InvalidType, RequestError
 from quire.media.decoding.rgb import as_rgb, load_pillow
 from quire.media.fetch.fetcher import GivenPicture
+from quire.media.given_rows import RowsReader, rows_given
 
 _ANTHROPIC_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _FORMS = "a picture is a PIL image, an array of three axes, encoded bytes, or None with a uuid"
@@ -20,10 +22,16 @@ def label(index: int) -> str:
     return f"Image {index}"
 
 
-def given_pictures(data: Any, uuids: Any = None) -> list[GivenPicture]:
+def given_pictures(
+    data: Any, uuids: Any = None, rows: RowsReader | None = None
+) -> list[GivenPicture]:
     """The pictures of `multi_modal_data["image"]`, one or a list, with those of
-    `multi_modal_uuids["image"]`. An array of four axes is a batch of pictures.
+    `multi_modal_uuids["image"]`. An array of four axes is a batch of pictures. `rows` knows those
+    that come as an encoder's output.
     """
+    made = None if rows is None or data is None else rows_given(data, rows)
+    if made is not None:
+        data = [GivenPicture(rows=each, label=label(n)) for n, each in enumerate(made)]
     items = list(data) if isinstance(data, list | tuple) else [data]
     if len(items) == 1 and not isinstance(data, list | tuple):
         array = _as_array(data)
@@ -46,6 +54,8 @@ def _given(item: Any, uuid: Any, index: int) -> GivenPicture:
         allowed = "a uuid is a string or None"
         raise InvalidType("multi_modal_uuids", uuid, allowed, "Write the ids as text.")
     name = label(index)
+    if isinstance(item, GivenPicture):
+        return replace(item, uuid=uuid)
     if item is None:
         return GivenPicture(uuid=uuid, label=name)
     if isinstance(item, bytes | bytearray | memoryview):
@@ -74,8 +84,9 @@ def _as_array(item: Any) -> Any:
 
 def picture_of_part(part: Mapping[str, Any], index: int) -> GivenPicture | None:
     """The picture of a part of a chat message, in the form of OpenAI's chats (`image_url`), of its
-    Responses (`input_image`), of Anthropic (`image`), or of programs (`image_pil`). None for parts
-    of other types. `index`: its number among the pictures of the prompt.
+    Responses (`input_image`), of Anthropic (`image`), or of programs (`image_pil`), or the rows of
+    one (`image_embeds`). None for parts of other types. `index`: its number among the pictures of
+    the prompt.
     """
     kind = part.get("type") or _kind_by_key(part)
     name, uuid = label(index), _text(part, "uuid")
@@ -87,6 +98,8 @@ def picture_of_part(part: Mapping[str, Any], index: int) -> GivenPicture | None:
         return _checked(GivenPicture(url=_url(part.get("image_url")), uuid=uuid, label=name))
     if kind == "image" and isinstance(part.get("source"), Mapping):
         return _checked(_of_source(part["source"], uuid, name))
+    if kind == "image_embeds":
+        return _checked(GivenPicture(rows=part.get("image_embeds"), uuid=uuid, label=name))
     if kind == "image_pil":
         return _given(part.get("image_pil"), uuid, index)
     return None
@@ -94,7 +107,7 @@ def picture_of_part(part: Mapping[str, Any], index: int) -> GivenPicture | None:
 
 def _kind_by_key(part: Mapping[str, Any]) -> str | None:
     """The type of a part that has none and one known key."""
-    found = [key for key in ("image_url", "image_pil") if key in part]
+    found = [key for key in ("image_url", "image_pil", "image_embeds") if key in part]
     return found[0] if len(found) == 1 and "text" not in part else None
 
 

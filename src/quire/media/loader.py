@@ -15,6 +15,7 @@ from quire.errors import RequestError
 from quire.media.decoding.decoder import PictureDecoder, ProcessedPicture
 from quire.media.digests import picture_digest, uuid_digest
 from quire.media.fetch.fetcher import GivenPicture, MediaFetcher
+from quire.media.given_rows import RowsReader
 from quire.media.item_limits import DEFAULT_LIMIT, check_count
 from quire.media.picture_files import PictureSettings
 from quire.media.processed_cache import ProcessedCache
@@ -48,11 +49,14 @@ class PictureLoader:
         cache: ProcessedCache,
         *,
         most_pictures: int = DEFAULT_LIMIT,
+        rows: RowsReader | None = None,
         background: tuple[int, int, int] = (255, 255, 255),
         algorithm: str = "sha256",
     ) -> None:
         self.settings = settings
         self._fetcher, self._decoder = fetcher, decoder
+        self.rows = rows
+        """Reads pictures that come as rows; None: they are refused."""
         self.cache = cache
         self._most_pictures, self._background = most_pictures, background
         self._algorithm = algorithm
@@ -99,6 +103,12 @@ class PictureLoader:
             alias = None
             if given.uuid:
                 alias = uuid_digest(given.uuid, values, scope=scope, background=background)
+            if given.rows is not None:
+                digest, made = await asyncio.to_thread(self._read_rows, given)
+                self.cache.put(digest, made)
+                if alias is not None:
+                    self.cache.name(alias, digest)
+                return LoadedPicture(digest, made, None, values, background)
             if data is None:
                 assert alias is not None, "the fetcher refuses what has neither"
                 digest, known = self._known(alias, index)
@@ -124,6 +134,11 @@ class PictureLoader:
             return LoadedPicture(digest, found, data, values, background)
 
         return [await one(index) for index in range(len(pictures))]
+
+    def _read_rows(self, given: GivenPicture) -> tuple[bytes, ProcessedPicture]:
+        if self.rows is None:
+            raise RequestError("Rows of pictures are not taken here.", parameter="image_embeds")
+        return self.rows.read(given.rows, given.label)
 
     def check_count(self, num: int) -> None:
         """Raise RequestError for more pictures than a prompt may have."""

@@ -9,6 +9,7 @@ from quire.media.digests import part_digest
 from quire.media.image_processors.processor import Arrays
 from quire.media.loader import LoadedPicture
 from quire.media.prompt_rules.rule import Place, PromptRule
+from quire.step.media import EMBEDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +62,13 @@ def _item(
     part: int | None = None,
 ) -> PlacedPicture:
     num_rows = sum(end - start for start, end in places)
-    return PlacedPicture(digest, num_rows, places, arrays, picture, part, rule.is_bidirectional)
+    return PlacedPicture(
+        digest,
+        num_rows,
+        places,
+        arrays,
+        picture,
+        part,
+        rule.is_bidirectional,
+        EMBEDS if EMBEDS in arrays else "image",
+    )

@@ -158,3 +158,43 @@ def _types(is_whole: bool) -> str:
 
 def _refusal(name: str, why: str) -> InvalidParameter:
     return InvalidParameter(name, "<data>", f"{_FORMS}; {why}")
+
+
+def is_tensor(given: Any) -> bool:
+    """Whether it is one of torch, which is not imported for that."""
+    is_of_torch = type(given).__module__.partition(".")[0] == "torch"
+    return is_of_torch and hasattr(given, "is_floating_point")
+
+
+def checked_rows(given: Any, name: str, *widths: int) -> Numbers:
+    """A copy of embeddings as float16 or float32 [n, width], where width is one of `widths`.
+    `name`: what errors call them. Raises InvalidType or InvalidParameter.
+    """
+    rows = _as_array(given, name)
+    if rows.ndim == 3 and len(rows) == 1:
+        rows = rows[0]
+    if rows.ndim != 2 or rows.shape[1] not in widths or not len(rows):
+        wanted = " or ".join(map(str, widths))
+        allowed = f"its shape must be [tokens, {wanted}], as wide as this model's embeddings"
+        raise InvalidParameter(name, list(np.shape(rows)), allowed)
+    if not np.isfinite(rows).all():
+        raise InvalidParameter(name, "<tensor>", "it has numbers that are not finite (NaN or inf)")
+    return rows
+
+
+def _as_array(given: Any, name: str) -> Numbers:
+    """An array, or a tensor without importing its library."""
+    allowed = "it must be a dense tensor or an array of float16, bfloat16 or float32"
+    if is_tensor(given):
+        if str(given.layout) != "torch.strided":
+            raise InvalidParameter(name, str(given.layout), allowed, "Call to_dense().")
+        given = given.detach().cpu()
+        if str(given.dtype) == "torch.bfloat16":  # numpy has none; float32 holds its numbers
+            given = given.float()
+        given = given.numpy()
+    if not isinstance(given, np.ndarray):
+        raise InvalidType(name, type(given).__name__, allowed)
+    if given.dtype.newbyteorder("=") not in (np.float16, np.float32):
+        raise InvalidParameter(name, str(given.dtype), allowed)
+    # A copy: the caller may change its own while the request runs.
+    return np.array(given, given.dtype.newbyteorder("="), order="C")

@@ -48,24 +48,36 @@ class GivenEmbeddings:
     """The encoder of embeddings that came with a prompt: `inputs["embeds"]`, [num_rows, C]."""
 
     def __init__(
-        self, max_rows: int, like: Tensor, *, scale: float = 1.0, num_deep: int = 0
+        self,
+        max_rows: int,
+        like: Tensor,
+        *,
+        scale: float = 1.0,
+        num_deep: int = 0,
+        width: int | None = None,
     ) -> None:
         """like: a tensor of the embeddings' type and device. scale: the factor that the model has
-        for them. num_deep: how many layers get further rows, which are zeros for text.
+        for them. num_deep: how many layers get further rows, which are zeros for rows that are not
+        wider than `width`, the model's own.
         """
         self.max_rows = max_rows
         self._like, self._scale, self._num_deep = like, scale, num_deep
+        self._width = width
 
     def encode(self, items: Sequence[MediaItem]) -> Sequence[Tensor]:
         """See `Encoder`."""
         return [self._rows(item.inputs[EMBEDS]) for item in items]
+
+    def _is_whole(self, rows: Tensor) -> bool:
+        """Whether they have the further rows already."""
+        return self._width is not None and rows.shape[1] > self._width
 
     def _rows(self, given: Array) -> Tensor:
         like = self._like
         rows = torch.tensor(given, dtype=like.dtype, device=like.device)
         if self._scale != 1.0:
             rows = rows * self._scale
-        if not self._num_deep:
+        if not self._num_deep or self._is_whole(rows):
             return rows
         return torch.cat([rows, *[torch.zeros_like(rows)] * self._num_deep], 1)
 

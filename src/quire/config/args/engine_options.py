@@ -419,6 +419,17 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         unit="bytes",
         minimum=0,
     )
+    enable_mm_embeds: bool = _MEDIA.flag(
+        False,
+        "Take pictures as the rows that an encoder makes of them, too: image_embeds. Leave it out "
+        "where clients are not trusted.",
+    )
+    ec_transfer_config: dict[str, Any] | None = _MEDIA.mapping(
+        None,
+        "Where outputs of encoders are kept outside of the engine: ec_connector ECExampleConnector "
+        "with the folder shared_storage_path in ec_connector_extra_config, and ec_role, which is "
+        "ec_producer, ec_consumer or ec_both. A class of one's own has ec_connector_module_path.",
+    )
     interleave_mm_strings: bool = _MEDIA.flag(
         False,
         "For chat templates that know text alone: have pictures stand where they are among a "

@@ -137,7 +137,6 @@ class UnbuiltArgs(ForeignArgs):
         None, "most labels of an adapter's head", "It has as many as the model's own."
     )
     # Media
-    enable_mm_embeds: bool = unbuilt(False, "media as embeddings", _TEXT_ONLY)
     skip_mm_profiling: bool = unbuilt(
         False,
         "measure no media at start",
@@ -193,9 +192,6 @@ class UnbuiltArgs(ForeignArgs):
     # Transfer, observation
     weight_transfer_config: dict[str, Any] | None = unbuilt(
         None, "how a trainer sends weights", "Weights are loaded from files."
-    )
-    ec_transfer_config: dict[str, Any] | None = unbuilt(
-        None, "outputs of encoders from elsewhere", _TEXT_ONLY
     )
     additional_config: dict[str, Any] | None = unbuilt(
         {}, "options of other platforms", "It belongs to other platforms: leave it out.", None

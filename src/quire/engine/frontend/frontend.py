@@ -48,8 +48,8 @@ from quire.request_options import RequestOptions
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from quire.engine.frontend.embeds.prompts import EmbeddedPrompts
     from quire.engine.frontend.picture_prompts import PicturePrompts
-    from quire.engine.frontend.prompt_embeds import EmbeddedPrompts
 
 Client = TypeVar("Client", bound=CoreClient)
 
@@ -476,7 +476,7 @@ def _embeds_of(plan: EnginePlan) -> EmbeddedPrompts | None:
     """What takes embeddings as prompts; None where the engine takes none."""
     if not plan.model.takes_prompt_embeds:
         return None
-    from quire.engine.frontend.prompt_embeds import EmbeddedPrompts  # few engines take some
+    from quire.engine.frontend.embeds.prompts import EmbeddedPrompts  # few engines take some
 
     return EmbeddedPrompts(read_spec(plan.model.hf_config, plan.model.pooler).table_width)
 

@@ -43,8 +43,8 @@ from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer, encode_prompt
 
 if TYPE_CHECKING:  # few engines take more than text
+    from quire.engine.frontend.embeds.prompts import EmbeddedPrompts
     from quire.engine.frontend.picture_prompts import PicturePrompts
-    from quire.engine.frontend.prompt_embeds import EmbeddedPrompts
     from quire.media.loader import LoadedPicture
 
 SEED_MASK = 2**64 - 1
@@ -213,7 +213,7 @@ class InputProcessor(HasCounterparts):
         the engine takes some.
         """
         if self._embeds is not None:
-            from quire.engine.frontend.embedded_chat import EmbeddedChat, has_embeds
+            from quire.engine.frontend.embeds.chat import EmbeddedChat, has_embeds
 
             if has_embeds(messages):
                 assert self.tokenizer is not None, "conversations are rendered with one"

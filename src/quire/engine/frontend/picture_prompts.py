@@ -10,8 +10,10 @@ import numpy as np
 from quire.engine.wire.prompt_media import PlacedPrompt, PromptMedia
 from quire.errors import InvalidParameter, RequestError
 from quire.media.chat_text import PicturesAsText
+from quire.media.decoding.decoder import ProcessedPicture
 from quire.media.fetch.fetcher import GivenPicture
 from quire.media.given import given_pictures, picture_of_part
+from quire.media.given_rows import RowsReader
 from quire.media.grid_positions import grid_positions
 from quire.media.io_options import background_of
 from quire.media.loader import LoadedPicture, LoaderThread, PictureLoader
@@ -19,7 +21,7 @@ from quire.media.placed import PlacedPicture, placed_pictures
 from quire.media.prompt_rules.rule import ExpandedPicture
 from quire.media.remaking import PictureRemaker
 from quire.prompts import GivenMedia, ParsedPrompt
-from quire.step.media import MediaItem
+from quire.step.media import EMBEDS, MediaItem
 from quire.text.chat import PICTURE
 from quire.text.tokenizer import Tokenizer, encode_prompt
 
@@ -80,7 +82,7 @@ class PicturePrompts:
         what cannot be used.
         """
         return await self._loader.loaded(
-            _given(media),
+            _given(media, self._loader.rows),
             mm_processor_kwargs=dict(media.processor_kwargs),
             scope=scope,
             background=background_of(media.io_kwargs) if media.io_kwargs else None,
@@ -151,7 +153,21 @@ class PicturePrompts:
         return sum(each.num_rows for each in self._expanded(pictures))
 
     def _expanded(self, pictures: Sequence[LoadedPicture]) -> list[ExpandedPicture]:
-        return [self._rule.expanded(picture.processed.layout) for picture in pictures]
+        return [self._expanded_one(picture.processed) for picture in pictures]
+
+    def _expanded_one(self, picture: ProcessedPicture) -> ExpandedPicture:
+        """The tokens of a picture, of which only the number of rows may be known."""
+        expanded = self._rule.expanded(picture.layout)
+        rows = picture.arrays.get(EMBEDS)
+        if rows is None:
+            return expanded
+        if len(expanded.runs) != 1:
+            raise RequestError(
+                "A picture of this model stands in several places of a prompt, so it cannot be "
+                "given as embeddings. Send the picture.",
+                parameter="image_embeds",
+            )
+        return ExpandedPicture(expanded.text, (len(rows),))
 
     def _positions(self, num_tokens: int, items: Sequence[MediaItem]) -> Any:
         """Those of all tokens, where they are on three axes."""
@@ -176,7 +192,7 @@ def _item(placed: PlacedPicture, prefix: int) -> MediaItem:
     )
 
 
-def _given(media: GivenMedia) -> list[Any]:
+def _given(media: GivenMedia, rows: RowsReader | None) -> list[Any]:
     for name in (*media.data, *media.uuids):
         if name != IMAGE:
             raise RequestError(f"Unsupported modality: {name}", parameter="multi_modal_data")
@@ -186,7 +202,7 @@ def _given(media: GivenMedia) -> list[Any]:
         data = [None] * len(uuids)
     if isinstance(data, list) and data and isinstance(data[0], GivenPicture):
         return data  # out of a chat
-    found: list[Any] = given_pictures(data, uuids)
+    found: list[Any] = given_pictures(data, uuids, rows)
     return found
 
 

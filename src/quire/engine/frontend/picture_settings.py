@@ -11,6 +11,7 @@ from quire.media.decoding.decoder import DecodeLimits, PictureDecoder
 from quire.media.decoding.rgb import MAX_PIXELS
 from quire.media.fetch.fetcher import MediaFetcher
 from quire.media.fetch.settings import FetchSettings
+from quire.media.given_rows import RowsReader
 from quire.media.loader import PictureLoader
 from quire.media.picture_files import (
     PictureSettings,
@@ -25,6 +26,9 @@ from quire.models.spec import rope_of_axes
 from quire.models.vision.families import read_vision
 from quire.text.tokenizer import Tokenizer
 
+_PLAIN = (224, 224)
+"""Size of a picture that no processor splits."""
+
 
 def picture_prompts(model: ModelPlan, media: MediaPlan, tokenizer: Tokenizer) -> PicturePrompts:
     """Raises LoadError for side files that do not say how pictures are processed."""
@@ -35,20 +39,27 @@ def picture_prompts(model: ModelPlan, media: MediaPlan, tokenizer: Tokenizer) ->
     vision, _ = read_vision(model.hf_config, decoder.dim)
     environment = read_environment().media
     limits = DecodeLimits(max_pixels=environment.max_pixels or MAX_PIXELS)
+    cell = vision.tower.merge if rope_of_axes(decoder) is not None else None
+    rows = RowsReader(
+        model.takes_media_embeds,
+        tuple(sorted({decoder.dim, decoder.dim * (1 + len(vision.tower.deepstack))})),
+        cell,
+        settings.read().layout(*_PLAIN),
+    )
     loader = PictureLoader(
         settings,
         MediaFetcher(_fetch_settings(media, environment)),
         PictureDecoder(limits),
         ProcessedCache(media.cache_bytes),
         most_pictures=media.limits["image"],
+        rows=rows,
         background=media.background,
     )
-    has_axes = rope_of_axes(decoder) is not None
     return PicturePrompts(
         loader,
         PictureRemaker(limits),
         tokenizer,
-        cell=vision.tower.merge if has_axes else None,
+        cell=cell,
         interleaves=media.interleaves,
     )
 

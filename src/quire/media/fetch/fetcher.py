@@ -20,20 +20,23 @@ Picture = bytes | npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class GivenPicture:
-    """A picture of a request: a `url`, encoded `data` or an array of `pixels`; or none of them, and
-    the caller's `uuid` stands for one that came before. `label` begins a sentence about it.
+    """A picture of a request: a `url`, encoded `data`, an array of `pixels`, or `rows` that an
+    encoder has made of it; or none of them, and the caller's `uuid` stands for one that came
+    before. `label` begins a sentence about it.
     """
 
     url: str | None = None
     data: bytes | None = None
     pixels: npt.NDArray[Any] | None = None
+    rows: Any = None
     uuid: str | None = None
     label: str = "The picture"
 
     @property
     def is_reference(self) -> bool:
         """Whether it has only an id."""
-        return self.url is None and self.data is None and self.pixels is None
+        given = (self.url, self.data, self.pixels, self.rows)
+        return all(each is None for each in given)
 
 
 class MediaFetcher:
@@ -51,8 +54,8 @@ class MediaFetcher:
     async def fetched(
         self, pictures: Sequence[GivenPicture], budget: ByteBudget
     ) -> list[Picture | None]:
-        """Bytes or pixels of every picture; None for those that only have an id. Raises the
-        MediaFault of the first that cannot be used, CapacityError while too much is being loaded.
+        """Bytes or pixels of every picture; None for those that only have an id, or come as rows.
+        Raises the MediaFault of the first that cannot be used, CapacityError while too much is being loaded.
         """
         addresses = [self._checked(picture, budget) for picture in pictures]
         room = asyncio.Semaphore(self.settings.num_at_once)
@@ -83,6 +86,8 @@ class MediaFetcher:
 
     def _looked_at(self, picture: GivenPicture, budget: ByteBudget) -> WebAddress | None:
         most, size = self.settings.max_bytes, 0
+        if picture.rows is not None:
+            return None
         if picture.data is not None:
             size = len(picture.data)
         elif picture.pixels is not None:

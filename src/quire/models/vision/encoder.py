@@ -45,6 +45,8 @@ class VisionEncoder:
         """Take every leaf of `spec` from the maker, in load order."""
         self.spec, self.ops, self.dtype = spec, make.ops, make.dtype
         self.device = make.device
+        self.files_name: str | None = None
+        """A name of the files that the weights are from, where somebody has given them one."""
         self._patch = make.linear("patch", "patch", change=_flat, is_adaptable=False)
         has_class = spec.class_token is not None
         self._class = make.tensor("class_token") if has_class else None

@@ -11,7 +11,7 @@ from quire.server.long_texts import off_loop
 from quire.server.openai.requests import CompletionRequest, GenerationFields
 
 if TYPE_CHECKING:  # few requests have some
-    from quire.engine.frontend.embedded_chat import EmbeddedChat
+    from quire.engine.frontend.embeds.chat import EmbeddedChat
     from quire.engine.wire.prompt_media import PromptMedia
 
 NAME = "prompt_embeds"
@@ -39,8 +39,8 @@ async def given_embeds(
 
 
 def _decoded(name: str, text: str, width: int) -> tuple[list[int], PromptMedia]:
-    from quire.engine.frontend.prompt_embeds import PLACEHOLDER, checked_rows, media_of
-    from quire.media.tensors import tensor_of_text
+    from quire.engine.frontend.embeds.prompts import PLACEHOLDER, media_of
+    from quire.media.tensors import checked_rows, tensor_of_text
 
     rows = checked_rows(tensor_of_text(name, text), name, width)
     return [PLACEHOLDER] * len(rows), media_of(rows)
@@ -50,7 +50,7 @@ async def embedded_chat(server: Server, messages: Sequence[object]) -> EmbeddedC
     """A conversation with embeddings among its texts; None where it has none. Raises
     RequestErrors.
     """
-    from quire.engine.frontend.embedded_chat import EmbeddedChat, has_embeds
+    from quire.engine.frontend.embeds.chat import EmbeddedChat, has_embeds
 
     if not has_embeds(messages):
         return None

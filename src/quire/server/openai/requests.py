@@ -346,6 +346,7 @@ _OF_PARTS = frozenset(
     {
         *("type", "text", "refusal", "thinking", "signature", "name", "tool_name", "image_url"),
         *("input_audio", "file", "audio_url", "video_url", "detail", "uuid", "data"),
+        "image_embeds",
     }
 )
 _OF_TOOLS = frozenset({"type", "function", "custom"})

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quire.engine.wire.prompt_media import PromptMedia
-from quire.errors import InvalidParameter, InvalidType
+from quire.errors import InvalidParameter
 from quire.media.digests import ContentHash
+from quire.media.tensors import Numbers, checked_rows
 from quire.params import SamplingParams
 from quire.prompts import ParsedPrompt
 from quire.step.media import EMBEDS, ROWS_OF_EMBEDS, MediaItem
-
-Rows = npt.NDArray[Any]
 
 PLACEHOLDER = 0
 """The id of a token whose embedding was given."""
@@ -48,42 +45,9 @@ class EmbeddedPrompts:
         return ids, media_of(rows, given.is_id)
 
 
-def media_of(rows: Rows, is_id: Sequence[bool] = ()) -> PromptMedia:
+def media_of(rows: Numbers, is_id: Sequence[bool] = ()) -> PromptMedia:
     """The embeddings of a prompt at their places; `is_id`: where its ids count instead."""
     return PromptMedia([_item(rows, start, end) for start, end in _pieces(len(rows), is_id)])
-
-
-def checked_rows(given: Any, name: str, width: int) -> Rows:
-    """A copy of embeddings as float16 or float32 [n, width]. `name`: what errors call them. Raises
-    InvalidType or InvalidParameter.
-    """
-    rows = _as_array(given, name)
-    if rows.ndim == 3 and len(rows) == 1:
-        rows = rows[0]
-    if rows.ndim != 2 or rows.shape[1] != width or not len(rows):
-        allowed = f"its shape must be [tokens, {width}], and this model's embeddings have {width}"
-        raise InvalidParameter(name, list(np.shape(rows)), f"{allowed} numbers")
-    if not np.isfinite(rows).all():
-        raise InvalidParameter(name, "<tensor>", "it has numbers that are not finite (NaN or inf)")
-    return rows
-
-
-def _as_array(given: Any, name: str) -> Rows:
-    """An array, or a tensor without importing its library."""
-    allowed = "it must be a dense tensor or an array of float16, bfloat16 or float32"
-    if type(given).__module__.partition(".")[0] == "torch" and hasattr(given, "is_floating_point"):
-        if str(given.layout) != "torch.strided":
-            raise InvalidParameter(name, str(given.layout), allowed, "Call to_dense().")
-        given = given.detach().cpu()
-        if str(given.dtype) == "torch.bfloat16":  # numpy has none; float32 holds its numbers
-            given = given.float()
-        given = given.numpy()
-    if not isinstance(given, np.ndarray):
-        raise InvalidType(name, type(given).__name__, allowed)
-    if given.dtype.newbyteorder("=") not in (np.float16, np.float32):
-        raise InvalidParameter(name, str(given.dtype), allowed)
-    # A copy: the caller may change its own while the request runs.
-    return np.array(given, given.dtype.newbyteorder("="), order="C")
 
 
 def _pieces(num_tokens: int, is_id: Sequence[bool]) -> Iterator[tuple[int, int]]:
@@ -100,7 +64,7 @@ def _pieces(num_tokens: int, is_id: Sequence[bool]) -> Iterator[tuple[int, int]]
             start = end
 
 
-def _item(rows: Rows, start: int, end: int) -> MediaItem:
+def _item(rows: Numbers, start: int, end: int) -> MediaItem:
     part = rows[start:end]
     content = ContentHash(EMBEDS)
     content.add("dtype", part.dtype.str.encode())

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quire.engine.frontend.prompt_embeds import PLACEHOLDER, Rows, checked_rows, media_of
+from quire.engine.frontend.embeds.prompts import PLACEHOLDER, media_of
 from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import RequestError
-from quire.media.tensors import tensor_of_text
+from quire.media.tensors import Numbers, checked_rows, tensor_of_text
 
 PART = "prompt_embeds"
 DATA = "data"
@@ -38,7 +38,7 @@ class EmbeddedChat:
         """Raises RequestErrors for what is not embeddings of rows with `width` numbers."""
         self._width = width
         self._nonce = secrets.token_hex(16)
-        self._rows: list[Rows] = []
+        self._rows: list[Numbers] = []
         self.messages = [
             self._without(message, f"messages[{index}]") for index, message in enumerate(messages)
         ]
@@ -99,7 +99,7 @@ class EmbeddedChat:
 class EmbeddedPrompt(NamedTuple):
     """A prompt of ids and embeddings."""
 
-    rows: Rows
+    rows: Numbers
     ids: list[int]
     is_id: list[bool]
 

@@ -1,0 +1,1 @@
+"""Prompts that are embeddings, or have some among their texts."""

@@ -1,0 +1,95 @@
+"""Connects encoders to what keeps their outputs outside of the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from quire.config.ec_transfer_config import NAME, ECTransferConfig
+from quire.config.plan_parts import ModelPlan
+from quire.distributed.ec_connector import (
+    ECConnectorBase,
+    ECConnectorRole,
+    ECExampleConnector,
+)
+from quire.errors import InvalidParameter
+from quire.executor.platform import Platform
+from quire.executor.worker_config import WorkerConfig
+from quire.models import read_spec
+from quire.models.vision.encoder import VisionEncoder
+from quire.runner.connected_encoder import ConnectedEncoder
+from quire.runner.encoder_outputs import Encoder
+
+_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+def connected(
+    config: WorkerConfig,
+    platform: Platform,
+    encoder: Encoder,
+    vision: VisionEncoder,
+    load: Callable[[], VisionEncoder],
+) -> tuple[ConnectedEncoder, Callable[[], VisionEncoder]]:
+    """The encoder with its connector, and `load` naming the files that it loads. Raises
+    InvalidParameter for a class that cannot be used.
+    """
+    model = config.model
+    assert model.encoder_transfer is not None, "outputs are kept"
+    connector = make_connector(model.encoder_transfer)
+    vision.files_name = name_of_files(model)
+
+    def named() -> VisionEncoder:
+        name = name_of_files(model)  # before, so that files that change meanwhile have another
+        made = load()
+        made.files_name = name
+        return made
+
+    decoder = read_spec(model.hf_config, model.pooler)
+    width = decoder.dim * (1 + len(vision.spec.deepstack))
+    like = torch.empty(width, dtype=config.dtype, device=platform.device.torch)
+    return ConnectedEncoder(encoder, connector, lambda: vision.files_name, like), named
+
+
+def make_connector(config: ECTransferConfig) -> ECConnectorBase:
+    """The connector of the settings. Raises InvalidParameter."""
+    kind: object = ECExampleConnector
+    if config.ec_connector_module_path is not None:
+        try:
+            module = importlib.import_module(config.ec_connector_module_path)
+        except ImportError as error:
+            where = f"{NAME}['ec_connector_module_path']"
+            raise InvalidParameter(where, config.ec_connector_module_path, str(error)) from error
+        kind = getattr(module, config.ec_connector, None)
+    if not isinstance(kind, type) or not issubclass(kind, ECConnectorBase):
+        allowed = "its module has such a class below ECConnectorBase"
+        raise InvalidParameter(f"{NAME}['ec_connector']", config.ec_connector, allowed)
+    return kind(SimpleNamespace(ec_transfer_config=config), ECConnectorRole.WORKER)
+
+
+def name_of_files(model: ModelPlan) -> str:
+    """A name of a model's weights by what its files hold: their sizes, and parts of them. The same
+    for copies on other machines.
+    """
+    about = {
+        "config": model.hf_config,
+        "dtype": model.dtype,
+        "format": model.load_format,
+        "seed": model.seed if model.load_format == "dummy" else 0,
+    }
+    content = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
+    folder = Path(model.model_folder)
+    for file in sorted({file for pattern in _PATTERNS for file in folder.glob(pattern)}):
+        size = file.stat().st_size
+        content.update(f"{file.name}:{size};".encode())
+        with file.open("rb") as stream:
+            for sample in range(_SAMPLES):
+                stream.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+                content.update(stream.read(_SAMPLE_BYTES))
+    return content.hexdigest()[:32]
