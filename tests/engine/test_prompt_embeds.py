@@ -129,7 +129,7 @@ def test_alone_and_in_a_crowd(llm, oracle):
 
 
 def test_preempted(llm, folder):
-    rows = [drawn(seed, 40, llm.llm_engine.front_end.inputs._embeds.width) for seed in range(4)]
+    rows = [drawn(seed, 40, llm.llm_engine.front_end.inputs.embeds.width) for seed in range(4)]
     prompts = [{"prompt_embeds": each} for each in rows]
     long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     right = tokens(llm.generate(prompts, long, use_tqdm=False))

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
+from quire.errors import InvalidParameter, InvalidType, RequestError
 from quire.text.chat import MEDIA_PARTS, normalize_messages, render_chat
 from quire.text.chat_template import ChatTemplate
 from quire.text.templates.content_format import detect_content_format
@@ -82,7 +82,7 @@ def test_a_tools_text_is_a_string_in_both_formats(content_format: ContentFormat)
 @pytest.mark.parametrize("kind", MEDIA_PARTS)
 def test_media_are_refused_by_name(kind: str) -> None:
     for part in ({"type": kind, kind: {}}, {kind: "x"}):
-        with pytest.raises(NotBuiltYet, match=f"content\\[1\\].type='{kind}'"):
+        with pytest.raises(InvalidParameter, match=f"content\\[1\\].type='{kind}'"):
             normal({"role": "user", "content": [text("a"), part]})
 
 

@@ -165,4 +165,4 @@ def _read(file: Path) -> Tensor | None:
 
 
 def _sum_of(rows: Tensor) -> int:
-    return zlib.crc32(memoryview(rows.contiguous().view(torch.uint8).numpy()))
+    return zlib.crc32(rows.contiguous().view(torch.uint8).numpy().tobytes())

@@ -255,6 +255,9 @@ def _part_type(part: Message, name: str) -> Any:
         kind = next((key for key in (*MEDIA_PARTS, "refusal") if key in part), None)
     elif not isinstance(kind, str):
         raise InvalidType(f"{name}.type", kind, "a string is expected")
+    if kind == "prompt_embeds":  # an engine with the option has taken them out
+        hint = "You must set `--enable-prompt-embeds` to input `prompt_embeds`."
+        raise InvalidParameter(f"{name}.type", kind, "the engine takes no embeddings", hint)
     if kind in MEDIA_PARTS:
         raise NotBuiltYet(f"{name}.type", kind, "Only text can be sent to this engine.")
     return kind

@@ -135,7 +135,8 @@ class InputProcessor(HasCounterparts):
         """
         self.pictures = pictures
         """Expands pictures in prompts; None for an engine of text alone."""
-        self._embeds = embeds
+        self.embeds = embeds
+        """Takes embeddings as prompts; None for an engine that takes none."""
         self.tokenizer = tokenizer
         """The model's; None for an engine without one."""
         self.limits = limits
@@ -212,12 +213,12 @@ class InputProcessor(HasCounterparts):
         """The prompt of a conversation, which `render` makes a text of; with its pictures, where
         the engine takes some.
         """
-        if self._embeds is not None:
+        if self.embeds is not None:
             from quire.engine.frontend.embeds.chat import EmbeddedChat, has_embeds
 
             if has_embeds(messages):
                 assert self.tokenizer is not None, "conversations are rendered with one"
-                chat = EmbeddedChat(messages, self._embeds.width)
+                chat = EmbeddedChat(messages, self.embeds.width)
                 encode = partial(self.tokenizer.encode, add_special_tokens=False)
                 pieces = map(encode, chat.pieces(render(chat.messages)))
                 return chat.prompt(list(pieces)).content()
@@ -230,12 +231,12 @@ class InputProcessor(HasCounterparts):
 
     def require_embeds(self) -> EmbeddedPrompts:
         """What takes embeddings as prompts. Raises RequestError for an engine that takes none."""
-        if self._embeds is None:
+        if self.embeds is None:
             raise RequestError(
                 "You must set `--enable-prompt-embeds` to input `prompt_embeds`.",
                 parameter="prompt_embeds",
             )
-        return self._embeds
+        return self.embeds
 
     def _require_pictures(self) -> PicturePrompts:
         if self.pictures is None:

@@ -55,7 +55,8 @@ class MediaFetcher:
         self, pictures: Sequence[GivenPicture], budget: ByteBudget
     ) -> list[Picture | None]:
         """Bytes or pixels of every picture; None for those that only have an id, or come as rows.
-        Raises the MediaFault of the first that cannot be used, CapacityError while too much is being loaded.
+        Raises the MediaFault of the first that cannot be used, CapacityError while too much is
+        being loaded.
         """
         addresses = [self._checked(picture, budget) for picture in pictures]
         room = asyncio.Semaphore(self.settings.num_at_once)

@@ -85,7 +85,9 @@ async def render_conversation(
     """
     tools = tool_use(server, body) if body.has_tools else NO_TOOLS
     special = bool(body.add_special_tokens)
-    if (chat := await embedded_chat(server, body.messages)) is not None:
+    takes_embeds = server.engine.front_end.inputs.embeds is not None
+    chat = await embedded_chat(server, body.messages) if takes_embeds else None
+    if chat is not None:
         refuse_together(body)
         text = await render(server, body, tools.in_prompt, chat.messages)
         pieces = chat.pieces(text)
