@@ -386,7 +386,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "also have sizes, which are for measurements that are not needed here.",
         is_optional=True,
     )
-    allowed_media_domains: str | list[str] | None = _MEDIA.names(
+    allowed_media_domains: str | Collection[str] | None = _MEDIA.name_set(
         None,
         "The only hosts that media are fetched from, by their exact names, also after redirects; "
         "None or []: all of the public internet.",
