@@ -18,7 +18,7 @@ from quire.runner.batch import StepInputs
 from quire.runner.rows import Rows
 from quire.step.columns import RunnerOutput
 from quire.step.grammar_mask import GrammarMask
-from quire.step.plan import NewRow
+from quire.step.plan import NO_REQUEST, NewRow
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class HiddenStatesRecorder:
             raise InvalidParameter(name, plan.folder, allowed, f"{error.strerror}.") from error
 
     def add_row(self, new: NewRow) -> None:
+        if new.handle == NO_REQUEST:
+            return  # nobody asked for this prompt's file
         if len(new.token_ids) > new.num_prompt_tokens:
             return  # a token has gone out, so that the file is there
         assert new.num_computed_tokens == 0, "every token of the prompt is computed"

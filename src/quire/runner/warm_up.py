@@ -18,7 +18,7 @@ from quire.runner.forward.decode_graphs import decode_sizes
 from quire.runner.runner import ModelRunner
 from quire.step.faults import ProcessorFailure
 from quire.step.grammar_mask import GrammarMask
-from quire.step.plan import Chunk, NewRow, StepPlan
+from quire.step.plan import NO_REQUEST, Chunk, NewRow, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +158,10 @@ class _Plans:
         mask = self._mask() if len(kinds) > 1 else None
         plan = StepPlan(self._next(), [], added, [], decode_rows, chunks)
         plan.zero_blocks = [SCRATCH_BLOCK]  # recurrent states are read before they are written
-        self._launch(plan, mask)
-        self._launch(StepPlan(self._next(), list(rows), [], [], [], []))
+        try:
+            self._launch(plan, mask)
+        finally:
+            self._launch(StepPlan(self._next(), list(rows), [], [], [], []))
 
     def _launch(self, plan: StepPlan, mask: GrammarMask | None = None) -> None:
         step = self._runner.launch(plan)
@@ -182,7 +184,7 @@ class _Plans:
     ) -> NewRow:
         return NewRow(
             row=row,
-            handle=row,
+            handle=NO_REQUEST,
             token_ids=[0] * length,
             num_prompt_tokens=length,
             num_computed_tokens=computed,

@@ -27,6 +27,10 @@ allocated.
 """
 
 
+NO_REQUEST = 2**62
+"""The handle of rows of steps that run before the first request."""
+
+
 class NewRow(msgspec.Struct, frozen=True, gc=False):
     """A new or resumed request in a row; the runner builds the row's state from this alone.
 

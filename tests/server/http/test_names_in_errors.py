@@ -40,7 +40,11 @@ def test_the_field_of_the_request_is_named(server, path, fields, name):
 
 @pytest.mark.parametrize(
     ("path", "left_out"),
-    [("/v1/completions", "prompt"), ("/v1/messages", "max_tokens"), ("/detokenize", "tokens")],
+    [
+        ("/v1/chat/completions", "messages"),
+        ("/v1/messages", "max_tokens"),
+        ("/detokenize", "tokens"),
+    ],
 )
 def test_a_field_that_is_missing_is_named(server, path, left_out):
     sent = {name: value for name, value in BODIES.get(path, {}).items() if name != left_out}
