@@ -5,6 +5,7 @@ import pytest
 
 from quire import SamplingParams
 from quire.engine.wire.messages import EngineCoreRequest
+from quire.errors import LoadError
 from quire.hardware.native import find_native
 from tests.executor.worker_cores import open_core, same_bits, serve
 from tests.models.hostile.mixtures import MIXTURES
@@ -30,7 +31,10 @@ def requests():
     ]
 
 
-@pytest.mark.parametrize("name", cases([*DENSE, *MIXTURES, *OTHERS]))
+SHARED = [name for name in (*DENSE, *MIXTURES, *OTHERS) if name != "step3p5"]
+
+
+@pytest.mark.parametrize("name", cases(SHARED))
 def test_two_workers_answer_as_one(name, tmp_path):
     write(HOSTILE[name], tmp_path)
     found = []
@@ -40,3 +44,9 @@ def test_two_workers_answer_as_one(name, tmp_path):
         core.shutdown()
     assert found[0].tokens == found[1].tokens
     assert same_bits(*found) or not IS_NATIVE
+
+
+def test_one_gate_for_each_head_is_refused(tmp_path):
+    write(HOSTILE["step3p5"], tmp_path)
+    with pytest.raises(LoadError, match="has one gate for each head"):
+        open_core(tmp_path, 2)

@@ -112,6 +112,8 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
         _refuse(layer, "attends to chosen tokens, where a part of the heads has other bits")
     if isinstance(attn, Attention) and not attn.is_causal and (attn.alibi or attn.distances):
         _refuse(layer, "adds numbers to scores that depend on distances")
+    if isinstance(attn, Attention) and attn.gate == "per_head":
+        _refuse(layer, "has one gate for each head, which workers do not share yet")
     if isinstance(attn, Attention) and attn.qk_norm_over == "heads_apart":
         _refuse(layer, "has a tensor for the norm of each head")
     counts = {"heads": attn.heads}
