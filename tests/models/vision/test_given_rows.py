@@ -8,7 +8,8 @@ import torch
 
 from quire.errors import InvalidParameter, RequestError
 from quire.media.given_rows import GRID
-from tests.models.vision.spoken import IMAGE, picture, write_spoken
+from tests.models.vision.spoken import picture, write_spoken
+from tests.models.vision.spoken_models import IMAGE
 from tests.models.vision.test_pictures import PARAMS, engine
 
 

@@ -73,7 +73,8 @@ def make_shared_weights(make: Maker, s: SharedTransformer) -> SharedWeights:
     norm = make.norm(at + "attn_pre", s.norm)
     attention = make_attention(make, at + "attn.", s.attention)
     assert isinstance(attention, AttentionLayer), "keys and values of its own"
-    assert s.mlp.gated and s.mlp.bound is None and not s.mlp.sparsity, "gates without another form"
+    assert s.mlp.gated and s.mlp.bound is s.mlp.clamp is None, "gates without another form"
+    assert not s.mlp.sparsity, "gates without another form"
     mlp_norm, mlp = make.norm(at + "mlp_pre", s.norm), at + "mlp."
     gate_up = make.linear(mlp + "up", mlp + "gate", mlp + "up")
     return SharedWeights(

@@ -27,7 +27,8 @@ let readerMovedAt = -Infinity;
 let mayReturn = true; // a wheel that was turned up does not bring a reader to the end
 for (const kind of ["wheel", "touchmove", "keydown", "pointerdown", "pointermove"]) {
   transcript.addEventListener(kind, (event) => {
-    if (kind !== "pointermove" || event.buttons) readerMovedAt = performance.now();
+    if (kind === "pointermove" && !event.buttons) return; // also sent when text moves below a pointer
+    readerMovedAt = performance.now();
     mayReturn = kind !== "wheel" || event.deltaY > 0;
     if (event.deltaY < 0 && transcript.scrollTop > 0) isFollowing = false;
   }, { passive: true });
