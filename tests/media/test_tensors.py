@@ -88,17 +88,28 @@ def lying_numpy(shape):
     return stream.getvalue() + b"\0" * 48
 
 
-def repacked(data, change):
-    """An archive with changed records, of the name they have."""
+def numpy_header(text):
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def repacked(data, change=lambda name, data: data, more=0):
+    """An archive with changed records, of the name they have, and `more` empty ones."""
     stream = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
         for entry in old.infolist():
             new.writestr(entry.filename, change(entry.filename, old.read(entry)))
+        for index in range(more):
+            new.writestr(f"archive/data/{index + 100:030}", b"")
     return stream.getvalue()
 
 
 def big_endian(name, data):
     return b"big" if name.endswith("byteorder") else data
+
+
+def padded_pickle(name, data):
+    """Instructions that take long to follow, and whose result is not used."""
+    return data[:2] + b"N0" * 2**16 + data[2:] if name.endswith("data.pkl") else data
 
 
 ENTRY = {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}
@@ -130,6 +141,15 @@ REFUSED = {
     "long header": (lambda: (2**40).to_bytes(8, "little") + b"{}", "none of them"),
     "deep": (lambda: safetensors_of(0, b"")[:8] + b"[" * 100_000, "none of them"),
     "empty": (lambda: b"", "none of them"),
+    "a list of tensors": (lambda: safetensors_of([]), "none of them"),
+    "wide shape": (lambda: safetensors_of({"a": ENTRY | {"shape": [0, 2**70], "data_offsets":
+                                                         [0, 0]}}, b""), "none of them"),
+    "nested header": (lambda: numpy_header(b"((" * 50), "none of them"),
+    "indented header": (lambda: numpy_header(b"  x\n y"), "none of them"),
+    "signs": (lambda: numpy_header(b"-" * 9000 + b"1"), "none of them"),
+    "damaged record": (lambda: torch_file(ROWS).replace(b"little", b"litter"), "none of them"),
+    "long pickle": (lambda: repacked(torch_file(ROWS), padded_pickle), "at most 65536"),
+    "many records": (lambda: repacked(torch_file(ROWS), more=1000), "directory has"),
     "a picture": (lambda: b"\x89PNG\r\n\x1a\n" + b"\0" * 100, "none of them"),
 }  # fmt: skip
 

@@ -26,6 +26,8 @@ Numbers: TypeAlias = npt.NDArray[Any]
 MOST_BYTES = 1 << 30
 """Bytes of a tensor that a request may bring."""
 _MOST_HEADER = 1 << 20
+_MOST_PICKLE = 1 << 16
+"""That of one tensor has some 200 bytes, and so has its archive's directory for each record."""
 _MOST_AXES = 8
 _FORMS = "it must be base64 of a file of safetensors, numpy (.npy) or torch.save with one tensor"
 _FLOATS = "float16, bfloat16 or float32"
@@ -60,9 +62,9 @@ def tensor_of_bytes(name: str, data: bytes, *, is_whole: bool = False) -> Number
         return _of_safetensors(name, data, is_whole)
     except LoadError as error:  # as the owner of a checkpoint is told; the first sentence says why
         raise _refusal(name, str(error).partition(". ")[0].rstrip(".")) from None
-    except (ValueError, TypeError, KeyError, OSError, NotImplementedError, RecursionError) as error:
-        if isinstance(error, InvalidParameter):
-            raise
+    except InvalidParameter:
+        raise
+    except Exception:  # of readers of files: BadZipFile, TokenError, MemoryError, OverflowError
         raise _refusal(name, "this is none of them, or a part of one") from None
 
 
@@ -86,7 +88,7 @@ def _of_numpy(name: str, data: bytes, is_whole: bool) -> Numbers:
 
 def _of_torch(name: str, data: bytes, is_whole: bool) -> Numbers:
     stream = io.BytesIO(data)
-    pickles = check_archive(Path("this"), stream)
+    pickles = check_archive(Path("this"), stream, _MOST_PICKLE)
     [(folder, scanned)] = pickles.items() if len(pickles) == 1 else [("", None)]
     tensor = None if scanned is None else scanned.tensor
     if tensor is None:

@@ -230,7 +230,7 @@ def test_a_spoiled_pickle_is_one_sentence(pickled, case):
 
 
 def test_a_pickle_of_absurd_size_is_not_read(pickled, monkeypatch):
-    monkeypatch.setattr("quire.models.loading.readers.pickle_archive.MOST_PICKLE_BYTES", 100)
+    monkeypatch.setattr("quire.models.loading.readers.pickled_files.MOST_PICKLE_BYTES", 100)
     with pytest.raises(CorruptCheckpoint, match="may have at most 100"):
         load_folder(pickled)
 

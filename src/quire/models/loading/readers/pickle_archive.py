@@ -20,7 +20,7 @@ MOST_PICKLE_BYTES = 64 << 20
 """Bytes of the pickle in a file, which has the names and shapes."""
 _PICKLE = "data.pkl"
 _LONGEST_END = 98
-"""Bytes of an archive behind its directory: the end with numbers of 64 bits, where that is, and the
+"""Bytes of an archive after its directory: the end with numbers of 64 bits, where that is, and the
 end with numbers of 32 bits.
 """
 
@@ -31,14 +31,14 @@ def is_archive(stream: IO[bytes]) -> bool:
     return stream.read(4) == b"PK\x03\x04"
 
 
-def check_archive(file: Path, stream: IO[bytes]) -> dict[str, ScannedPickle]:
+def check_archive(file: Path, stream: IO[bytes], most_bytes: int) -> dict[str, ScannedPickle]:
     """The pickles of an archive, read as data, by the folders that they are in.
 
-    Raises CorruptCheckpoint, which names `file`, for an archive that is compressed or has a pickle
-    that is too large, either of which may take any amount of memory, or whose records do not hold
-    the tensors.
+    Raises CorruptCheckpoint, which names `file`, for an archive that is compressed, or whose
+    directory or pickles have more than `most_bytes`, either of which may take any amount of memory,
+    or whose records do not hold the tensors.
     """
-    _check_end(file, stream)
+    _check_end(file, stream, most_bytes)
     with zipfile.ZipFile(stream) as archive:
         # filename may be another name, of which torch knows nothing; torch finds a.pkl as A.PKL
         records = {entry.orig_filename.lower(): entry for entry in archive.infolist()}
@@ -46,13 +46,14 @@ def check_archive(file: Path, stream: IO[bytes]) -> dict[str, ScannedPickle]:
             raise CorruptCheckpoint(f"{file} has two records of one name.")
         for entry in records.values():
             _check_record(file, entry)
+        _check_pickles(file, records, most_bytes)
         sizes = {name: entry.file_size for name, entry in records.items()}
         found = {}
         for name, entry in records.items():
             if name.rpartition("/")[2] == _PICKLE:
                 pickle = io.BytesIO(archive.open(entry).read())
                 folder = name.removesuffix(_PICKLE)
-                found[folder] = scan_pickle(file, pickle, MOST_PICKLE_BYTES)
+                found[folder] = scan_pickle(file, pickle, most_bytes)
                 _check_storages(file, folder, found[folder].storages.values(), sizes)
         return found
 
@@ -66,9 +67,10 @@ def read_record(stream: IO[bytes], name: str) -> bytes | None:
     return None
 
 
-def _check_end(file: Path, stream: IO[bytes]) -> None:
-    """Raise CorruptCheckpoint unless an archive ends as torch.save ends it: its directory, and
-    behind that nothing but where the directory is. Readers of other archives may find several.
+def _check_end(file: Path, stream: IO[bytes], most_bytes: int) -> None:
+    """Raise CorruptCheckpoint unless an archive ends as torch.save ends it: its directory, of at
+    most `most_bytes`, and after that nothing but where the directory is. Readers of other archives
+    may find several.
     """
     size = stream.seek(0, io.SEEK_END)
     stream.seek(max(0, size - _LONGEST_END))
@@ -79,14 +81,19 @@ def _check_end(file: Path, stream: IO[bytes]) -> None:
             f"{file} is an archive whose end is missing. It may be an incomplete download: "
             "fetch it again."
         )
-    directory = sum(struct.unpack_from("<II", end, 12))
+    num_bytes, start = struct.unpack_from("<II", end, 12)
     begin = size - 22
     if locator[:4] == b"PK\x06\x07":  # with numbers of 64 bits
         begin = size - _LONGEST_END
         is_there = wide[:4] == b"PK\x06\x06" and struct.unpack_from("<Q", locator, 8)[0] == begin
-        directory = sum(struct.unpack_from("<QQ", wide, 40)) if is_there else -1
-    if directory != begin:
+        num_bytes, start = struct.unpack_from("<QQ", wide, 40) if is_there else (0, -1)
+    if num_bytes + start != begin:
         raise CorruptCheckpoint(f"{file} is an archive with something behind its directory.")
+    if num_bytes > most_bytes:
+        raise CorruptCheckpoint(
+            f"{file} is an archive whose directory has {num_bytes} bytes, and it may have at most "
+            f"{most_bytes}."
+        )
 
 
 def _check_record(file: Path, entry: zipfile.ZipInfo) -> None:
@@ -96,10 +103,14 @@ def _check_record(file: Path, entry: zipfile.ZipInfo) -> None:
     last = name.rpartition("/")[2]
     if last.lower() == _PICKLE != last:
         raise CorruptCheckpoint(f"{file}: {name} is not spelt {_PICKLE}.")
-    if last.endswith(".pkl") and entry.file_size > MOST_PICKLE_BYTES:
+
+
+def _check_pickles(file: Path, records: Mapping[str, zipfile.ZipInfo], most_bytes: int) -> None:
+    found = [entry for name, entry in records.items() if name.endswith(".pkl")]
+    if (num_bytes := sum(entry.file_size for entry in found)) > most_bytes:
         raise CorruptCheckpoint(
-            f"{file}: {name} has {entry.file_size} bytes, and the pickle of a checkpoint may have "
-            f"at most {MOST_PICKLE_BYTES}."
+            f"{file}: {found[0].orig_filename} and other pickles have {num_bytes} bytes, and those "
+            f"of this file may have at most {most_bytes}."
         )
 
 

@@ -96,7 +96,7 @@ def read_pickle(file: Path, *, is_mapped: bool = True) -> dict[str, Tensor]:
         with file.open("rb") as stream:
             is_zip = is_archive(stream)
             if is_zip:
-                check_archive(file, stream)
+                check_archive(file, stream, MOST_PICKLE_BYTES)
         if not is_zip:
             _check_old(file)
         is_mapped = is_zip and is_mapped
