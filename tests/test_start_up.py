@@ -1,9 +1,11 @@
 """The collector stands still during imports, and is as before afterwards."""
 
 import gc
+import weakref
 
 import pytest
 
+import quire
 from quire.start_up import without_collections
 
 
@@ -38,6 +40,16 @@ def test_garbage_is_collected_later():
         del thing
     gc.collect()
     assert number not in map(id, gc.get_objects())
+
+
+def test_garbage_is_young_after_an_access_to_an_imported_name():
+    quire.SamplingParams  # noqa: B018, the first access imports it
+    thing = Thing()
+    thing.itself, reference = thing, weakref.ref(thing)
+    del thing
+    quire.SamplingParams  # noqa: B018
+    gc.collect(0)
+    assert reference() is None
 
 
 def test_a_collector_that_is_off_stays_off():

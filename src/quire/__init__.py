@@ -7,6 +7,7 @@ quire` costs next to nothing and never loads torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
@@ -121,6 +122,8 @@ def __getattr__(name: str) -> Any:
         hint = UNBUILT_NAMES.get(name)
         why = "" if hint is None else f": this release does not implement it. {hint}"
         raise AttributeError(f"module 'quire' has no attribute {name!r}{why}")
+    if home in sys.modules:  # what makes objects old is for imports, not for every access
+        return getattr(importlib.import_module(home), name)
     from quire.start_up import without_collections
 
     with without_collections():
