@@ -269,6 +269,13 @@ def test_what_passes_is_tried_again():
     assert [place for place, _, _ in web.dialled] == ["198.51.100.1", PUBLIC] * 2
 
 
+def test_a_failed_try_takes_nothing_of_the_request_s_bytes():
+    whole = ok(b"x" * 60)
+    web = Web({"a.example": [PUBLIC]}, {("a.example", "/"): [whole[:-1], whole]})
+    web.settings = FetchSettings(max_total_bytes=100, max_held_bytes=100)
+    assert web.fetch("http://a.example/") == [b"x" * 60]
+
+
 def test_a_server_that_says_nothing_ends_in_time():
     web = Web({"a.example": [PUBLIC]}, {("a.example", "/"): None}, timeout_s=0.01, num_tries=2)
     with pytest.raises(FetchFault, match="it takes too long") as caught:
@@ -407,3 +414,6 @@ def test_all_requests_together_hold_so_many_bytes():
     for budget in budgets[:2]:
         budget.release()
     assert asyncio.run(fetcher.fetched(six, budgets[2])) == [b"x" * 6]
+    budgets[1].give_back(6)
+    with pytest.raises(CapacityError):
+        asyncio.run(fetcher.fetched(six, budgets[1]))

@@ -74,6 +74,7 @@ def _fetch_settings(media: MediaPlan, environment: MediaEnvironment) -> FetchSet
         proxies=environment.proxies,
         max_bytes=most,
         max_total_bytes=2 * most,
+        max_held_bytes=8 * most,
         timeout_s=environment.timeout_s,
         total_s=12 * environment.timeout_s,
         num_at_once=environment.num_at_once,

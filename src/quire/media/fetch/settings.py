@@ -82,6 +82,16 @@ class ByteBudget:
             self._held.take(num_bytes)
             self._num_held += num_bytes
 
+    def give_back(self, num_bytes: int) -> None:
+        """Let go of what a failed try has read; after `release` there is nothing to let go of, as a
+        cancelled try may end later.
+        """
+        self._left += num_bytes
+        freed = min(num_bytes, self._num_held)
+        if self._held is not None:
+            self._held.num_bytes -= freed
+        self._num_held -= freed
+
     def release(self) -> None:
         """The request is loaded, or has failed. Idempotent."""
         if self._held is not None:

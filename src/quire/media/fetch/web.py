@@ -127,7 +127,12 @@ class WebClient:
             request = h11.Request(method="GET", target=target, headers=headers)
             writer.write((client.send(request) or b"") + (client.send(h11.EndOfMessage()) or b""))
             await writer.drain()
-            return await self._reply(client, reader, address, budget)
+            read = _Counted(budget)
+            try:
+                return await self._reply(client, reader, address, read)
+            except BaseException:
+                read.give_back()
+                raise
         finally:
             writer.transport.abort()
 
@@ -136,7 +141,7 @@ class WebClient:
         client: h11.Connection,
         reader: asyncio.StreamReader,
         address: WebAddress,
-        budget: ByteBudget,
+        budget: _Counted,
     ) -> bytes | WebAddress:
         most = self._settings.max_bytes
         parts: list[bytes] = []
@@ -216,6 +221,21 @@ class WebClient:
     @cached_property
     def _context(self) -> ssl.SSLContext:
         return self._given_context or ssl.create_default_context()
+
+
+class _Counted:
+    """The part of a budget that one try takes."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        self._budget.take(num_bytes)
+        self._num_bytes += num_bytes
+
+    def give_back(self) -> None:
+        self._budget.give_back(self._num_bytes)
 
 
 def _is_address(host: str) -> bool:
