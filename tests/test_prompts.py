@@ -52,7 +52,8 @@ def test_forms(prompt, parsed):
         (
             {},
             InvalidParameter,
-            "prompt={} is not allowed: a prompt needs the key prompt or prompt_token_ids.",
+            "prompt={} is not allowed: a prompt needs the key prompt, prompt_token_ids or "
+            "prompt_embeds.",
         ),
         ({"prompt": 3}, InvalidType, "prompt=3 is not allowed: it must be a str."),
         (

@@ -184,7 +184,7 @@ def _parse_dict(prompt: Mapping[str, Any]) -> ParsedPrompt:
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     has_embeds = prompt.get("prompt_embeds") is not None
     if text is None and token_ids is None and not has_embeds:
-        allowed = "a prompt needs the key prompt or prompt_token_ids"
+        allowed = "a prompt needs the key prompt, prompt_token_ids or prompt_embeds"
         raise InvalidParameter("prompt", dict(prompt), allowed)
     if text is not None:
         checks.text("prompt", text)

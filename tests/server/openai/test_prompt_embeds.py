@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save
 
 import quire
+from quire.errors import InvalidParameter
+from quire.server.openai.requests import CompletionRequest
 from tests.server.serve_process import serving
 
 IDS = [21, 22, 23, 24, 25, 26]
@@ -108,9 +110,8 @@ def test_streams_go_on_when_the_core_is_killed(client, table):
 
 REFUSED = {
     "width": ({"prompt_embeds": encoded(torch.zeros(3, 5))}, "shape must be [tokens, "),
-    "NaN": ({"prompt_embeds": encoded(torch.full((3, 1), float("nan")))}, "shape must be"),
     "base64": ({"prompt_embeds": "%"}, "this is not base64"),
-    "second": ({"prompt_embeds": [encoded(torch.zeros(3, 5))] * 2}, "prompt_embeds[0]"),
+    "of several": ({"prompt_embeds": [encoded(torch.zeros(3, 5))] * 2}, "prompt_embeds[0]"),
     "none": ({"prompt_embeds": []}, "it must have some"),
     "nothing": ({}, "a request has a prompt, or prompt_embeds"),
     "echo": ({"prompt_embeds": "AA==", "echo": True}, "has no text"),
@@ -121,11 +122,25 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("prompt", "text"), [("a", "prompt=4 is not"), (None, "prompt_embeds=3 is not")]
+)
+def test_prompts_and_embeddings_are_counted_together(prompt, text):
+    body = CompletionRequest(model="", prompt=prompt, prompt_embeds=["AA=="] * 3)
+    with pytest.raises(InvalidParameter, match=text):
+        body.prompts(2)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(client, name):
     fields, text = REFUSED[name]
     reply = complete(client, **fields)
     assert reply.status_code == 400 and text in reply.json()["error"]["message"]
+
+
+def test_embeddings_that_are_not_finite_are_refused(client, table):
+    reply = complete(client, prompt_embeds=encoded(torch.full((3, table.shape[1]), float("nan"))))
+    assert reply.status_code == 400 and "not finite" in reply.json()["error"]["message"]
 
 
 def test_embeddings_as_long_as_the_context_are_refused(client, table):

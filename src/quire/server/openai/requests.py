@@ -285,8 +285,9 @@ class CompletionRequest(GenerationFields):
             given = []
         else:
             given = prompts_in("prompt", self.prompt)
-        if len(given) + self.num_embedded > limit:
-            raise InvalidParameter("prompt", len(given), f"at most {limit} prompts in a request")
+        if (count := len(given) + self.num_embedded) > limit:
+            name = "prompt" if given else "prompt_embeds"
+            raise InvalidParameter(name, count, f"at most {limit} prompts in a request")
         return given
 
     @property
