@@ -472,6 +472,13 @@ def test_heads_of_full_layers_are_named_once_or_layer_by_layer():
     assert read_spec({**listed, "per_layer_config": own}) == read_spec(config)
 
 
+def test_layers_of_gemma_4_look_up_the_padding_at_pictures():
+    config, _ = PUBLISHED["gemma-4-26B-A4B"]
+    own = {"hidden_size_per_layer_input": 8}
+    assert read_spec({**config, **own}).layer_inputs.media_id == 0
+    assert read_spec({**config, **own, "pad_token_id": 5}).layer_inputs.media_id == 5
+
+
 def test_ropes_of_gemma_4_without_keys():
     config, _ = PUBLISHED["gemma-4-26B-A4B"]
     assert read_spec({**config, "rope_parameters": None}) == read_spec(config)

@@ -135,7 +135,7 @@ def mutants(value: Any):
         old = getattr(value, field.name)
         if field.name == "stage":
             continue  # which layers a worker has, whatever the model is
-        if field.name == "ignores_spans":
+        if field.name in ("ignores_spans", "media_id"):
             continue  # of prompts with pictures alone
         if field.name == "blocks":
             yield from block_mutants(old, value)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.engine.wire.prompt_media import PromptMedia
 from quire.executor.uniproc import open_uniproc
-from quire.runner.encoder_outputs import GivenEmbeddings
+from quire.runner.encoder_outputs import EncoderOutputs, GivenEmbeddings
 from quire.step.media import MediaItem
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import late_target, plan_of
@@ -175,6 +176,23 @@ def test_embeddings_that_were_given_are_taken_as_they_are(folder):
     message = EngineCoreRequest(1, [11, *[0] * 5, 17], own, media=PromptMedia([item]))
     found, _ = run(core, [message])
     assert found[1] == right[0]
+
+
+def test_layers_look_up_the_id_of_media_where_rows_stand():
+    table, given = torch.arange(20.0).view(10, 2), torch.full((3, 2), -1.0)
+    encoder = SimpleNamespace(encode=lambda items: [given for _ in items])
+    embeds = torch.zeros(8, 2)
+    outputs = EncoderOutputs({"image": encoder}, lambda ids: table[ids], embeds, media_id=4)
+    item = MediaItem(b"a", "image", 3, [(2, 4), (5, 6)])
+    outputs.add_row(SimpleNamespace(row=1, embedded=list(item.spans())))
+    outputs.change(SimpleNamespace(dropped_outputs=[], encodings=[item]))
+    batch = SimpleNamespace(ids=torch.tensor([5, 1, 9, 9, 2, 9, 3]), embeds=None, deep=())
+    # two tokens of another row, and those of the item's from the second on
+    inputs = SimpleNamespace(batch=batch, rows=[0, 1], starts=[0, 1], counts=[1, 6])
+    outputs.embed(inputs, np.array([7, 1]))
+    assert batch.ids.tolist() == [5, 1, 4, 4, 2, 4, 3]
+    assert (batch.embeds == -1).all(1).tolist() == [False, False, True, True, False, True, False]
+    assert batch.embeds[1].tolist() == table[1].tolist()
 
 
 def test_sleep_gives_the_memory_of_rows_back(folder):

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.errors import LoadError
 from quire.media.picture_files import check_picture_files, read_picture_settings
 from quire.models import read_spec
 from quire.models.reading.keys import LeftKey
-from quire.models.reading.text_part import PART, VISION
+from quire.models.reading.text_part import config_of_whole
 from quire.models.spec import Decoder
 from quire.models.vision.families import read_vision
 from quire.models.vision.leaves import vision_leaves
@@ -25,10 +24,8 @@ def check_pictures(
     about pictures. Raises LoadError where pictures cannot be served, RequestError for
     `processor_kwargs` that the processor does not have.
     """
-    vision, foreign = read_vision(config, read_spec(config).dim)
-    if vision.family.unserved is not None:
-        raise LoadError(f"pictures are not implemented: {vision.family.unserved}.")
-    found = read_picture_settings(folder, config[PART][VISION])
+    _, foreign = read_vision(config, read_spec(config).dim)
+    found = read_picture_settings(folder, config_of_whole(config))
     check_picture_files(found, str(folder)).changed(processor_kwargs)
     return foreign
 

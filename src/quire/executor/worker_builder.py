@@ -182,7 +182,9 @@ def _runner(
         size = config.steps.max_num_batched_tokens, model.spec.table_width
         embeds = torch.zeros(size, dtype=config.dtype, device=platform.device.torch)
         deep = [torch.zeros_like(embeds) for _ in range(encoders.num_deep)]
-        media = EncoderOutputs(encoders.by_modality, model.look_up, embeds, deep)
+        inputs = model.spec.layer_inputs
+        media_id = None if inputs is None else inputs.media_id
+        media = EncoderOutputs(encoders.by_modality, model.look_up, embeds, deep, media_id)
     batches = BatchBuilder(
         rows=rows,
         ops=platform.ops,

@@ -405,12 +405,14 @@ FeedForward = Mlp | Moe | DenseAndExperts
 class LayerInputs:
     """A vector v of `width` numbers for each token and layer (per-layer embeddings, Gemma 3n): v =
     (sqrt(width) * table[id] + norm(W @ x / sqrt(dim))) / sqrt(2), where x is the scaled embedding
-    and the table has `vocab` rows.
+    and the table has `vocab` rows. media_id: the id that is looked up where the rows of an encoder
+    stand; None: that of the placeholder.
     """
 
     width: int
     vocab: int
     norm: Norm
+    media_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

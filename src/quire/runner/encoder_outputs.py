@@ -100,15 +100,17 @@ class EncoderOutputs:
         look_up: Callable[[Tensor], Tensor],
         embeds: Tensor,
         deep: Sequence[Tensor] = (),
+        media_id: int | None = None,
     ) -> None:
         """encoders: by modality. look_up: ids [T] -> their embeddings [T, C]. embeds [T, C]: where
         the embeddings of steps are put that have media, and deep, as many each, where the further
-        parts of wider rows are (`Batch.deep`).
+        parts of wider rows are (`Batch.deep`). media_id: see `LayerInputs`.
         """
         self._encoders = dict(encoders)
         self._look_up = look_up
         self._embeds = embeds
         self._deep = tuple(deep)
+        self._media_id = media_id
         self._rows: dict[bytes, Tensor] = {}
         self._failed: set[bytes] = set()
         """Items that could not be encoded, until the scheduler drops them."""
@@ -163,8 +165,8 @@ class EncoderOutputs:
         return errors
 
     def embed(self, inputs: StepInputs, num_computed: Array) -> None:
-        """Give a step's batch embeddings where media stand at some of its tokens, once its ids are
-        on the device. `num_computed` by row.
+        """Give a step's batch embeddings where media stand at some of its tokens, and the ids there
+        that layers look up, once its ids are on the device. `num_computed` by row.
         """
         if not self._spans:
             return
@@ -184,6 +186,8 @@ class EncoderOutputs:
             parts = rows[piece.first_row : end].chunk(1 + len(deep), 1)
             for target, part in zip((embeds, *deep), parts, strict=True):
                 target[piece.start : piece.end] = part
+            if self._media_id is not None:
+                ids[piece.start : piece.end] = self._media_id
         inputs.batch.embeds, inputs.batch.deep = embeds, deep
 
     def _pieces(self, inputs: StepInputs, num_computed: Array) -> Iterator[_Piece]:

@@ -10,6 +10,7 @@ from tests.models.vision.wholes import (
     TEXT,
     TOWER,
     Whole,
+    of_gemma4,
     of_idefics,
     of_lfm2,
     padded,
@@ -112,6 +113,29 @@ GEMMA_TEXT = LONG_TEXT | {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "sliding_window": 3,
     "query_pre_attn_scalar": 7,
+}
+GEMMA4_TOWER = ANY_SIZE | {
+    "patch_size": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "rms_norm_eps": 0.05,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 40,
+}
+GEMMA4_TEXT = LONG_TEXT | {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 3,
+    "global_head_dim": 16,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": TEXT["vocab_size"],
+}
+GEMMA4_IMAGES = {
+    "image_processor_type": "Gemma4ImageProcessor",
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "max_soft_tokens": 70,
 }
 PALIGEMMA_IMAGES = {
     "image_processor_type": "SiglipImageProcessor",
@@ -364,6 +388,44 @@ SPOKEN: dict[str, Spoken] = {
         tokens=("<|begin|>", "<|end|>"),
         names=GEMMA_NAMES,
         num_blocks=48,
+    ),
+    "gemma4": Spoken(
+        Whole(
+            "gemma4",
+            GEMMA4_TOWER,
+            of_gemma4,
+            text=GEMMA4_TEXT,
+            keys={"image_token_id": IMAGE_ID},
+        ),
+        {"processor_class": "Gemma4Processor"},
+        GEMMA4_IMAGES,
+        tokens=("<|begin|>", "<|end|>"),
+        names=GEMMA_NAMES,
+        length=192,
+        num_blocks=100,
+    ),
+    "gemma4_spans": Spoken(
+        Whole(
+            "gemma4",
+            GEMMA4_TOWER,
+            of_gemma4,
+            text=GEMMA4_TEXT
+            | {
+                "use_bidirectional_attention": "vision",
+                "num_kv_shared_layers": 0,
+                "hidden_size_per_layer_input": 0,
+                "attention_k_eq_v": True,
+            },
+            keys={"image_token_id": IMAGE_ID},
+        ),
+        {"processor_class": "Gemma4Processor"},
+        GEMMA4_IMAGES,
+        placeholder=f"{IMAGE} w7 w8 w9",  # a block ends between the picture and the last token
+        tokens=("<|begin|>", "<|end|>"),
+        names=GEMMA_NAMES,
+        length=192,
+        chunk=70,
+        num_blocks=100,
     ),
     "paligemma": Spoken(
         Whole(

@@ -3,7 +3,13 @@
 import pytest
 
 from quire.errors import UnknownConfigKey, UnsupportedArchitecture, UnsupportedConfigValue
-from quire.models.reading.text_part import has_vision, text_part, without_vision
+from quire.media.prompt_rules.facts import PromptFacts
+from quire.models.reading.text_part import (
+    config_of_whole,
+    has_vision,
+    text_part,
+    without_vision,
+)
 from quire.models.vision.families import read_vision
 from quire.models.vision.leaves import vision_leaves
 from tests.models.vision.published import PUBLISHED
@@ -81,3 +87,20 @@ def test_text_alone_has_no_vision():
     assert has_vision(text)
     assert not has_vision(without_vision(text))
     assert not has_vision(text_part(PUBLISHED["llava-1.5-7b-hf"]["text_config"]))
+
+
+def test_prompts_are_made_by_the_text_of_the_whole():
+    text = text_part(
+        {
+            "model_type": "gemma4",
+            "image_token_id": 7,
+            "text_config": {
+                "model_type": "gemma4_text",
+                "use_bidirectional_attention": "vision",
+            },
+            "vision_config": {"model_type": "gemma4_vision", "patch_size": 8},
+        }
+    )
+    facts = PromptFacts({}, {}, config_of_whole(text))
+    assert facts.text("use_bidirectional_attention") == "vision"
+    assert facts.vision("patch_size") == 8 and facts.config["image_token_id"] == 7

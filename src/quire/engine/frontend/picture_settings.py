@@ -21,7 +21,7 @@ from quire.media.picture_files import (
 from quire.media.processed_cache import ProcessedCache
 from quire.media.remaking import PictureRemaker
 from quire.models import read_spec
-from quire.models.reading.text_part import PART, VISION
+from quire.models.reading.text_part import config_of_whole
 from quire.models.spec import rope_of_axes
 from quire.models.vision.families import read_vision
 from quire.text.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ _PLAIN = (224, 224)
 
 def picture_prompts(model: ModelPlan, media: MediaPlan, tokenizer: Tokenizer) -> PicturePrompts:
     """Raises LoadError for side files that do not say how pictures are processed."""
-    whole = model.hf_config[PART][VISION]
+    whole = config_of_whole(model.hf_config)
     files = check_picture_files(read_picture_settings(Path(model.model_folder), whole), model.model)
     settings = PictureSettings(files.changed(media.processor_kwargs), files.rule)
     decoder = read_spec(model.hf_config, model.pooler)

@@ -33,7 +33,16 @@ from quire.models.families.llama import (
 from quire.models.positions import ProportionalScaling, Rope
 from quire.models.rope_config import SCALINGS, rope_from
 from quire.models.rules import Family, rule
-from quire.models.spec import Block, Decoder, DenseAndExperts, FeedForward, Mlp, Moe, Norm
+from quire.models.spec import (
+    Block,
+    Decoder,
+    DenseAndExperts,
+    FeedForward,
+    LayerInputs,
+    Mlp,
+    Moe,
+    Norm,
+)
 
 _MLP = "layers.{layer}.mlp."
 _RULES = (
@@ -64,7 +73,7 @@ _RULES = (
 def _describe(c: ConfigReader) -> Decoder:
     c.only("use_bidirectional_attention", False, "vision")  # pictures see themselves whole
     kinds, norm = _layer_types(c), rms(c, 1e-6, "rms_late_cast")
-    inputs, shared = layer_inputs_of(c, norm), num_sharing_of(c, 0)
+    inputs, shared = _layer_inputs(c, norm), num_sharing_of(c, 0)
     feeds = _feeds(c, norm, shared)
     blocks = [
         Block(
@@ -79,6 +88,14 @@ def _describe(c: ConfigReader) -> Decoder:
     ]
     blocks = with_sharing(_with_attention(c, blocks, kinds, norm), kinds, shared)
     return stack(c, blocks, layer_inputs=inputs, **capped(c, None))
+
+
+def _layer_inputs(c: ConfigReader, norm: Norm) -> LayerInputs | None:
+    """Pictures and sounds have those of the padding."""
+    inputs = layer_inputs_of(c, norm)
+    if inputs is None:
+        return None
+    return replace(inputs, media_id=c.integer("pad_token_id", 0, minimum=0))
 
 
 def _layer_types(c: ConfigReader) -> list[str]:

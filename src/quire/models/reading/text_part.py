@@ -91,6 +91,11 @@ def has_vision(config: Mapping[str, Any]) -> bool:
     return VISION in config.get(PART, {})
 
 
+def config_of_whole(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the model that a text with pictures is part of, as transformers nests it."""
+    return {**config[PART][VISION], "text_config": config}
+
+
 def without_vision(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the same text alone."""
     part = {key: value for key, value in config[PART].items() if key != VISION}

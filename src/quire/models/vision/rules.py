@@ -37,7 +37,6 @@ class WholeFamily:
     for a decoder of a given width, by the config of the whole. `rules` name the connector's
     tensors. `roots` are the prefixes that the tower's tensors may have, the first is the usual one;
     `own` the modules whose tensors are all the encoder's. `outer`: what may stand before all names.
-    unserved: why the decoder does not take the encoder's rows yet; None: it does.
     attends_both_ways: by the config of the text, whether tokens of a picture see all of it in the
     decoder.
     """
@@ -48,7 +47,6 @@ class WholeFamily:
     roots: tuple[str, ...] = ("vision_tower.", "vision_tower.vision_model.")
     own: tuple[str, ...] = ("vision_tower.", "multi_modal_projector.")
     outer: tuple[str, ...] = ("model.", "")
-    unserved: str | None = None
     attends_both_ways: Callable[[Mapping[str, Any]], bool] = lambda text: False
 
 

@@ -121,6 +121,5 @@ GEMMA4 = WholeFamily(
     (rule("{prefix}embed_vision.embedding_projection.{leaf}", "connector.2.{leaf}"),),
     roots=("vision_tower.",),
     own=("vision_tower.", "embed_vision."),
-    unserved="what layers read of ids is looked up by another id at pictures",
     attends_both_ways=lambda text: text.get("use_bidirectional_attention") == "vision",
 )
