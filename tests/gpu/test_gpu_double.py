@@ -68,7 +68,7 @@ def life(tmp_path_factory, run_triton_script):
     ("name", "family"),
     [
         ("features", "gemma2"),
-        ("offload", "qwen2"),
+        pytest.param("offload", "qwen2", marks=pytest.mark.full),
         ("some", "youtu"),
         pytest.param("varying", "youtu", marks=pytest.mark.full),
         pytest.param("some", "qwen3_5", marks=pytest.mark.full),
