@@ -266,5 +266,9 @@ def test_a_journal_keeps_what_came_and_makes_the_same_arrays_of_it(tmp_path, dec
             made.settings.rule, [replace(loaded[0], encoded=None)], [[(0, 1)]]
         )
         assert remaker.source_of(named) is None
+        source = remaker.source_of(replace(placed, part="a crop that cannot be made"))
+        assert source is not None
+        with pytest.raises(TypeError):  # and not a wait without end
+            source.make_inputs().result(60)
     finally:
         remaker.close()

@@ -65,12 +65,11 @@ class PictureSource:
         made: Future[Arrays] = Future()
 
         def take(processed: Future[ProcessedPicture]) -> None:
-            error = processed.exception()
-            if error is not None:
+            try:
+                arrays = processed.result().arrays
+                made.set_result(arrays if self._part is None else crop(arrays, self._part))
+            except Exception as error:  # the request waits for one of both
                 made.set_exception(error)
-                return
-            arrays = processed.result().arrays
-            made.set_result(arrays if self._part is None else crop(arrays, self._part))
 
         self._remaker.begin(self._encoded, *self._options).add_done_callback(take)
         return made

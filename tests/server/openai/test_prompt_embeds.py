@@ -92,6 +92,14 @@ def test_chats_have_embeddings_in_their_place(client, table):
     assert found["choices"][0]["message"]["content"] == right
 
 
+def test_embeddings_of_a_chat_that_are_too_long_together_are_refused(client, table):
+    rows = {"type": "prompt_embeds", "data": encoded(torch.zeros(3000, table.shape[1]))}
+    messages = [{"role": "user", "content": [rows, rows]}]
+    reply = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2})
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_streams_go_on_when_the_core_is_killed(client, table):
     rows = encoded(table[IDS * 12].contiguous())
     fields = {"prompt_embeds": rows, "max_tokens": 60, "ignore_eos": True}

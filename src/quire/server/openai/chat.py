@@ -19,7 +19,7 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import RequestName, Server
 from quire.server.openai.delivery import ReplyWriter, deliver, experts_file
-from quire.server.openai.embeds import embedded_chat, refuse_together
+from quire.server.openai.embeds import embedded_chat, placed_embeds, refuse_together
 from quire.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.parsed_chat import (
@@ -95,8 +95,8 @@ async def render_conversation(
             await prompt_ids(server, piece, body, add_special_tokens=special and not n, limit=limit)
             for n, piece in enumerate(pieces)
         ]
-        made = chat.prompt(read)
-        return RenderedChat("".join(pieces), made.ids, tools, made.media())
+        ids, media = await placed_embeds(chat, read, limit=limit)
+        return RenderedChat("".join(pieces), ids, tools, media)
     takes = server.engine.front_end.inputs.pictures
     pictures = None if takes is None else ChatPictures.of(server, request, body, takes)
     if pictures is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, PromptTooLong
 from quire.server.context import Server
 from quire.server.long_texts import off_loop
 from quire.server.openai.requests import CompletionRequest, GenerationFields
@@ -36,6 +36,23 @@ async def given_embeds(
         await off_loop(len(text), _decoded, name, text, width)
         for name, text in zip(names, texts, strict=True)
     ]
+
+
+async def placed_embeds(
+    chat: EmbeddedChat, pieces: Sequence[Sequence[int]], *, limit: int | None
+) -> tuple[list[int], PromptMedia]:
+    """The conversation of these pieces of text as ids, and the embeddings among them. Raises
+    PromptTooLong for `limit` tokens and more, before memory is taken for them.
+    """
+    num_tokens = chat.num_tokens(pieces)
+    if limit is not None and num_tokens >= limit:
+        raise PromptTooLong(num_tokens, limit)
+    return await off_loop(2**20, _placed, chat, pieces)
+
+
+def _placed(chat: EmbeddedChat, pieces: Sequence[Sequence[int]]) -> tuple[list[int], PromptMedia]:
+    made = chat.prompt(pieces)
+    return made.ids, made.media()
 
 
 def _decoded(name: str, text: str, width: int) -> tuple[list[int], PromptMedia]:

@@ -81,12 +81,15 @@ class EmbeddedChat:
             )
         return [*pieces, rendered]
 
+    def num_tokens(self, pieces: Sequence[Sequence[int]]) -> int:
+        """The length of the prompt of these pieces."""
+        return sum(map(len, pieces)) + sum(map(len, self._rows))
+
     def prompt(self, pieces: Sequence[Sequence[int]]) -> EmbeddedPrompt:
         """The prompt of the texts around the embeddings, as ids."""
         ids: list[int] = []
         is_id: list[bool] = []
-        num_tokens = sum(map(len, pieces)) + sum(map(len, self._rows))
-        rows = np.zeros((num_tokens, self._width), np.result_type(*self._rows))
+        rows = np.zeros((self.num_tokens(pieces), self._width), np.result_type(*self._rows))
         for piece, given in zip(pieces, [*self._rows, rows[:0]], strict=True):
             ids += piece
             is_id += [True] * len(piece)
