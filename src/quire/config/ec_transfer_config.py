@@ -26,8 +26,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 class ECTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which connector keeps outputs of encoders, and whether this engine saves them (ec_producer),
-    loads them (ec_consumer), or both. `ec_connector_module_path`: the module of a class of one's
+    """The connector that keeps encoders' outputs, and whether this engine saves (ec_producer) or
+    loads (ec_consumer) them, or both. `ec_connector_module_path`: the module of a class of one's
     own, below `ECConnectorBase`.
     """
 

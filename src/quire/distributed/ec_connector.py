@@ -35,7 +35,7 @@ class ECConnectorRole(enum.Enum):
 
 
 class ECConnectorMetadata:
-    """What a scheduler's half tells a worker's in a step."""
+    """The message of a scheduler's half to a worker's for a step."""
 
 
 class ECConnectorBase(ABC):
@@ -93,7 +93,7 @@ class ECConnectorBase(ABC):
 
     @abstractmethod
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
-        """What the worker's half is told in this step, which begins anew afterwards."""
+        """The message for the worker's half in this step; the next one begins anew."""
 
 
 class _Wanted(ECConnectorMetadata):

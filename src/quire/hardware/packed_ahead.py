@@ -47,7 +47,7 @@ class PackedBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PackingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is packed, in the order in which the loader will ask; `level` is that of the kernels."""
+    """The weights to pack, in the order in which the loader will ask, for kernels of `level`."""
 
     dtype: str
     item_bytes: int
@@ -70,7 +70,7 @@ def part_key(dtype: str, gated: bool, sources: Sequence[str]) -> str:
 
 
 class _Packing:
-    """What is being packed for one engine."""
+    """The packing for one engine, under way."""
 
     def __init__(self, native: Any, plan: PackingPlan, *, starts: bool = True) -> None:
         self._packer = native.PackAhead(plan.num_threads, plan.level)

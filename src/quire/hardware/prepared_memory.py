@@ -1,5 +1,5 @@
-"""What threads do for the weights of a model before it is loaded: they pack them, or at least clear
-the memory for them.
+"""Threads that work for the weights of a model before it is loaded: they pack them, or at least
+clear the memory for them.
 """
 
 from __future__ import annotations

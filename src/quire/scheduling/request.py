@@ -114,7 +114,7 @@ class Request:
     weights: int = 0
     """The number of the weights that its blocks are computed with; set by the scheduler."""
     media: Sequence[MediaItem] = ()
-    """What stands at placeholders among the prompt's ids, by position, and its second content."""
+    """The media at placeholders among the prompt's ids, by position, and its second content."""
     positions: Any = None
     position_offset: int = 0
     """See `NewRow`."""
@@ -166,7 +166,7 @@ class Request:
     writes_source: bool = False
     """Whether its first chunk writes the blocks of its source, which are not cached."""
     source_name: bytes = b""
-    """What the keys of its source's blocks begin with, according to the last lookup."""
+    """The beginning of the keys of its source's blocks, according to the last lookup."""
     block_ids: tuple[list[int], ...] = ()
     capacity: int = 0
     """The number of tokens that its blocks can hold."""

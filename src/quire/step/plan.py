@@ -66,7 +66,7 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
     positions: Any = None
     position_offset: int = 0
     source: Source | None = None
-    """What the row's tables of groups of cross-attention are for; they never grow."""
+    """The content of the row's tables of groups of cross-attention; they never grow."""
 
 
 class NewBlocks(msgspec.Struct, frozen=True, gc=False):

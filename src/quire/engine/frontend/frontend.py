@@ -473,7 +473,7 @@ def _pictures_of(plan: EnginePlan, tokenizer: Tokenizer | None) -> PicturePrompt
 
 
 def _embeds_of(plan: EnginePlan) -> EmbeddedPrompts | None:
-    """What takes embeddings as prompts; None where the engine takes none."""
+    """The reader of embeddings as prompts; None where the engine takes none."""
     if not plan.model.takes_prompt_embeds:
         return None
     from quire.engine.frontend.embeds.prompts import EmbeddedPrompts  # few engines take some

@@ -230,7 +230,7 @@ class InputProcessor(HasCounterparts):
         return self.pictures is not None
 
     def require_embeds(self) -> EmbeddedPrompts:
-        """What takes embeddings as prompts. Raises RequestError for an engine that takes none."""
+        """The reader of prompts as embeddings. Raises RequestError where the engine takes none."""
         if self.embeds is None:
             raise RequestError(
                 "You must set `--enable-prompt-embeds` to input `prompt_embeds`.",

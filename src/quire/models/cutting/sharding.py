@@ -28,8 +28,8 @@ from quire.models.spec import (
 )
 
 _SEGMENTS = (2, 4)
-"""How many segments the inputs of a product form. Over as many workers, sums of parts have the
-order of one.
+"""The number of segments that the inputs of a product form. Over as many workers, sums of parts
+have the order of one.
 """
 
 INPUTS_AT_ONCE = 4
@@ -58,9 +58,9 @@ def num_segments(units: int, inputs: int, group: int = 0) -> int:
 
 
 def own_segments(units: int, inputs: int, group: int, size: int) -> int:
-    """How many segments the inputs of one of `size` workers form, `units` and `inputs` being those
-    of all: its share of the whole product's, or else one, which is added in the order of the ranks
-    and not in that of one worker.
+    """The number of segments that the inputs of one of `size` workers form, `units` and `inputs`
+    being those of all: its share of the whole product's, or else one, which is added in the
+    order of the ranks and not in that of one worker.
     """
     of_all = num_segments(units, inputs, group)
     return of_all // size if of_all % size == 0 else 1

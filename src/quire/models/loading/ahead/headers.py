@@ -1,4 +1,4 @@
-"""Where the tensors of safetensors files lie, by their headers alone. Free of torch.
+"""Places of the tensors of safetensors files, by their headers alone. Free of torch.
 
 The loader's own reader checks the files; what is read here only says what may be packed before it
 asks, and a file that is not as it should be says nothing.

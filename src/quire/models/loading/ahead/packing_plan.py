@@ -1,4 +1,4 @@
-"""Which weights of a checkpoint can be packed before the loader asks for them. Free of torch.
+"""Weights of a checkpoint that can be packed before the loader asks for them. Free of torch.
 
 This follows the loader (models/assembly.py) where weights are the rows of a file's tensors as they
 are; a weight that the loader makes in another way, or not at all, is never taken.
