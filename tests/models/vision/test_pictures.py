@@ -194,7 +194,7 @@ def test_no_pictures_in_a_prompt_load_no_encoder(tmp_path):
 def test_a_request_goes_on_from_the_file_of_its_picture_after_a_death(tmp_path):
     write_spoken("llava", tmp_path)
     args = EngineArgs(model=str(tmp_path), max_model_len=128, dtype="float32", block_size=4)
-    engine = LLMEngine.from_engine_args(args)
+    engine = LLMEngine.from_engine_args(args, enable_multiprocessing=True)
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=0)
     try:
         found = []
