@@ -70,13 +70,15 @@ class ChatPictures:
         owner = owner_of(self._request)
         scope = f"{'' if owner is None else owner.hex()}:{body.cache_salt or ''}"
         loaded = await while_connected(self._request, self.prompts.loaded(media, scope))
-        num_rows, most = self.prompts.num_rows(loaded), MOST_TOKENS if limit is None else limit
+        expanded = self.prompts.expanded(loaded)
+        num_rows = sum(each.num_rows for each in expanded)
+        most = MOST_TOKENS if limit is None else limit
         if num_rows >= most:
             raise PromptTooLong(num_rows, most, is_estimate=True)
         short = await text_ids(
             self._server,
-            self.prompts.prompt_text(text, loaded),
+            self.prompts.prompt_text(text, expanded),
             add_special_tokens=add_special_tokens,
             limit=limit,
         )
-        return self.prompts.widened(short, loaded)
+        return self.prompts.widened(short, loaded, expanded)

@@ -115,45 +115,50 @@ class PicturePrompts:
         """The prompt as ids with its pictures' tokens, and the items there. `encoding`: arguments
         of the tokenizer. Raises RequestError where placeholders and pictures do not match.
         """
+        expanded = self.expanded(pictures)
         if parsed.token_ids is None:
-            text = self.prompt_text(parsed.text or "", pictures)
+            text = self.prompt_text(parsed.text or "", expanded)
             short = encode_prompt(self._tokenizer, text, encoding)
         else:
             short = self._rule.prompt_ids(
                 parsed.token_ids,
-                self._expanded(pictures),
+                expanded,
                 self._placeholder_id,
                 encode=lambda part: self._tokenizer.encode(part, add_special_tokens=False),
                 decode=self._tokenizer.decode,
             )
-        return self.widened(short, pictures)._replace(
+        return self.widened(short, pictures, expanded)._replace(
             text=parsed.text, cache_salt=parsed.cache_salt
         )
 
-    def prompt_text(self, text: str, pictures: Sequence[LoadedPicture]) -> str:
+    def expanded(self, pictures: Sequence[LoadedPicture]) -> list[ExpandedPicture]:
+        """The tokens of each picture in a prompt. Raises RequestError for embeddings of pictures
+        that stand in several places.
+        """
+        return [self._expanded_one(picture.processed) for picture in pictures]
+
+    def prompt_text(self, text: str, expanded: Sequence[ExpandedPicture]) -> str:
         """The text whose ids `widened` takes. Raises RequestError where there are more or fewer
         placeholders than pictures.
         """
-        return self._rule.prompt_text(text, self._expanded(pictures))
+        return self._rule.prompt_text(text, expanded)
 
-    def widened(self, short: Sequence[int], pictures: Sequence[LoadedPicture]) -> PlacedPrompt:
+    def widened(
+        self,
+        short: Sequence[int],
+        pictures: Sequence[LoadedPicture],
+        expanded: Sequence[ExpandedPicture],
+    ) -> PlacedPrompt:
         """The prompt whose expansions still have one token for every run of them. Raises
         RequestError for one that has others.
         """
-        ids, places = self._rule.widened(short, self._expanded(pictures), self._soft_id)
+        ids, places = self._rule.widened(short, expanded, self._soft_id)
         placed = placed_pictures(self._rule, pictures, places)
         prefix = len(ids) if self._rule.has_whole_prompt else 0
         items = [_item(each, prefix) for each in placed]
         found = {each.digest: self._remaker.source_of(each) for each in placed}
         sources = {digest: source for digest, source in found.items() if source is not None}
         return PlacedPrompt(ids, PromptMedia(items, self._positions(len(ids), items), sources))
-
-    def num_rows(self, pictures: Sequence[LoadedPicture]) -> int:
-        """The number of tokens that the insides of pictures have in a prompt."""
-        return sum(each.num_rows for each in self._expanded(pictures))
-
-    def _expanded(self, pictures: Sequence[LoadedPicture]) -> list[ExpandedPicture]:
-        return [self._expanded_one(picture.processed) for picture in pictures]
 
     def _expanded_one(self, picture: ProcessedPicture) -> ExpandedPicture:
         """The tokens of a picture, of which only the number of rows may be known."""
