@@ -23,28 +23,23 @@ class PicturesAsText(msgspec.Struct, frozen=True):
         """`parts` are a message's texts, None where a picture is. Raises RequestError for more
         placeholders than pictures.
         """
-        return _with_placeholders(parts, self)
-
-
-def _with_placeholders(parts: Sequence[str | None], how: PicturesAsText) -> str:
-    placeholder, chat_text = how.placeholder, how.chat_text
-    texts = [part for part in parts if part is not None]
-    num_pictures = len(parts) - len(texts)
-    num_typed = sum(text.count(placeholder) for text in texts)
-    if num_typed > num_pictures:
-        raise RequestError(
-            f"Found more '{placeholder}' placeholders in input prompt than actual multimodal data "
-            f"items: {num_typed} for {num_pictures}.",
-            parameter="messages",
-        )
-    missing = num_pictures - num_typed
-    if not how.interleaves:
-        return "\n".join([chat_text] * missing + texts)
-    lines = []
-    for part in parts:
-        if part is not None:
-            lines.append(part)
-        elif missing:
-            lines.append(chat_text)
-            missing -= 1
-    return "\n".join(lines)
+        texts = [part for part in parts if part is not None]
+        num_pictures = len(parts) - len(texts)
+        num_typed = sum(text.count(self.placeholder) for text in texts)
+        if num_typed > num_pictures:
+            raise RequestError(
+                f"Found more '{self.placeholder}' placeholders in input prompt than actual "
+                f"multimodal data items: {num_typed} for {num_pictures}.",
+                parameter="messages",
+            )
+        missing = num_pictures - num_typed
+        if not self.interleaves:
+            return "\n".join([self.chat_text] * missing + texts)
+        lines = []
+        for part in parts:
+            if part is not None:
+                lines.append(part)
+            elif missing:
+                lines.append(self.chat_text)
+                missing -= 1
+        return "\n".join(lines)
