@@ -41,6 +41,12 @@ def test_programs_give_pictures_in_many_forms():
     assert given_pictures(clear)[0].pixels.tolist() == [[[255, 255, 255]]]
 
 
+def test_pixels_of_bfloat16_are_taken():
+    pixels = torch.from_numpy(PIXELS).to(torch.bfloat16)
+    [given] = given_pictures(pixels)
+    np.testing.assert_array_equal(given.pixels, pixels.float().numpy())
+
+
 @pytest.mark.parametrize(
     ("data", "uuids", "words"),
     [

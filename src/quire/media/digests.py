@@ -33,6 +33,12 @@ class ContentHash:
             self._hash.update(len(part).to_bytes(8, "little"))
             self._hash.update(part)
 
+    def add_array(self, tag: str, array: npt.NDArray[Any]) -> None:
+        """Add the type, the shape and the numbers of an array."""
+        self.add("dtype", array.dtype.str.encode())
+        self.add("shape", np.array(array.shape, "<i8").tobytes())
+        self.add(tag, array.tobytes())
+
     def digest(self) -> bytes:
         """The name."""
         return self._hash.digest()[:DIGEST_BYTES]
@@ -50,9 +56,7 @@ def picture_digest(
     """
     content = ContentHash("image", algorithm)
     if isinstance(picture, np.ndarray):
-        content.add("dtype", picture.dtype.str.encode())
-        content.add("shape", np.array(picture.shape, "<i8").tobytes())
-        content.add("pixels", np.ascontiguousarray(picture).tobytes())
+        content.add_array("pixels", picture)
     else:
         content.add("bytes", picture)
     _add_options(content, processor, background)

@@ -12,6 +12,7 @@ from quire.errors import InvalidParameter, InvalidType, RequestError
 from quire.media.decoding.rgb import as_rgb, load_pillow
 from quire.media.fetch.fetcher import GivenPicture
 from quire.media.given_rows import RowsReader, rows_given
+from quire.media.tensors import is_tensor, numbers_of
 
 _ANTHROPIC_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _FORMS = "a picture is a PIL image, an array of three axes, encoded bytes, or None with a uuid"
@@ -77,9 +78,7 @@ def _as_array(item: Any) -> Any:
     """numpy's arrays, and tensors without importing their library."""
     if isinstance(item, np.ndarray):
         return item
-    if type(item).__module__.partition(".")[0] == "torch" and hasattr(item, "numpy"):
-        return item.detach().cpu().numpy()
-    return None
+    return numbers_of(item) if is_tensor(item) else None
 
 
 def picture_of_part(part: Mapping[str, Any], index: int) -> GivenPicture | None:

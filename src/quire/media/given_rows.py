@@ -12,7 +12,7 @@ from quire.errors import InvalidParameter, RequestError
 from quire.media.decoding.decoder import ProcessedPicture
 from quire.media.digests import ContentHash
 from quire.media.image_processors.processor import PictureLayout
-from quire.media.tensors import Numbers, checked_rows, is_tensor, tensor_of_text
+from quire.media.tensors import Numbers, checked_rows, is_tensor, numbers_of, tensor_of_text
 from quire.step.media import EMBEDS
 
 NAME = "image_embeds"
@@ -50,9 +50,7 @@ class RowsReader:
         rows = checked_rows(rows, NAME, *self.widths)
         arrays = {EMBEDS: rows}
         content = ContentHash(NAME)
-        content.add("dtype", rows.dtype.str.encode())
-        content.add("shape", np.array(rows.shape, "<i8").tobytes())
-        content.add("rows", rows.tobytes())
+        content.add_array("rows", rows)
         if self.cell is not None:
             arrays[GRID] = self._grid(given.get(GRID), len(rows), label)
             content.add("grid", arrays[GRID].astype("<i8").tobytes())
@@ -132,7 +130,7 @@ def whole_numbers(given: Any) -> Numbers:
     if isinstance(given, str | bytes):
         return tensor_of_text(GRID, given, is_whole=True)
     if is_tensor(given):
-        given = given.detach().cpu().numpy()
+        given = numbers_of(given)
     try:
         found = np.asarray(given)
     except ValueError:

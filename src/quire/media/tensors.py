@@ -168,6 +168,14 @@ def is_tensor(given: Any) -> bool:
     return is_of_torch and hasattr(given, "is_floating_point")
 
 
+def numbers_of(tensor: Any) -> Numbers:
+    """The values of a dense tensor of torch; those of bfloat16, which numpy lacks, as float32."""
+    on_host = tensor.detach().cpu()
+    is_bfloat16 = str(on_host.dtype) == "torch.bfloat16"
+    values: Numbers = (on_host.float() if is_bfloat16 else on_host).numpy()
+    return values
+
+
 def checked_rows(given: Any, name: str, *widths: int) -> Numbers:
     """A copy of embeddings as float16 or float32 [n, width], where width is one of `widths`.
     `name`: what errors call them. Raises InvalidType or InvalidParameter.
@@ -190,10 +198,7 @@ def _as_array(given: Any, name: str) -> Numbers:
     if is_tensor(given):
         if str(given.layout) != "torch.strided":
             raise InvalidParameter(name, str(given.layout), allowed, "Call to_dense().")
-        given = given.detach().cpu()
-        if str(given.dtype) == "torch.bfloat16":  # numpy has none; float32 holds its numbers
-            given = given.float()
-        given = given.numpy()
+        given = numbers_of(given)
     if not isinstance(given, np.ndarray):
         raise InvalidType(name, type(given).__name__, allowed)
     if given.dtype.newbyteorder("=") not in (np.float16, np.float32):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import InvalidParameter
 from quire.media.digests import ContentHash
@@ -67,7 +65,5 @@ def _pieces(num_tokens: int, is_id: Sequence[bool]) -> Iterator[tuple[int, int]]
 def _item(rows: Numbers, start: int, end: int) -> MediaItem:
     part = rows[start:end]
     content = ContentHash(EMBEDS)
-    content.add("dtype", part.dtype.str.encode())
-    content.add("shape", np.array(part.shape, "<i8").tobytes())
-    content.add("rows", part.tobytes())
+    content.add_array("rows", part)
     return MediaItem(content.digest(), EMBEDS, end - start, [(start, end)], {EMBEDS: part})
