@@ -33,13 +33,14 @@ def conversation(messages: list[dict[str, Any]]) -> list[Message]:
 
 def texts_of(blocks: list[Any], name: str) -> str:
     """The text of blocks that may only be text."""
-    texts = []
-    for number, block in enumerate(blocks):
-        if not isinstance(block, dict) or block.get("type") != "text":
-            kind = block.get("type") if isinstance(block, dict) else block
-            raise _unserved(f"{name}[{number}].type", kind)
-        texts.append(text_in(block, "text", f"{name}[{number}]"))
-    return "\n".join(texts)
+    return "\n".join(_text(block, f"{name}[{number}]") for number, block in enumerate(blocks))
+
+
+def _text(block: Any, name: str) -> str:
+    kind = block.get("type") if isinstance(block, dict) else block
+    if not isinstance(block, dict) or kind != "text":
+        raise _unserved(f"{name}.type", kind)
+    return text_in(block, "text", name)
 
 
 def _unserved(place: str, kind: Any) -> NotBuiltYet:
@@ -97,12 +98,9 @@ def _result(block: dict[str, Any], name: str) -> Message:
 
 def _shown(block: Any, name: str) -> Message:
     """A part of a tool's result."""
-    kind = block.get("type") if isinstance(block, dict) else block
-    if kind == "image":
+    if isinstance(block, dict) and block.get("type") == "image":
         return _image(block, name)
-    if kind != "text":
-        raise _unserved(f"{name}.type", kind)
-    return {"type": "text", "text": text_in(block, "text", name)}
+    return {"type": "text", "text": _text(block, name)}
 
 
 def _image(block: dict[str, Any], name: str) -> Message:
