@@ -6,7 +6,7 @@ import pytest
 
 from quire.cli.answers import Piece
 from quire.cli.chat import Talk, obey
-from quire.cli.pictures import asked_with
+from quire.cli.pictures import asked_with, picture_part
 from quire.errors import InvalidParameter
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(9)
@@ -55,7 +55,7 @@ def test_pictures_go_with_the_next_question_alone(picture, capsys):
 def test_kinds_are_told_by_the_bytes(tmp_path, beginning, kind):
     file = tmp_path / "no_ending"
     file.write_bytes(beginning)
-    part = asked_with("?", [file])[0]
+    part = picture_part(file)
     assert part["image_url"]["url"].startswith(f"data:image/{kind};base64,")
 
 

@@ -23,7 +23,7 @@ from quire.cli.answers import (
     show,
 )
 from quire.cli.model_choice import add_answer_flags, open_model
-from quire.cli.pictures import add_image_flag, asked_with, read_picture, shown
+from quire.cli.pictures import add_image_flag, asked_with, picture_part, shown
 from quire.cli.session import explain
 from quire.config.args.command_line import QuireParser
 
@@ -70,7 +70,7 @@ class Talk:
     ) -> None:
         self._model, self._sampling, self._stats = model, sampling, stats
         self.messages: list[Message] = []
-        self._pictures: list[Path] = []
+        self._pictures: list[dict[str, Any]] = []
         self.set_system(system)
 
     def set_system(self, text: str | None) -> None:
@@ -92,8 +92,7 @@ class Talk:
         """Send a picture with the next question. Raises InvalidParameter for a file that is not
         one.
         """
-        read_picture(file)
-        self._pictures.append(file)
+        self._pictures.append(picture_part(file))
 
     def ask(self, question: str) -> Answer:
         """Put a question and print the answer as it comes.
@@ -101,8 +100,8 @@ class Talk:
         An interrupted answer is kept as far as it got. After an error the question is forgotten,
         with its pictures.
         """
-        files, self._pictures = self._pictures, []
-        messages = [*self.messages, {"role": "user", "content": asked_with(question, files)}]
+        pictures, self._pictures = self._pictures, []
+        messages = [*self.messages, {"role": "user", "content": asked_with(question, pictures)}]
         answer = show(self._model.chat(messages, self._sampling), stats=self._stats)
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         return answer

@@ -24,8 +24,8 @@ def add_image_flag(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(FLAG, type=Path, action="append", metavar="FILE", default=[], help=what)
 
 
-def read_picture(file: Path) -> bytes:
-    """The bytes of a picture. Raises InvalidParameter for a file that is not one."""
+def picture_part(file: Path) -> dict[str, Any]:
+    """A picture as a part of a message. Raises InvalidParameter for a file that is not one."""
     try:
         with file.open("rb") as stream:
             data = stream.read(_MOST_BYTES + 1)
@@ -33,21 +33,14 @@ def read_picture(file: Path) -> bytes:
         raise InvalidParameter(FLAG, str(file), error.strerror or str(error)) from None
     if len(data) > _MOST_BYTES:
         raise InvalidParameter(FLAG, str(file), f"it has more than {_MOST_BYTES} bytes")
-    _kind_of(file, data)
-    return data
+    text = base64.b64encode(data).decode("ascii")
+    url = f"data:image/{_kind_of(file, data)};base64,{text}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
-def asked_with(question: str, files: Sequence[Path]) -> Any:
+def asked_with(question: str, pictures: Sequence[dict[str, Any]]) -> Any:
     """The content of a message: a question about pictures, which come first."""
-    if not files:
-        return question
-    parts: list[dict[str, Any]] = []
-    for file in files:
-        data = read_picture(file)
-        text = base64.b64encode(data).decode("ascii")
-        url = f"data:image/{_kind_of(file, data)};base64,{text}"
-        parts.append({"type": "image_url", "image_url": {"url": url}})
-    return [*parts, {"type": "text", "text": question}]
+    return [*pictures, {"type": "text", "text": question}] if pictures else question
 
 
 def shown(content: Any) -> str:
