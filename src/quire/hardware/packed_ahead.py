@@ -17,8 +17,8 @@ import msgspec
 
 from quire.hardware.native import find_native
 
-_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-_LINE = 64
+_TYPES = {"float32": ("f32", 4), "float16": ("f16", 2), "bfloat16": ("bf16", 2)}
+"""Type of the values -> its name in native code, and the bytes of each."""
 
 
 class PackedRows(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +50,6 @@ class PackingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The weights to pack, in the order in which the loader will ask, for kernels of `level`."""
 
     dtype: str
-    item_bytes: int
     level: str
     num_threads: int
     files: list[str]
@@ -59,7 +58,7 @@ class PackingPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_bytes(self) -> int:
         """The bytes of all weights as they are stored."""
-        return self.item_bytes * sum(
+        return _TYPES[self.dtype][1] * sum(
             part.in_features * part.out_features for block in self.blocks for part in block.parts
         )
 
@@ -70,26 +69,25 @@ def part_key(dtype: str, gated: bool, sources: Sequence[str]) -> str:
 
 
 class _Packing:
-    """The packing for one engine, under way."""
+    """The packing for one engine, from `start` to `stop`."""
 
-    def __init__(self, native: Any, plan: PackingPlan, *, starts: bool = True) -> None:
+    def __init__(self, native: Any, plan: PackingPlan) -> None:
         self._packer = native.PackAhead(plan.num_threads, plan.level)
         self._numbers: dict[tuple[str, ...], int] = {}
         files = [self._packer.add_file(file) for file in plan.files]
         for block in plan.blocks:
             self._add(native, plan, block, files)
-        if starts:
-            self.start()
 
     def start(self) -> None:
         self._packer.start()
 
     def _add(self, native: Any, plan: PackingPlan, block: PackedBlock, files: list[int]) -> None:
-        sizes = [_panel_bytes(part, plan.item_bytes, native.panel_width) for part in block.parts]
+        kind, item_bytes = _TYPES[plan.dtype]
+        sizes = [_panel_bytes(part, item_bytes, native.panel_width) for part in block.parts]
         number, offset = self._packer.add_block(sum(sizes)), 0
         for part, size in zip(block.parts, sizes, strict=True):
             weight = native.PackedWeight(
-                *(native.Type.__members__[_TYPES[plan.dtype]], native.WeightForm.plain),
+                *(native.Type.__members__[kind], native.WeightForm.plain),
                 *(part.in_features, part.out_features, 0, 0, 0, 0, False, 1, part.gated),
             )
             for rows in part.rows:
@@ -127,7 +125,9 @@ def pack_ahead(plan: PackingPlan) -> None:
     with _lock:
         if not _packings:
             with contextlib.suppress(ValueError):  # a level that the runtime will refuse
-                _packings.append(_Packing(native, plan))
+                packing = _Packing(native, plan)
+                packing.start()
+                _packings.append(packing)
 
 
 def take_packed(keys: Sequence[str | None]) -> Any:

@@ -148,7 +148,7 @@ def test_a_loader_that_has_caught_up_packs_by_itself(tmp_path, taken):
     right = answers(folder)
     taken.clear()
     before = packing_of(folder)
-    packing = packed_ahead._Packing(find_native()[0], before.packing, starts=False)
+    packing = packed_ahead._Packing(find_native()[0], before.packing)
     packed_ahead._packings.append(packing)
     first = before.packing.blocks[0]
     assert packing.take(tuple(part.key for part in first.parts)) is None

@@ -17,7 +17,8 @@ from quire.models.parameters import Parameter, parameters
 from quire.models.rules import Family, tensor_map
 from quire.models.spec import Attention, Block, Decoder, Mlp, Moe
 
-DTYPES = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""Type of a model's weights -> its name in safetensors files."""
 _LEAST_VALUES = 1 << 17
 """Smaller weights are packed by the loader in no time."""
 
@@ -28,12 +29,11 @@ def packing_plan(
     """The weights of a folder in the order of loading, in a dtype, for a level of the kernels; None
     where there are none.
     """
-    kind, size = DTYPES[dtype]
     tensors = placed_tensors(folder)
     places: dict[str, PlacedTensor] = {}
     for stored in tensor_map(family, decoder) if tensors else ():
         placed = tensors.get(stored.name)
-        if placed is None or placed.dtype != kind or placed.shape != stored.shape:
+        if placed is None or placed.dtype != _DTYPES[dtype] or placed.shape != stored.shape:
             continue
         if not stored.steps and len(stored.leaves) == 1 and stored.leaves[0].scale == 1.0:
             places[stored.leaves[0].name] = placed
@@ -49,7 +49,6 @@ def packing_plan(
         return None
     return PackingPlan(
         dtype=dtype,
-        item_bytes=size,
         level=level,
         num_threads=num_threads,
         files=[str(file) for file in files],
