@@ -135,6 +135,14 @@ class StoredTensor:
         is_weight = self.name.endswith(".weight") and not set(self.steps) & _NOT_LINEAR
         return is_weight and all(leaf.is_linear for leaf in self.leaves)
 
+    @property
+    def sole_leaf(self) -> Parameter | None:
+        """The leaf whose values it holds as they are, with nothing else; None: there is none."""
+        if self.layout is not None or self.steps or len(self.leaves) != 1:
+            return None
+        [leaf] = self.leaves
+        return leaf if leaf.scale == 1.0 else None
+
     def parts(self) -> dict[str, StoredPart]:
         """The tensors of the checkpoint that hold it, by name."""
         if self.layout is None:

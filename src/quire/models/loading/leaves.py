@@ -86,13 +86,11 @@ def open_leaves(
 
 
 def _sources(files: WeightFiles, stored: Iterable[StoredTensor]) -> dict[str, str]:
-    """By leaf, the contents of a file that it is, without a step between."""
+    """Names of file contents by leaf, for leaves that are such contents as they are."""
     found, name_of = {}, Sources()
     for tensor in stored:
-        if tensor.layout is None and not tensor.steps and len(tensor.leaves) == 1:
-            [leaf] = tensor.leaves
-            if leaf.scale == 1.0 and tensor.name in files.entries:
-                found[leaf.name] = name_of(files.entries[tensor.name].file, tensor.name)
+        if (leaf := tensor.sole_leaf) is not None and tensor.name in files.entries:
+            found[leaf.name] = name_of(files.entries[tensor.name].file, tensor.name)
     return found
 
 

@@ -35,8 +35,8 @@ def packing_plan(
         placed = tensors.get(stored.name)
         if placed is None or placed.dtype != _DTYPES[dtype] or placed.shape != stored.shape:
             continue
-        if not stored.steps and len(stored.leaves) == 1 and stored.leaves[0].scale == 1.0:
-            places[stored.leaves[0].name] = placed
+        if (leaf := stored.sole_leaf) is not None:
+            places[leaf.name] = placed
     files: list[Path] = []
     blocks, name_of = [], Sources()
     for weights in _weights(decoder):
