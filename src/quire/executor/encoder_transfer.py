@@ -22,28 +22,19 @@ from quire.errors import InvalidParameter
 from quire.executor.platform import Platform
 from quire.executor.worker_config import WorkerConfig
 from quire.models import read_spec
+from quire.models.loading.folder_files import PICKLE_PATTERNS
 from quire.models.vision.encoder import VisionEncoder
 from quire.runner.connected_encoder import ConnectedEncoder
 from quire.runner.encoder_outputs import Encoder
 
-_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+_PATTERNS = ("*.safetensors", *PICKLE_PATTERNS)
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
-def connected(
-    config: WorkerConfig,
-    platform: Platform,
-    encoder: Encoder,
-    vision: VisionEncoder,
-    load: Callable[[], VisionEncoder],
-) -> tuple[ConnectedEncoder, Callable[[], VisionEncoder]]:
-    """The encoder with its connector, and `load` naming the files that it loads. Raises
-    InvalidParameter for a class that cannot be used.
-    """
-    model = config.model
-    assert model.encoder_transfer is not None, "outputs are kept"
-    connector = make_connector(model.encoder_transfer)
-    vision.files_name = name_of_files(model)
+def naming_files(
+    load: Callable[[], VisionEncoder], model: ModelPlan
+) -> Callable[[], VisionEncoder]:
+    """`load`, giving each encoder a name of the files that it is from."""
 
     def named() -> VisionEncoder:
         name = name_of_files(model)  # before, so that files that change meanwhile have another
@@ -51,10 +42,20 @@ def connected(
         made.files_name = name
         return made
 
+    return named
+
+
+def connected(
+    config: WorkerConfig, platform: Platform, encoder: Encoder, vision: VisionEncoder
+) -> ConnectedEncoder:
+    """The encoder with its connector. Raises InvalidParameter for a class that cannot be used."""
+    model = config.model
+    assert model.encoder_transfer is not None, "outputs are kept"
+    connector = make_connector(model.encoder_transfer)
     decoder = read_spec(model.hf_config, model.pooler)
     width = decoder.dim * (1 + len(vision.spec.deepstack))
     like = torch.empty(width, dtype=config.dtype, device=platform.device.torch)
-    return ConnectedEncoder(encoder, connector, lambda: vision.files_name, like), named
+    return ConnectedEncoder(encoder, connector, lambda: vision.files_name, like)
 
 
 def make_connector(config: ECTransferConfig) -> ECConnectorBase:

@@ -46,12 +46,15 @@ def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel
         from quire.models.vision.picture_encoder import IMAGE, PictureEncoder  # few take pictures
 
         load = _vision_loader(config, platform)
+        keeps_outputs = config.model.encoder_transfer is not None
+        if keeps_outputs:
+            from quire.executor.encoder_transfer import connected, naming_files  # few engines do
+
+            load = naming_files(load, config.model)
         vision = load()
         encoders[IMAGE] = PictureEncoder(vision, config.model.max_model_len)
-        if config.model.encoder_transfer is not None:
-            from quire.executor.encoder_transfer import connected  # few engines keep outputs
-
-            encoders[IMAGE], load = connected(config, platform, encoders[IMAGE], vision, load)
+        if keeps_outputs:
+            encoders[IMAGE] = connected(config, platform, encoders[IMAGE], vision)
         models.append(LoadedModel(vision, load))
         num_deep = len(vision.spec.deepstack)
     if config.model.takes_prompt_embeds or config.model.takes_media_embeds:
