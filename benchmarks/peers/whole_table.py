@@ -51,8 +51,6 @@ PIECES = [
     *(f"stall/{model}/{goal}" for model, goal in product(("0.6b", "4b-int4"), (0, 250))),
     "serve/mixed",
 ]
-_LEN = {"4b": 4096}
-"""Contexts of models whose own would not fit beside others' memory."""
 
 
 def parse() -> argparse.Namespace:
@@ -126,7 +124,7 @@ def run_starts(model: str, args: argparse.Namespace) -> None:
         "num_threads": gather_machine_facts().num_cores,
         "cache": str(folder.parent / "peers"),
         "max_prompts": 1,
-        "max_len": _LEN.get(model, 4096),
+        "max_len": 4096,
         "workloads": {},
     }
     kinds = [
