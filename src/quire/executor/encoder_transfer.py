@@ -1,4 +1,4 @@
-"""Connects encoders to what keeps their outputs outside of the engine."""
+"""Connects encoders to stores of their outputs outside of the engine."""
 
 from __future__ import annotations
 

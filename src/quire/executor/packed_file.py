@@ -1,5 +1,5 @@
-"""The file that has a model's packed weights, and without it what can be packed while torch is
-imported. Free of torch.
+"""The file that has a model's packed weights, and without it the packing that can be done while
+torch is imported. Free of torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.models.loading.ahead.packing_plan import packing_plan
 _CODE = ("models", "ops", "kernels", "quantization")
 """Folders of the package that decide what a packed weight is."""
 _LEAST_SHARE = 0.5
-"""Of the weights, below which clearing memory for all of them helps more than packing these."""
+"""Share of the weights below which packing them helps less than clearing memory for all."""
 
 
 def packed_file(model: ModelPlan, parallel: ParallelPlan) -> Path | None:
@@ -59,8 +59,8 @@ def packed_file(model: ModelPlan, parallel: ParallelPlan) -> Path | None:
 
 
 def preparation(model: ModelPlan, parallel: ParallelPlan) -> Preparation:
-    """What can be done for the weights while torch is imported: nothing where they are not packed,
-    or a file has them.
+    """The work for the weights that can be done while torch is imported: none where they are not
+    packed, or a file has them.
     """
     if not _is_packed_whole(model, parallel):
         return Preparation()

@@ -1,8 +1,8 @@
-"""Weights that threads pack out of a checkpoint's files before the loader asks for them: native
-ones, which need neither torch nor the interpreter's lock, while torch is imported.
+"""Weights that native threads pack out of a checkpoint's files while torch is imported, before the
+loader asks for them. The threads need neither torch nor the interpreter's lock.
 
-Each weight has a key that says everything it is made of; the loader takes what has the key of what
-it would make, and packs the rest. Free of torch.
+A weight's key says everything that it is made of. The loader computes the key of each weight that
+it is to pack, takes those that are packed already, and packs the others. Free of torch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Packing:
                 if file < 0 or not self._packer.add_rows(
                     number, weight, offset, rows.first, rows.count, file, rows.at
                 ):
-                    return  # a block that nobody knows
+                    return  # the block has no key, so that the loader packs it
             offset += size
         self._numbers[tuple(part.key for part in block.parts)] = number
 

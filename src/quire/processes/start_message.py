@@ -20,12 +20,12 @@ ORPHANED = 3
 """The exit code of a process whose starter has exited."""
 
 LENGTH = struct.Struct("<Q")
-"""In front of every frame."""
+"""Length of a frame, which precedes it."""
 
 
 class ChildStart(msgspec.Struct, kw_only=True):
     """The settings of every child process; `ChildProcess.start` fills them in. `sys_path` is that
-    of the starter. `preparation`: what can be done while the program is imported. A kind of process
+    of the starter. `preparation`: work for the time in which the program is imported. A kind of process
     that speaks to others by a protocol has the version of that as its default.
     """
 
@@ -58,7 +58,7 @@ def decode_start(data: bytearray, kind: type[M]) -> M:
 
 
 def preparation_in(data: bytearray) -> Preparation:
-    """What a process of any kind is to do while its program is imported."""
+    """The work that the start message of any kind of process has for the time of its imports."""
     return msgspec.msgpack.decode(data, type=_Prepared).preparation
 
 

@@ -154,7 +154,7 @@ class LinearOps:
         return packed
 
     def key_of(self, weight: AnyWeight, stored_as: WeightFormat | None, gated: bool) -> str | None:
-        """The key of what is made of a weight; None: of the weight's alone."""
+        """The key under which a weight may be packed already; None: it is not packed ahead."""
         if stored_as is not None or not isinstance(weight, RowStack) or weight.sources is None:
             return None
         return part_key(str(weight.dtype).removeprefix("torch."), gated, weight.sources)

@@ -34,8 +34,9 @@ from quire.ops.kv import FixedScales
 
 @dataclass(frozen=True, slots=True)
 class OpenLeaves:
-    """What reads leaves, the names of those that are in codes, and the scales of keys and values
-    that are used, by layer. sources: what leaves are that are contents of files as they are.
+    """The reader of leaves, the names of those that are in codes, and the scales of keys and values
+    that are used, by layer. sources: names of file contents by leaf, for leaves that are such
+    contents as they are.
     """
 
     read: Read

@@ -50,8 +50,7 @@ class WeightBuilder:
         kept in files; None: in memory. `cache_scales`: those of keys and values that the checkpoint
         brings, by layer ("layers.0"). `read` gives a leaf in any float dtype, or in codes those
         that `coded` names, valid until its next call; on a device other than the CPU it returns
-        memory that is not written again. `sources` names what leaves are that are contents of
-        files as they are.
+        memory that is not written again. `sources`: those of `OpenLeaves`.
         """
         self.dtype, self.device = dtype, device
         self._left = dict(leaves)

@@ -216,7 +216,7 @@ def save_sharded_state(
 def _own_part(
     decoder: Decoder, recipe: Recipe, storage: Storage | None, group: WorkerGroup | None
 ) -> Decoder:
-    """What a worker has of the decoder."""
+    """The part of the decoder that a worker has."""
     if group is None:
         return decoder
     inputs = _group_size(recipe, storage)

@@ -1,7 +1,7 @@
-"""Places of the tensors of safetensors files, by their headers alone. Free of torch.
+"""Places of tensors in safetensors files, read from the headers alone. Free of torch.
 
-The loader's own reader checks the files; what is read here only says what may be packed before it
-asks, and a file that is not as it should be says nothing.
+The loader's own reader checks the files. The places here only say which tensors may be packed
+before it asks; a file that is not valid has none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.models.loading.weight_index import read_index
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _LENGTH_BYTES = 8
-"""In front of the header."""
+"""Bytes of the header's length, which precede it."""
 
 
 class _Tensor(msgspec.Struct):
@@ -52,8 +52,8 @@ def placed_tensors(folder: Path) -> dict[str, PlacedTensor]:
 
 
 class Sources:
-    """Names for the contents of tensors: another file of a name, and other contents of a file, have
-    other ones.
+    """Names for the contents of tensors. A file that replaces another, and a file whose contents
+    have changed, give new names.
     """
 
     def __init__(self) -> None:
