@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.models.vision import wholes
 from tests.models.vision.wholes import (
-    ANY_SIZE,
+    AYA_KEYS,
+    FULL_LAST,
+    LFM2_TOWER,
+    LLAMA4_TOWER,
     TEXT,
     TOWER,
+    WIDTH,
     Whole,
     of_gemma4,
     of_idefics,
@@ -53,18 +58,10 @@ LONG_TEXT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+SIGLIP = TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
 CLIP = TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3}
 PINPOINTS = [[24, 48], [48, 24]]
-PIXTRAL = {
-    "model_type": "pixtral",
-    "hidden_size": 32,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "head_dim": 16,
-    "patch_size": 6,
-    "image_size": 48,
-}
+PIXTRAL = wholes.PIXTRAL | {"num_hidden_layers": 2, "image_size": 48}
 PIXTRAL_FILES = {
     "processor_class": "PixtralProcessor",
     "patch_size": 6,
@@ -79,22 +76,10 @@ PIXTRAL_IMAGES = {
     "patch_size": {"height": 6, "width": 6},
     **_MEAN,
 }
-QWEN_TOWER = {
-    "depth": 2,
-    "num_heads": 2,
-    "in_channels": 3,
-    "patch_size": 4,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
+QWEN3_TOWER = wholes.QWEN3_TOWER | {"depth": 2}
+QWEN3_FILES = {"processor_class": "Qwen3VLProcessor", "image_token": IMAGE}
 QWEN_ROPE = {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [2, 2, 2]}
-GLM_TOWER = QWEN_TOWER | {
-    "hidden_size": 32,
-    "out_hidden_size": TEXT["hidden_size"],
-    "intermediate_size": 20,
-    "image_size": 20,
-    "rms_norm_eps": 0.04,
-}
+GLM_TOWER = wholes.GLM_TOWER | {"depth": 2}
 GLM_ROPE = {
     "rope_type": "default",
     "rope_theta": 50.0,
@@ -114,14 +99,7 @@ GEMMA_TEXT = LONG_TEXT | {
     "sliding_window": 3,
     "query_pre_attn_scalar": 7,
 }
-GEMMA4_TOWER = ANY_SIZE | {
-    "patch_size": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "rms_norm_eps": 0.05,
-    "pooling_kernel_size": 2,
-    "position_embedding_size": 40,
-}
+GEMMA4_TOWER = wholes.GEMMA4_TOWER | {"patch_size": 4, "position_embedding_size": 40}
 GEMMA4_TEXT = LONG_TEXT | {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -137,12 +115,15 @@ GEMMA4_IMAGES = {
     "pooling_kernel_size": 2,
     "max_soft_tokens": 70,
 }
-PALIGEMMA_IMAGES = {
+SQUARE = {"size": {"height": 24, "width": 24}, **_MEAN}
+PALIGEMMA_TOWER = SIGLIP | {"projection_dim": WIDTH}
+PALIGEMMA_KEYS = {"projection_dim": WIDTH, "image_token_index": IMAGE_ID}
+PALIGEMMA_IMAGES = SQUARE | {
     "image_processor_type": "SiglipImageProcessor",
-    "size": {"height": 24, "width": 24},
     "image_seq_length": 16,
-    **_MEAN,
 }
+TILES = SQUARE | {"image_processor_type": "GotOcr2ImageProcessor", "max_patches": 3}
+IDEFICS = {"size": {"longest_edge": 40}, "max_image_size": {"longest_edge": 24}, **_MEAN}
 
 
 @dataclass(frozen=True)
@@ -176,7 +157,7 @@ SPOKEN: dict[str, Spoken] = {
     "qwen2_vl": Spoken(
         Whole(
             "qwen2_vl",
-            QWEN_TOWER | {"embed_dim": 32, "hidden_size": TEXT["hidden_size"], "mlp_ratio": 2},
+            wholes.QWEN2_TOWER | {"depth": 2},
             with_grids,
             text=LONG_TEXT | {"rope_parameters": QWEN_ROPE},
             keys=QWEN_IDS,
@@ -187,14 +168,7 @@ SPOKEN: dict[str, Spoken] = {
     "qwen2_5_vl": Spoken(
         Whole(
             "qwen2_5_vl",
-            QWEN_TOWER
-            | {
-                "hidden_size": 32,
-                "out_hidden_size": TEXT["hidden_size"],
-                "intermediate_size": 20,
-                "window_size": 16,
-                "fullatt_block_indexes": [1],
-            },
+            wholes.QWEN2_5_TOWER | {"depth": 2, "window_size": 16},
             with_grids,
             text=LONG_TEXT | {"rope_parameters": QWEN_ROPE},
             keys=QWEN_IDS,
@@ -223,11 +197,7 @@ SPOKEN: dict[str, Spoken] = {
             PIXTRAL,
             padded,
             text=LONG_TEXT,
-            keys={
-                "image_token_index": IMAGE_ID,
-                "vision_feature_select_strategy": "full",
-                "vision_feature_layer": -1,
-            },
+            keys=FULL_LAST | {"image_token_index": IMAGE_ID},
         ),
         PIXTRAL_FILES,
         PIXTRAL_IMAGES,
@@ -240,23 +210,12 @@ SPOKEN: dict[str, Spoken] = {
     "idefics3": Spoken(
         Whole("idefics3", TOWER, of_idefics, text=LONG_TEXT, keys={"image_token_id": IMAGE_ID}),
         {"processor_class": "Idefics3Processor", "image_seq_len": 4, "image_token": IMAGE},
-        {
-            "image_processor_type": "Idefics3ImageProcessor",
-            "size": {"longest_edge": 40},
-            "max_image_size": {"longest_edge": 24},
-            **_MEAN,
-        },
+        IDEFICS | {"image_processor_type": "Idefics3ImageProcessor"},
     ),
     "qwen3_5": Spoken(
         Whole(
             "qwen3_5",
-            QWEN_TOWER
-            | {
-                "hidden_size": 32,
-                "out_hidden_size": TEXT["hidden_size"],
-                "intermediate_size": 20,
-                "num_position_embeddings": 25,
-            },
+            QWEN3_TOWER,
             with_grids,
             text=LONG_TEXT
             | {
@@ -269,47 +228,29 @@ SPOKEN: dict[str, Spoken] = {
                 "linear_num_value_heads": 4,
                 "layer_types": ["linear_attention", "full_attention", "linear_attention"],
                 "rope_parameters": QWEN_ROPE
-                | {
-                    "partial_rotary_factor": 0.5,
-                    "mrope_section": [2, 2, 2],
-                    "mrope_interleaved": True,
-                },
+                | {"partial_rotary_factor": 0.5, "mrope_interleaved": True},
             },
             keys=QWEN_IDS,
         ),
-        {"processor_class": "Qwen3VLProcessor", "image_token": IMAGE},
+        QWEN3_FILES,
         QWEN_FILES,
     ),
     "qwen3_vl": Spoken(
         Whole(
             "qwen3_vl",
-            QWEN_TOWER
-            | {
-                "hidden_size": 32,
-                "out_hidden_size": TEXT["hidden_size"],
-                "intermediate_size": 20,
-                "num_position_embeddings": 25,
-                "deepstack_visual_indexes": [0, 1],
-            },
+            QWEN3_TOWER | {"deepstack_visual_indexes": [0, 1]},
             with_grids,
             text=LONG_TEXT
             | {"num_hidden_layers": 3, "rope_parameters": QWEN_ROPE | {"mrope_interleaved": True}},
             keys=QWEN_IDS,
         ),
-        {"processor_class": "Qwen3VLProcessor", "image_token": IMAGE},
+        QWEN3_FILES,
         QWEN_FILES,
     ),
     "qwen3_vl_moe": Spoken(
         Whole(
             "qwen3_vl_moe",
-            QWEN_TOWER
-            | {
-                "hidden_size": 32,
-                "out_hidden_size": TEXT["hidden_size"],
-                "intermediate_size": 20,
-                "num_position_embeddings": 25,
-                "deepstack_visual_indexes": [1, 0],
-            },
+            QWEN3_TOWER | {"deepstack_visual_indexes": [1, 0]},
             with_grids,
             text=LONG_TEXT
             | {
@@ -322,7 +263,7 @@ SPOKEN: dict[str, Spoken] = {
             },
             keys=QWEN_IDS,
         ),
-        {"processor_class": "Qwen3VLProcessor", "image_token": IMAGE},
+        QWEN3_FILES,
         QWEN_FILES,
     ),
     "glm4v": Spoken(
@@ -373,17 +314,13 @@ SPOKEN: dict[str, Spoken] = {
     "gemma3": Spoken(
         Whole(
             "gemma3",
-            TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+            SIGLIP,
             stacked,
             text=GEMMA_TEXT,
             keys={"mm_tokens_per_image": 4, "image_token_id": IMAGE_ID},
         ),
         {"processor_class": "Gemma3Processor", "image_seq_length": 4},
-        {
-            "image_processor_type": "Gemma3ImageProcessor",
-            "size": {"height": 24, "width": 24},
-            **_MEAN,
-        },
+        SQUARE | {"image_processor_type": "Gemma3ImageProcessor"},
         placeholder="<|begin|>",
         tokens=("<|begin|>", "<|end|>"),
         names=GEMMA_NAMES,
@@ -430,15 +367,10 @@ SPOKEN: dict[str, Spoken] = {
     "paligemma": Spoken(
         Whole(
             "paligemma",
-            TOWER
-            | {
-                "model_type": "siglip_vision_model",
-                "vision_use_head": False,
-                "projection_dim": TEXT["hidden_size"],
-            },
+            PALIGEMMA_TOWER,
             stacked,
             text=LONG_TEXT | {"model_type": "gemma"},
-            keys={"projection_dim": TEXT["hidden_size"], "image_token_index": IMAGE_ID},
+            keys=PALIGEMMA_KEYS,
         ),
         {"processor_class": "PaliGemmaProcessor"},
         PALIGEMMA_IMAGES,
@@ -449,12 +381,7 @@ SPOKEN: dict[str, Spoken] = {
     "paligemma2": Spoken(
         Whole(
             "paligemma",
-            TOWER
-            | {
-                "model_type": "siglip_vision_model",
-                "vision_use_head": False,
-                "projection_dim": TEXT["hidden_size"],
-            },
+            PALIGEMMA_TOWER,
             stacked,
             text=LONG_TEXT
             | {
@@ -465,7 +392,7 @@ SPOKEN: dict[str, Spoken] = {
                 "final_logit_softcapping": 2.5,
                 "layer_types": ["sliding_attention", "full_attention"],
             },
-            keys={"projection_dim": TEXT["hidden_size"], "image_token_index": IMAGE_ID},
+            keys=PALIGEMMA_KEYS,
         ),
         {"processor_class": "PaliGemmaProcessor"},
         PALIGEMMA_IMAGES,
@@ -477,14 +404,13 @@ SPOKEN: dict[str, Spoken] = {
     "llava_onevision": Spoken(
         Whole(
             "llava_onevision",
-            TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+            SIGLIP,
             tiled,
             text=LONG_TEXT,
-            keys={
+            keys=FULL_LAST
+            | {
                 "image_token_index": IMAGE_ID,
                 "image_grid_pinpoints": PINPOINTS,
-                "vision_feature_select_strategy": "full",
-                "vision_feature_layer": -1,
                 "vision_aspect_ratio": "anyres_max_1",
             },
         ),
@@ -495,11 +421,10 @@ SPOKEN: dict[str, Spoken] = {
             "vision_feature_select_strategy": "full",
             "vision_aspect_ratio": "anyres_max_1",
         },
-        {
+        SQUARE
+        | {
             "image_processor_type": "LlavaOnevisionImageProcessor",
             "image_grid_pinpoints": PINPOINTS,
-            "size": {"height": 24, "width": 24},
-            **_MEAN,
         },
     ),
     "internvl": Spoken(
@@ -515,36 +440,20 @@ SPOKEN: dict[str, Spoken] = {
             "image_seq_length": 4,
             "context_image_token": IMAGE,
         },
-        {
-            "image_processor_type": "GotOcr2ImageProcessor",
-            "size": {"height": 24, "width": 24},
-            "max_patches": 3,
-            **_MEAN,
-        },
+        TILES,
     ),
     "smolvlm": Spoken(
         Whole("smolvlm", TOWER, of_idefics, text=LONG_TEXT, keys={"image_token_id": IMAGE_ID}),
         {"processor_class": "SmolVLMProcessor", "image_seq_len": 4, "image_token": IMAGE},
-        {
-            "image_processor_type": "SmolVLMImageProcessor",
-            "size": {"longest_edge": 40},
-            "max_image_size": {"longest_edge": 24},
-            **_MEAN,
-        },
+        IDEFICS | {"image_processor_type": "SmolVLMImageProcessor"},
     ),
     "aya_vision": Spoken(
         Whole(
             "aya_vision",
-            TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+            SIGLIP,
             stacked,
             text=LONG_TEXT,
-            keys={
-                "image_token_index": IMAGE_ID,
-                "alignment_intermediate_size": 20,
-                "vision_feature_layer": -1,
-                "vision_feature_select_strategy": "full",
-                "adapter_layer_norm_eps": 0.02,
-            },
+            keys=AYA_KEYS | {"image_token_index": IMAGE_ID},
         ),
         {
             "processor_class": "AyaVisionProcessor",
@@ -553,31 +462,20 @@ SPOKEN: dict[str, Spoken] = {
             "img_size": 24,
             "downsample_factor": 2,
         },
-        {
-            "image_processor_type": "GotOcr2ImageProcessor",
-            "size": {"height": 24, "width": 24},
-            "max_patches": 3,
-            **_MEAN,
-        },
+        TILES,
         soft="<|IMG_PATCH|>",
         tokens=(IMAGE, "<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_1", "TILE_GLOBAL"),
     ),
     "cohere2_vision": Spoken(
         Whole(
             "cohere2_vision",
-            TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+            SIGLIP,
             stacked,
             text=LONG_TEXT,
             keys={"image_token_id": IMAGE_ID, "alignment_intermediate_size": 20},
         ),
         {"processor_class": "Cohere2VisionProcessor"},
-        {
-            "image_processor_type": "Cohere2VisionImageProcessorFast",
-            "size": {"height": 24, "width": 24},
-            "max_patches": 3,
-            "patch_size": 2,
-            **_MEAN,
-        },
+        TILES | {"image_processor_type": "Cohere2VisionImageProcessorFast", "patch_size": 2},
         tokens=("<|begin|>", "<|end|>", "<|line|>"),
         names={
             "image_token": IMAGE,
@@ -589,13 +487,7 @@ SPOKEN: dict[str, Spoken] = {
     "lfm2_vl": Spoken(
         Whole(
             "lfm2_vl",
-            ANY_SIZE
-            | {
-                "model_type": "siglip2_vision_model",
-                "num_patches": 25,
-                "layer_norm_eps": 0.05,
-                "vision_use_head": False,
-            },
+            LFM2_TOWER,
             of_lfm2,
             text=LONG_TEXT,
             keys={"image_token_id": IMAGE_ID, "projector_hidden_size": 18},
@@ -615,13 +507,7 @@ SPOKEN: dict[str, Spoken] = {
     "llama4": Spoken(
         Whole(
             "llama4",
-            TOWER
-            | {
-                "vision_output_dim": 28,
-                "projector_input_dim": 28,
-                "projector_output_dim": 28,
-                "intermediate_size": 128,
-            },
+            LLAMA4_TOWER,
             stacked,
             text=LONG_TEXT,
             keys={"image_token_index": IMAGE_ID},
@@ -631,12 +517,7 @@ SPOKEN: dict[str, Spoken] = {
             "patch_size": 6,
             "pixel_shuffle_ratio": 0.5,
         },
-        {
-            "image_processor_type": "Llama4ImageProcessorFast",
-            "size": {"height": 24, "width": 24},
-            "max_patches": 3,
-            **_MEAN,
-        },
+        TILES | {"image_processor_type": "Llama4ImageProcessorFast"},
         placeholder="<|image|>",
         soft="<|patch|>",
         tokens=(

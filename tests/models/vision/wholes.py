@@ -153,11 +153,37 @@ def of_gemma4(pictures: list[Picture]) -> Inputs:
     return {"pixel_values": pixels, "image_position_ids": places}
 
 
+QWEN2_TOWER = QWEN_TOWER | {"embed_dim": 32, "hidden_size": WIDTH, "mlp_ratio": 2}
+WIDE_TOWER = QWEN_TOWER | {"hidden_size": 32, "out_hidden_size": WIDTH, "intermediate_size": 20}
+QWEN2_5_TOWER = WIDE_TOWER | {"fullatt_block_indexes": [1]}
+QWEN3_TOWER = WIDE_TOWER | {"num_position_embeddings": 25}
+GLM_TOWER = WIDE_TOWER | {"image_size": 20, "rms_norm_eps": 0.04}
 ANY_SIZE = {key: value for key, value in TOWER.items() if key != "image_size"}
 NORMED = TOWER | {"layer_norm_eps": 0.05}
 CLIP = NORMED | {"model_type": "clip_vision_model", "num_hidden_layers": 4}
 SIGLIP = NORMED | {"model_type": "siglip_vision_model", "vision_use_head": False}
 PIXTRAL = TOWER | {"model_type": "pixtral", "head_dim": 16}
+LFM2_TOWER = ANY_SIZE | {
+    "model_type": "siglip2_vision_model",
+    "num_patches": 25,
+    "layer_norm_eps": 0.05,
+    "vision_use_head": False,
+}
+LLAMA4_TOWER = TOWER | {
+    "vision_output_dim": 28,
+    "projector_input_dim": 28,
+    "projector_output_dim": 28,
+    "intermediate_size": 128,
+}
+GEMMA4_TOWER = ANY_SIZE | {
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "rms_norm_eps": 0.05,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 20,
+}
+FULL_LAST = {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}
+AYA_KEYS = FULL_LAST | {"alignment_intermediate_size": 20, "adapter_layer_norm_eps": 0.02}
 PINPOINTS = [[24, 48], [48, 24], [48, 48], [24, 72]]
 _SIZES = of_sizes((24, 12), (12, 36), (24, 24))
 _STILLS = ((1, 4, 6), (1, 2, 2), (1, 10, 14))
@@ -183,14 +209,14 @@ WHOLES: dict[str, Whole] = {
         SIGLIP,
         stacked,
         frames(1, 1),
-        keys={"vision_feature_select_strategy": "full", "vision_feature_layer": -1},
+        keys=FULL_LAST,
     ),
     "llava-pixtral": Whole(
         "llava",
         PIXTRAL,
         padded,
         _SIZES,
-        keys={"vision_feature_select_strategy": "full", "vision_feature_layer": -1},
+        keys=FULL_LAST,
     ),
     "llava_next": Whole(
         "llava_next",
@@ -204,25 +230,9 @@ WHOLES: dict[str, Whole] = {
         SIGLIP,
         tiled,
         tiles((4, (20, 50)), (5, (33, 40)), (3, (20, 30)), (4, (11, 90))),
-        keys={
-            "image_grid_pinpoints": PINPOINTS,
-            "vision_aspect_ratio": "anyres_max_2",
-            "vision_feature_select_strategy": "full",
-            "vision_feature_layer": -1,
-        },
+        keys=FULL_LAST | {"image_grid_pinpoints": PINPOINTS, "vision_aspect_ratio": "anyres_max_2"},
     ),
-    "aya_vision": Whole(
-        "aya_vision",
-        SIGLIP,
-        stacked,
-        frames(1, 1, 1),
-        keys={
-            "alignment_intermediate_size": 20,
-            "vision_feature_layer": -1,
-            "vision_feature_select_strategy": "full",
-            "adapter_layer_norm_eps": 0.02,
-        },
-    ),
+    "aya_vision": Whole("aya_vision", SIGLIP, stacked, frames(1, 1, 1), keys=AYA_KEYS),
     "cohere2_vision": Whole(
         "cohere2_vision", SIGLIP, stacked, frames(2, 1), keys={"alignment_intermediate_size": 20}
     ),
@@ -235,61 +245,23 @@ WHOLES: dict[str, Whole] = {
     ),
     "gemma3": Whole("gemma3", SIGLIP, stacked, frames(1, 1), keys={"mm_tokens_per_image": 4}),
     "mistral3": Whole("mistral3", PIXTRAL, padded, _SIZES),
-    "qwen2_vl": Whole(
-        "qwen2_vl",
-        QWEN_TOWER | {"embed_dim": 32, "hidden_size": WIDTH, "mlp_ratio": 2},
-        with_grids,
-        cut(*_GRIDS, values=96),
-    ),
+    "qwen2_vl": Whole("qwen2_vl", QWEN2_TOWER, with_grids, cut(*_GRIDS, values=96)),
     "qwen2_5_vl": Whole(
         "qwen2_5_vl",
-        QWEN_TOWER
-        | {
-            "hidden_size": 32,
-            "out_hidden_size": WIDTH,
-            "intermediate_size": 20,
-            "window_size": 24,
-            "fullatt_block_indexes": [1],
-        },
+        QWEN2_5_TOWER | {"window_size": 24},
         with_grids,
         cut(*_GRIDS, values=96),
     ),
     "qwen3_vl": Whole(
         "qwen3_vl",
-        QWEN_TOWER
-        | {
-            "hidden_size": 32,
-            "out_hidden_size": WIDTH,
-            "intermediate_size": 20,
-            "num_position_embeddings": 25,
-            "deepstack_visual_indexes": [0, 1],
-        },
+        QWEN3_TOWER | {"deepstack_visual_indexes": [0, 1]},
         with_grids,
         cut(*_GRIDS, values=96),
     ),
-    "qwen3_5": Whole(
-        "qwen3_5",
-        QWEN_TOWER
-        | {
-            "hidden_size": 32,
-            "out_hidden_size": WIDTH,
-            "intermediate_size": 20,
-            "num_position_embeddings": 25,
-        },
-        with_grids,
-        cut(*_GRIDS, values=96),
-    ),
+    "qwen3_5": Whole("qwen3_5", QWEN3_TOWER, with_grids, cut(*_GRIDS, values=96)),
     "glm4v": Whole(
         "glm4v",
-        QWEN_TOWER
-        | {
-            "hidden_size": 32,
-            "out_hidden_size": WIDTH,
-            "intermediate_size": 20,
-            "image_size": 20,
-            "rms_norm_eps": 0.04,
-            "attention_bias": True,
-        },
+        GLM_TOWER | {"attention_bias": True},
         with_grids,
         cut(*_STILLS, values=96),
     ),
@@ -310,40 +282,15 @@ WHOLES: dict[str, Whole] = {
     ),
     "lfm2_vl": Whole(
         "lfm2_vl",
-        ANY_SIZE
-        | {
-            "model_type": "siglip2_vision_model",
-            "num_patches": 25,
-            "layer_norm_eps": 0.05,
-            "vision_use_head": False,
-        },
+        LFM2_TOWER,
         of_lfm2,
         cut((1, 4, 6), (1, 2, 8), (1, 4, 4), values=108),
         keys={"projector_hidden_size": 18},
     ),
-    "llama4": Whole(
-        "llama4",
-        TOWER
-        | {
-            "vision_output_dim": 28,
-            "projector_input_dim": 28,
-            "projector_output_dim": 28,
-            "intermediate_size": 128,
-        },
-        stacked,
-        frames(2, 1),
-    ),
+    "llama4": Whole("llama4", LLAMA4_TOWER, stacked, frames(2, 1)),
     "gemma4": Whole(
         "gemma4",
-        ANY_SIZE
-        | {
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-            "rms_norm_eps": 0.05,
-            "pooling_kernel_size": 2,
-            "position_embedding_size": 20,
-            "standardize": True,
-        },
+        GEMMA4_TOWER | {"standardize": True},
         of_gemma4,
         cut((1, 4, 6), (1, 2, 8), (1, 4, 4), values=108),
     ),

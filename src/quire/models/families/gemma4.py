@@ -30,6 +30,7 @@ from quire.models.families.llama import (
     window_of,
     with_windows,
 )
+from quire.models.families.mixtures import stacked_expert_rules
 from quire.models.positions import ProportionalScaling, Rope
 from quire.models.rope_config import SCALINGS, rope_from
 from quire.models.rules import Family, rule
@@ -59,13 +60,7 @@ _RULES = (
     ),
     rule(LAYER + "router.scale", _MLP + "router_norm.weight"),
     rule(LAYER + "router.per_expert_scale", _MLP + "expert_scales"),
-    rule(
-        LAYER + "experts.gate_up_proj",
-        _MLP + "experts.{expert}.gate.weight",
-        _MLP + "experts.{expert}.up.weight",
-        steps=("stacked", "split"),
-    ),
-    rule(LAYER + "experts.down_proj", _MLP + "experts.{expert}.down.weight", steps=("stacked",)),
+    *stacked_expert_rules("experts"),
     rule(LAYER + "layer_scalar", "layers.{layer}.scale"),
 )
 

@@ -7,7 +7,12 @@ from __future__ import annotations
 from quire.models.config_reader import ConfigReader
 from quire.models.families.granite import SINKS, block_of, describe_swa, multipliers_of
 from quire.models.families.llama import RULES, stack
-from quire.models.families.mixtures import experts_of, router_rule, shared_expert
+from quire.models.families.mixtures import (
+    experts_of,
+    router_rule,
+    shared_expert,
+    stacked_expert_rules,
+)
 from quire.models.rules import Family, rule
 from quire.models.spec import Decoder, Moe
 
@@ -60,16 +65,7 @@ SWA = Family(
     lambda c: describe_swa(c, _moe(c)),
     (
         router_rule("block_sparse_moe.router"),
-        rule(
-            _STORED + "block_sparse_moe.experts.gate_up_proj",
-            *(f"{_OURS}experts.{{expert}}.{part}.weight" for part in _INPUTS),
-            steps=("stacked", "split"),
-        ),
-        rule(
-            _STORED + "block_sparse_moe.experts.down_proj",
-            _OURS + "experts.{expert}.down.weight",
-            steps=("stacked",),
-        ),
+        *stacked_expert_rules("block_sparse_moe.experts"),
         *EXPERT_RULES,
         *RULES,
         SINKS,

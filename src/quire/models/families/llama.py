@@ -230,6 +230,15 @@ def read_kinds(c: ConfigReader, key: str, known: Iterable[str], *default: Any) -
     return kinds
 
 
+def read_flags(c: ConfigReader, key: str, default: list[bool]) -> list[bool]:
+    """For each layer, whether a key of numbers has a 1; without it the default."""
+    numbers = c.raw(key, default)
+    is_list = isinstance(numbers, list) and len(numbers) == len(default)
+    if not is_list or any(number not in (0, 1) for number in numbers):
+        raise unsupported(c.at(key), numbers, "a list with 0 or 1 for each layer")
+    return [number == 1 for number in numbers]
+
+
 def window_of(c: ConfigReader, absent: int | None = None) -> int | None:
     """`sliding_window`; null means none, `absent` is what a missing key means to the family."""
     window = c.bound("sliding_window", absent)

@@ -13,6 +13,7 @@ from quire.models.families.llama import (
     head_dim_of,
     mlp,
     num_layers_of,
+    read_flags,
     read_layer_types,
     rms,
     stack,
@@ -36,7 +37,7 @@ _ROTATED = 0.334
 def _describe(c: ConfigReader) -> Decoder:
     layers, dim = range(num_layers_of(c)), head_dim_of(c, 192)
     c.rename(rms_norm_eps="layernorm_epsilon")
-    slides = _by_number(c, "hybrid_layer_pattern", [i > 0 and (i + 1) % 6 != 0 for i in layers])
+    slides = read_flags(c, "hybrid_layer_pattern", [i > 0 and (i + 1) % 6 != 0 for i in layers])
     kinds = read_layer_types(c, lambda layer: slides[layer])
     norm, window = rms(c, 1e-5), _window(c)
     bases = {
@@ -45,7 +46,7 @@ def _describe(c: ConfigReader) -> Decoder:
     }
     partial = c.number("partial_rotary_factor", _ROTATED, maximum=1.0)
     ropes = read_ropes(c, dim, bases, context=context_of(c), partial=partial)
-    sparse = sparse_by_type(c, _by_number(c, "moe_layer_freq", [i > 0 for i in layers]))
+    sparse = sparse_by_type(c, read_flags(c, "moe_layer_freq", [i > 0 for i in layers]))
     dense, experts = mlp(c), deepseek_experts_of(c, shared="n_shared_experts")
     blocks = []
     for kind, is_sparse in zip(kinds, sparse, strict=True):
@@ -55,15 +56,6 @@ def _describe(c: ConfigReader) -> Decoder:
     scale = c.number("attention_value_scale", 1.0)
     scales = (("attn.v.weight", scale), ("attn.v.bias", scale))
     return stack(c, blocks, leaf_scales=scales)
-
-
-def _by_number(c: ConfigReader, key: str, default: list[bool]) -> list[bool]:
-    """For each layer, whether the published key of numbers has a 1; without it the default."""
-    numbers = c.raw(key, default)
-    is_list = isinstance(numbers, list) and len(numbers) == len(default)
-    if not is_list or any(number not in (0, 1) for number in numbers):
-        raise unsupported(key, numbers, "a list with 0 or 1 for each layer")
-    return [number == 1 for number in numbers]
 
 
 def _window(c: ConfigReader) -> int | None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import (
-    LAYER,
     RULES,
     attention,
     head_dim_of,
     layer_rules,
     num_experts_of,
     num_layers_of,
+    read_flags,
     read_kinds,
     rms,
     stack,
@@ -25,8 +25,10 @@ from quire.models.families.mixtures import (
     router_rule,
     select_bias_rule,
     shared_rules,
+    sparse_by_type,
+    stacked_expert_rules,
 )
-from quire.models.rules import Family, rule
+from quire.models.rules import Family
 from quire.models.spec import (
     Attention,
     Block,
@@ -39,7 +41,7 @@ from quire.models.spec import (
 )
 
 _PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
-_AT, _EXPERTS = "block_sparse_moe.", "layers.{layer}.mlp.experts.{expert}."
+_AT = "block_sparse_moe."
 _RULES = (
     router_rule(_AT + "gate"),
     select_bias_rule(_AT + "e_score_correction_bias"),
@@ -51,12 +53,7 @@ _RULES = (
 _RULES_OF_TRANSFORMERS = (
     router_rule("mlp.gate"),
     select_bias_rule("mlp.gate.e_score_correction_bias"),
-    rule(
-        f"{LAYER}mlp.experts.gate_up_proj",
-        *(f"{_EXPERTS}{part}.weight" for part in ("gate", "up")),
-        steps=("stacked", "split"),
-    ),
-    rule(f"{LAYER}mlp.experts.down_proj", f"{_EXPERTS}down.weight", steps=("stacked",)),
+    *stacked_expert_rules("mlp.experts"),
     *layer_rules(
         {
             "mlp.shared_experts.gate_up_proj": "mlp.shared.gate mlp.shared.up",
@@ -107,14 +104,14 @@ def _chosen(c: ConfigReader, attn: Attention, norm: Norm) -> list[Attention | Bl
     given.only("use_sparse_attention", True)
     given.only("sparse_score_type", "max")
     given.only("sparse_init_block", 0)
-    usual = list(_kinds(c, given.raw("sparse_attention_freq", [0] * num_layers_of(c))))
-    if given.raw("sparse_disable_index_value", None) not in (None, [k == _SPARSE for k in usual]):
+    chosen = read_flags(given, "sparse_attention_freq", [False] * num_layers_of(c))
+    if given.raw("sparse_disable_index_value", None) not in (None, chosen):
         raise unsupported(
             given.at("sparse_disable_index_value"),
             given.raw("sparse_disable_index_value"),
             "1 for each layer of sparse_attention_freq, since an indexer has no values",
         )
-    kinds = read_kinds(c, "layer_types", _KINDS, usual)
+    kinds = read_kinds(c, "layer_types", _KINDS, [_KINDS[each] for each in chosen])
 
     def size(ours: str, published: str, default: int, **limits: Any) -> int:
         value: int = given.integer(published, c.integer(ours, default, **limits), **limits)
@@ -138,23 +135,11 @@ def _chosen(c: ConfigReader, attn: Attention, norm: Norm) -> list[Attention | Bl
     return [blocks if kind == _SPARSE else attn for kind in kinds]
 
 
-def _kinds(c: ConfigReader, flags: object) -> list[str]:
-    return [_KINDS[flag] for flag in _flags(c, "sparse_attention_freq", flags)]
-
-
 def _sparse_layers(c: ConfigReader) -> list[bool]:
     """For each layer, whether it has experts."""
-    flags = _flags(c, "moe_layer_freq", c.raw("moe_layer_freq", [1] * num_layers_of(c)))
-    usual = ["sparse" if flag else "dense" for flag in flags]
-    c.only("first_k_dense_replace", sum(1 - flag for flag in flags))
-    kinds = read_kinds(c, "mlp_layer_types", ("dense", "sparse"), usual)
-    return [kind == "sparse" for kind in kinds]
-
-
-def _flags(c: ConfigReader, key: str, value: object) -> list[int]:
-    if not isinstance(value, list) or len(value) != num_layers_of(c) or set(value) - {0, 1}:
-        raise unsupported(key, value, "0 or 1 for each layer")
-    return value
+    usual = read_flags(c, "moe_layer_freq", [True] * num_layers_of(c))
+    c.only("first_k_dense_replace", usual.count(False))
+    return sparse_by_type(c, usual)
 
 
 def _experts(c: ConfigReader, clamp: float) -> Moe:

@@ -9,16 +9,17 @@ from dataclasses import replace
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.deepseek_v2 import RULES
 from quire.models.families.latent_attention import latent_attention
-from quire.models.families.llama import LAYER, mlp, rms, stack
+from quire.models.families.llama import mlp, rms, stack
 from quire.models.families.ministral3 import temperature_of
 from quire.models.families.mixtures import (
     experts_of,
     groups_of,
     shared_expert,
     sparse_after,
+    stacked_expert_rules,
     with_experts,
 )
-from quire.models.rules import Family, rule
+from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 
@@ -46,18 +47,4 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, with_experts(dense, moe, sparse_after(c, dense=0)))
 
 
-_EXPERTS = "layers.{layer}.mlp.experts.{expert}."
-FAMILY = Family(
-    ("Mistral4ForCausalLM",),
-    _describe,
-    (
-        rule(
-            LAYER + "mlp.experts.gate_up_proj",
-            _EXPERTS + "gate.weight",
-            _EXPERTS + "up.weight",
-            steps=("stacked", "split"),
-        ),
-        rule(LAYER + "mlp.experts.down_proj", _EXPERTS + "down.weight", steps=("stacked",)),
-        *RULES,
-    ),
-)
+FAMILY = Family(("Mistral4ForCausalLM",), _describe, (*stacked_expert_rules("mlp.experts"), *RULES))

@@ -31,6 +31,21 @@ def expert_rules(stored: str, names: tuple[str, str, str] = _PROJECTIONS) -> tup
     return _rules_of(f"{_AT}{stored}.{{expert}}.", _OURS + "experts.{expert}.", names)
 
 
+def stacked_expert_rules(stored: str) -> tuple[Rule, ...]:
+    """The rules of experts with a tensor for the gates and ups of all of them, and one for their
+    downs.
+    """
+    ours = _OURS + "experts.{expert}."
+    return (
+        rule(
+            f"{_AT}{stored}.gate_up_proj",
+            *(f"{ours}{part}.weight" for part in ("gate", "up")),
+            steps=("stacked", "split"),
+        ),
+        rule(f"{_AT}{stored}.down_proj", ours + "down.weight", steps=("stacked",)),
+    )
+
+
 def shared_rules(stored: str) -> tuple[Rule, ...]:
     """The rules of a shared expert."""
     return _rules_of(f"{_AT}{stored}.", _OURS + "shared.", _PROJECTIONS)
