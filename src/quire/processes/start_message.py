@@ -25,7 +25,7 @@ LENGTH = struct.Struct("<Q")
 
 class ChildStart(msgspec.Struct, kw_only=True):
     """The settings of every child process; `ChildProcess.start` fills them in. `sys_path` is that
-    of the starter. `preparation`: work for the time in which the program is imported. A kind of process
+    of the starter. `preparation`: work for the time of its imports. A kind of process
     that speaks to others by a protocol has the version of that as its default.
     """
 
