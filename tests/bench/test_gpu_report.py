@@ -171,6 +171,7 @@ def test_a_rounded_product_that_differs_is_named():
     assert correctness.product_error(plain, *shape) > 0.03
 
 
+@pytest.mark.full
 def test_families_say_what_transformers_says():
     assert correctness.other_tokens("qwen3", "cpu") is None
     assert correctness.drift("qwen3", "cpu") is None

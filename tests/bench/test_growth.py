@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import growth
+import pytest
 
 
 def test_rooms_are_folders_of_the_package():
@@ -30,6 +31,7 @@ def test_functions_and_their_parameters_are_found(tmp_path, monkeypatch):
     assert line.endswith("1/1/1/3; one.py:3 long")
 
 
+@pytest.mark.full
 def test_the_report_is_of_this_checkout(capsys):
     assert growth.main(["HEAD"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from quire.cli import main
 
 
+@pytest.mark.full
 def test_overhead_is_measured_with_and_without_a_model(capsys, cache):
     file = cache / "o.json"
     words = ["--concurrency", "4", "--num-rounds", "1", "--input-len", "8", "--output-len", "6"]

@@ -11,6 +11,7 @@ from quire.config.args.engine_args import EngineArgs
 from quire.errors import LoadError
 
 
+@pytest.mark.full
 def test_parts_of_a_start_add_up_to_its_first_token(capsys, tmp_path):
     file = tmp_path / "figures.json"
     words = ["--num-trials", "1", "--max-model-len", "64", "--output-json", str(file)]

@@ -260,6 +260,7 @@ def test_means_and_sums():
     assert table([row]).splitlines()[1].split() == ["s", "l", "3", "-", "10.00", *"----"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_for_real(tmp_path):
     serve = "quire serve --kv-cache-memory-bytes 64M --dtype float32"

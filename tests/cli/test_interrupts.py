@@ -50,6 +50,7 @@ def interrupt_after_the_first_text(*words, stdin=None):
 
 
 @pytest.mark.parametrize("words", [["chat", "-q"], ["complete", "-q"]], ids=" ".join)
+@pytest.mark.sharp(when=lambda words: "chat" in words)
 def test_the_only_answer_ends_with_a_line_its_figures_and_130(words):
     code, out, err = interrupt_after_the_first_text(*words, "import", "--stats", *LONG)
     assert code == 130

@@ -89,6 +89,7 @@ def test_a_killed_run_is_gone_on_with(source, expected, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.sharp(when=lambda number: number == signal.SIGTERM)
 def test_a_signal_ends_it_well(source, expected, tmp_path, number):
     target = tmp_path / "out.jsonl"
     with started(source, target, "--disable-tqdm") as process:
@@ -111,6 +112,7 @@ def test_metrics_are_served_meanwhile(source, tmp_path):
         assert httpx.post(f"{base}/v1/completions", json={"prompt": "a"}).status_code == 404
 
 
+@pytest.mark.full
 def test_a_full_disk_is_named_by_the_file(source, tmp_path):
     """A limit of a file's size is as good: the system says so when it is written."""
     target = tmp_path / "out.jsonl"

@@ -47,6 +47,7 @@ def test_an_offline_program():
     assert found["max_model_len"] == 256
 
 
+@pytest.mark.full
 def test_rollouts_with_a_logits_processor_in_another_process():
     out, _ = run("rollouts.py", env={"MODEL": str(embedded.path())})
     found = json.loads(out.splitlines()[-1])

@@ -67,7 +67,7 @@ def life(tmp_path_factory, run_triton_script):
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        ("features", "gemma2"),
+        pytest.param("features", "gemma2", marks=pytest.mark.full),
         pytest.param("offload", "qwen2", marks=pytest.mark.full),
         ("some", "youtu"),
         pytest.param("varying", "youtu", marks=pytest.mark.full),

@@ -287,6 +287,7 @@ def test_modules_that_cannot_be_served_stop_the_start(flags, text):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_every_api_server_has_the_modules():
     modules = ("--lora-modules", f"fixed={ADAPTERS / 'shout'}")
     with serving("--enable-lora", "--api-server-count", "2", *modules) as servers:

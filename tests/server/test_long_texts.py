@@ -329,6 +329,7 @@ def test_t33_a_caller_that_leaves_while_the_process_is_ended_leaves_no_open_pipe
     assert [end.fileno() for end in pair] == [-1, -1]
 
 
+@pytest.mark.full
 def test_t33_no_process_starts_after_the_end(monkeypatch):
     texts = LongTexts(Tokenizer.from_folder(embedded.path()), 4096)
     texts.close()

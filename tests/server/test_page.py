@@ -668,6 +668,7 @@ def serious_findings(page):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("device", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.sharp(when=lambda theme, device: theme == "dark" and device is PHONE)
 def test_nothing_is_inaccessible(model, browser, theme, device):
     if importlib.util.find_spec("axe_playwright_python") is None:
         pytest.skip("axe_playwright_python is not installed: pip install '.[browser]'")

@@ -92,6 +92,7 @@ def test_no_cores_are_refused():
         asyncio.run(scale(Cores(2), 0, 1.0))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_streams_go_on_while_cores_come_and_go():
     with LLM(**SMALL) as llm:

@@ -169,6 +169,7 @@ def test_a_core_that_dies_idle_is_missed_by_nobody(engine, expected):
     assert serve(engine) == expected
 
 
+@pytest.mark.full
 def test_a_loop_that_hangs_is_a_death(engine):
     engine.front_end.client.remote.longest_turn_s = 3.0
     engine.add_request("0", PROMPTS[0], params(KINDS[0], extra_args={"hang_at": 2}))
@@ -202,6 +203,7 @@ def test_the_other_core_goes_on_when_one_of_two_dies(expected, no_orphans):
         engine.close()
 
 
+@pytest.mark.full
 def test_pause_and_sleep_outlive_a_core(no_orphans):
     with LLM(enable_multiprocessing=True, **SMALL) as llm:
         engine = llm.llm_engine
@@ -237,6 +239,7 @@ def test_an_engine_is_given_up_when_restarts_bring_nothing(no_orphans):
         engine.close()
 
 
+@pytest.mark.full
 def test_a_model_that_is_gone_is_no_reason_to_try_for_ever(tmp_path, no_orphans):
     folder = shutil.copytree(embedded_model(), tmp_path / "model")
     engine = engine_of(max_core_restarts=1, model=str(folder))
@@ -262,6 +265,7 @@ def test_without_restarts_the_first_death_is_the_end(no_orphans):
         engine.close()
 
 
+@pytest.mark.full
 def test_streams_of_an_event_loop_go_on_whatever_their_kind(expected, no_orphans):
     plan = EngineArgs(**SMALL).create_engine_config()
     client = launch_async(plan, plan.parallel.max_core_restarts)

@@ -103,6 +103,7 @@ def test_a_core_elsewhere_that_died_takes_its_place_again(port, elsewhere):
             assert again.wait(30) == 0
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_without_restarts_the_death_of_a_core_elsewhere_is_told(port, elsewhere):
     with LLM(**SMALL, data_parallel_rpc_port=port, max_core_restarts=0) as llm:

@@ -163,6 +163,7 @@ def test_the_death_of_one_core_restarts_the_group(client, expected, victim, how)
     assert first == second
 
 
+@pytest.mark.full
 def test_a_core_that_dies_at_rest_is_back_for_the_next_request(client, expected):
     crowd = Crowd(client)
     kill(client, 1)
@@ -181,6 +182,7 @@ def test_a_poisonous_request_in_one_core_costs_itself_alone(client, expected):
     assert found == {1: expected[1], 2: expected[2], 4: expected[4][:8]}
 
 
+@pytest.mark.full
 def test_a_request_that_hangs_its_core_is_found_though_the_others_wait_for_it(client, expected):
     limit_s, client.remote.longest_turn_s = client.remote.longest_turn_s, 2.5
     try:
@@ -218,6 +220,7 @@ async def _drained(client, num_requests):
     return tokens
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_an_event_loop_hears_of_the_coordinators_death(folder, expected):
     plan = plan_of(folder, data_parallel_size=2, enable_expert_parallel=True)
@@ -234,6 +237,7 @@ async def test_an_event_loop_hears_of_the_coordinators_death(folder, expected):
         client.shutdown()
 
 
+@pytest.mark.full
 def test_requests_may_finish_when_all_are_told_to_end(client):
     """The last test of `client`."""
     processes = dict(client.remote.pool.processes)

@@ -170,6 +170,7 @@ def test_two_cores_give_what_one_gives_and_share_the_work():
         assert len(two.collective_rpc("kv_cache_bytes")) == 2
 
 
+@pytest.mark.full
 def test_a_rank_pins_a_request(plan):
     client = launch_sync(EngineArgs(data_parallel_size=2, **SMALL).create_engine_config())
     try:
@@ -427,6 +428,7 @@ def test_a_core_that_cannot_load_says_why(plan, tmp_path):
     assert children() == before
 
 
+@pytest.mark.full
 def test_an_event_loop_gets_the_same_and_hears_of_a_death(plan, client):
     expected = drain_one(client, 400)
 
@@ -522,6 +524,7 @@ def test_a_core_leaves_sigterm_to_its_owner_which_ends_it_in_order():
         client.shutdown()
 
 
+@pytest.mark.full
 def test_a_closed_client_says_so_and_closes_once(plan):
     client = launch_sync(plan)
     client.add_request(request(1, max_tokens=200))

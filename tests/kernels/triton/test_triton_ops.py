@@ -106,12 +106,12 @@ CODES = (*OF_OPS, *(f"{case.op}/{case.name}" for case in CODED + CODED_ROUNDED))
 
 
 def is_run(kind, case, number):
-    """Whether a case is run by default; `number` counts the cases: of four quick ones, one runs in
-    float32, the next in float16.
+    """Whether a case is run by default; `number` counts the cases: of eight quick ones, one runs in
+    float32, another in float16.
     """
     if case.op in SLOW:
         return f"{case.op}/{case.name}" in (CHOSEN if kind == KINDS[0] else CHOSEN_FAST)
-    return case.op in FLOAT32 or (number % 4, kind) in ((0, KINDS[0]), (1, KINDS[1]))
+    return case.op in FLOAT32 or (number % 8, kind) in ((0, KINDS[0]), (4, KINDS[1]))
 
 
 def pytest_generate_tests(metafunc):

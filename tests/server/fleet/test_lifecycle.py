@@ -44,6 +44,7 @@ def test_sigterm_lets_running_requests_end():
             server.get("/health")
 
 
+@pytest.mark.full
 def test_a_second_signal_aborts_and_ends_well():
     with serving() as server:
         lines = lines_of(server, LONG)
@@ -59,6 +60,7 @@ def test_a_second_signal_aborts_and_ends_well():
         assert last_choice(rest)["finish_reason"] == "abort"
 
 
+@pytest.mark.full
 def test_the_drain_has_a_bound():
     with serving("--shutdown-timeout", "0") as server:
         lines = lines_of(server, LONG)

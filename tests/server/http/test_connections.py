@@ -232,6 +232,7 @@ def test_t34_requests_that_run_are_never_cut_for_new_ones():
 
 
 @pytest.mark.parametrize(("limit", "says"), [("256", HALF), ("64", b"")], ids=["half", "silent"])
+@pytest.mark.sharp(when=lambda says: not says)
 def test_t34_a_core_is_restarted_though_slow_clients_took_all_descriptors(limit, says):
     with serving(limit=limit) as server, contextlib.ExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
