@@ -147,6 +147,69 @@ def test_the_model_bounds_the_length():
     assert {len(beam.tokens) for beam in output.sequences} == {6}
 
 
+def test_what_a_form_forbids_grows_no_text_and_its_end_ends_one():
+    form = StructuredOutputsParams(regex="ab")
+    found = BeamSearch(
+        "p", PROMPT, BeamSearchParams(2, 9, structured_outputs=form), EOS, 9, form_ends=[7]
+    )
+    [one], step = found.step()
+    assert (one.prompt, one.output_token_ids, step.max_tokens) == (PROMPT, [], 1)
+    assert step.structured_outputs == form
+    found.advance([{1: Logprob(-1.0), 2: Logprob(-math.inf), 3: Logprob(-2.0)}])
+    begun, step = found.step()
+    assert [(each.prompt, each.output_token_ids) for each in begun] == [
+        (PROMPT, [1]),
+        (PROMPT, [3]),
+    ]
+    assert step.max_tokens == 2
+    found.advance([{7: Logprob(0.0), 2: Logprob(-math.inf)}, {EOS: Logprob(0.0)}])
+    assert found.is_over
+    assert [beam.tokens for beam in found.best()] == [[*PROMPT, 1, 7], [*PROMPT, 3, EOS]]
+
+
+@pytest.fixture(scope="module")
+def embedded_llm():
+    with LLM(max_num_seqs=16, dtype="float32") as engine:
+        yield engine
+
+
+def test_a_form_holds_for_every_text(embedded_llm):
+    """Within the form every text is searched; the scores are of what the form leaves."""
+    form = StructuredOutputsParams(regex="(yes|no|nobody)[!?]")
+    params = BeamSearchParams(10, 12, structured_outputs=form)
+    prompt = "Is this a question? "
+    [output] = embedded_llm.beam_search([prompt], params)
+    num = len(embedded_llm.get_tokenizer().encode(prompt))
+    decode = embedded_llm.get_tokenizer().decode
+    ended = [beam for beam in output.sequences if beam.tokens[-1] in ends_of(embedded_llm)]
+    texts = {decode(beam.tokens[num:], skip_special_tokens=True) for beam in ended}
+    assert texts <= {word + mark for word in ("yes", "no", "nobody") for mark in "!?"}
+    assert len(texts) > 3, "beams may be the same text of other tokens"
+    assert all(math.isfinite(beam.cum_logprob) for beam in output.sequences)
+    best = ended[0]
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, structured_outputs=form, logprobs=0)
+    [one] = embedded_llm.generate(prompt, greedy, use_tqdm=False)
+    assert best.cum_logprob >= one.outputs[0].cumulative_logprob - 1e-3
+
+
+def ends_of(llm):
+    inputs = llm.llm_engine.front_end.inputs
+    return {*inputs.limits.eos_token_ids, llm.get_tokenizer().eos_token_id}
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_schema_is_kept_by_each_text_that_ends(embedded_llm, ignore_eos):
+    schema = {
+        "type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+    }  # fmt: skip
+    form = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    params = BeamSearchParams(2, 16, structured_outputs=form, ignore_eos=ignore_eos)
+    outputs = embedded_llm.beam_search(["A: ", [5, 6, 7]], params)
+    for output in outputs:
+        texts = [beam.text[beam.text.index('{"') :] for beam in output.sequences]
+        assert sorted(texts) == ['{"ok":false}', '{"ok":true}']
+
+
 @pytest.mark.parametrize(
     ("params", "options", "error", "text"),
     [
@@ -171,10 +234,10 @@ def test_the_model_bounds_the_length():
             "LoRA is not enabled: start the engine with enable_lora (--enable-lora).",
         ),
         (
-            BeamSearchParams(1, 1, structured_outputs=StructuredOutputsParams(regex="a")),
+            BeamSearchParams(1, 1, structured_outputs=StructuredOutputsParams(regex="(a")),
             {},
-            NotBuiltYet,
-            "this release does not implement it. Leave it out.",
+            InvalidParameter,
+            "the engine has no tokenizer. Give an engine with a tokenizer.",
         ),
         (
             BeamSearchParams(1, 1, watermarking="x"),

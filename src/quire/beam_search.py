@@ -7,20 +7,25 @@ The engine is not in here: a caller asks for the candidates of every live beam a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.lora.request import LoRARequest
 from quire.outputs import CompletionOutput, Logprob
 from quire.params import BeamSearchParams, SamplingParams
+from quire.prompts import BegunPrompt
 from quire.request_options import RequestOptions
 
 
-def step_params(params: BeamSearchParams) -> SamplingParams:
-    """The parameters of one step: one token, with the candidates that a beam may grow by."""
+def step_params(params: BeamSearchParams, num_output: int = 0) -> SamplingParams:
+    """The parameters of one step: one token after `num_output` others, with the candidates that a
+    beam may grow by.
+    """
     return SamplingParams(
         logprobs=2 * params.beam_width,
-        max_tokens=1,
+        max_tokens=num_output + 1,
+        structured_outputs=params.structured_outputs,
         temperature=params.temperature,
         detokenize=False,
         skip_clone=True,
@@ -53,7 +58,8 @@ class BeamSearchOutput:
 
 class BeamSearch:
     """The search for one prompt. `beams` are the live texts, all of one length; `done` those that
-    have ended.
+    have ended: with `eos_token_id`, or where texts have a form, with one of `form_ends`, which its
+    grammar allows at its end alone.
     """
 
     def __init__(
@@ -64,12 +70,15 @@ class BeamSearch:
         eos_token_id: int | None,
         max_tokens: int,
         options: RequestOptions | None = None,
+        *,
+        form_ends: Iterable[int] = (),
     ) -> None:
         adapter = None if options is None else options.lora_request
         self.beams = [BeamSearchSequence(prompt, list(token_ids), lora_request=adapter)]
         self.done: list[BeamSearchSequence] = []
         self._params = params
-        self._eos_token_id = None if params.ignore_eos else eos_token_id
+        ends = set() if params.ignore_eos or eos_token_id is None else {eos_token_id}
+        self._ends = ends if params.structured_outputs is None else {*form_ends, eos_token_id}
         self._prompt_length = len(token_ids)
         self._max_length = self._prompt_length + max_tokens
 
@@ -77,6 +86,18 @@ class BeamSearch:
     def is_over(self) -> bool:
         """Whether no live text may grow any more."""
         return not self.beams or len(self.beams[0].tokens) >= self._max_length
+
+    def step(self) -> tuple[list[BegunPrompt], SamplingParams]:
+        """The prompts that continue the beams by one token, and their parameters."""
+        border = len(self.beams[0].tokens)
+        if self._params.structured_outputs is not None:
+            border = self._prompt_length  # a form is one of the output
+        begun = [BegunPrompt(beam.tokens[:border], beam.tokens[border:]) for beam in self.beams]
+        return begun, step_params(self._params, len(begun[0].output_token_ids))
+
+    def has_ended(self, beam: BeamSearchSequence) -> bool:
+        """Whether the last token of a text is one that ends it."""
+        return bool(beam.tokens) and beam.tokens[-1] in self._ends
 
     def take(self, completions: Sequence[CompletionOutput]) -> None:
         """Take the results of one step, for which each beam was continued with `step_params`."""
@@ -88,13 +109,15 @@ class BeamSearch:
     def advance(self, candidates: Sequence[Mapping[int, Logprob]]) -> None:
         """Grow the texts by one token: `candidates[i]` are the likeliest next ones of `beams[i]`.
 
-        A text that takes EOS is done; of the others the best `beam_width` live on.
+        A text that takes EOS is done; of the others the best `beam_width` live on. What its form
+        forbids has the log-probability -inf, and grows no text.
         """
         grown: list[BeamSearchSequence] = []
         for beam, position in zip(self.beams, candidates, strict=True):
             for token_id, logprob in position.items():
-                child = _grown(beam, token_id, logprob.logprob, dict(position))
-                (self.done if token_id == self._eos_token_id else grown).append(child)
+                if logprob.logprob != -math.inf:
+                    child = _grown(beam, token_id, logprob.logprob, dict(position))
+                    (self.done if token_id in self._ends else grown).append(child)
         grown.sort(key=self.score, reverse=True)
         self.beams = grown[: self._params.beam_width]
 
@@ -115,8 +138,7 @@ class BeamSearch:
         if self._params.length_rule == "output":
             length = len(beam.tokens) - self._prompt_length
         else:
-            ended = bool(beam.tokens) and beam.tokens[-1] == self._eos_token_id
-            length = len(beam.tokens) - ended
+            length = len(beam.tokens) - self.has_ended(beam)
         return float(beam.cum_logprob / max(length, 1) ** self._params.length_penalty)
 
 

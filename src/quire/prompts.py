@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, TypeAlias
 
 from typing_extensions import TypedDict  # pydantic takes no other below Python 3.12
@@ -105,6 +106,16 @@ class ParsedPrompt(NamedTuple):
     token_types: list[int] | None = None
     media: GivenMedia | None = None
     embeds: GivenEmbeds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BegunPrompt:
+    """A prompt and the output that it already has, after which a request goes on: limits, grammars
+    and penalties count that as output. The steps of a beam search are such requests.
+    """
+
+    prompt: Any
+    output_token_ids: list[int]
 
 
 def parse_prompt(prompt: object) -> ParsedPrompt:

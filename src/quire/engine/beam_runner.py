@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from quire.beam_search import BeamSearch, BeamSearchOutput, step_params
+from quire.beam_search import BeamSearch, BeamSearchOutput
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineBatch, OfflineRequests, options_of_each
 from quire.engine.progress import Progress
 from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
-from quire.params import BeamSearchParams, checks
+from quire.params import BeamSearchParams, SamplingParams, checks
 from quire.prompts import parse_prompt
 from quire.request_options import BatchOptions, RequestOptions
 
@@ -33,9 +33,8 @@ class BeamRunner:
     ) -> None:
         if not isinstance(params, BeamSearchParams):
             raise InvalidType("params", params, "it must be a BeamSearchParams")
-        for name in ("structured_outputs", "watermarking"):
-            if getattr(params, name) is not None:
-                raise NotBuiltYet(name, getattr(params, name), "Leave it out.")
+        if params.watermarking is not None:
+            raise NotBuiltYet("watermarking", params.watermarking, "Leave it out.")
         if concurrency_limit is not None:
             allowed = "it must be None or an int of at least 1"
             checks.integer("concurrency_limit", concurrency_limit, 1, checks.MAX_INT, allowed)
@@ -80,22 +79,27 @@ class BeamRunner:
         tokenizer = self._engine.tokenizer
         eos = None if tokenizer is None else tokenizer.eos_token_id
         most = min(room, self._params.max_tokens)
-        return BeamSearch(prompt, token_ids, self._params, eos, most, options)
+        ends = self._inputs.limits.eos_token_ids
+        return BeamSearch(prompt, token_ids, self._params, eos, most, options, form_ends=ends)
 
     def _step(self, searches: list[BeamSearch]) -> None:
         """One token more for every live text of `searches`, all in one batch."""
-        params = step_params(self._params)
-        prompts = [beam.tokens for search in searches for beam in search.beams]
+        prompts: list[object] = []
+        params: list[SamplingParams] = []
+        for search in searches:
+            grown, own = search.step()
+            prompts += grown
+            params += [own] * len(grown)
         adapters = [beam.lora_request for search in searches for beam in search.beams]
         options = BatchOptions(lora_request=adapters)
         batch = OfflineBatch(prompts=prompts, total=len(prompts), params=params, options=options)
         completions = iter([out.outputs[0] for out in self._requests.run(batch, False)])
         for search in searches:
-            own = [next(completions) for _ in search.beams]
-            for completion in own:
+            ended = [next(completions) for _ in search.beams]
+            for completion in ended:
                 if completion.finish_reason == "error":
                     raise EngineError(completion.error or "A step of the beam search failed.")
-            search.take(own)
+            search.take(ended)
 
     def _output(self, search: BeamSearch) -> BeamSearchOutput:
         best, tokenizer = search.best(), self._engine.tokenizer

@@ -21,6 +21,7 @@ from quire.observability.history import MetricsHistory
 from quire.observability.tracing import HEADERS
 from quire.params import RequestParams, SamplingParams
 from quire.params.structured import StructuredOutputsParams
+from quire.prompts import BegunPrompt
 from quire.server.abilities import Abilities, Ability
 from quire.server.adapters import ServedAdapters
 from quire.server.anthropic.message_batch import MessageBatch
@@ -62,13 +63,14 @@ AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt of a request, with its parameters, and its media at their places among the ids;
-    `text` is None for one that came as ids.
+    `text` is None for one that came as ids. `output_ids`: what it goes on after.
     """
 
     text: str | None
     ids: list[int]
     params: SamplingParams
     media: PromptMedia | None = None
+    output_ids: Sequence[int] = field(default=(), kw_only=True)
 
     @property
     def num_media_tokens(self) -> int:
@@ -264,6 +266,7 @@ class Server:
                     self.add,
                     *(request, body, key, name.shown, prompt.ids, prompt.params),
                     media=prompt.media,
+                    output_ids=prompt.output_ids,
                 )
                 form = prompt.params.structured_outputs
                 stream = adding() if form is None else self._add_formed(request, prompt, adding)
@@ -301,6 +304,7 @@ class Server:
         ids: list[int],
         params: RequestParams,
         media: PromptMedia | None = None,
+        output_ids: Sequence[int] = (),
     ) -> Outputs:
         """Add one prompt to the engine as `key`, which the client knows as `shown`. Raises what
         `start` does.
@@ -309,6 +313,8 @@ class Server:
         given: Any = {"prompt_token_ids": ids, "cache_salt": salt}
         if media is not None:
             given = PlacedPrompt(ids, media, cache_salt=salt)
+        if output_ids:
+            given = BegunPrompt(given, list(output_ids))
         mailbox = await self.engine.add_request(
             key,
             given,

@@ -51,4 +51,6 @@ def note_unenforced(request: Request, fields: Iterable[str]) -> None:
     for each in fields:
         name, _, pointer = each.partition("#")
         name = body.field_of(name) if isinstance(body, NamesFields) else name
-        state.setdefault(IGNORED_SLOT, []).append(quote(f"{name}#{pointer}", _PLAIN_IN_HEADERS))
+        ignored, field = state.setdefault(IGNORED_SLOT, []), f"{name}#{pointer}"
+        if (quoted := quote(field, _PLAIN_IN_HEADERS)) not in ignored:  # once for all of a search
+            ignored.append(quoted)

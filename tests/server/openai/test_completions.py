@@ -257,13 +257,32 @@ def test_beam_search_finds_what_llm_finds(client, llm, lengths):
     assert [choice.index for choice in two.choices] == [0, 1, 2, 3]
 
 
+def test_a_beam_search_keeps_a_form_and_names_what_it_does_not_assert(server):
+    schema = {
+        "type": "object", "required": ["ok"], "properties": {"ok": {"enum": [1, 23]}},
+        "additionalProperties": False, "uniqueItems": True,
+    }  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body = {"prompt": PROMPT, "use_beam_search": True, "n": 2, "max_tokens": 30}
+    sent = server.post("/v1/completions", {**body, "response_format": form})
+    assert sent.headers["x-ignored-fields"].count("uniqueItems") == 1
+    texts = [json.loads(choice["text"])["ok"] for choice in sent.json()["choices"]]
+    assert {*texts} <= {1, 23}, "two beams may be one text of other tokens"
+    assert [c["finish_reason"] for c in sent.json()["choices"]] == ["stop", "stop"]
+    for fields in ({"structured_outputs": {"choice": ["ab"]}}, {"guided_regex": "ab"}):
+        reply = server.post("/v1/completions", {**body, **fields}).json()
+        assert reply["choices"][0]["text"] == "ab"
+    broken = server.post("/v1/completions", {**body, "structured_outputs": {"regex": "(a"}})
+    assert broken.status_code == 400
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"stream": True}, "stream"),
         ({"stop": "a"}, "stop"),
         ({"n": 11}, "n"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"min_p": 0.5}, "min_p"),
         ({"use_beam_search": False, "length_penalty": 1.5}, "length_penalty"),
         ({"use_beam_search": False, "length_rule": "output"}, "length_rule"),
     ],

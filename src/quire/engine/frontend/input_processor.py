@@ -37,7 +37,7 @@ from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.structured import StructuredOutputsParams
 from quire.params.thinking import Thinking
-from quire.prompts import ParsedPrompt, check_token_ids, has_media, parse_prompt
+from quire.prompts import BegunPrompt, ParsedPrompt, check_token_ids, has_media, parse_prompt
 from quire.request_options import RequestOptions
 from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer, encode_prompt
@@ -164,6 +164,9 @@ class InputProcessor(HasCounterparts):
         of the declared types. Raises subclasses of RequestError, and changes nothing if it does.
         """
         fields = self._fields(options, **known)
+        if isinstance(prompt, BegunPrompt):
+            fields["output_token_ids"] = prompt.output_token_ids
+            prompt = prompt.prompt
         inputs = self._inputs_of(params)
         given = options.tokenization_kwargs
         encoding = {} if given is None else encode_options(given)

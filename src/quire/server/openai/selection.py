@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 
-from quire.beam_search import BeamSearch, BeamSearchSequence, step_params
+from quire.beam_search import BeamSearch, BeamSearchSequence
 from quire.errors import InvalidParameter
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import BeamSearchParams
@@ -17,8 +18,8 @@ from quire.server.openai.requests import GenerationFields
 
 NOT_WITH_BEAMS = (
     *("stop", "stop_token_ids", "min_tokens", "logit_bias", "bad_words", "seed", "top_p"),
-    *("allowed_token_ids", "logprob_token_ids", "prompt_logprobs", "structured_outputs", "top_k"),
-    *("response_format", "repetition_detection", "thinking_token_budget", "vllm_xargs", "min_p"),
+    *("allowed_token_ids", "logprob_token_ids", "prompt_logprobs", "top_k"),
+    *("repetition_detection", "thinking_token_budget", "vllm_xargs", "min_p"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "echo", "tools", "functions"),
     *("best_of", "stream"),
 )
@@ -78,18 +79,29 @@ class _Beams:
             temperature=1.0 if body.temperature is None else body.temperature,
             length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
             length_rule=body.length_rule or "sequence",
+            structured_outputs=prompt.params.structured_outputs,
         )
         self._skips_special = body.skip_special_tokens is not False
-        self._eos = server.need_tokenizer().eos_token_id
-        self._search = BeamSearch(None, prompt.ids, self._params, self._eos, max_tokens)
+        eos = server.need_tokenizer().eos_token_id
+        ends = server.engine.front_end.inputs.limits.eos_token_ids
+        self._search = BeamSearch(None, prompt.ids, self._params, eos, max_tokens, form_ends=ends)
 
     async def run(
         self, request: Request, body: GenerationFields, name: RequestName
     ) -> RequestOutput:
         """Search to the end."""
-        step = step_params(self._params)
         while not self._search.is_over:
-            grown = [Prompt(None, beam.tokens, step) for beam in self._search.beams]
+            begun, step = self._search.step()
+            grown = [
+                replace(
+                    self._prompt,
+                    text=None,
+                    ids=one.prompt,
+                    output_ids=one.output_token_ids,
+                    params=step,
+                )
+                for one in begun
+            ]
             streams = await self._server.start(request, body, name.another(), grown, is_step=True)
             self._search.take([last.outputs[0] for last in await last_outputs(streams)])
         found = [self._completion(*item) for item in enumerate(self._search.best())]
@@ -97,7 +109,7 @@ class _Beams:
 
     def _completion(self, index: int, beam: BeamSearchSequence) -> CompletionOutput:
         ids = beam.tokens[len(self._prompt.ids) :]
-        ended = bool(ids) and ids[-1] == self._eos and not self._params.ignore_eos
+        ended = bool(ids) and self._search.has_ended(beam)
         decode = self._server.need_tokenizer().decode
         return CompletionOutput(
             index,
