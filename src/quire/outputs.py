@@ -277,14 +277,14 @@ class RequestOutput(msgspec.Struct, gc=False, metaclass=_OpenMeta):
     encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None
     kv_transfer_params: Mapping[str, Any] | None = None
+    prompt_token_id_logprobs: Any = None
+    """Log-probabilities of the ids of `prompt_logprob_token_ids`, an array [rows, ids] float32 with
+    -inf where a row has fewer; DELTA outputs carry it once.
+    """
 
     @property
     def num_cache_creation_tokens(self) -> None:
         """None: how much of the prompt was new to the prefix cache is not counted."""
-
-    @property
-    def prompt_token_id_logprobs(self) -> None:
-        """None: logprobs of chosen ids are not reported for prompts."""
 
     @property
     def ec_transfer_params(self) -> None:
@@ -299,6 +299,8 @@ class RequestOutput(msgspec.Struct, gc=False, metaclass=_OpenMeta):
         self.finished = self.finished or next_output.finished
         if next_output.prompt_logprobs is not None:
             self.prompt_logprobs = next_output.prompt_logprobs
+        if next_output.prompt_token_id_logprobs is not None:
+            self.prompt_token_id_logprobs = next_output.prompt_token_id_logprobs
         if next_output.num_cached_tokens is not None:
             self.num_cached_tokens = next_output.num_cached_tokens
         self.metrics = next_output.metrics or self.metrics

@@ -151,7 +151,7 @@ def made_outputs():
         EngineCoreOutput(
             "r-1", [5, 6], logprobs(2, 2, 40), new_prompt_logprobs_tensors=asked,
             events=[EngineCoreEvent(KIND.QUEUED, 1.0), EngineCoreEvent(KIND.SCHEDULED, 2.0)],
-            num_cached_tokens=16,
+            num_cached_tokens=16, prompt_token_id_logprobs=np.zeros((1, 2), np.float32),
         ),
         EngineCoreOutput(request_id="12", new_token_ids=[7], new_logprobs=logprobs(1, 4, 90)),
         EngineCoreOutput(

@@ -1,8 +1,10 @@
 """`LLM` on the embedded model: against transformers, against itself in a crowd, on bad input."""
 
 import json
+import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,6 +58,62 @@ def test_logprobs_are_those_of_transformers(llm, reference):
             assert entries[token].rank == int((row > row[token] + 1e-4).sum()) + 1
         total = sum(c[t].logprob for c, t in zip(completion.logprobs, completion.token_ids))  # noqa: B905
         assert completion.cumulative_logprob == pytest.approx(total)
+
+
+def scored(prompt, start):
+    """Chosen ids for each token of a prompt after the first and `start`, some rows shorter; the
+    tokens of the prompt are among them.
+    """
+    table = [[prompt[i + 1], 7, 300 + i, 3000 - i] for i in range(start, len(prompt) - 1)]
+    return [row[: 1 + place % 4] for place, row in enumerate(table)]
+
+
+def scores_of(llm, prompts, start, **params):
+    asked = [
+        SamplingParams(
+            max_tokens=2, temperature=0.0, prompt_logprob_start=start or None,
+            prompt_logprob_token_ids=scored(prompt, start), **params,
+        )
+        for prompt in prompts
+    ]  # fmt: skip
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], asked, use_tqdm=False)
+    return [output.prompt_token_id_logprobs for output in outputs], outputs
+
+
+def test_scores_of_chosen_ids_are_those_of_transformers(llm, reference):
+    prompts = [llm.get_tokenizer().encode(prompt) for prompt in PROMPTS]
+    for start in (0, 2):
+        found, outputs = scores_of(llm, prompts, start, prompt_logprobs=0)
+        for prompt, scores, output in zip(prompts, found, outputs, strict=True):
+            rows, right = scored(prompt, start), log_probs(reference, prompt)
+            assert scores.dtype == np.float32
+            assert scores.shape == (len(prompt) - 1 - start, max(map(len, rows)))
+            for place, (row, values) in enumerate(zip(rows, scores.tolist(), strict=True)):
+                expected = right[start + place][row].tolist()
+                assert values[: len(row)] == pytest.approx(expected, abs=2e-3)
+                assert all(value == -math.inf for value in values[len(row) :])
+                own = output.prompt_logprobs[start + place + 1][row[0]]
+                assert values[0] == own.logprob
+
+
+def test_scores_of_chosen_ids_do_not_depend_on_chunks_or_company(llm):
+    prompts = [llm.get_tokenizer().encode(prompt * 4) for prompt in PROMPTS]
+    whole, _ = scores_of(llm, prompts, 2)
+    with LLM(dtype="float32", max_num_seqs=4, max_num_batched_tokens=7) as other:
+        parts, _ = scores_of(other, prompts[:2] + prompts, 2)
+    for expected, found in zip(whole[:2] + whole, parts, strict=True):
+        assert np.array_equal(expected, found)
+
+
+def test_an_array_of_chosen_ids_is_taken_as_lists_are(llm):
+    ids = np.array([[5, -1], [6, 7]], dtype=">i8")
+    params = SamplingParams(max_tokens=1, prompt_logprob_token_ids=ids)
+    [output] = llm.generate({"prompt_token_ids": [1, 2, 3]}, params, use_tqdm=False)
+    scores = output.prompt_token_id_logprobs
+    assert scores.shape == (2, 2) and scores[0, 1] == -math.inf
+    params.prompt_logprob_token_ids = [[5], [6, 7]]
+    [again] = llm.generate({"prompt_token_ids": [1, 2, 3]}, params, use_tqdm=False)
+    assert np.array_equal(again.prompt_token_id_logprobs, scores)
 
 
 def test_greedy_text_is_that_of_transformers(llm, reference):
@@ -164,6 +222,8 @@ BAD = {
     "bias outside the vocabulary": ("x", {"logit_bias": {10**6: 1.0}}),
     "too many logprobs": ("x", {"logprobs": 21}),
     "too many prompt logprobs": ("x", {"prompt_logprobs": 21}),
+    "scores of another prompt": ("x y z", {"prompt_logprob_token_ids": [[1]] * 40}),
+    "scores of too many ids": ("x y", {"prompt_logprob_token_ids": [[1] * 21]}),
     "grammar": ("x", {"structured_outputs": {"regex": "(a"}}),
     "unknown key of a prompt": ({"prompt": "x", "prompts": "y"}, {}),
 }

@@ -414,11 +414,21 @@ NOT_OF_THIS_MODEL = [
     ),
     (
         {"prompt_logprob_token_ids": [[100]]},
-        "prompt_logprob_token_ids=100 is not allowed: each must be a token id from 0 to 99, or -1.",
+        "prompt_logprob_token_ids=100 is not allowed: it is out of vocabulary: ids are 0 to 99, or "
+        "-1.",
     ),
     (
         {"prompt_logprob_token_ids": [1]},
-        "prompt_logprob_token_ids=1 is not allowed: it must be a list of at most 20 ints.",
+        "prompt_logprob_token_ids=1 is not allowed: it must be a list of at most 1048576 ints.",
+    ),
+    (
+        {"prompt_logprob_token_ids": [[1] * 21, []]},
+        "prompt_logprob_token_ids='<a row of 21 ids>' is not allowed: a row may have at most 20 "
+        "ids. Raise the engine's max_logprobs to at least 21.",
+    ),
+    (
+        {"prompt_logprob_token_ids": [[], []]},
+        "prompt_logprob_token_ids=[[], []] is not allowed: it must have at least one id.",
     ),
     (
         {"trace_decode_token_ids": [100]},

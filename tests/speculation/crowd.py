@@ -73,9 +73,10 @@ ELSEWHERE = {
     "skip_clone": "how the parameters are copied",
     "stream_interval": "test_crowded_lives.py",
     **dict.fromkeys(
-        ("prompt_logprob_token_ids", "prompt_logprob_start", "trace_decode_token_ids"), "refused"
+        ("prompt_logprob_token_ids", "prompt_logprob_start"),
+        "tests/engine/test_end_to_end.py: rows for each token of one prompt",
     ),
-    "watermarking": "refused",
+    **dict.fromkeys(("trace_decode_token_ids", "watermarking"), "refused"),
 }
 """Fields that no variant has, and where they are."""
 

@@ -178,6 +178,19 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
             return len(self.logprob_token_ids)
         return self.logprobs
 
+    def check_scored_rows(self, num_prompt_tokens: int) -> None:
+        """Raise InvalidParameter unless `prompt_logprob_token_ids` has a row for each token of the
+        prompt that it is to score.
+        """
+        rows, start = self.prompt_logprob_token_ids, self.prompt_logprob_start or 0
+        expected = max(0, num_prompt_tokens - 1 - start)
+        if rows is not None and len(rows) != expected:
+            allowed = (
+                f"with the {num_prompt_tokens} tokens of this prompt and prompt_logprob_start="
+                f"{start} it must have {expected} scored rows"
+            )
+            raise InvalidParameter("prompt_logprob_token_ids", f"<{len(rows)} rows>", allowed)
+
     @property
     def output_text_buffer_length(self) -> int:
         """How many characters are held back, because a stop string may begin in them."""

@@ -60,7 +60,11 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     repetition_detection: RepetitionDetectionParams | None = None
     routed_experts_prompt_start: int = 0
     prompt_logprob_token_ids: list[list[int]] | None = None
+    """Ids to score as predictions of prompt tokens, a row for each token from the one after
+    `prompt_logprob_start` on: lists, or an integer array [rows, ids]; -1 scores -inf.
+    """
     prompt_logprob_start: int | None = None
+    """The position whose next token the first row scores; None: 0."""
     trace_decode_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
     """None: only with prompt logprobs, which need every position computed."""
@@ -71,3 +75,8 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     _eos_token_id: int | None = None
     _all_stop_token_ids: set[int] = msgspec.field(default_factory=set)
     _bad_words_token_ids: list[list[int]] | None = None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt's tokens are to be computed."""
+        return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sized
+from typing import Any
 
 from quire.environment import max_sequences
 from quire.errors import InvalidParameter, InvalidType
@@ -27,6 +28,7 @@ MAX_BAD_WORDS_CHARS = 16384
 MAX_BIASES = 2**14
 MAX_LIST = 2**20
 """Lists of token ids are bounded by the vocabulary; this bounds the work of finding that out."""
+MAX_SCORED = 2**20
 
 LOWEST_TEMPERATURE = 0.01
 MAX_BIAS = 1e30
@@ -156,7 +158,7 @@ def _check_logprobs(params: SamplingFields) -> None:
         if params.prompt_logprob_token_ids is None:
             raise InvalidParameter("prompt_logprob_start", start, allowed)
     if params.skip_reading_prefix_cache is None:
-        params.skip_reading_prefix_cache = params.prompt_logprobs is not None
+        params.skip_reading_prefix_cache = params.scores_prompt
     checks.flag("skip_reading_prefix_cache", params.skip_reading_prefix_cache)
 
 
@@ -246,14 +248,31 @@ def _verify_logprobs(params: SamplingFields, vocab_size: int, limit: int) -> Non
 
 
 def _verify_prompt_logprob_ids(params: SamplingFields, vocab_size: int, limit: int) -> None:
+    """Check the rows, and have them as lists of ints."""
     name = "prompt_logprob_token_ids"
-    if params.prompt_logprob_token_ids is None:
+    given: Any = params.prompt_logprob_token_ids
+    if given is None:
         return
-    for row in checks.sequence(name, params.prompt_logprob_token_ids, "a list of lists", 2**20):
-        for token_id in checks.integers(name, row, limit):
+    allowed = "a list of lists of token ids, or an integer array [rows, ids]"
+    if not isinstance(given, list | tuple) and len(getattr(given, "shape", ())) == 2:
+        given = given.tolist()
+    rows = [
+        checks.integers(name, row, MAX_SCORED)
+        for row in checks.sequence(name, given, allowed, MAX_SCORED)
+    ]
+    width = max(map(len, rows), default=0)
+    if not width:
+        raise InvalidParameter(name, rows, "it must have at least one id")
+    if width > limit:
+        hint = f"Raise the engine's max_logprobs to at least {width}." if limit < vocab_size else ""
+        allowed = f"a row may have at most {limit} ids"
+        raise InvalidParameter(name, f"<a row of {width} ids>", allowed, hint)
+    for row in filter(None, rows):
+        for token_id in (min(row), max(row)):
             if not -1 <= token_id < vocab_size:
-                allowed = f"each must be a token id from 0 to {vocab_size - 1}, or -1"
+                allowed = f"it is out of vocabulary: ids are 0 to {vocab_size - 1}, or -1"
                 raise InvalidParameter(name, token_id, allowed)
+    params.prompt_logprob_token_ids = rows
 
 
 def _verify_trace(params: SamplingFields, vocab_size: int) -> None:

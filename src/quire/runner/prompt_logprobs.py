@@ -7,16 +7,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.params import SamplingParams
 from quire.runner.batch import StepInputs
+from quire.runner.devices.device import Send
 from quire.runner.rows import Rows
 from quire.runner.sampling import SampledLogprobs, Sampler
-from quire.step.columns import PromptLogprobs
+from quire.step.columns import PAD_ID, PromptLogprobs, PromptTokenScores
 from quire.step.plan import NewRow
 
 logger = logging.getLogger(__name__)
@@ -27,9 +29,17 @@ _MAX_LOGITS = 1 << 23
 
 @dataclass(slots=True)
 class _Pending:
-    num_top: int
+    """What is computed for a prompt: the likeliest tokens at each place (`num_top`), the scores of
+    `chosen` ids [rows, W] from the position `start` on (-1: none), or both.
+    """
+
+    num_top: int | None
+    chosen: Tensor | None
+    start: int
     pieces: dict[int, SampledLogprobs] = field(default_factory=dict)
     """By first position, so that a step that runs again replaces its earlier result."""
+    scores: dict[int, Tensor] = field(default_factory=dict)
+    """As `pieces`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,26 @@ class PromptTensors:
         return PromptLogprobs(self.handle, *(value.numpy() for value in values))
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScoreTensors:
+    """`PromptTokenScores` that the device may still be computing."""
+
+    handle: int
+    scores: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that `to_host` needs on the host."""
+        return [self.scores]
+
+    def to_host(self, values: Sequence[Tensor]) -> PromptTokenScores:
+        """The scores, given the values of `tensors` on the host."""
+        return PromptTokenScores(self.handle, values[0].numpy())
+
+
+AnyPromptTensors: TypeAlias = PromptTensors | PromptScoreTensors
+
+
 class PromptLogprobsPart:
     """A row part: the rows with prompt logprobs, and what has been computed of them.
 
@@ -58,31 +88,36 @@ class PromptLogprobsPart:
     that computes position i; the position before the first output has no entry.
     """
 
-    def __init__(self, model: Any, sampler: Sampler, vocab_size: int) -> None:
+    def __init__(self, model: Any, sampler: Sampler, vocab_size: int, send: Send) -> None:
         self._model = model
         self._sampler = sampler
+        self._send = send
         self._step = max(1, _MAX_LOGITS // vocab_size)
         self.pending: dict[int, _Pending] = {}
 
     def add_row(self, row: NewRow) -> None:
         assert isinstance(row.params, SamplingParams), "the head of rows that generate"
-        num_top = row.params.prompt_logprobs
-        if num_top is not None and not row.prompt_logprobs_done:
-            self.pending[row.row] = _Pending(num_top)
+        params = row.params
+        if not params.scores_prompt or row.prompt_logprobs_done:
+            return
+        chosen = params.prompt_logprob_token_ids
+        ids = None if chosen is None else self._send(_table(chosen))
+        start = params.prompt_logprob_start or 0
+        self.pending[row.row] = _Pending(params.prompt_logprobs, ids, start)
 
     def remove_row(self, row: int) -> None:
         self.pending.pop(row, None)
 
     def collect(
         self, inputs: StepInputs, hidden: Tensor, rows: Rows
-    ) -> tuple[dict[int, PromptTensors], dict[int, str]]:
-        """Compute the logprobs of the step's prompt tokens. Returns, by row, the prompts that are
-        complete now, and error texts.
+    ) -> tuple[dict[int, list[AnyPromptTensors]], dict[int, str]]:
+        """Compute the logprobs of the step's prompt tokens. Returns, by row, the parts of prompts
+        that are complete now, and error texts.
 
         Runs before the rows' counts move on to the end of the step, and again if the step does; a
         complete prompt is forgotten by `remove_row`.
         """
-        done: dict[int, PromptTensors] = {}
+        done: dict[int, list[AnyPromptTensors]] = {}
         errors: dict[int, str] = {}
         for index, row in enumerate(inputs.rows.tolist()):
             pending = self.pending.get(row)
@@ -100,7 +135,7 @@ class PromptLogprobsPart:
 
     def _collect_row(
         self, pending: _Pending, inputs: StepInputs, index: int, hidden: Tensor, rows: Rows
-    ) -> PromptTensors | None:
+    ) -> list[AnyPromptTensors] | None:
         row = int(inputs.rows[index])
         first, count = int(rows.num_computed[row]), int(inputs.counts[index])
         last = int(rows.num_prompt[row]) - 1
@@ -125,15 +160,33 @@ class PromptLogprobsPart:
         """Compute positions first .. first+count-1, whose hidden states come first in `hidden`,
         and the slots of their adapter in `slots`.
         """
-        for start in range(0, count, self._step):
+        unscored = max(0, pending.start - first)
+        for start in range(0 if pending.num_top is not None else unscored, count, self._step):
             end = min(count, start + self._step)
             own = None if slots is None else slots[start:end]
             logits = self._model.logits(hidden[start:end], own)
             targets = ids[first + start + 1 : first + end + 1].long()
-            piece = self._sampler.prompt_logprobs(logits, targets, pending.num_top)
-            pending.pieces[first + start] = piece
+            if pending.num_top is not None:
+                piece = self._sampler.prompt_logprobs(logits, targets, pending.num_top)
+                pending.pieces[first + start] = piece
+            skipped = max(0, unscored - start)
+            if pending.chosen is not None and start + skipped < end:
+                place = first + start + skipped - pending.start
+                chosen = pending.chosen[place : place + end - start - skipped]
+                pending.scores[place] = self._sampler.prompt_scores(
+                    logits[skipped:], targets[skipped:], chosen
+                )
 
-    def _joined(self, pending: _Pending, handle: int, like: Tensor) -> PromptTensors:
+    def _joined(self, pending: _Pending, handle: int, like: Tensor) -> list[AnyPromptTensors]:
+        parts: list[AnyPromptTensors] = []
+        if pending.num_top is not None:
+            parts.append(self._positions(pending, handle, like))
+        if pending.chosen is not None:
+            scores = torch.cat(list(pending.scores.values()))
+            parts.append(PromptScoreTensors(handle, scores))
+        return parts
+
+    def _positions(self, pending: _Pending, handle: int, like: Tensor) -> PromptTensors:
         pieces = list(pending.pieces.values())
         if not pieces:  # a prompt of one token
             none = like.new_empty((0, 1))
@@ -144,3 +197,11 @@ class PromptLogprobsPart:
             torch.cat([piece.values for piece in pieces]),
             torch.cat([piece.ranks for piece in pieces]),
         )
+
+
+def _table(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Rows of ids as an array [rows, W] int64, filled with PAD_ID."""
+    table = np.full((len(rows), max(map(len, rows))), PAD_ID, dtype=np.int64)
+    for index, row in enumerate(rows):
+        table[index, : len(row)] = row
+    return table

@@ -17,7 +17,7 @@ from quire.runner.drafting.drafting import Drafting
 from quire.runner.drafting.verification import kept_places, num_accepted
 from quire.runner.forward.forward import Forward
 from quire.runner.model import RunnableModel
-from quire.runner.prompt_logprobs import PromptLogprobsPart, PromptTensors
+from quire.runner.prompt_logprobs import AnyPromptTensors, PromptLogprobsPart
 from quire.runner.rows import Rows
 from quire.runner.sampling import Drafts, Member, SampledTokens, Sampler, SamplerOutput
 from quire.runner.sampling.sent_mask import sent_mask
@@ -47,7 +47,7 @@ class TokenHead:
         self.sampler = sampler
         self.drafting = drafting
         self.rows = rows
-        self.prompt_logprobs = PromptLogprobsPart(model, sampler, model.spec.vocab)
+        self.prompt_logprobs = PromptLogprobsPart(model, sampler, model.spec.vocab, device.send)
         self._forward = forward
         self._device = device
         self.share = share
@@ -68,7 +68,7 @@ class TokenHead:
             prompt_token_ids=new.token_ids[:border],
             output_token_ids=new.token_ids[border:],
         )
-        if _sampling(new.params).prompt_logprobs is not None:
+        if _sampling(new.params).scores_prompt:
             self.prompt_logprobs.add_row(new)
         if self.drafting is not None:
             self.drafting.add_row(new)
@@ -135,7 +135,7 @@ class TokenStep:
         self._drawing = head.sampler.inputs(inputs.sampled, inputs.positions, device.stage)
         self._sampled: SamplerOutput
         self._members: list[Member]
-        self._prompts: dict[int, PromptTensors]
+        self._prompts: dict[int, list[AnyPromptTensors]]
         self._errors: dict[int, str]
         self._guesses: Tensor | None = None
         self._states: HiddenStates
@@ -159,9 +159,14 @@ class TokenStep:
         self._unknown = () if mask is None else mask.unknown
         self._sampled = self._sample(hidden, mask)
         self._members = head.sampler.members(inputs.sampled)
-        prompts = (tensor for prompt in self._prompts.values() for tensor in prompt.tensors)
+        prompts = (tensor for part in self._prompt_parts for tensor in part.tensors)
         guesses = [] if self._guesses is None else [self._guesses]
         return [*self._sampled.tensors, *prompts, *guesses]
+
+    @property
+    def _prompt_parts(self) -> list[AnyPromptTensors]:
+        """The parts of all prompts that are complete."""
+        return [part for parts in self._prompts.values() for part in parts]
 
     def advance(self) -> None:
         """Drop the log-probabilities of complete prompts, which are reported once."""
@@ -172,7 +177,7 @@ class TokenStep:
         """Report ids and log-probabilities, and the prompts that are complete."""
         left = iter(values)
         sampled = self._sampled.to_host([next(left) for _ in self._sampled.tensors])
-        prompts = [p.to_host([next(left) for _ in p.tensors]) for p in self._prompts.values()]
+        prompts = [p.to_host([next(left) for _ in p.tensors]) for p in self._prompt_parts]
         output.result.token_ids = sampled.token_ids.tolist()
         kept = None
         if self._guesses is not None:

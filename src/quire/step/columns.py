@@ -72,6 +72,27 @@ class PromptLogprobs(OutputPart):
         return msgspec.structs.replace(value, handle=handle)
 
 
+class PromptTokenScores(OutputPart):
+    """The log-probabilities that a request asked for with `prompt_logprob_token_ids`: a row for
+    each scored token of its prompt, -inf where the row has fewer ids.
+    """
+
+    done_field = "prompt_logprobs_done"
+    documented = "prompt_token_id_logprobs"
+
+    values: np.ndarray[Any, np.dtype[np.float32]]
+
+    @property
+    def value(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The scores [rows, ids]."""
+        return self.values
+
+    @classmethod
+    def of_value(cls, handle: int, value: Any) -> PromptTokenScores:
+        """The scores of a request with this handle."""
+        return cls(handle, np.asarray(value, np.float32))
+
+
 class RoutedExperts(OutputPart):
     """The experts that tokens of one request were sent to, from position `first` on: values [n, L,
     k] for n tokens and L layers, 0 in layers without experts.
@@ -112,7 +133,9 @@ class PooledOutput(OutputPart):
         return cls(handle, np.asarray(value, np.float32))
 
 
-AnyPart: TypeAlias = PromptLogprobs | RoutedExperts | PooledOutput | VerifiedDrafts
+AnyPart: TypeAlias = (
+    PromptLogprobs | PromptTokenScores | RoutedExperts | PooledOutput | VerifiedDrafts
+)
 """The kinds of parts that travel."""
 
 DOCUMENTED_PARTS: dict[str, type[OutputPart]] = {

@@ -224,10 +224,10 @@ BAD = [
     ),
     (
         "a",
-        {"params": SamplingParams(prompt_logprob_token_ids=[[1]])},
-        NotBuiltYet,
-        "prompt_logprob_token_ids=[[1]] is not allowed: this release does not implement it. "
-        "Ask for prompt_logprobs instead.",
+        {"params": SamplingParams(prompt_logprob_token_ids=[[1], [2]])},
+        InvalidParameter,
+        "prompt_logprob_token_ids='<2 rows>' is not allowed: with the 1 tokens of this prompt and "
+        "prompt_logprob_start=0 it must have 0 scored rows.",
     ),
     (
         "a",

@@ -16,8 +16,9 @@ def fan_out(request: EngineCoreRequest, params: SamplingParams) -> list[EngineCo
     Only the first computes prompt logprobs, which are the same for all.
     """
     first, others = _child_params(params), _child_params(params)
-    if params.prompt_logprobs is not None:
-        others.prompt_logprobs = None
+    if params.scores_prompt:
+        others.prompt_logprobs = others.prompt_logprob_token_ids = None
+        others.prompt_logprob_start = None
         others.skip_reading_prefix_cache = False
     return [
         msgspec.structs.replace(

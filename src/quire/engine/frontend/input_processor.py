@@ -55,8 +55,6 @@ _LATEST_S = 1e12
 _UNBUILT_PARAMS = {
     "watermarking": "Leave it out.",
     "trace_decode_token_ids": "Leave it out.",
-    "prompt_logprob_token_ids": "Ask for prompt_logprobs instead.",
-    "prompt_logprob_start": "Ask for prompt_logprobs instead.",
 }
 _UNBUILT_EXTRA_ARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 
@@ -404,6 +402,7 @@ class GenerationInputs:
             tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
         token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
         self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
+        own.check_scored_rows(len(token_ids))
         own.limit_output(self._limits.max_model_len - len(token_ids))
         thinking = self._thinking(own, token_ids)
         if seed is None or own.seed is not None:
@@ -435,7 +434,7 @@ class GenerationInputs:
         if own.structured_outputs is not None:
             own.structured_outputs = self.check_form(own.structured_outputs)
         self._encode_bad_words(own)
-        if own.prompt_logprobs is not None:
+        if own.scores_prompt:
             own.skip_reading_prefix_cache = True  # a cached block has no logits to report
         if own.stop and self._tokenizer is None:
             hint = "Give stop_token_ids, or an engine with a tokenizer."

@@ -54,6 +54,7 @@ class RequestGroup:
     span: RequestSpan | None = None
     """Its span in a trace, if there are traces."""
     prompt_logprobs: object = None
+    prompt_token_id_logprobs: object = None
     mailbox: RequestOutputCollector | None = None
     """Where the outputs go; None: they are returned by the engine's step."""
     ended: list[CompletionOutput] = field(default_factory=list)
@@ -81,9 +82,9 @@ class RequestGroup:
             if self.num_open:
                 return None
             outputs = sorted(self.ended, key=lambda ended: ended.index)
-        prompt_logprobs = self.prompt_logprobs
+        prompt_logprobs, scores = self.prompt_logprobs, self.prompt_token_id_logprobs
         if self.output_kind is RequestOutputKind.DELTA:
-            self.prompt_logprobs = None
+            self.prompt_logprobs = self.prompt_token_id_logprobs = None
         return make_request_output(
             self.request_id,
             self.prompt,
@@ -95,6 +96,7 @@ class RequestGroup:
             lora_request=self.lora_request,
             num_cached_tokens=self.num_cached_tokens,
             kv_transfer_params=self._written(completion),
+            prompt_token_id_logprobs=scores,
         )
 
     def _written(self, last: CompletionOutput) -> Mapping[str, Any] | None:

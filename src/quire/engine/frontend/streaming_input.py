@@ -43,6 +43,9 @@ def check_streamable(params: object) -> SamplingParams:
     if params.output_kind is RequestOutputKind.FINAL_ONLY:
         allowed = "a streamed prompt has many outputs: use DELTA or CUMULATIVE"
         raise InvalidParameter("output_kind", params.output_kind, allowed)
+    if params.prompt_logprob_token_ids is not None:
+        name, allowed = "prompt_logprob_token_ids", "a streamed prompt grows while it is computed"
+        raise InvalidParameter(name, params.prompt_logprob_token_ids, allowed)
     if params.structured_outputs is not None:
         allowed = "a streamed prompt has many outputs, which have no form"
         raise InvalidParameter("structured_outputs", params.structured_outputs, allowed)

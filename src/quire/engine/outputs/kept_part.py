@@ -17,6 +17,7 @@ class SharedOutput(Protocol):
 
     output_kind: RequestOutputKind
     prompt_logprobs: object
+    prompt_token_id_logprobs: object
 
 
 class KeptPart:

@@ -7,9 +7,9 @@ from quire.config.speculation import SpeculationPlan
 from quire.engine.outputs.drafts import drafts_kind
 from quire.engine.outputs.experts import EXPERTS
 from quire.engine.outputs.kept_part import PartKind
-from quire.engine.outputs.prompt_logprobs import PROMPT_LOGPROBS
+from quire.engine.outputs.prompt_logprobs import PROMPT_LOGPROBS, PROMPT_SCORES
 
-PLAIN_KINDS = (PROMPT_LOGPROBS,)
+PLAIN_KINDS = (PROMPT_LOGPROBS, PROMPT_SCORES)
 """Those of an engine without a plan."""
 
 

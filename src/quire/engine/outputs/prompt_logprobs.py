@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from quire.engine.outputs.kept_part import KeptPart, PartKind, SharedOutput
 from quire.engine.outputs.logprobs import MAX_CONTEXT, Positions
 from quire.outputs import FlatLogprobs, Logprob
 from quire.params import RequestOutputKind, SamplingParams
-from quire.step.columns import PromptLogprobs
+from quire.step.columns import PromptLogprobs, PromptTokenScores
 from quire.text.tokenizer import Tokenizer
 
 
@@ -52,4 +55,27 @@ class PromptLogprobsBuilder(KeptPart):
             self._is_given = shared.output_kind is RequestOutputKind.DELTA
 
 
+class PromptScores(KeptPart):
+    """The log-probabilities of the ids that a request chose for the tokens of its prompt."""
+
+    __slots__ = ("_scores",)
+
+    def __init__(self) -> None:
+        self._scores: np.ndarray[Any, np.dtype[np.float32]] | None = None
+
+    def add(self, part: PromptTokenScores) -> None:
+        """Keep the scores."""
+        self._scores = part.values
+
+    def join(self, shared: SharedOutput) -> None:
+        """Give the request its scores; DELTA outputs carry them once."""
+        if self._scores is not None:
+            shared.prompt_token_id_logprobs = self._scores
+            if shared.output_kind is RequestOutputKind.DELTA:
+                self._scores = None
+
+
+PROMPT_SCORES = PartKind(
+    PromptTokenScores, lambda *_: PromptScores(), asked_by="prompt_logprob_token_ids"
+)
 PROMPT_LOGPROBS = PartKind(PromptLogprobs, PromptLogprobsBuilder, asked_by="prompt_logprobs")

@@ -55,7 +55,7 @@ class EngineCoreOutput:
     mm_cache_miss_hashes: None = None
     new_sampling_mask: None = None
     spec_decode_metrics: None = None
-    prompt_token_id_logprobs: None = None
+    prompt_token_id_logprobs: np.ndarray[Any, np.dtype[np.float32]] | None = None
 
     def __post_init__(self) -> None:
         for name in _UNBUILT:
@@ -82,7 +82,6 @@ class EngineCoreOutput:
 _UNBUILT = (
     *("kv_transfer_params", "ec_transfer_params", "trace_headers", "prefill_stats"),
     *("mm_cache_miss_hashes", "new_sampling_mask", "spec_decode_metrics"),
-    "prompt_token_id_logprobs",
 )
 _KINDS = {
     "request_id": str,

@@ -20,7 +20,9 @@ LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "proc
 
 @dataclass(frozen=True, slots=True)
 class LogprobRequest:
-    """The columns after the token's own: the `num_top` likeliest, or exactly `ids` [n] int64."""
+    """The columns after the token's own: the `num_top` likeliest, or exactly `ids`,
+    int64: [n] for all entries, or [M, n].
+    """
 
     num_top: int
     ids: Tensor | None = None
@@ -38,7 +40,7 @@ class LogprobRequest:
     @property
     def num_columns(self) -> int:
         """The number of columns, including the token's own."""
-        return 1 + (self.num_top if self.ids is None else self.ids.shape[0])
+        return 1 + (self.num_top if self.ids is None else self.ids.shape[-1])
 
 
 @dataclass(frozen=True, slots=True)

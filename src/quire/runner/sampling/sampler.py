@@ -332,6 +332,15 @@ class Sampler:
         piece = Described(0, logits, request)
         return describe(self._ops, [piece], index, targets, normalize=self._is_normalized)
 
+    def prompt_scores(self, logits: Tensor, targets: Tensor, token_ids: Tensor) -> Tensor:
+        """Log-probabilities [n, W] of chosen ids [n, W] int64 at places in a prompt, -inf for those
+        below 0. `logits` and `targets` are those of `prompt_logprobs`.
+        """
+        piece = Described(0, logits, LogprobRequest(0, token_ids.clamp_min(0)))
+        index = list(range(len(logits)))
+        found = describe(self._ops, [piece], index, targets, normalize=self._is_normalized)
+        return found.values[:, 1:].masked_fill(token_ids < 0, -math.inf)
+
     def _add_parts(
         self, row: int, params: SamplingParams, num_prompt_tokens: int
     ) -> tuple[LogitsPart, ...]:

@@ -28,9 +28,11 @@ class EmbeddedPrompts:
         """
         given = parsed.embeds
         assert given is not None, "a prompt of embeddings"
-        if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
-            allowed = "a prompt of embeddings has no tokens to report"
-            raise InvalidParameter("prompt_logprobs", params.prompt_logprobs, allowed)
+        if isinstance(params, SamplingParams):
+            for name in ("prompt_logprobs", "prompt_logprob_token_ids"):
+                if (asked := getattr(params, name)) is not None:
+                    allowed = "a prompt of embeddings has no tokens to report"
+                    raise InvalidParameter(name, asked, allowed)
         rows = checked_rows(given.rows, "prompt_embeds", self.width)
         if given.is_id is None:
             return [PLACEHOLDER] * len(rows), media_of(rows)
