@@ -178,6 +178,11 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
             return len(self.logprob_token_ids)
         return self.logprobs
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt's tokens are to be computed."""
+        return sampling_rules.scores_prompt(self)
+
     def check_scored_rows(self, num_prompt_tokens: int) -> None:
         """Raise InvalidParameter unless `prompt_logprob_token_ids` has a row for each token of the
         prompt that it is to score.

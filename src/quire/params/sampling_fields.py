@@ -75,8 +75,3 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     _eos_token_id: int | None = None
     _all_stop_token_ids: set[int] = msgspec.field(default_factory=set)
     _bad_words_token_ids: list[list[int]] | None = None
-
-    @property
-    def scores_prompt(self) -> bool:
-        """Whether log-probabilities of the prompt's tokens are to be computed."""
-        return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None

@@ -141,6 +141,11 @@ def _check_stops(params: SamplingFields) -> None:
     )
 
 
+def scores_prompt(params: SamplingFields) -> bool:
+    """Whether log-probabilities of the prompt's tokens are to be computed."""
+    return params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None
+
+
 def _check_logprobs(params: SamplingFields) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
@@ -158,7 +163,7 @@ def _check_logprobs(params: SamplingFields) -> None:
         if params.prompt_logprob_token_ids is None:
             raise InvalidParameter("prompt_logprob_start", start, allowed)
     if params.skip_reading_prefix_cache is None:
-        params.skip_reading_prefix_cache = params.scores_prompt
+        params.skip_reading_prefix_cache = scores_prompt(params)
     checks.flag("skip_reading_prefix_cache", params.skip_reading_prefix_cache)
 
 
