@@ -89,6 +89,10 @@ REFUSED = [
         "prompt_logprob_start=3 is not allowed: it must be None or an int of at least 0, together "
         "with prompt_logprob_token_ids.",
     ),
+    (
+        {"prompt_logprob_token_ids": [[1.5]]},
+        "prompt_logprob_token_ids=1.5 is not allowed: each item must be an int.",
+    ),
     ({"stop": ""}, "stop='' is not allowed: no string in it may be empty."),
     ({"stop": ["a", ""]}, "stop=['a', ''] is not allowed: no string in it may be empty."),
     ({"stop": [1]}, "stop=1 is not allowed: it must be a str."),

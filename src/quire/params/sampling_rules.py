@@ -156,6 +156,10 @@ def _check_logprobs(params: SamplingFields) -> None:
     if params.logprob_token_ids is not None:
         ids = checks.integers("logprob_token_ids", params.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
         params.logprob_token_ids = ids
+    if (rows := params.prompt_logprob_token_ids) is not None:
+        checked = _scored_rows(rows)
+        if isinstance(rows, list | tuple):  # arrays stay as they are until a request is added
+            params.prompt_logprob_token_ids = checked
     start = params.prompt_logprob_start
     if start is not None:
         allowed = "it must be None or an int of at least 0, together with prompt_logprob_token_ids"
@@ -255,19 +259,10 @@ def _verify_logprobs(params: SamplingFields, vocab_size: int, limit: int) -> Non
 def _verify_prompt_logprob_ids(params: SamplingFields, vocab_size: int, limit: int) -> None:
     """Check the rows, and have them as lists of ints."""
     name = "prompt_logprob_token_ids"
-    given: Any = params.prompt_logprob_token_ids
-    if given is None:
+    if params.prompt_logprob_token_ids is None:
         return
-    allowed = "a list of lists of token ids, or an integer array [rows, ids]"
-    if not isinstance(given, list | tuple) and len(getattr(given, "shape", ())) == 2:
-        given = given.tolist()
-    rows = [
-        checks.integers(name, row, MAX_SCORED)
-        for row in checks.sequence(name, given, allowed, MAX_SCORED)
-    ]
-    width = max(map(len, rows), default=0)
-    if not width:
-        raise InvalidParameter(name, rows, "it must have at least one id")
+    rows = _scored_rows(params.prompt_logprob_token_ids)
+    width = max(map(len, rows))
     if width > limit:
         hint = f"Raise the engine's max_logprobs to at least {width}." if limit < vocab_size else ""
         allowed = f"a row may have at most {limit} ids"
@@ -278,6 +273,20 @@ def _verify_prompt_logprob_ids(params: SamplingFields, vocab_size: int, limit: i
                 allowed = f"it is out of vocabulary: ids are 0 to {vocab_size - 1}, or -1"
                 raise InvalidParameter(name, token_id, allowed)
     params.prompt_logprob_token_ids = rows
+
+
+def _scored_rows(given: Any) -> list[list[int]]:
+    """Rows of ids, given as lists or as an integer array [rows, ids]."""
+    name, allowed = "prompt_logprob_token_ids", "a list of lists of ints, or an array [rows, ids]"
+    if not isinstance(given, list | tuple) and len(getattr(given, "shape", ())) == 2:
+        given = given.tolist()
+    rows = [
+        checks.integers(name, row, MAX_SCORED)
+        for row in checks.sequence(name, given, allowed, MAX_SCORED)
+    ]
+    if not any(rows):
+        raise InvalidParameter(name, rows, "it must have at least one id")
+    return rows
 
 
 def _verify_trace(params: SamplingFields, vocab_size: int) -> None:
