@@ -102,7 +102,10 @@ def _parts(component: Any, members: str) -> Iterator[dict[str, Any]]:
     """The description of a component, sequences flattened."""
     if component is None:
         return
-    waiting = [json.loads(component.__getstate__())]
+    try:
+        waiting = [json.loads(component.__getstate__())]
+    except Exception:  # the library's bare one: a part of it is code of ours, without expressions
+        waiting = [{"type": "Custom"}]
     while waiting:
         part = waiting.pop(0)
         if part["type"] == "Sequence":

@@ -79,12 +79,15 @@ def against(path: Path) -> list[str]:
 
 
 def _differences(tokenizer: Tokenizer, encode: Encode, decode: Decode) -> Iterator[str]:
+    unknown = tokenizer.unk_token_id
     for text in texts():
         expected = encode(text)
         found = tokenizer.encode(text, add_special_tokens=False)
         if found != expected:
             pieces = [tokenizer.convert_ids_to_tokens(ids) for ids in (found, expected)]
             yield f"ids of {text[:40]!r}: {pieces[0][:12]} instead of {pieces[1][:12]}"
+        if unknown in expected:  # SentencePiece's text of it is for people, not the token's
+            continue
         whole = decode(expected)
         if tokenizer.decode(expected) != whole:
             got = tokenizer.decode(expected)

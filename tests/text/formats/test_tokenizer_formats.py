@@ -99,6 +99,64 @@ def piece(text, score=0.0, kind=1):
 
 KNOWN = piece("<unk>", 0, 2)
 TRAINER = b"\x18\x02"
+
+
+def character_table(rules):
+    """The table of a model whose normalizer replaces texts: a double array, and the values."""
+    trie, values, units, bases, taken = {}, b"", {0: 0}, set(), {0}
+    for key, value in rules.items():
+        node = trie
+        for byte in key.encode():
+            node = node.setdefault(byte, {})
+        node[0] = len(values)
+        values += value.encode() + b"\0"
+
+    def place(node, at):
+        free = (b for b in range(1, 4096) if b not in bases)
+        base = next(b for b in free if not taken & {b ^ byte for byte in node})
+        bases.add(base)
+        taken.update(base ^ byte for byte in node)
+        units[at] |= (at ^ base) << 10 | (0 in node) << 8
+        for byte, below in node.items():
+            units[base ^ byte] = byte if byte else 1 << 31 | below
+            if byte:
+                place(below, base ^ byte)
+
+    place(trie, 0)
+    array = b"".join(units.get(at, 0).to_bytes(4, "little") for at in range(max(units) + 256))
+    return len(array).to_bytes(4, "little") + array + values
+
+
+RULES = dict(
+    [("\r", " "), ("\n", " "), ("\x07", ""), ("Ａ", "A"), ("ﬁ", "fi"), ("a\u0306", "ă")]
+    + [("a\u0306\u0301", "ắ"), ("ᄒ", "h"), ("ᄒ\u1161", "하"), ("ᄒ\u1161\u11ab", "한")]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("x\r\ny\r\r\n", "x  y   "),
+        ("Ａ\u0323", "A\u0323"),
+        ("ﬁ\u0301ﬁ", "fi\u0301fi"),
+        ("a\u0306\u0301a\u0306a", "ắăa"),
+        ("ᄒ\u1161\u11abᄒ\u1161ᄒ", "한하h"),
+        ("\U000f0000\x07ﬁ\x07", "\U000f0000fi"),
+        ("\x07", ""),
+        ("plain", "plain"),
+    ],
+)
+def test_characters_become_what_the_longest_rule_says(tmp_path, text, normal):
+    unchanged = b"\x18\x00\x20\x00" + message(2, character_table(RULES))
+    letters = b"".join(piece(c) for c in ("\u2581", *dict.fromkeys("xyAfiăắ한하hplna\u0301\u0323")))
+    content = KNOWN + letters + piece("\U000f0000") + message(2, TRAINER) + message(3, unchanged)
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokens = tokenizer.tokenize(text)
+    assert "".join(tokens).replace("\u2581", " ") == normal
+    assert tokenizer.beginning(f"ﬁxx{text}", 2) == "ﬁ"
+
+
 SPOILED = {
     "empty": (b"", "it has no pieces"),
     "not one": (b"\x0a\xff\xff\xff", "ends in the middle"),
@@ -118,7 +176,7 @@ SPOILED = {
         KNOWN + piece("\u2581") + piece("\u2581" * 3, kind=4) + message(2, TRAINER),
         "a user-defined piece of 3 blanks",
     ),
-    "a table of nonsense": (KNOWN + message(3, message(2, b"\xff" * 9)), "tokenizers library"),
+    "a table of nonsense": (KNOWN + message(3, message(2, b"\xff" * 9)), "another size than it"),
 }
 
 

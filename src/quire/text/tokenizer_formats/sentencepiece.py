@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from quire.errors import LoadError
 from quire.text.model_files import MOST_VOCABULARY_BYTES, has_file
+from quire.text.tokenizer_formats.character_map import CharacterMap
 from quire.text.tokenizer_formats.foreign import ForeignTokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -44,6 +45,7 @@ class _Model:
     pieces: list[_Piece]
     trainer: dict[int, Value]
     normalizer: dict[int, Value]
+    characters: CharacterMap | None
 
 
 def read_sentencepiece(path: Path) -> ForeignTokenizer:
@@ -164,9 +166,8 @@ def _merges(pieces: list[_Piece]) -> list[tuple[str, str]]:
 
 def _normalizer(model: _Model) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
-    charsmap = model.normalizer.get(2, b"")
-    if isinstance(charsmap, bytes) and charsmap:
-        steps.append(normalizers.Precompiled(charsmap))
+    if model.characters is not None:
+        steps.append(normalizers.Normalizer.custom(model.characters))
     if _number(model.normalizer, 4, 1):  # remove_extra_whitespaces
         steps += [
             normalizers.Replace(Regex(r"\A +| +\z"), ""),
@@ -225,7 +226,10 @@ def _parse(data: bytes) -> _Model:
             parts[field] = dict(_fields(_bytes(value)))
     if not pieces:
         raise ValueError("it has no pieces")
-    return _Model(pieces, parts.get(2, {}), parts.get(3, {}))
+    normalizer = parts.get(3, {})
+    table = _bytes(normalizer.get(2, b""))
+    characters = CharacterMap(table) if table else None
+    return _Model(pieces, parts.get(2, {}), normalizer, characters)
 
 
 def _piece(data: bytes) -> _Piece:
