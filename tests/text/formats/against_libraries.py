@@ -132,6 +132,8 @@ def _library(path: Path) -> tuple[Encode, Decode]:
     from tokenizers import Tokenizer as LibraryTokenizer
 
     library = LibraryTokenizer.from_file(str(path))
+    library.no_padding()
+    library.no_truncation()
     return (lambda text: library.encode(text, add_special_tokens=False).ids, library.decode)
 
 

@@ -18,7 +18,9 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.planning import gather_model_facts
 from quire.errors import LoadError
 from quire.testing import make_checkpoint
+from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer_formats.character_map import CharacterMap
 
 GOLDEN = json.loads((Path(__file__).parent / "sentencepiece.json").read_text())
 BLANKS = json.loads((Path(__file__).parent / "blanks.json").read_text())
@@ -155,6 +157,50 @@ def test_characters_become_what_the_longest_rule_says(tmp_path, text, normal):
     tokens = tokenizer.tokenize(text)
     assert "".join(tokens).replace("\u2581", " ") == normal
     assert tokenizer.beginning(f"ﬁxx{text}", 2) == "ﬁ"
+
+
+class CountedText:
+    """A text that counts the passes over it, as `tokenizers.NormalizedString` has them."""
+
+    def __init__(self, text):
+        self.normalized, self.passes = text, 0
+
+    def map(self, change):
+        self.passes += 1
+        self.normalized = "".join(map(change, self.normalized))
+
+    def replace(self, old, new):
+        self.passes += 1
+        self.normalized = self.normalized.replace(old, new)
+
+
+def test_the_cost_of_normalising_does_not_grow_with_the_values_of_a_text(monkeypatch):
+    values = {chr(0x3400 + i): f"{i:04}" if i % 2 else f"{i:05}" for i in range(200)}
+    table = CharacterMap(character_table(values))
+    walked = []
+    walk = table._walk
+    monkeypatch.setattr(table, "_walk", lambda data: walked.append(data) or walk(data))
+    letters = "plain text of many letters " * 40
+    for times in (1, 3):
+        text = CountedText(("".join(values) + letters) * times)
+        table.normalize(text)
+        assert text.normalized == ("".join(values.values()) + letters) * times
+        assert text.passes == 4
+    assert len(walked) <= len({*letters, *values})
+    plain = CountedText(letters)
+    table.normalize(plain)
+    assert plain.passes == 0
+
+
+@pytest.mark.parametrize(("text", "decoded"), [("\u2581x \u2581\u2581", "x"), ("\u2581\u2581", "")])
+def test_marks_of_blanks_at_the_ends_are_extra_blanks(tmp_path, text, decoded):
+    content = KNOWN + piece("\u2581") + piece("x") + message(2, TRAINER)
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.convert_ids_to_tokens(ids) == ["\u2581", "\u2581", "x"][: 3 * len(decoded)]
+    stream = IncrementalDetokenizer(tokenizer, [])
+    assert tokenizer.decode(ids) == "".join(stream.feed([i]) for i in ids) == decoded
 
 
 SPOILED = {

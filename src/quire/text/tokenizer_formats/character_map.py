@@ -9,16 +9,17 @@ rule at each place, as is done here.
 from __future__ import annotations
 
 import array
+import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from tokenizers import NormalizedString
 
 _MOST_RULE_BYTES = 256
 _MOST_CACHED = 1 << 16
-_PLACEHOLDERS = range(0xF0000, 0x10FFFE)
-"""Characters for private use; of these, some that a text does not have stand for longer texts."""
+_FIRST_MARK = 0xE000
+_BLANK = " "
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,11 @@ class _Rule:
 
 
 class CharacterMap:
-    """A normalizer for `tokenizers.normalizers.Normalizer.custom`."""
+    """A normalizer for `tokenizers.normalizers.Normalizer.custom`.
+
+    Python looks only at characters with which a rule may begin; the rest is a constant number of
+    passes of the library over the text, and one more for each length of the values in it.
+    """
 
     def __init__(self, table: bytes) -> None:
         """`table`: the size of a double array (a trie of UTF-8), the array, and the values, each
@@ -44,41 +49,65 @@ class CharacterMap:
             self._units.byteswap()
         self._values = table[4 + size :]
         self._rules: dict[str, _Rule] = {}
+        self._pairs: dict[str, bool] = {}
 
     def normalize(self, normalized: NormalizedString) -> None:
         """Apply the rules in place, so that places in the text as it was stay known."""
         text = normalized.normalized
-        characters = set(text)
-        if all(self._rule(c) == _NOTHING for c in characters):
+        units = self._units_of(text)
+        if units is None:
             return
-        free = (chr(point) for point in _PLACEHOLDERS if chr(point) not in characters)
-        names: dict[str, str] = {}
-        units: list[str] = []
-        for value, count in self._parts(text):
-            for unit in (value, *[""] * (count - 1)):
-                if len(unit) != 1 and unit not in names:
-                    names[unit] = next(free)
-                units.append(names.get(unit, unit))
-        following = iter(units)
-        normalized.map(lambda _: next(following))
-        for value, name in names.items():
-            normalized.replace(name, value)
+        lengths = {len(unit) for unit in units} - {1}
+        if lengths:
+            # Make room first: each character becomes a blank or a mark of its value's length, and
+            # each mark that many blanks. Then every blank becomes its character.
+            marks = {length: chr(_FIRST_MARK + at) for at, length in enumerate(sorted(lengths))}
+            _set_characters(normalized, [marks.get(len(unit), _BLANK) for unit in units])
+            for length, mark in marks.items():
+                normalized.replace(mark, _BLANK * length)
+        _set_characters(normalized, "".join(units))
 
-    def _parts(self, text: str) -> Iterator[tuple[str, int]]:
-        """Texts that stand for the next characters, each with how many of them it replaces."""
-        at = 0
-        while at < len(text):
-            rule = self._rule(text[at])
-            value, count = rule.value, 1
+    def _units_of(self, text: str) -> list[str] | None:
+        """The text that each character becomes; of several with one rule, the first becomes all.
+        None where no rule fits.
+        """
+        first = {c for c in set(text) if self._rule(c).value is not None}
+        first |= {c for c, after in {*zip(text, text[1:], strict=False)} if self._goes_on(c, after)}
+        if not first:
+            return None
+        units = list(text)
+        end, is_changed = 0, False
+        for match in re.finditer(f"[{re.escape(''.join(sorted(first)))}]", text):
+            at = match.start()
+            if at < end:
+                continue
+            rule = self._rule(match[0])
+            value, end = rule.value, at + 1
             if rule.continues:
-                value, count = self._longest(text, at)
-            yield (text[at] if value is None else value), count
-            at += count
+                value, end = self._longest(text, at)
+            if value is not None:
+                units[at:end] = (value, *[""] * (end - at - 1))
+                is_changed = True
+        return units if is_changed else None
 
     def _longest(self, text: str, at: int) -> tuple[str | None, int]:
+        """The value of the longest rule at a place, and where what it replaces ends."""
         data = text[at : at + _MOST_RULE_BYTES].encode()
         value, length, _ = self._walk(data[:_MOST_RULE_BYTES])
-        return value, max(1, len(data[:length].decode(errors="ignore")))
+        return value, at + max(1, len(data[:length].decode(errors="ignore")))
+
+    def _goes_on(self, character: str, after: str) -> bool:
+        """Whether there are rules that begin with both characters."""
+        if not self._rule(character).continues:
+            return False
+        found = self._pairs.get(character + after)
+        if found is None:
+            *_, end = self._walk((character + after).encode())
+            found = end is not None
+            if len(self._pairs) >= _MOST_CACHED:
+                self._pairs.clear()
+            self._pairs[character + after] = found
+        return found
 
     def _rule(self, character: str) -> _Rule:
         rule = self._rules.get(character)
@@ -121,8 +150,10 @@ class CharacterMap:
         return self._values[at : end if end >= 0 else None].decode(errors="replace")
 
 
-_NOTHING = _Rule(None, False)
-
-
 def _offset(unit: int) -> int:
     return (unit >> 10) << ((unit & 512) >> 6)
+
+
+def _set_characters(normalized: NormalizedString, characters: str | list[str]) -> None:
+    """Give each character of the text that of `characters` in its place."""
+    normalized.map(partial(next, iter(characters)))

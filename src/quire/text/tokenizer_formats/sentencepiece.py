@@ -10,6 +10,7 @@ the longest piece is as many pieces as there, perhaps of other lengths.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +24,11 @@ from quire.text.model_files import MOST_VOCABULARY_BYTES, has_file
 from quire.text.tokenizer_formats.character_map import CharacterMap
 from quire.text.tokenizer_formats.foreign import ForeignTokenizer
 
+_ALL = 1 << 16
+"""Blanks that no text begins with."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 """Values of a piece's type."""
+_BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _UNIGRAM, _BPE = 1, 2
 _SPACE = "\u2581"
 _MOST_PIECES = 1 << 21
@@ -168,7 +172,8 @@ def _normalizer(model: _Model) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if model.characters is not None:
         steps.append(normalizers.Normalizer.custom(model.characters))
-    if _number(model.normalizer, 4, 1):  # remove_extra_whitespaces
+    is_trimmed = bool(_number(model.normalizer, 4, 1))  # remove_extra_whitespaces
+    if is_trimmed:
         steps += [
             normalizers.Replace(Regex(r"\A +| +\z"), ""),
             normalizers.Replace(Regex(" {2,}"), " "),
@@ -176,15 +181,19 @@ def _normalizer(model: _Model) -> normalizers.Normalizer:
     if _number(model.normalizer, 3, 1):  # add_dummy_prefix
         steps.append(normalizers.Prepend(" "))
     steps.append(normalizers.Replace(" ", _SPACE))
+    if is_trimmed:  # also what a text has of the mark itself
+        steps.append(normalizers.Replace(Regex(f"{_SPACE}+\\z"), ""))
     return normalizers.Sequence(steps)
 
 
 def _decoder(model: _Model, falls_back: bool) -> decoders.Decoder:
     steps: list[decoders.Decoder] = [decoders.Replace(_SPACE, " ")]
-    if falls_back:
-        steps.append(decoders.ByteFallback())
+    if falls_back or not any(_BYTE_PIECE.fullmatch(piece.text) for piece in model.pieces):
+        steps.append(decoders.ByteFallback())  # which streams know, and changes nothing else
     steps.append(decoders.Fuse())
-    if _number(model.normalizer, 3, 1):
+    if _number(model.normalizer, 4, 1):  # remove_extra_whitespaces
+        steps.append(decoders.Strip(" ", _ALL, 0))
+    elif _number(model.normalizer, 3, 1):
         steps.append(decoders.Strip(" ", 1, 0))
     return decoders.Sequence(steps)
 
