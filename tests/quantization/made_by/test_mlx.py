@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,62 @@ def test_logits_are_those_of_the_plain_numbers(library, tmp_path, caplog, name, 
     assert relative_error(found, expected) < TOLERANCE
     original = [oracle(HOSTILE[name], made.folder)(p) for p in made.prompts]
     assert relative_error(found, original) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("qwen3_moe", "model.layers.2.mlp"), ("mixtral", "model.layers.1.block_sparse_moe")],
+)
+def test_experts_in_one_module_are_those_of_the_plain_numbers(library, tmp_path, name, module):
+    made = library[name]
+    own = {f"{module}.switch_mlp.down_proj": False}
+    how = Mlx(4, 16, own)
+    plain = write(made.folder, tmp_path / "model", how, OF_EXPERTS)
+    set_config(tmp_path / "model", quantization=how.config)
+    keep_experts(tmp_path / "model", plain, made.folder, f"{module}.")
+    stack_experts(tmp_path / "model")
+    model = load(tmp_path / "model")
+    run = PagedRun(model, made.prompts, ops=OPS)
+    found = list(run.step([len(p) for p in made.prompts]).values())
+    expected = [oracle(HOSTILE[name], plain)(p) for p in made.prompts]
+    assert relative_error(found, expected) < TOLERANCE
+
+
+OF_EXPERTS = re.compile(
+    MATRICES.pattern + r"|.*\.experts\.\d+\.w\d\.weight|.*(mlp|block_sparse_moe)\.gate\.weight"
+)
+"""With the routers, as mlx-lm has them."""
+DOWN = re.compile(r"experts\.\d+\.(down_proj|w2)\.")
+EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.(\w+)")
+PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+def keep_experts(folder, plain, source, at):
+    """Put the down projections of one layer back as they were."""
+    coded, values, original = (load_file(f / "model.safetensors") for f in (folder, plain, source))
+    of_layer = [name for name in coded if name.startswith(at) and DOWN.search(name)]
+    assert of_layer
+    for name in of_layer:
+        del coded[name]
+        if name.endswith(".weight"):
+            coded[name] = values[name] = original[name]
+    save_file(coded, folder / "model.safetensors")
+    save_file(values, plain / "model.safetensors")
+
+
+def stack_experts(folder):
+    """Put the experts of a layer into one module for each projection, as mlx-lm does."""
+    tensors, of_experts = {}, {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if found := EXPERT.fullmatch(name):
+            at, expert, projection, leaf = found.groups()
+            key = f"{at}.switch_mlp.{PROJECTIONS.get(projection, projection)}.{leaf}"
+            of_experts.setdefault(key, {})[int(expert)] = tensor
+        else:
+            tensors[name] = tensor
+    for name, parts in of_experts.items():
+        tensors[name] = torch.stack([parts[i] for i in range(len(parts))])
+    save_file(tensors, folder / "model.safetensors")
 
 
 def requantise(folder, plain, source):

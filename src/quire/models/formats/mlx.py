@@ -1,9 +1,11 @@
 """MLX: codes of two to eight bits in words along the inputs, with a scale and a bias for each group
-of them, as mlx-lm writes checkpoints. Embedding tables and heads are quantised, too.
+of them, as mlx-lm writes checkpoints. Embedding tables and heads are quantised, too, and experts
+are stored as one module for each projection.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
@@ -16,6 +18,36 @@ KEY = "quantization"
 _BITS = (2, 3, 4, 5, 6, 8)
 _OF_ALL = ("quant_method", "group_size", "bits", "mode")
 """Keys that are not the names of modules."""
+
+
+_ALL = re.compile(r"(.+)\.switch_mlp\.(gate|up|down)_proj\.(weight|scales|biases|bias)")
+"""A tensor of all experts of a layer."""
+_ONE = re.compile(r"(.+)\.experts\.\d+\.(\w+)")
+"""A module of one expert in a Hugging Face checkpoint."""
+_MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
+"""Names of Mixtral's projections and of its kin, whose experts are in a `block_sparse_moe`."""
+
+
+def expert_names(stored: str, count: int) -> list[str]:
+    """The names that a tensor of `count` experts of mlx-lm has in a Hugging Face checkpoint, one
+    for each expert; empty where it is not of experts.
+    """
+    found = _ALL.fullmatch(stored)
+    if found is None:
+        return []
+    at, part, leaf = found.groups()
+    name = _MIXTRAL[part] if at.endswith("block_sparse_moe") else f"{part}_proj"
+    return [f"{at}.experts.{expert}.{name}.{leaf}" for expert in range(count)]
+
+
+def _name_of_all(module: str) -> str:
+    """The name that mlx-lm has for the module of all experts of which `module` is one."""
+    found = _ONE.fullmatch(module)
+    if found is None:
+        return module
+    at, name = found.groups()
+    part = next((f"{ours}_proj" for ours, theirs in _MIXTRAL.items() if theirs == name), name)
+    return f"{at}.switch_mlp.{part}"
 
 
 def read_mlx(reader: ConfigReader) -> Storage:
@@ -37,7 +69,7 @@ def read_mlx(reader: ConfigReader) -> Storage:
             raise unsupported(reader.at(module), value, allowed)
 
     def layout_of(module: str) -> CodeLayout | None:
-        return own.get(module, layout)
+        return own.get(module, own.get(_name_of_all(module), layout))
 
     return Storage(
         "mlx",

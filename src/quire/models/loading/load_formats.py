@@ -13,9 +13,10 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.models.loading.folder_files import LoadFormat, found_format
-from quire.models.loading.readers.checkpoint_files import CheckpointFiles, TensorEntry
+from quire.models.loading.readers.checkpoint_files import TensorEntry
 from quire.models.loading.readers.layer_files import LayerFiles
 from quire.models.loading.readers.mistral_files import MistralFiles
+from quire.models.loading.readers.mlx_files import opened
 from quire.models.loading.readers.pickled_files import PickledFiles
 from quire.models.loading.readers.streamed_files import StreamedFiles
 from quire.models.spec import Attention, Decoder
@@ -49,7 +50,7 @@ def _mistral(folder: Path, decoder: Decoder | None) -> WeightFiles:
 
 _OPENERS: Mapping[str, Callable[[Path, Decoder | None], WeightFiles]] = MappingProxyType(
     {
-        "safetensors": lambda folder, decoder: CheckpointFiles(folder),
+        "safetensors": lambda folder, decoder: opened(folder),
         "pt": lambda folder, decoder: PickledFiles(folder),
         "mistral": _mistral,
         "runai_streamer": lambda folder, decoder: StreamedFiles(folder),

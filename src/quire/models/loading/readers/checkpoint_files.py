@@ -7,7 +7,7 @@ Which files count: those of the index (`model.safetensors.index.json`) if there 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,9 +82,16 @@ class CheckpointFiles:
 
     def read(self, name: str) -> Tensor:
         """A view of the mapped file in the stored dtype."""
+        return self._read(name, lambda handle: handle.get_tensor(name))
+
+    def read_row(self, name: str, index: int) -> Tensor:
+        """The part of a tensor at an index of its first axis."""
+        return self._read(name, lambda handle: handle.get_slice(name)[index])
+
+    def _read(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         entry = self.entries[name]
         try:
-            tensor: Tensor = self._handle(entry.file).get_tensor(name)
+            tensor = read(self._handle(entry.file))
         except (SafetensorError, OSError, RuntimeError) as error:
             raise CorruptCheckpoint(f"{entry.file}: {name} cannot be read: {error}") from error
         self._read_bytes += tensor.nbytes
