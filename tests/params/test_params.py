@@ -3,6 +3,7 @@
 import copy
 import math
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -452,14 +453,27 @@ NOT_OF_THIS_MODEL = [
 @pytest.mark.parametrize(("fields", "text"), NOT_OF_THIS_MODEL, ids=lambda value: str(value)[:40])
 def test_verify_knows_the_model(fields, text):
     with pytest.raises(InvalidParameter) as caught:
-        SamplingParams(**fields).verify(vocab_size=100, max_logprobs=20)
+        SamplingParams(**fields).check_for_model(vocab_size=100, max_logprobs=20)
     assert str(caught.value) == text
 
-
-def test_verify_without_a_cap_allows_the_vocabulary():
-    SamplingParams(logprobs=-1, prompt_logprobs=100).verify(vocab_size=100, max_logprobs=-1)
+    most = SamplingParams(logprobs=-1, prompt_logprobs=100)
+    most.check_for_model(vocab_size=100, max_logprobs=-1)
+    SamplingParams(logprobs=-1, prompt_logprobs=100).check_for_model(
+        vocab_size=100, max_logprobs=-1
+    )
     with pytest.raises(InvalidParameter, match="at most 100 can be asked for.$"):
-        SamplingParams(logprobs=101).verify(vocab_size=100, max_logprobs=-1)
+        SamplingParams(logprobs=101).check_for_model(vocab_size=100, max_logprobs=-1)
+
+
+def test_verify_takes_a_config_as_it_is_documented():
+    config = SimpleNamespace(max_logprobs=4, get_vocab_size=lambda: 100)
+    SamplingParams(logprobs=4).verify(config, None, None, None)
+    with pytest.raises(InvalidParameter, match="at most 4 can be asked for"):
+        SamplingParams(logprobs=5).verify(
+            config, speculative_config=None, structured_outputs_config=None, tokenizer=None
+        )
+    with pytest.raises(InvalidParameter, match="out of vocabulary"):
+        SamplingParams(logprob_token_ids=[100]).verify(config)
 
 
 def test_limit_output_checks_min_tokens_again():
@@ -502,7 +516,7 @@ def test_anything_is_taken_or_refused_by_name(fields):
     fields.pop("watermarking", None)  # opaque, and refused as a whole by the input processor
     try:
         params = SamplingParams(**fields)
-        params.verify(vocab_size=50, max_logprobs=5)
+        params.check_for_model(vocab_size=50, max_logprobs=5)
     except InvalidParameter as error:
         assert error.parameter in PUBLIC
         return
@@ -663,7 +677,7 @@ def test_what_a_request_lists_costs_no_time_that_others_wait_for():
         ):
             params = SamplingParams.from_optional(**names).clone()
             params.validate()
-            params.verify(vocab_size=2**20, max_logprobs=1)
+            params.check_for_model(vocab_size=2**20, max_logprobs=1)
     finally:
         sys.setprofile(None)
     assert calls < 2**18

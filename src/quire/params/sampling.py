@@ -26,6 +26,16 @@ _FLAT = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "_all_stop
 """Of these, containers of plain values: a deep copy takes half a second for a million."""
 
 
+class ModelBounds(Protocol):
+    """The part of a model's config that parameters are checked against."""
+
+    max_logprobs: int
+
+    def get_vocab_size(self) -> int:
+        """The number of ids."""
+        ...
+
+
 class TextEncoder(Protocol):
     """The part of a tokenizer that turns bad words into token ids."""
 
@@ -96,7 +106,21 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
         """Normalize every field, or raise for the first that is not allowed."""
         sampling_rules.check(self)
 
-    def verify(self, *, vocab_size: int, max_logprobs: int) -> None:
+    def verify(
+        self,
+        model_config: ModelBounds,
+        speculative_config: object = None,
+        structured_outputs_config: object = None,
+        tokenizer: object = None,
+    ) -> None:
+        """Raise InvalidParameter when a model cannot honour a field. The other arguments, which are
+        documented, decide nothing: every field goes with drafts, and forms and words are checked by
+        the engine that a request is added to.
+        """
+        vocab_size = model_config.get_vocab_size()
+        self.check_for_model(vocab_size=vocab_size, max_logprobs=model_config.max_logprobs)
+
+    def check_for_model(self, *, vocab_size: int, max_logprobs: int) -> None:
         """Raise InvalidParameter when a model of this vocabulary cannot honour a field."""
         sampling_rules.verify(self, vocab_size=vocab_size, max_logprobs=max_logprobs)
 

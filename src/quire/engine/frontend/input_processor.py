@@ -425,7 +425,7 @@ class GenerationInputs:
         own.validate()
         _refuse_unbuilt_params(own)
         limits = self._limits
-        own.verify(vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
+        own.check_for_model(vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         eos = None if self._tokenizer is None else self._tokenizer.eos_token_id
         own.update_from_generation_config({"eos_token_id": list(limits.eos_token_ids)}, eos)
         _check_allowed_ids(own)
