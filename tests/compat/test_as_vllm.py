@@ -271,10 +271,11 @@ def test_the_package_can_be_asked_about():
         "print(vllm.version.__version_tuple__, 'torch' in sys.modules)",
         "own = sys.modules['quire.as_vllm.finder'].__file__",
         "print(vllm.__file__ == vllm.inputs.__file__ == own)",
+        "print(__import__('vllm.inputs', fromlist=['']).__name__)",
     )
     assert out.splitlines() == [
         "vllm False", "0.32.0 vllm", "['vllm']", "1", "True False", "(0, 32, 0) False",
-        "True",
+        "True", "vllm.inputs",
     ]  # fmt: skip
 
 
