@@ -95,6 +95,7 @@ def test_the_longest_prompt_and_longer_ones(llm):
         assert refusal(InvalidParameter, llm.embed, "a", tokenization_kwargs=cut) == (
             f"truncate_prompt_tokens={number} is not allowed: it must be -1, or a number of tokens "
             "from 1 to max_model_len=160."
+            + (" Please request a smaller truncation size." if number > 160 else "")
         )
 
 

@@ -32,6 +32,7 @@ DEFAULTS: dict[str, object] = {
     "enable_ep_weight_filter": False,
     "moe_backend": "auto",
     "linear_backend": "auto",
+    "enable_flash_late_interaction": True,
     "all2all_backend": "allgather_reducescatter",
     "enable_elastic_ep": False,
     "elastic_ep_max_dp_size": None,
@@ -118,7 +119,7 @@ TUNING = frozenset(
         *("mamba_backend", "safetensors_prefetch_num_threads", "safetensors_prefetch_block_size"),
         *("enable_dbo", "ubatch_size", "dbo_decode_token_threshold", "dbo_prefill_token_threshold"),
         *("performance_mode", "replayssm_buffer_len", "use_replayssm", "dp_sync_interval"),
-        "prefix_cache_retention_interval",
+        *("prefix_cache_retention_interval", "enable_flash_late_interaction"),
     )
 )
 """Options whose value changes the speed of another engine and no answer."""

@@ -134,6 +134,10 @@ def take_truncation(
     if asked is None:
         return left, None
     allowed = f"it must be -1, or a number of tokens from 1 to max_model_len={max_model_len}"
+    if isinstance(asked, int) and asked > max_model_len:
+        raise InvalidParameter(
+            TRUNCATE, asked, allowed, "Please request a smaller truncation size."
+        )
     limit = checks.integer(TRUNCATE, asked, -1, max_model_len, allowed)
     if limit == 0:
         raise InvalidParameter(TRUNCATE, asked, allowed)
