@@ -26,9 +26,9 @@ from quire.engine.counterparts import COUNTERPARTS
 from quire.engine.frontend.input_processor import InputProcessor
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.wire.codec import BadMessage, MessageDecoder, MessageEncoder
 from quire.errors import InvalidParameter, InvalidType
 from quire.executor.backends import executor_class_of
+from quire.processes.array_frames import BadMessage, MessageDecoder, MessageEncoder
 
 SMALL = {"dtype": "float32", "num_gpu_blocks_override": 100, "max_model_len": 128}
 

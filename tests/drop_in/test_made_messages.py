@@ -17,9 +17,9 @@ from quire.engine import (
     SchedulerStats,
     UtilityOutput,
 )
-from quire.engine.wire.codec import MessageDecoder, MessageEncoder
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
 from quire.lora.request import LoRARequest
+from quire.processes.array_frames import MessageDecoder, MessageEncoder
 from quire.step.columns import LogprobColumns, PromptLogprobs
 from tests.engine.frontend.scripted_engines import make_engine, run
 

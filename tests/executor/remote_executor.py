@@ -14,9 +14,9 @@ import msgspec
 
 from quire.config.plan import EnginePlan
 from quire.engine.core.builder import worker_config
-from quire.engine.wire.codec import MessageDecoder, MessageEncoder
 from quire.executor.backends import EXECUTORS
 from quire.params import RequestParams
+from quire.processes.array_frames import MessageDecoder, MessageEncoder
 from quire.step.columns import RunnerOutput
 from quire.step.faults import RowFailures
 from quire.step.grammar_mask import GrammarMask

@@ -86,7 +86,7 @@ def test_names_are_the_glossary_s():
 def test_nothing_dangerous_is_used():
     assert not found_in(r"^\s*(import|from) (pickle|cloudpickle|marshal|dill)\b")
     unpicklers = {m.place for m in MODULES if re.search(r"\"(cloud)?pickle\"", m.text)}
-    assert unpicklers <= {"engine/wire/functions.py"}, "behind an environment variable"
+    assert unpicklers <= {"processes/functions.py"}, "behind an environment variable"
     assert not found_in(r"\brecv_pyobj\(")
     restricted = 'file, map_location="cpu", weights_only=True'
     assert not found_in(rf"\btorch\.load\((?!{re.escape(restricted)})")
@@ -106,7 +106,7 @@ def test_homes_are_expanded_in_one_place():
 
 OWN_ENCODERS = {
     "encodable.py": "the place",
-    "engine/wire/codec.py": "its encoder has a hook, and is called through encodable.py",
+    "processes/array_frames.py": "its encoder has a hook, and is called through encodable.py",
     "processes/start_message.py": "likewise",
     "server/admin.py": "likewise",
     "engine/data_parallel/handshake.py": "a digest, which is not sent",

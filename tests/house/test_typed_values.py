@@ -19,13 +19,13 @@ from quire.engine import EngineCore
 from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
 from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.unbuilt import Refused
-from quire.engine.wire.codec import MessageDecoder, MessageEncoder
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.declared_types import argument_types, check_message
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
 from quire.errors import EngineError, InvalidType
 from quire.models.pooling.spec import PoolerSpec
 from quire.params.kinds import RequestOutputKind
+from quire.processes.array_frames import MessageDecoder, MessageEncoder
 from tests.engine.frontend.async_engines import core_of, make_async
 from tests.engine.frontend.scripted_engines import make_engine
 

@@ -49,8 +49,8 @@ _PROCESS_CLIENT: dict[str, str] = {
         ("ctx", "resources", "input_socket", "stats_update_address", "core_engine"), _SOCKETS
     ),
     "vllm_config": _PLAN,
-    "encoder": "Each socket has an encoder of its own: MessageEncoder of quire.engine.wire.codec.",
-    "decoder": "Each socket has a decoder of its own: MessageDecoder of quire.engine.wire.codec.",
+    "encoder": "Each socket has an encoder of its own: MessageEncoder, of quire.processes.",
+    "decoder": "Each socket has a decoder of its own: MessageDecoder of quire.processes.",
     "core_engines": "Use engine_indices.",
     "engine_ranks_managed": "Use engine_indices.",
     "engines_running": "Use core_status(engine_index).has_work.",

@@ -10,7 +10,6 @@ import zmq
 from quire.engine.process import core_server
 from quire.engine.process.core_server import EngineCoreProc
 from quire.engine.process.start_message import StartMessage
-from quire.engine.wire.codec import MessageDecoder
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -20,6 +19,7 @@ from quire.engine.wire.messages import (
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import RequestError
 from quire.params import SamplingParams
+from quire.processes.array_frames import MessageDecoder
 
 HALF, PLAIN = "a\udc80", "a\\udc80"
 

@@ -20,12 +20,8 @@ from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.data_parallel.cluster_keys import ClusterKeys, close_to_strangers
 from quire.engine.wire.codec import (
     NO_SUBJECT,
-    BadMessage,
-    Frame,
     FrameOrder,
     LostFrames,
-    MessageDecoder,
-    MessageEncoder,
     core_header,
     core_identity,
     has_input,
@@ -44,6 +40,7 @@ from quire.engine.wire.messages import (
     UtilityRequest,
 )
 from quire.errors import EngineError
+from quire.processes.array_frames import BadMessage, Frame, MessageDecoder, MessageEncoder
 from quire.processes.child_process import ChildProcess
 
 logger = logging.getLogger(__name__)

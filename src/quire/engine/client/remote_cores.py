@@ -33,7 +33,6 @@ from quire.engine.data_parallel.handshake import HandshakeServer
 from quire.engine.process.core_pool import CorePool
 from quire.engine.process.socket_folder import remove_socket_folder
 from quire.engine.process.step_board import board_path, read_step_board
-from quire.engine.wire.codec import Frame
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
@@ -42,6 +41,7 @@ from quire.engine.wire.messages import (
     SchedulerStats,
 )
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
+from quire.processes.array_frames import Frame
 from quire.processes.child_process import GRACE_S, ChildProcess
 
 logger = logging.getLogger(__name__)

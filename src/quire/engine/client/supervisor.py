@@ -19,11 +19,11 @@ from quire.engine.client.control_state import REPEATABLE, ControlState
 from quire.engine.client.journal import CoreJournal
 from quire.engine.client.kept_media import KeptMedia, Remaking
 from quire.engine.client.remote_cores import RemoteCores
-from quire.engine.wire.codec import Frame
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
+from quire.processes.array_frames import Frame
 from quire.processes.child_process import is_shortage
 
 logger = logging.getLogger(__name__)

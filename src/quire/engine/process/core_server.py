@@ -26,12 +26,8 @@ from quire.engine.process.liveness import Vitals
 from quire.engine.process.start_message import StartMessage
 from quire.engine.unbuilt import UnbuiltProcMethods
 from quire.engine.wire.codec import (
-    BadMessage,
     CoreHeader,
-    Frame,
     FrameOrder,
-    MessageDecoder,
-    MessageEncoder,
     core_identity,
     has_input,
     read_core_header,
@@ -50,6 +46,7 @@ from quire.engine.wire.messages import (
 )
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.observability.watchdog import Watchdog
+from quire.processes.array_frames import BadMessage, Frame, MessageDecoder, MessageEncoder
 from quire.release import __version__
 from quire.step.faults import contained
 

@@ -26,7 +26,6 @@ from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.channel import Channel
-from quire.engine.wire.codec import BadMessage
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     CLIENT_SHIFT,
@@ -37,6 +36,7 @@ from quire.engine.wire.messages import (
 )
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
+from quire.processes.array_frames import BadMessage
 
 logger = logging.getLogger(__name__)
 

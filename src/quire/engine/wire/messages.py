@@ -18,7 +18,6 @@ from typing import Any, ClassVar, NoReturn, Self
 import msgspec
 
 from quire.encodable import NotEncodable, check_levels, text_of
-from quire.engine.wire.codec import MessageEncoder, num_bytes
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import EngineCoreOutput, columns_of, outputs_of
 from quire.engine.wire.declared_types import check_message
@@ -29,6 +28,7 @@ from quire.errors import EngineError
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.thinking import Thinking
+from quire.processes.array_frames import MessageEncoder, num_bytes
 from quire.step.columns import AnyPart, LogprobColumns
 
 PROTOCOL_VERSION = 8

@@ -1,0 +1,168 @@
+"""Messages as frames: MessagePack, then the memory of large arrays.
+
+Nothing here can run code that a sender chose: the decoder makes the message types that it is made
+for, plain values and numeric arrays, and refuses all else with `BadMessage`. The exception are
+functions where the environment allows them (functions.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Generic, TypeAlias, TypeVar, get_args
+
+import msgspec
+import numpy as np
+import zmq
+
+from quire.encodable import NotEncodable, encoded
+from quire.processes.functions import FUNCTION, pack_function, unpack_function
+
+Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
+T = TypeVar("T")
+
+INLINE_BYTES = 256
+"""Smaller arrays are part of the first frame: a frame of its own costs more than the copy."""
+MOST_FRAMES = 1024
+"""Frames that a message may have; further arrays are part of the first one."""
+
+_ARRAY = 3
+"""The MessagePack extension code of an array."""
+
+_DTYPES = frozenset(
+    np.dtype(name).str
+    for name in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+                 "float16", "float32", "float64")
+)  # fmt: skip
+
+
+class BadMessage(ValueError):
+    """Frames that are not a message of the expected type."""
+
+
+class _ArrayHeader(msgspec.Struct, array_like=True, gc=False):
+    """`place` is the index of the frame that holds the memory, or the memory itself."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    place: int | bytes
+
+
+class MessageEncoder:
+    """Turns messages into frames. For one thread.
+
+    Frames of large arrays are the arrays' own memory, which must not change until they are sent.
+    """
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._hook)
+        self._aside: list[Frame] = []
+
+    def encode(self, message: Any, *, is_strict: bool = False) -> list[Frame]:
+        """The frames of a message, with plain texts (encodable.py). `is_strict`: other texts
+        are refused. Raises NotEncodable for a message that cannot be encoded.
+        """
+        first = encoded(self._first_frame, message, is_strict=is_strict)
+        return [first, *self._aside] if self._aside else [first]
+
+    def _first_frame(self, message: Any) -> bytes:
+        self._aside = []
+        return self._encoder.encode(message)
+
+    def _hook(self, value: object) -> object:
+        if isinstance(value, np.ndarray):
+            return msgspec.msgpack.Ext(_ARRAY, self._header(value))
+        if isinstance(value, np.generic):
+            return value.item()
+        if callable(value) and not isinstance(value, type):
+            return msgspec.msgpack.Ext(FUNCTION, pack_function(value))
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise NotEncodable(f"it has a {kind}: give plain values and numpy arrays")
+
+    def _header(self, array: np.ndarray[Any, Any]) -> bytes:
+        if array.dtype.str not in _DTYPES:
+            raise NotEncodable(f"it has an array of {array.dtype}")
+        data = np.ascontiguousarray(array)
+        place: int | bytes
+        if data.nbytes < INLINE_BYTES or len(self._aside) >= MOST_FRAMES - 1:
+            place = data.tobytes()
+        else:
+            self._aside.append(data.reshape(-1).view(np.uint8).data)
+            place = len(self._aside)
+        return msgspec.msgpack.encode(_ArrayHeader(array.dtype.str, array.shape, place))
+
+
+class MessageDecoder(Generic[T]):
+    """Turns frames into messages of one type. For one thread.
+
+    Arrays are read-only views of the frames' memory, which they keep alive.
+    """
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decoder = msgspec.msgpack.Decoder(
+            kind, ext_hook=self._extension, dec_hook=_checked, strict=True
+        )
+        self._header = msgspec.msgpack.Decoder(_ArrayHeader)
+        self._frames: Sequence[Frame] = ()
+
+    def decode(self, frames: Sequence[Frame]) -> T:
+        """The message. Raises BadMessage for anything else, whatever the bytes are."""
+        if not frames:
+            raise BadMessage("a message has at least one frame")
+        self._frames = frames
+        try:
+            return self._decoder.decode(_buffer(frames[0]))
+        except Exception as error:  # the checks of params, too, which may raise whatever they meet
+            raise BadMessage(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._frames = ()
+
+    def _extension(self, code: int, data: memoryview) -> object:
+        if code == FUNCTION:
+            return unpack_function(bytes(data))
+        if code != _ARRAY:
+            raise BadMessage(f"unknown extension {code}")
+        return self._array(data)
+
+    def _array(self, data: memoryview) -> np.ndarray[Any, Any]:
+        header = self._header.decode(data)
+        if header.dtype not in _DTYPES:
+            raise BadMessage(f"unknown array type {header.dtype[:20]!r}")
+        dtype = np.dtype(header.dtype)
+        memory = self._memory(header.place)
+        if len(header.shape) > 8 or any(size < 0 for size in header.shape):
+            raise BadMessage("an array has an invalid shape")
+        if math.prod(header.shape) * dtype.itemsize != len(memory):
+            raise BadMessage("an array's memory does not have the size of its shape")
+        array = np.frombuffer(memory, dtype=dtype).reshape(header.shape)
+        array.flags.writeable = False
+        return array
+
+    def _memory(self, place: int | bytes) -> bytes | memoryview:
+        if isinstance(place, bytes):
+            return place
+        if not 1 <= place < len(self._frames):
+            raise BadMessage(f"an array refers to frame {place}, which does not exist")
+        return _buffer(self._frames[place])
+
+
+def num_bytes(frame: Frame) -> int:
+    """The size of a frame."""
+    return memoryview(_buffer(frame)).nbytes
+
+
+def _buffer(frame: Frame) -> bytes | memoryview:
+    if isinstance(frame, bytes):
+        return frame
+    view: memoryview = frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
+    return view
+
+
+def _checked(kind: Any, value: object) -> object:
+    """Check an array against the dtype of the message type."""
+    if not isinstance(value, np.ndarray):
+        raise BadMessage("an array was expected")
+    wanted = get_args(get_args(kind)[1])[0]
+    if value.dtype != np.dtype(wanted):
+        raise BadMessage(f"an array of {wanted.__name__} was expected, not {value.dtype}")
+    return value
