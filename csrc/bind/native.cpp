@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bind/exchange.hpp"
 #include "bind/kv.hpp"
 #include "bind/latent.hpp"
 #include "bind/limits.hpp"
@@ -48,6 +49,7 @@ void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 void raise(Status status) {
     if (status == Status::bad_index) throw std::out_of_range("an index is out of range");
     if (status == Status::interrupted) throw nb::python_error();
+    if (status == Status::aborted) raise_aborted();
 }
 
 // Memory that torch.frombuffer takes; it lives as long as the tensor's storage.
@@ -75,6 +77,7 @@ struct Recording {
     int64_t capacity;  // the most tokens that it can be replayed for
     Program program;
     std::shared_ptr<Arena> arena = std::make_shared<Arena>();
+    std::vector<std::shared_ptr<void>> held = {};  // what entries point to
 
     Buffer take(size_t size) {
         std::byte* data = arena->take(size);
@@ -100,6 +103,11 @@ struct Context {
 
     Context(std::shared_ptr<Pool> threads, const std::string& level_name)
         : pool(std::move(threads)), level(find_level(level_name)), kernels(kernels_for(level)) {}
+
+    // Have the recording keep what the next call points to.
+    void hold(std::shared_ptr<void> object) {
+        if (recording) recording->held.push_back(std::move(object));
+    }
 
     template <class Args>
     void submit(Kernel<Args> kernel, const Args& args, int64_t tokens) {
@@ -305,6 +313,7 @@ void bind_context(nb::module_& m) {
         .def("embed", &embed)
         .def("scale_gate", &scale_gate)
         .def("sum_chunks", &sum_chunks);
+    bind_exchange(m, context);
     bind_kv(m, context);
     bind_latent(m, context);
     bind_limits(m, context);

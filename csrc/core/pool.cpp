@@ -1,47 +1,17 @@
 #include "core/pool.hpp"
 
-#include <chrono>
 #include <new>
 #include <stdexcept>
+
+#include "core/spin.hpp"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #include <signal.h>
 #endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace quire {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// A thread that is woken by the kernel comes back after about as long.
-constexpr auto kSpin = std::chrono::microseconds(50);
-constexpr int kPausesPerLook = 16;  // a look at the clock costs about one pause
-
-inline void pause_core() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-// Spin until `is_done`, for at most kSpin. False if the time ran out.
-template <class Condition>
-bool spin_until(const Condition& is_done) {
-    if (is_done()) return true;
-    const auto end = Clock::now() + kSpin;
-    do {
-        for (int i = 0; i < kPausesPerLook; ++i) {
-            pause_core();
-            if (is_done()) return true;
-        }
-    } while (Clock::now() < end);
-    return false;
-}
 
 std::atomic<uint32_t> num_forks{0};
 

@@ -18,8 +18,9 @@ constexpr int kNumTypes = 3;
 
 enum class Status : int32_t {
     ok,
-    bad_index,   // an id lies outside of its table; some rows may have been written
-    interrupted  // a Python entry raised; the error is pending
+    bad_index,    // an id lies outside of its table; some rows may have been written
+    interrupted,  // a Python entry raised; the error is pending
+    aborted       // another rank will not come to a collective; abort_reason() says why
 };
 
 template <class Args>

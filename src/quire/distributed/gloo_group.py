@@ -64,10 +64,19 @@ class GlooGroup:
         [sum(from_each), w], in the order of the ranks.
         """
         received = sent.new_empty(sum(from_each), sent.shape[1])
-        work = self._group.alltoall_base(received, sent, from_each, to_each)
+        self._finish(self._group.alltoall_base(received, sent, from_each, to_each))
+        return received
+
+    def all_gather_bytes(self, sent: Tensor) -> Tensor:
+        """Bytes [n] of each rank, equally many -> [size, n]."""
+        received = sent.new_empty(self.size, len(sent))
+        if len(sent):
+            self._finish(self._group._allgather_base(received.view(-1), sent))
+        return received
+
+    def _finish(self, work: distributed.Work) -> None:
         if not self._wait(work, self._timeout_s):
             raise PeersLost(f"The other cores of the group were silent for {self._timeout_s:g} s.")
-        return received
 
     def _wait(self, work: distributed.Work, timeout_s: float) -> bool:
         """Wait for the work; returns whether it is done in time."""

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-
-class ExchangeAborted(Exception):
-    """Another worker failed in the step, so there is nothing to wait for."""
+from quire.distributed.worker_group import ExchangeAborted
 
 
 class InprocExchange:

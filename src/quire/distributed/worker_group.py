@@ -1,7 +1,7 @@
 """The exchange between the workers of one model while a step runs.
 
-A provider is anything with these methods: threads of one process (inproc_group.py), later gloo,
-shared memory, NCCL.
+A provider is anything with these methods: threads of one process (inproc_group.py), processes that
+share memory (shared_group.py) or talk over a network (gloo_workers.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
+
+
+class ExchangeAborted(Exception):
+    """Another worker failed in the step, so there is nothing to wait for."""
 
 
 class WorkerGroup(Protocol):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from quire.distributed.inproc_group import ExchangeAborted, InprocExchange
+from quire.distributed.inproc_group import InprocExchange
+from quire.distributed.worker_group import ExchangeAborted
 from quire.errors import EngineDeadError
 from quire.step.faults import RowFailures
 

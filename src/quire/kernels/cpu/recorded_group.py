@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
+from quire.distributed.shared_group import SharedGroup, has_dense_rows
 from quire.distributed.worker_group import WorkerGroup
 from quire.kernels.cpu.runtime import CpuRuntime
 
@@ -25,12 +27,20 @@ class RecordedGroup:
     def gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if self._runtime.program is None:
             return self._group.gather(x, out)
-        return self._record(self._group.gather, x, (self.size, *x.shape[1:]))
+        result = self._result(x, (self.size, *x.shape[1:]))
+        if isinstance(self._group, SharedGroup) and has_dense_rows(x):
+            self._group.gather_by(self._runtime.context, x, result)
+            return result
+        return self._record(self._group.gather, x, result)
 
     def largest(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if self._runtime.program is None:
             return self._group.largest(x, out)
-        return self._record(self._group.largest, x, ())
+        result = self._result(x, ())
+        if isinstance(self._group, SharedGroup) and x.dtype is torch.float32:
+            self._group.largest_by(self._runtime.context, x, result)
+            return result
+        return self._record(self._group.largest, x, result)
 
     def apply(
         self, function: Callable[..., Tensor], inputs: Sequence[Tensor], width: int
@@ -50,13 +60,19 @@ class RecordedGroup:
     def broadcast(self, x: Tensor) -> Tensor:
         return self._group.broadcast(x)
 
-    def _record(
-        self, exchange: Callable[[Tensor, Tensor], object], x: Tensor, shape: tuple[int, ...]
-    ) -> Tensor:
-        """Record an exchange of x [T, *], whose result is [T, shape]."""
+    def _result(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Memory for the result [T, shape] of an exchange of x [T, *]."""
         program = self._runtime.program
         assert program is not None and len(x) == program.capacity
-        result = program.output((program.capacity, *shape), x.dtype)
+        program.keep(len(x), x)
+        return program.output((program.capacity, *shape), x.dtype)
+
+    def _record(
+        self, exchange: Callable[[Tensor, Tensor], object], x: Tensor, result: Tensor
+    ) -> Tensor:
+        """Record an exchange of x as a call of Python."""
+        program = self._runtime.program
+        assert program is not None
         source, place = program.borrow(x), program.borrow(result)
 
         def entry(num_tokens: int) -> None:

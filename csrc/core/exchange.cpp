@@ -1,0 +1,332 @@
+#include "core/exchange.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+
+#include "core/parallel.hpp"
+#include "core/spin.hpp"
+
+#if defined(__linux__)
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace quire {
+
+constexpr uint64_t kMagic = 0x31454e4952495551;  // of this layout
+constexpr size_t kReasonBytes = 1024;
+constexpr int64_t kLookNs = 100'000'000;
+constexpr int64_t kTileBytes = 64 << 10;  // of copies that several threads share
+
+struct ExchangeHeader {
+    uint64_t magic;
+    int64_t size;
+    int64_t slot_bytes;
+    std::atomic<uint32_t> aborting;  // whoever sets it writes the reason, then sets `aborted`
+    std::atomic<uint32_t> aborted;
+    char reason[kReasonBytes];
+};
+
+struct alignas(128) ExchangeRank {
+    std::atomic<uint32_t> arrived;   // at this piece; waiters sleep on it
+    std::atomic<uint32_t> sleepers;  // too many where one died, which costs system calls only
+    std::atomic<uint32_t> joined;
+    std::atomic<uint64_t> finished;
+};
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+namespace {
+
+constexpr size_t kPage = 4096;
+static_assert(sizeof(ExchangeHeader) <= kPage);
+
+thread_local std::string last_reason;
+
+size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+size_t data_offset(int64_t size) { return round_up(kPage + size * sizeof(ExchangeRank), kPage); }
+
+size_t region_bytes(int64_t size, int64_t slot_bytes) {
+    return data_offset(size) + 2 * size * slot_bytes;
+}
+
+[[noreturn]] void fail(const char* what) {
+    throw std::system_error(errno, std::generic_category(), what);
+}
+
+// Whether `found`, a counter that wraps around, has reached `piece`.
+bool has_reached(uint32_t found, uint32_t piece) {
+    return static_cast<int32_t>(found - piece) >= 0;
+}
+
+#if defined(__linux__)
+struct flock lock_of(int rank) {
+    struct flock lock{};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = rank;
+    lock.l_len = 1;
+    return lock;
+}
+
+void sleep_on(std::atomic<uint32_t>& word, uint32_t seen) {
+    const timespec timeout{0, kLookNs};
+    syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+}
+
+void wake_all(std::atomic<uint32_t>& word) {
+    syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+#endif
+
+}  // namespace
+
+const std::string& abort_reason() { return last_reason; }
+
+Status exchange_gather(const GatherArgs& args, int64_t tokens, Pool& pool) {
+    return args.exchange->gather(static_cast<const std::byte*>(args.x), args.stride, args.row_bytes,
+                                 tokens, static_cast<std::byte*>(args.out), pool);
+}
+
+Status exchange_largest(const LargestArgs& args, int64_t tokens, Pool&) {
+    return args.exchange->largest(static_cast<const float*>(args.x), args.stride, tokens,
+                                  static_cast<float*>(args.out));
+}
+
+#if defined(__linux__)
+
+int Exchange::open_region(int size, int64_t slot_bytes) {
+    if (size < 1 || slot_bytes < 1) throw std::invalid_argument("an exchange needs ranks and slots");
+    slot_bytes = static_cast<int64_t>(round_up(slot_bytes, kPage));
+    const int fd = memfd_create("quire-exchange", MFD_CLOEXEC);
+    if (fd < 0) fail("memfd_create");
+    const ExchangeHeader header{kMagic, size, slot_bytes, {0}, {0}, ""};
+    const bool is_written =
+        ftruncate(fd, static_cast<off_t>(region_bytes(size, slot_bytes))) == 0 &&
+        pwrite(fd, static_cast<const void*>(&header), sizeof header, 0) == sizeof header;
+    if (!is_written) {
+        const int error = errno;
+        close(fd);
+        errno = error;
+        fail("the memory of an exchange");
+    }
+    return fd;
+}
+
+Exchange::Exchange(int fd, int rank) : rank_(rank) {
+    try {
+        // A descriptor that was inherited shares its description, and so its locks, with others.
+        file_ = open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR | O_CLOEXEC);
+        if (file_ < 0) fail("the region of an exchange");
+        struct stat found{};
+        if (fstat(file_, &found) != 0) fail("the region of an exchange");
+        num_bytes_ = static_cast<size_t>(found.st_size);
+        if (num_bytes_ < kPage) throw std::invalid_argument("this is not an exchange's region");
+        void* mapped = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+        if (mapped == MAP_FAILED) fail("the region of an exchange");
+        memory_ = static_cast<std::byte*>(mapped);
+        header_ = std::launder(reinterpret_cast<ExchangeHeader*>(memory_));
+        size_ = static_cast<int>(header_->size);
+        slot_bytes_ = header_->slot_bytes;
+        if (header_->magic != kMagic || num_bytes_ != region_bytes(size_, slot_bytes_))
+            throw std::invalid_argument("this is not an exchange's region");
+        if (rank_ < -1 || rank_ >= size_)
+            throw std::invalid_argument("rank " + std::to_string(rank_) + " of " +
+                                        std::to_string(size_));
+        if (rank_ >= 0) {
+            if (of(rank_).joined.exchange(1) != 0)
+                throw std::invalid_argument("rank " + std::to_string(rank_) + " joined before");
+            struct flock lock = lock_of(rank_);
+            if (fcntl(file_, F_OFD_SETLK, &lock) != 0) fail("the lock of a rank");
+            of(rank_).joined.store(2);
+        }
+    } catch (...) {
+        close_all();
+        throw;
+    }
+}
+
+void Exchange::close_all() {
+    if (memory_ != nullptr) munmap(memory_, num_bytes_);
+    if (file_ >= 0) close(file_);
+}
+
+void Exchange::abort(const std::string& reason) {
+    if (header_->aborting.exchange(1) == 0) {
+        const size_t length = std::min(reason.size(), kReasonBytes - 1);
+        std::memcpy(header_->reason, reason.data(), length);
+        header_->reason[length] = 0;
+    }
+    header_->aborted.store(1);
+    for (int rank = 0; rank < size_; ++rank) wake_all(of(rank).arrived);
+}
+
+void Exchange::reset() {
+    for (int rank = 0; rank < size_; ++rank) {
+        of(rank).arrived.store(0);
+        of(rank).sleepers.store(0);
+    }
+    header_->reason[0] = 0;
+    header_->aborting.store(0);
+    header_->aborted.store(0);
+}
+
+bool Exchange::is_gone(int rank) const {
+    if (of(rank).joined.load() != 2) return false;  // it may be starting
+    struct flock lock = lock_of(rank);
+    return fcntl(file_, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
+// Wait until a rank has arrived at the piece; false if the exchange was aborted.
+bool Exchange::wait_for(int rank, uint32_t piece) {
+    ExchangeRank& other = of(rank);
+    const auto is_over = [&] {
+        return has_reached(other.arrived.load(std::memory_order_acquire), piece) ||
+               header_->aborted.load(std::memory_order_relaxed) != 0;
+    };
+    while (!spin_until(is_over)) {
+        other.sleepers.fetch_add(1);
+        const uint32_t seen = other.arrived.load();
+        // An abort between these lines and the sleep is seen when the sleep times out.
+        if (!has_reached(seen, piece) && header_->aborted.load() == 0) sleep_on(other.arrived, seen);
+        other.sleepers.fetch_sub(1);
+        if (!is_over() && is_gone(rank)) abort("rank " + std::to_string(rank) + " is gone");
+    }
+    return header_->aborted.load() == 0;
+}
+
+// State that we have arrived at the piece, and wait for all.
+Status Exchange::meet(uint32_t piece) {
+    ExchangeRank& own = of(rank_);
+    own.arrived.store(piece);
+    if (own.sleepers.load() != 0) wake_all(own.arrived);
+    for (int rank = 0; rank < size_; ++rank) {
+        if (!wait_for(rank, piece)) {
+            last_reason = aborted();
+            return Status::aborted;
+        }
+    }
+    return Status::ok;
+}
+
+#else
+
+int Exchange::open_region(int, int64_t) {
+    throw std::system_error(ENOSYS, std::generic_category(), "shared memory of ranks needs Linux");
+}
+Exchange::Exchange(int, int rank) : rank_(rank) { open_region(0, 0); }
+void Exchange::close_all() {}
+void Exchange::abort(const std::string&) {}
+void Exchange::reset() {}
+Status Exchange::meet(uint32_t) { return Status::aborted; }
+
+#endif
+
+Exchange::~Exchange() { close_all(); }
+
+ExchangeRank& Exchange::of(int rank) const {
+    return *std::launder(
+        reinterpret_cast<ExchangeRank*>(memory_ + kPage + rank * sizeof(ExchangeRank)));
+}
+
+std::byte* Exchange::slot(int rank, uint32_t piece) const {
+    return memory_ + data_offset(size_) + (rank * 2 + (piece & 1)) * slot_bytes_;
+}
+
+uint32_t Exchange::next_piece() const {
+    return of(rank_).arrived.load(std::memory_order_relaxed) + 1;
+}
+
+void Exchange::finish() { of(rank_).finished.fetch_add(1, std::memory_order_release); }
+
+std::string Exchange::aborted() const {
+    return header_->aborted.load() == 0 ? "" : std::string(header_->reason);
+}
+
+std::vector<uint64_t> Exchange::counts() const {
+    std::vector<uint64_t> found;
+    for (int rank = 0; rank < size_; ++rank) found.push_back(of(rank).finished.load());
+    return found;
+}
+
+// A piece is whole rows where a slot holds one, else a part of a row.
+Status Exchange::gather(const std::byte* x, int64_t stride, int64_t row_bytes, int64_t num_rows,
+                        std::byte* out, Pool& pool) {
+    const int64_t width = std::min(row_bytes, slot_bytes_);
+    const int64_t rows_each = width == 0 ? num_rows : std::max<int64_t>(1, slot_bytes_ / width);
+    for (int64_t first = 0; first < num_rows; first += rows_each) {
+        const int64_t rows = std::min(rows_each, num_rows - first);
+        for (int64_t at = 0; at < row_bytes; at += width) {
+            const auto part = static_cast<size_t>(std::min(width, row_bytes - at));
+            const uint32_t piece = next_piece();
+            const int64_t tile_rows = std::max<int64_t>(1, kTileBytes / width);
+            const int64_t num_tiles = (rows + tile_rows - 1) / tile_rows;
+            const auto each_row = [&](int64_t tile, const auto& copy) {
+                const int64_t end = std::min(rows, (tile + 1) * tile_rows);
+                for (int64_t row = tile * tile_rows; row < end; ++row) copy(row);
+            };
+            std::byte* own = slot(rank_, piece);
+            parallel(pool, num_tiles, [&](int64_t tile, int) {
+                each_row(tile, [&](int64_t row) {
+                    std::memcpy(own + row * part, x + (first + row) * stride + at, part);
+                });
+            });
+            if (const Status status = meet(piece); status != Status::ok) return status;
+            parallel(pool, num_tiles * size_, [&](int64_t number, int) {
+                const auto rank = static_cast<int>(number % size_);
+                const std::byte* from = slot(rank, piece);
+                each_row(number / size_, [&](int64_t row) {
+                    std::byte* to = out + ((first + row) * size_ + rank) * row_bytes + at;
+                    std::memcpy(to, from + row * part, part);
+                });
+            });
+        }
+    }
+    finish();
+    return Status::ok;
+}
+
+Status Exchange::largest(const float* x, int64_t stride, int64_t count, float* out) {
+    const int64_t each = slot_bytes_ / static_cast<int64_t>(sizeof(float));
+    for (int64_t first = 0; first < count; first += each) {
+        const int64_t end = std::min(count, first + each);
+        const uint32_t piece = next_piece();
+        auto* own = reinterpret_cast<float*>(slot(rank_, piece));
+        for (int64_t i = first; i < end; ++i) own[i - first] = x[i * stride];
+        if (const Status status = meet(piece); status != Status::ok) return status;
+        std::memcpy(out + first, slot(0, piece), (end - first) * sizeof(float));
+        for (int rank = 1; rank < size_; ++rank) {
+            const auto* from = reinterpret_cast<const float*>(slot(rank, piece));
+            for (int64_t i = first; i < end; ++i) {
+                const float found = from[i - first];
+                if (found > out[i] || found != found) out[i] = found;
+            }
+        }
+    }
+    finish();
+    return Status::ok;
+}
+
+Status Exchange::broadcast(std::byte* data, int64_t num_bytes) {
+    for (int64_t at = 0; at < num_bytes; at += slot_bytes_) {
+        const auto part = static_cast<size_t>(std::min(slot_bytes_, num_bytes - at));
+        const uint32_t piece = next_piece();
+        if (rank_ == 0) std::memcpy(slot(0, piece), data + at, part);
+        if (const Status status = meet(piece); status != Status::ok) return status;
+        if (rank_ != 0) std::memcpy(data + at, slot(0, piece), part);
+    }
+    finish();
+    return Status::ok;
+}
+
+}  // namespace quire

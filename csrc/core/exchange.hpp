@@ -1,0 +1,109 @@
+// The exchange of tensors between processes of one host, through memory that they share.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.hpp"
+
+namespace quire {
+
+struct ExchangeHeader;
+struct ExchangeRank;
+
+// A region of memory for `size` ranks: a header, a line of counters for each rank, and two slots of
+// data for each. It is anonymous memory behind a file descriptor: processes get the descriptor by
+// inheritance or over a socket, no name exists, and the memory is freed with the last process that
+// has it, whatever it died of.
+//
+// A collective is one or several pieces of at most a slot. For piece n every rank fills its slot
+// n % 2, states that it has arrived at n, waits until all have, and reads their slots. One wait for
+// each piece is enough: who has arrived at n + 1 has read the slots of n, so at n + 2, when all have
+// arrived at n + 1, they may be filled again.
+//
+// Who waits spins for about 50 us and then sleeps in the kernel. It looks every 100 ms whether the
+// ranks that it waits for still exist: a rank holds a lock on a byte of the file, which the system
+// releases when the process ends. The first who finds one gone aborts the exchange for all.
+//
+// Invariants:
+// - only rank r writes its counters and slots, apart from `reset`, which needs all to be outside;
+// - `arrived` of two ranks differ by one at most.
+class Exchange {
+   public:
+    // The descriptor of a new region, closed on exec. Throws std::system_error, and everywhere but
+    // on Linux.
+    static int open_region(int size, int64_t slot_bytes);
+
+    // Map the region; the descriptor stays the caller's. rank -1 only watches; another one joins,
+    // once in the life of a region. Throws std::system_error, or std::invalid_argument for a
+    // descriptor of something else, or a rank that has joined before.
+    Exchange(int fd, int rank);
+    ~Exchange();
+    Exchange(const Exchange&) = delete;
+    Exchange& operator=(const Exchange&) = delete;
+
+    int size() const { return size_; }
+    int64_t slot_bytes() const { return slot_bytes_; }
+
+    // End every wait, now and until `reset`, with this reason; the first one counts.
+    void abort(const std::string& reason);
+    // The reason, or "".
+    std::string aborted() const;
+    // Make it usable again; no rank may be in a collective.
+    void reset();
+    // Collectives that each rank has finished since the region was made.
+    std::vector<uint64_t> counts() const;
+
+    // Rows of row_bytes, `stride` apart, of every rank -> out [num_rows, size, row_bytes].
+    Status gather(const std::byte* x, int64_t stride, int64_t row_bytes, int64_t num_rows,
+                  std::byte* out, Pool& pool);
+    // The largest of the ranks' numbers, one by one; NaN where one has NaN.
+    Status largest(const float* x, int64_t stride, int64_t count, float* out);
+    // Bytes of rank 0 -> `data` of the others.
+    Status broadcast(std::byte* data, int64_t num_bytes);
+
+   private:
+    ExchangeRank& of(int rank) const;
+    std::byte* slot(int rank, uint32_t piece) const;
+    uint32_t next_piece() const;
+    Status meet(uint32_t piece);
+    bool wait_for(int rank, uint32_t piece);
+    bool is_gone(int rank) const;
+    void finish();
+    void close_all();
+
+    int rank_;
+    int size_ = 0;
+    int64_t slot_bytes_ = 0;
+    int file_ = -1;  // a description of our own, which has our lock
+    std::byte* memory_ = nullptr;
+    size_t num_bytes_ = 0;
+    ExchangeHeader* header_ = nullptr;
+};
+
+// The collectives as entries of programs; T is the number of rows.
+struct GatherArgs {
+    Exchange* exchange;
+    const void* x;
+    int64_t stride;     // bytes
+    int64_t row_bytes;
+    void* out;
+};
+
+struct LargestArgs {
+    Exchange* exchange;
+    const void* x;
+    int64_t stride;  // numbers
+    void* out;
+};
+
+Status exchange_gather(const GatherArgs& args, int64_t tokens, Pool& pool);
+Status exchange_largest(const LargestArgs& args, int64_t tokens, Pool& pool);
+
+// Why the last collective of this thread ended with Status::aborted.
+const std::string& abort_reason();
+
+}  // namespace quire
