@@ -202,7 +202,8 @@ bool Exchange::wait_for(int rank, uint32_t piece) {
         other.sleepers.fetch_sub(1);
         if (!is_over() && is_gone(rank)) abort("rank " + std::to_string(rank) + " is gone");
     }
-    return header_->aborted.load() == 0;
+    // All come or none: an abort after the last one has arrived is that of a later exchange.
+    return has_reached(other.arrived.load(std::memory_order_acquire), piece);
 }
 
 // State that we have arrived at the piece, and wait for all.

@@ -75,6 +75,9 @@ class SteadyExecutor:
         """There is no worker."""
         return []
 
+    def register_failure_callback(self, callback: Callable[[str], None]) -> None:
+        """There is no worker to lose."""
+
     def shutdown(self) -> None:
         """Do nothing: there is no memory to release."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from quire.config.draft_facts import DraftWish
+from quire.models.cutting.rank_facts import RankFacts
 from quire.models.layer_memory import Latents, LayerMemory
 from quire.models.max_length import LengthFacts
 from quire.models.pooling.spec import PoolerSpec
@@ -39,6 +40,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     of the whole of which the model is the text part. `layers_read_ids`: layers look tokens up in
     tables of their own.
     `drafts`: what was asked for, with the draft's files; None: nothing is drafted.
+    `rank`: what each of several workers has; None: one worker has all.
     """
 
     name: str
@@ -84,11 +86,15 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     lowers_input: bool = False
     prompts: dict[str, str] = {}
     drafts: DraftWish | None = None
+    rank: RankFacts | None = None
 
     @property
     def pool_memories(self) -> tuple[LayerMemory | None, ...]:
-        """What the layers of the model, and of a network that drafts, remember of a request."""
-        return self.memories + (() if self.drafts is None else self.drafts.memories)
+        """What a worker's layers, and those of a network that drafts, remember of a request: of
+        all stages together.
+        """
+        own = self.memories if self.rank is None else self.rank.memories
+        return own + (() if self.drafts is None else self.drafts.memories)
 
     @property
     def has_latents(self) -> bool:

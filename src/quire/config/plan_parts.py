@@ -69,12 +69,17 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The cores of an engine and the workers of a core: machines, processes, devices and threads.
 
     `data_parallel_ranks` are the cores that run here; in the mode "internal" the others run on
-    other machines and connect to `data_parallel_address`. `num_threads` are each core's own;
-    `thread_cpus` lists the logical CPUs that the threads of each of these cores may run on, "" for
-    any.
+    other machines and connect to `data_parallel_address`. Each core's model is cut into stages of
+    `stage_layers`, and each stage is shared by `tensor_parallel_size` workers. `num_threads` are
+    each worker's own; `thread_cpus` lists the logical CPUs that the threads of each worker of these
+    cores may run on, "" for any.
     """
 
     device: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    stage_layers: tuple[int, ...]
+    same_bits_as_one_rank: bool
     num_threads: int
     thread_cpus: tuple[str, ...]
     data_parallel_size: int

@@ -37,12 +37,14 @@ from quire.errors import (
     InvalidParameter,
     LoadError,
     ModelNotFound,
+    NotBuiltYet,
     UnknownConfigKey,
 )
 from quire.hardware.host import gather_machine_facts
 from quire.models import find_family
 from quire.models.config_reader import LARGEST_SIZE, token_ids, unsupported
 from quire.models.costs import coded_tensors, size_in_codes, size_rounded
+from quire.models.cutting.rank_facts import RankFacts, rank_facts
 from quire.models.families import check_attention
 from quire.models.foreign.implementation import (
     AnyDecoder,
@@ -52,7 +54,7 @@ from quire.models.foreign.implementation import (
 from quire.models.foreign.library import foreign_storage
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.formats import read_storage
-from quire.models.formats.rounding_rules import read_rounding_rules, rounding
+from quire.models.formats.rounding_rules import group_of, read_rounding_rules, rounding
 from quire.models.kv_pool import memories_of
 from quire.models.loading.folder_files import (
     AUTOMATIC_FORMATS,
@@ -178,7 +180,23 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         chat_template=template,
         chat_template_source=template_source,
         drafts=gather_draft_wish(args, config, decoder, str(folder), load_format),
+        rank=_rank(args, config, decoder),
     )
+
+
+def _rank(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> RankFacts | None:
+    """The facts about each of several workers. Raises LoadError for a model that they cannot
+    share.
+    """
+    tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
+    if tp * pp == 1:
+        return None
+    if isinstance(decoder, ForeignDecoder):
+        name, value = ("tensor_parallel_size", tp) if tp > 1 else ("pipeline_parallel_size", pp)
+        raise NotBuiltYet(name, value, "Use a model that Quire runs itself.")
+    storage = read_storage(config)
+    group = group_of(args.quantization) if storage is None else storage.group
+    return rank_facts(decoder, tensor_parallel_size=tp, pipeline_parallel_size=pp, group=group)
 
 
 def _with_pictures(args: EngineOptions, folder: Path, config: dict[str, Any]) -> dict[str, Any]:

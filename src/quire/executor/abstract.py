@@ -69,6 +69,12 @@ class Executor(Protocol):
         """
         ...
 
+    def register_failure_callback(self, callback: Callable[[str], None]) -> None:
+        """Have `callback` called once, from any thread, when workers are lost that nobody waits
+        for, with the reason. Workers of the calling process are not.
+        """
+        ...
+
     def shutdown(self) -> None:
         """Release all workers and their memory."""
         ...

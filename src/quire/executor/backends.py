@@ -10,6 +10,7 @@ from quire.config.plan_parts import ParallelPlan
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.executor.abstract import BuiltExecutor, Executor
 from quire.executor.platform import Platform
+from quire.executor.ranks.multiproc import MultiprocExecutor, open_multiproc
 from quire.executor.uniproc import UniprocExecutor, open_uniproc
 from quire.executor.worker_config import WorkerConfig
 
@@ -30,7 +31,13 @@ class OpenExecutor(Protocol):
     ) -> BuiltExecutor: ...
 
 
-EXECUTORS: Mapping[str, OpenExecutor] = MappingProxyType({"uni": open_uniproc})
+EXECUTORS: Mapping[str, OpenExecutor] = MappingProxyType(
+    {"uni": open_uniproc, "mp": open_multiproc}
+)
+
+_CLASSES: Mapping[str, type[Executor]] = MappingProxyType(
+    {"uni": UniprocExecutor, "mp": MultiprocExecutor}
+)
 
 
 class NamesExecutor(Protocol):
@@ -42,4 +49,4 @@ class NamesExecutor(Protocol):
 
 def executor_class_of(vllm_config: NamesExecutor) -> type[Executor]:
     """The class of the executor that an engine was made with."""
-    return {"uni": UniprocExecutor}[vllm_config.parallel.distributed_executor_backend]
+    return _CLASSES[vllm_config.parallel.distributed_executor_backend]

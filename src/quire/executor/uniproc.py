@@ -94,6 +94,9 @@ class LocalWorkers:
         """Return task(worker) of each worker."""
         return [task(worker) for worker in self.workers]
 
+    def register_failure_callback(self, callback: Callable[[str], None]) -> None:
+        """Do nothing: workers of this process end with it."""
+
     def shutdown(self) -> None:
         workers, self._workers = self._workers, []
         for worker in workers:

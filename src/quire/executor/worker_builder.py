@@ -23,6 +23,7 @@ from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_extension import worker_class
 from quire.hardware.prepared_memory import end_preparation
 from quire.models import read_spec
+from quire.models.cutting.sharding import shard
 from quire.models.cutting.stages import memory_places
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
@@ -92,6 +93,8 @@ def build_worker(
     if stage is not None:
         whole = read_spec(config.model.hf_config, config.model.pooler)
         places = memory_places(whole, stage)
+        if group is not None:
+            whole = shard(whole, group.size)
     specs = [whole] if network is None else [whole, network.spec]
     kv_cache = _kv_cache(config, specs, platform, places)
     samples = config.model.generates and (group is None or group.rank == 0)

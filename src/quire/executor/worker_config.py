@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -46,6 +46,8 @@ class WorkerConfig:
     sampling: SamplingPlan
     make_processors: MakeProcessors
     make_encoders: MakeEncoders = no_encoders
+    plan: Any = None
+    """The whole plan, as processes of workers are started with it."""
 
     @property
     def dtype(self) -> torch.dtype:

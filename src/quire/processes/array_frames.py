@@ -111,7 +111,7 @@ class MessageDecoder(Generic[T]):
             raise BadMessage("a message has at least one frame")
         self._frames = frames
         try:
-            return self._decoder.decode(_buffer(frames[0]))
+            return self._decoder.decode(buffer_of(frames[0]))
         except Exception as error:  # the checks of params, too, which may raise whatever they meet
             raise BadMessage(f"{type(error).__name__}: {error}") from error
         finally:
@@ -143,15 +143,16 @@ class MessageDecoder(Generic[T]):
             return place
         if not 1 <= place < len(self._frames):
             raise BadMessage(f"an array refers to frame {place}, which does not exist")
-        return _buffer(self._frames[place])
+        return buffer_of(self._frames[place])
 
 
 def num_bytes(frame: Frame) -> int:
     """The size of a frame."""
-    return memoryview(_buffer(frame)).nbytes
+    return memoryview(buffer_of(frame)).nbytes
 
 
-def _buffer(frame: Frame) -> bytes | memoryview:
+def buffer_of(frame: Frame) -> bytes | memoryview:
+    """The memory of a frame."""
     if isinstance(frame, bytes):
         return frame
     view: memoryview = frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)

@@ -22,6 +22,22 @@ class RowFailures(Exception):
         self.errors = dict(errors)
 
 
+class LateFailure(Exception):
+    """A launched step has failed, and only the reading of its results says so; it has changed
+    nothing but rows, as its plan says. `cause` is what `launch` or `sample` would have raised.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class EarlierFailure(Exception):
+    """A plan has rows of a step whose results have not been read and are a LateFailure: it can be
+    launched once they are, without the rows that have failed.
+    """
+
+
 class ProcessorFailure(Exception):
     """A custom logits processor raised; the text is the processor's own and fit for users."""
 

@@ -264,6 +264,32 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         minimum=1,
         maximum=1024,
     )
+    tensor_parallel_size: int = _SCHEDULE.integer(
+        1,
+        "Workers that share each layer's heads and widths, on a CPU each in a process of its own "
+        "with some of the threads.",
+        unit="workers",
+        minimum=1,
+        maximum=64,
+        flags=("-tp",),
+    )
+    pipeline_parallel_size: int = _SCHEDULE.integer(
+        1,
+        "Stages of layers, one after the other, each with workers of its own (on a CPU).",
+        unit="stages",
+        minimum=1,
+        maximum=256,
+        flags=("-pp",),
+    )
+    distributed_executor_backend: str | None = _SCHEDULE.text(
+        None,
+        "Who runs the workers: 'uni' one worker in its core's process, 'mp' a process for each of "
+        "several; None: as many workers need.",
+        choices=("uni", "mp", "external_launcher"),
+        refused={
+            "ray": "Workers are started on this machine: leave it out, or use 'mp'.",
+        },
+    )
     data_parallel_size: int = _SCHEDULE.integer(
         1,
         "Copies of the engine, each in a process of its own with its share of threads and memory.",

@@ -14,7 +14,8 @@ from typing import Any
 from quire.config.args.foreign_defaults import ForeignArgs
 from quire.config.args.option import unbuilt
 
-_ONE_DEVICE = "A model runs on one device; data_parallel_size starts copies of it."
+_ONE_HOST = "The workers of a model run on one machine: see tensor_parallel_size."
+_ONE_CONTEXT = "Each worker has the whole context; tensor_parallel_size shares the heads."
 _TEXT_ONLY = "This release serves text only; leave it out."
 _NO_SECOND_TIER = "K/V stay on the device; give it more memory, or a smaller max_num_seqs."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
@@ -71,7 +72,7 @@ class UnbuiltArgs(ForeignArgs):
         None, "how safetensors files are read", "They are mapped into memory.", "lazy"
     )
     max_parallel_loading_workers: int | None = unbuilt(
-        None, "workers that load at a time", "There is one worker: leave it out."
+        None, "workers that load at a time", "Workers load at the same time: leave it out."
     )
     # Memory
     kv_sharing_fast_prefill: bool = unbuilt(
@@ -96,32 +97,25 @@ class UnbuiltArgs(ForeignArgs):
     )
     disable_chunked_mm_input: bool = unbuilt(False, "keep media in one step", _TEXT_ONLY, True)
     # Parallel and distributed
-    tensor_parallel_size: int = unbuilt(1, "devices per layer", _ONE_DEVICE, flags=("-tp",))
-    pipeline_parallel_size: int = unbuilt(1, "stages of layers", _ONE_DEVICE, flags=("-pp",))
     data_parallel_backend: str = unbuilt(
         "mp",
         "who starts the copies",
         "Start the copies of other machines there with --headless.",
         flags=("-dpb",),
     )
-    distributed_executor_backend: Any = unbuilt(
-        None, "how workers are started", _ONE_DEVICE, "uni", "mp", "external_launcher"
-    )
-    nnodes: int = unbuilt(1, "machines", _ONE_DEVICE, flags=("-n",))
-    node_rank: int = unbuilt(0, "number of this machine", _ONE_DEVICE, flags=("-r",))
-    master_addr: str = unbuilt("127.0.0.1", "address of machine 0", _ONE_DEVICE)
-    master_port: int = unbuilt(29501, "port of machine 0", _ONE_DEVICE)
-    disable_custom_all_reduce: bool = unbuilt(
-        False, "no own all-reduce", "With one device there is no all-reduce; leave it out.", True
-    )
+    nnodes: int = unbuilt(1, "machines", _ONE_HOST, flags=("-n",))
+    node_rank: int = unbuilt(0, "number of this machine", _ONE_HOST, flags=("-r",))
+    master_addr: str = unbuilt("127.0.0.1", "address of machine 0", _ONE_HOST)
+    master_port: int = unbuilt(29501, "port of machine 0", _ONE_HOST)
+    disable_custom_all_reduce: bool = unbuilt(False, "no own all-reduce", "Leave it out.", True)
     worker_cls: Any = unbuilt("auto", "class of the worker", "Use worker_extension_cls.")
-    decode_context_parallel_size: int = unbuilt(1, "devices per context in decodes", _ONE_DEVICE)
-    prefill_context_parallel_size: int = unbuilt(1, "devices per context in prefills", _ONE_DEVICE)
+    decode_context_parallel_size: int = unbuilt(1, "devices per context in decodes", _ONE_CONTEXT)
+    prefill_context_parallel_size: int = unbuilt(1, "devices per context in prefills", _ONE_CONTEXT)
     enable_eplb: bool = unbuilt(
         False, "move experts by their load", "enable_expert_parallel spreads experts evenly."
     )
     # LoRA
-    fully_sharded_loras: bool = unbuilt(False, "split adapters between devices", _ONE_DEVICE)
+    fully_sharded_loras: bool = unbuilt(False, "split adapters between devices", "Leave it out.")
     default_mm_loras: dict[str, str] | None = unbuilt(None, "adapters by media", _TEXT_ONLY, {})
     enable_tower_connector_lora: bool = unbuilt(False, "adapters of encoders", _TEXT_ONLY)
     specialize_active_lora: bool = unbuilt(

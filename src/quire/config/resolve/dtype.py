@@ -151,8 +151,9 @@ def _check_stored(d: Decisions, given: str | None, stored: str | None) -> None:
 
 
 def weight_bytes(d: Decisions) -> int:
-    """Memory of a core's weights, those of the network that drafts included; for rounded ones an
-    upper estimate, since a head that shares the embedding's table is a matrix of its own then.
+    """Memory of a core's weights, or where workers share its layers of one worker's share of all
+    stages; those of the network that drafts included. For rounded ones an upper estimate, since a
+    head that shares the embedding's table is a matrix of its own then.
     """
     drafts = d.model.drafts
     draft = 0 if drafts is None or drafts.draft is None else drafts.draft.num_parameters
@@ -161,20 +162,20 @@ def weight_bytes(d: Decisions) -> int:
 
 def _target_bytes(d: Decisions) -> int:
     model, itemsize = d.model, ITEMSIZE[d.value("dtype")]
-    count = model.num_parameters
+    count, size = model.num_parameters, d.value("tensor_parallel_size")
     if model.stored_as is not None:
-        return (count - model.num_coded_parameters) * itemsize + model.coded_bytes
+        return (count - model.num_coded_parameters) * itemsize + model.coded_bytes // size
     if d.value("enable_expert_parallel"):
         own = -(-model.num_experts // d.value("data_parallel_size"))
         count -= model.num_expert_parameters * (model.num_experts - own) // model.num_experts
     rounded = d.value("quantization")
     if rounded is None:
-        return count * itemsize
+        return (count if model.rank is None else model.rank.num_parameters) * itemsize
     if d.value("rounding_rules") is not None:
-        return (count - model.num_rounded_parameters) * itemsize + model.rounded_bytes
+        return (count - model.num_rounded_parameters) * itemsize + model.rounded_bytes // size
     table = model.vocab_size * model.hidden_size
     layers = (count - table) * BITS_PER_WEIGHT[rounded] / 8
-    return table * (itemsize + 1) + int(layers)
+    return table * (itemsize + 1) + int(layers) // size
 
 
 def layer_value_bytes(d: Decisions) -> float:

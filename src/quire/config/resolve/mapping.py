@@ -52,6 +52,8 @@ def decide_packed_weights(d: Decisions) -> None:
     given = d.args.packed_weights_gib
     if d.machine.device != "cpu":
         d.decide("packed_weights_bytes", 0, "weights are packed by the GPU itself")
+    elif d.value("distributed_executor_backend") != "uni":
+        d.decide("packed_weights_bytes", 0, "several workers pack their parts at each start")
     elif d.value("weights_folder") is not None:
         d.decide("packed_weights_bytes", 0, "weights are in mapped files of their own")
     else:
@@ -60,8 +62,11 @@ def decide_packed_weights(d: Decisions) -> None:
 
 
 def free_bytes(d: Decisions) -> int:
-    """The memory that is free now, for each core that runs here."""
-    return d.machine.free_memory_bytes // _num_cores(d)
+    """The memory that is free now, for each core that runs here, or where workers share its layers
+    for each of these.
+    """
+    shares: int = _num_cores(d) * d.value("tensor_parallel_size")
+    return d.machine.free_memory_bytes // shares
 
 
 def _num_cores(d: Decisions) -> int:

@@ -59,13 +59,6 @@ def decide_expert_parallel(d: Decisions) -> None:
     d.decide("enable_expert_parallel", size > 1, reason)
 
 
-def decide_executor(d: Decisions) -> None:
-    """Fix who runs the workers: of the reference's names "uni" alone is built."""
-    given = d.args.distributed_executor_backend is not None
-    why = "distributed_executor_backend was given" if given else "one worker, in its core's process"
-    d.decide("distributed_executor_backend", "uni", why)
-
-
 def _refuse_spreading(why: str, hint: str) -> NoReturn:
     raise InvalidParameter("enable_expert_parallel", True, why, hint)
 

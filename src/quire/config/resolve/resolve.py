@@ -29,11 +29,11 @@ from quire.config.resolve.memory import decide_memory
 from quire.config.resolve.offload import decide_offload
 from quire.config.resolve.parallel import (
     decide_data_parallel,
-    decide_executor,
     decide_expert_parallel,
 )
 from quire.config.resolve.pooling import decide_pooling, note_pooled_length
 from quire.config.resolve.prompt_embeds import decide_prompt_embeds
+from quire.config.resolve.ranks import decide_ranks, num_workers
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.resolve.speculation import decide_speculation
 from quire.config.structured_outputs_config import structured_outputs_config
@@ -139,7 +139,7 @@ def _decide_names(d: Decisions) -> None:
 def _decide_machine(d: Decisions, is_headless: bool) -> None:
     decide_data_parallel(d, is_headless)
     decide_expert_parallel(d)
-    decide_executor(d)
+    decide_ranks(d)
     d.requested("max_core_restarts")
     d.requested("spare_core")
     _decide_threads(d)
@@ -181,9 +181,12 @@ def _is_walked(memory: LayerMemory | None) -> bool:
 
 
 def _decide_threads(d: Decisions) -> None:
-    size = max(1, len(d.value("data_parallel_ranks")))
-    placement = place(d.machine, num_engines=size, num_threads=d.args.cpu_threads)
-    d.decide("num_threads", placement.num_threads, placement.reason)
+    workers, given = num_workers(d), d.args.cpu_threads
+    size = max(1, len(d.value("data_parallel_ranks"))) * workers
+    each = None if given is None else max(1, given // workers)
+    placement = place(d.machine, num_engines=size, num_threads=each)
+    why = placement.reason if given is None or workers == 1 else f"{given} shared by {workers}"
+    d.decide("num_threads", placement.num_threads, why)
     if d.machine.device != "cpu":
         d.decide("thread_cpus", ("",) * size, "any: the device computes")
     elif not any(placement.rooms):

@@ -88,8 +88,11 @@ def _decide_switches(d: Decisions) -> None:
         if name == "enable_prefix_caching" and _loses_routed_experts(d):
             given, why = False, "windows give blocks back, and their tokens' experts with them"
         d.decide(name, True if given is None else given, why)
-    overlap = d.args.async_scheduling
-    if overlap is None and d.machine.device == "cuda":
+    overlap, stages = d.args.async_scheduling, d.value("pipeline_parallel_size")
+    if stages > 1:
+        why = "a step for each stage" + (", whatever async_scheduling says" if overlap else "")
+        d.decide("max_steps_in_flight", stages, why)
+    elif overlap is None and d.machine.device == "cuda":
         d.decide("max_steps_in_flight", 2, "the next step is planned while the GPU runs one")
     elif overlap is None:
         d.decide(

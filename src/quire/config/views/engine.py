@@ -31,8 +31,8 @@ class ParallelView(PlanView):
 
     name = "parallel_config"
     part = "parallel"
-    tensor_parallel_size = Fixed(1)
-    pipeline_parallel_size = Fixed(1)
+    tensor_parallel_size = Fact()
+    pipeline_parallel_size = Fact()
     data_parallel_size = Fact()
     data_parallel_rpc_port = Fact()
     enable_expert_parallel = Fact()

@@ -7,6 +7,7 @@ import time
 from quire.engine.client.client import CoreStatus
 from quire.engine.client.core_sockets import CoreConnection
 from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS
+from quire.processes.process_state import is_stopped
 
 CHECK_S = 0.5
 """How often a client looks for hung cores."""
@@ -45,17 +46,8 @@ def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_tur
     if connection.ready is None:
         return ""
     may_be_stopped = connection.process is not None and quiet_s > STOPPED_S
-    if quiet_s > silent_s or (may_be_stopped and _is_stopped(connection.ready.pid)):
+    if quiet_s > silent_s or (may_be_stopped and is_stopped(connection.ready.pid)):
         return f"it gave no sign of life for {quiet_s:.1f} s"
     if connection.heartbeat.turn_age_s > longest_turn_s:
         return f"one turn of its loop took {connection.heartbeat.turn_age_s:.1f} s"
     return ""
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped the process (Linux)."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
-    except (OSError, IndexError):
-        return False

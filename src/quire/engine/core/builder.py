@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,17 +16,15 @@ from quire.engine.core.features import CoreFeature
 from quire.engine.core.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
+from quire.engine.core.worker_parts import cpus_of_core, of_core, worker_config
 from quire.errors import InvalidParameter
 from quire.executor.abstract import BuiltExecutor
 from quire.executor.backends import EXECUTORS
 from quire.executor.platform import Platform
-from quire.executor.worker_config import WorkerConfig
 from quire.grammar.compiler import GrammarCompiler
 from quire.hardware.affinity import bound_thread
-from quire.hardware.cpu_list import parse_cpus
 from quire.models import read_spec
 from quire.models.kv_pool import SNAPSHOT_SHARE
-from quire.runner.sampling import find_logits_processors, make_logits_processors
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
 
@@ -36,7 +33,8 @@ def build_client(plan: EnginePlan) -> InprocClient:
     """Build an engine core in this process, ready to serve. Its threads are bound, the calling one
     is not.
     """
-    with bound_thread(parse_cpus(plan.parallel.thread_cpus[0])):
+    plan = of_core(plan, 0)
+    with bound_thread(cpus_of_core(plan)):
         return InprocClient(build_core(plan))
 
 
@@ -112,21 +110,6 @@ def core_parts(
         "lock_step": exchange,
         "pace": None if plan.steps.max_stall_s is None else StepPace(plan.steps.max_stall_s),
     }
-
-
-def worker_config(plan: EnginePlan) -> WorkerConfig:
-    """The part of a plan that the workers are built from."""
-    processors = find_logits_processors(plan.sampling.logits_processors)
-    return WorkerConfig(
-        model=plan.model,
-        parallel=plan.parallel,
-        memory=plan.memory,
-        steps=plan.steps,
-        speculation=plan.speculation,
-        adapters=plan.adapters,
-        sampling=plan.sampling,
-        make_processors=partial(make_logits_processors, processors, plan),
-    )
 
 
 def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange:

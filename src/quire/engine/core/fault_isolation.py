@@ -9,6 +9,7 @@ cheap: without a failure it costs one `try`.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -18,7 +19,7 @@ from quire.engine.core.features import Masks
 from quire.errors import EngineDeadError
 from quire.executor.abstract import Executor, LaunchedStep
 from quire.step.columns import RunnerOutput, join_columns
-from quire.step.faults import ProcessorFailure, RowFailures
+from quire.step.faults import EarlierFailure, LateFailure, ProcessorFailure, RowFailures
 from quire.step.plan import StepPlan
 from quire.step.result import StepResult
 
@@ -39,6 +40,7 @@ class FaultBoundary:
         self._executor = executor
         self._masks = masks
         self._failed: dict[int, str] = {}
+        self._unread: deque[GuardedStep] = deque()
 
     def launch(self, plan: StepPlan) -> GuardedStep:
         """Start a step, and find the culprits at once if it fails.
@@ -46,7 +48,21 @@ class FaultBoundary:
         Raises EngineDeadError when the device has failed, or when the executor does not even take
         the plan's changes of rows.
         """
-        step = GuardedStep(plan)
+        try:
+            step = self._guarded(plan)
+        except EarlierFailure:
+            for earlier in [*self._unread]:
+                earlier.settle()
+            step = self._guarded(plan)
+        self._unread.append(step)
+        return step
+
+    def note_read(self, step: GuardedStep) -> None:
+        """Note that the results of a step have been read."""
+        self._unread.remove(step)
+
+    def _guarded(self, plan: StepPlan) -> GuardedStep:
+        step = GuardedStep(plan, self)
         if self._failed:
             for row in plan.removed:
                 self._failed.pop(row, None)
@@ -61,12 +77,25 @@ class FaultBoundary:
             return
         try:
             self._start(step, plan)
-        except EngineDeadError:
-            raise  # of the device or the group, not of a row
+        except (EngineDeadError, EarlierFailure):
+            raise  # of the device, the group or another step, not of a row
         except RowFailures as failures:
             self._blame(step, failures.errors)
             self._run(step, without(plan, failures.errors))
         except Exception as error:
+            self._attribute(step, plan, error)
+
+    def run_again(self, step: GuardedStep, plan: StepPlan, error: Exception) -> None:
+        """Find the culprits of a part that has failed after later steps were launched: its changes
+        of rows have been made, and those steps have none of its rows.
+        """
+        plan = msgspec.structs.replace(plan, removed=[], added=[], new_blocks=[])
+        if isinstance(error, EngineDeadError):
+            raise error
+        if isinstance(error, RowFailures):
+            self._blame(step, error.errors)
+            self._run(step, without(plan, error.errors))
+        else:
             self._attribute(step, plan, error)
 
     def _start(self, step: GuardedStep, plan: StepPlan) -> None:
@@ -80,7 +109,7 @@ class FaultBoundary:
         """
         try:
             self._start(step, plan)
-        except EngineDeadError:
+        except (EngineDeadError, EarlierFailure):
             raise
         except Exception as error:
             raise EngineDeadError("The device does not run any step; see the log.") from error
@@ -107,15 +136,36 @@ class FaultBoundary:
 class GuardedStep:
     """A step in flight: `parts` ran, the rows in `errors` did not."""
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: StepPlan, boundary: FaultBoundary | None = None) -> None:
+        """`boundary`: what finds the culprits of parts that fail late; None: none do."""
         self.plan = plan
+        self._boundary = boundary
         self.parts: list[tuple[StepPlan, LaunchedStep]] = []
         self.errors: dict[int, str] = {}
+        self._output: RunnerOutput | None = None
 
     def result(self) -> RunnerOutput:
         """Wait for the step's ids, in the plan's order. Raises only EngineDeadError."""
-        found = [(plan, _read(plan, launched)) for plan, launched in self.parts]
-        if found[0][0] is self.plan:
+        if self._boundary is not None:
+            self._boundary.note_read(self)
+        return self.settle()
+
+    def settle(self) -> RunnerOutput:
+        """Wait for the results, which `result` returns then, and find culprits that show now."""
+        if self._output is None:
+            self._output = self._read_all()
+        return self._output
+
+    def _read_all(self) -> RunnerOutput:
+        found = []
+        while self.parts:
+            plan, launched = self.parts.pop(0)
+            try:
+                found.append((plan, _read(plan, launched)))
+            except LateFailure as failure:
+                assert self._boundary is not None, "a part that may fail late"
+                self._boundary.run_again(self, plan, failure.cause)
+        if found and found[0][0] is self.plan:
             return found[0][1]
         return _merged(self.plan, found, self.errors)
 
@@ -141,7 +191,7 @@ def _read(plan: StepPlan, launched: LaunchedStep) -> RunnerOutput:
     for _ in range(2):
         try:
             return launched.result()
-        except EngineDeadError:
+        except (EngineDeadError, LateFailure):
             raise
         except Exception:
             logger.exception("failed to read the results of step %d", plan.step_id)

@@ -13,6 +13,7 @@ from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import Group
 from quire.engine.core.builder import build_core
 from quire.engine.core.core import EngineCore
+from quire.engine.core.worker_parts import cpus_of_core, of_core
 from quire.engine.data_parallel.lockstep_server import DPEngineCoreProc
 from quire.engine.event_loop import freeze_start_up
 from quire.engine.process.core_server import EngineCoreProc
@@ -21,7 +22,6 @@ from quire.engine.process.start_message import StartMessage
 from quire.engine.process.step_board import StepBoard, board_path
 from quire.errors import EngineError, PeersLost
 from quire.hardware.affinity import bind_thread
-from quire.hardware.cpu_list import parse_cpus
 from quire.processes.child_main import ChildProgram
 from quire.processes.start_message import send_last_words
 
@@ -65,12 +65,12 @@ def _title(message: StartMessage) -> str:
 
 def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> EngineCoreProc:
     """The core that the message describes, with its loop."""
-    plan = message.plan
-    cpus = plan.parallel.thread_cpus
-    bind_thread(parse_cpus(cpus[message.engine_index % len(cpus)]))
+    plan = of_core(message.plan, message.engine_index)
+    bind_thread(cpus_of_core(plan))
     core = build(plan, group=_group(message) if plan.parallel.enable_expert_parallel else None)
     kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
     proc = kind(core, message, pipe)
+    core.executor.register_failure_callback(proc.on_executor_failure)
     if message.socket_folder is not None:
         index, incarnation = message.engine_index, message.incarnation
         path = board_path(Path(message.socket_folder), index, incarnation)
@@ -97,7 +97,8 @@ def build_warm_core(plan: EnginePlan, *, group: Group | None) -> EngineCore:
     done once.
     """
     core = build_core(plan, group=group)
-    if group is None and plan.parallel.distributed_executor_backend == "uni":
+    one_worker = plan.parallel.distributed_executor_backend == "uni"
+    if group is None and (one_worker or plan.speculation is None):
         try:
             core.executor.collective_rpc("run_first_steps", (), {})
         except Exception:

@@ -45,6 +45,7 @@ from quire.engine.wire.messages import (
     handles_in,
 )
 from quire.engine.wire.output_parts import Finished, FinishReason
+from quire.errors import EngineDeadError
 from quire.observability.watchdog import Watchdog
 from quire.processes.array_frames import BadMessage, Frame, MessageDecoder, MessageEncoder
 from quire.release import __version__
@@ -86,6 +87,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._is_told_to_end = False
+        self._executor_failure = ""
         self._poller = self._make_poller()
         self._encoder = MessageEncoder()
         self._order = FrameOrder()
@@ -197,6 +199,8 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         """Serve every message that has arrived."""
         while has_input(self._input):
             self._take(self._input.recv_multipart(zmq.NOBLOCK, copy=False))
+        if self._executor_failure:
+            raise EngineDeadError(self._executor_failure)
         if self._is_told_to_end:
             self._is_told_to_end = False
             if self._deadline is None:
@@ -361,6 +365,12 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         poller.register(self._input, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
         return poller
+
+    def on_executor_failure(self, reason: str) -> None:
+        """Runs in a thread of the executor: it may only set a flag and wake the loop."""
+        self._executor_failure = reason
+        with contextlib.suppress(OSError):
+            self._wake.send(_Kind.EXECUTOR_FAILED.value)
 
     def _on_end(self) -> None:
         """Runs in the thread of `Vitals`: it may only set a flag and wake the loop."""

@@ -56,8 +56,8 @@ class EngineCoreRequestType(enum.Enum):
     UTILITY = b"\x03"
     """A UtilityRequest."""
     EXECUTOR_FAILED = b"\x04"
-    """Reserved: for executors whose workers are processes, which report that one has died. None of
-    today's executors sends it.
+    """A worker in a process of its own has died; on the pipe between the threads of a core, never
+    on a socket.
     """
     WAKEUP = b"\x05"
     """Nothing but a reason to look; on the pipe between the threads of a core, never on a socket.

@@ -35,6 +35,8 @@ OTHER_NAMES = {"fp8_per_channel": "fp8", "int8_per_channel_weight_only": "int8_w
 HEAD_BITS = 8.0
 """Bits of a head's weight in every scheme."""
 
+_SCALE_BITS = 16
+
 Kind = Literal["linear", "moe", "head"]
 _NEVER = ("router.weight", ".kv_b.weight")
 """Leaves that keep their values: scores of experts, and the heads of latents, which are small."""
@@ -85,6 +87,14 @@ def _matcher(name: str, expressions: Expressions) -> Callable[[str], bool]:
 def rounding(given: str | None) -> str | None:
     """The value of `quantization` under the name that it has here."""
     return given if given is None else OTHER_NAMES.get(given, given)
+
+
+def group_of(given: str | None) -> int:
+    """The inputs with one scale in the scheme that `quantization` names; 0: all of them, or there
+    is none.
+    """
+    bits = BITS_PER_WEIGHT.get(rounding(given) or "", HEAD_BITS)
+    return 0 if bits == HEAD_BITS else round(_SCALE_BITS / (bits - 4))
 
 
 def kind_of(leaf: str) -> Kind | None:

@@ -1,0 +1,99 @@
+"""Decides how a core's model is shared by several workers, and who runs them."""
+
+from __future__ import annotations
+
+from quire.config.resolve.decisions import Decisions
+from quire.errors import InvalidParameter, NotBuiltYet
+
+_SIZES = "tensor_parallel_size", "pipeline_parallel_size"
+
+
+def decide_ranks(d: Decisions) -> None:
+    """Fix the sizes, the layers of stages, the executor, and whether answers have the bits of one
+    worker. Raises NotBuiltYet for what is not there with several workers.
+    """
+    tp, pp = (d.requested(name) for name in _SIZES)
+    rank = d.model.rank
+    if tp * pp == 1:
+        d.decide("stage_layers", (d.model.num_layers,), "one stage has all layers")
+        d.decide("same_bits_as_one_rank", True, "there is one")
+    else:
+        assert rank is not None, "facts are gathered for the sizes that are wanted"
+        _check(d, *((n, v) for n, v in zip(_SIZES, (tp, pp), strict=True) if v > 1))
+        why = "equal shares; the last stage, which has the head, gets none of the rest"
+        d.decide("stage_layers", rank.stage_layers, why if pp > 1 else "one stage has all layers")
+        _decide_bits(d, tp, same_bits=rank.same_bits)
+    _decide_executor(d, tp * pp)
+
+
+def num_workers(d: Decisions) -> int:
+    """The workers of a core."""
+    size: int = d.value("tensor_parallel_size") * d.value("pipeline_parallel_size")
+    return size
+
+
+def _decide_bits(d: Decisions, tp: int, *, same_bits: bool) -> None:
+    if tp == 1:
+        why = "stages compute what one worker would"
+    elif same_bits:
+        why = f"the native kernels add up the parts of {tp} workers in the order of one"
+    else:
+        why = f"heads or widths do not form segments that {tp} workers have whole"
+        d.note(
+            f"{tp} workers add up this model's products in an order of their own: same bits as "
+            "one rank: no."
+        )
+    d.decide("same_bits_as_one_rank", same_bits, why)
+
+
+def _decide_executor(d: Decisions, size: int) -> None:
+    given = d.args.distributed_executor_backend
+    name = "distributed_executor_backend"
+    if size == 1:
+        why = f"one worker, in its core's process ({name}={given})" if given else ""
+        d.decide(name, "uni", why or "one worker, in its core's process")
+        return
+    if given == "uni":
+        raise InvalidParameter(name, given, f"it runs one worker, not {size}", "Use 'mp'.")
+    if given == "external_launcher":
+        raise NotBuiltYet(name, given, f"Use 'mp', which starts the {size} processes itself.")
+    d.decide(name, "mp", f"a process for each of {size} workers")
+
+
+def _check(d: Decisions, *sizes: tuple[str, int]) -> None:
+    """Raise NotBuiltYet for parts of an engine that need one worker, or all layers in one place."""
+    name, value = sizes[0]
+    if d.machine.device != "cpu":
+        hint = "The model of an engine runs on one GPU; data_parallel_size starts copies of it."
+        raise NotBuiltYet(name, value, hint)
+    if d.value("model_impl") == "transformers":
+        raise NotBuiltYet(name, value, "Use a model that Quire runs itself.")
+    if d.args.enable_lora:
+        hint = f"The model has several workers ({name}={value}): merge the adapter into it."
+        raise NotBuiltYet("enable_lora", True, hint)
+    if d.value("enable_expert_parallel"):
+        hint = "Cores that share experts have one worker each: leave out one of both."
+        raise NotBuiltYet(name, value, hint)
+    if d.args.pipeline_parallel_size > 1:
+        _check_stages(d)
+
+
+def _check_stages(d: Decisions) -> None:
+    speculation = d.args.speculative_config
+    drafts = d.model.drafts
+    pp = d.args.pipeline_parallel_size
+    for is_wanted, option, hint in (
+        (d.args.enable_return_routed_experts, "enable_return_routed_experts", "Leave it out."),
+        (
+            speculation is not None and drafts is None,
+            "speculative_config",
+            "Hidden states are written by a model in one stage.",
+        ),
+        (
+            drafts is not None and drafts.draft is not None,
+            "speculative_config",
+            "Use ngram or suffix, which need no network.",
+        ),
+    ):
+        if is_wanted:
+            raise NotBuiltYet(option, True, f"The model is cut into {pp} stages. {hint}")

@@ -1,0 +1,1 @@
+"""Workers in processes of their own, one for each rank of a model."""

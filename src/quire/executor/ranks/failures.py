@@ -1,0 +1,69 @@
+"""Errors of ranks as messages, and the error of a task that several ranks report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire import errors
+from quire.distributed.worker_group import ExchangeAborted
+from quire.encodable import text_of
+from quire.errors import EngineDeadError, EngineError
+from quire.executor.ranks.messages import Failure
+from quire.step.faults import CustomCodeFailure, ProcessorFailure, RowFailures
+
+_ABORTED = ExchangeAborted.__name__
+
+
+class RankFailure(Exception):
+    """A worker in another process raised; the text names its class. `is_of_another`: it has given
+    up only because another one has failed.
+    """
+
+    is_of_another = False
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The message of an error."""
+    rows = error.errors if isinstance(error, RowFailures) else {}
+    return Failure(type(error).__name__, text_of(error), dict(rows))
+
+
+def cause_of(failures: Mapping[int, Failure]) -> Exception:
+    """The error of a task that failed on all ranks: a dead device's, else all failed rows, else
+    the first that is more than the end of an exchange.
+    """
+    by_kind: dict[str, list[Failure]] = {}
+    for failure in failures.values():
+        by_kind.setdefault(failure.kind, []).append(failure)
+    if dead := by_kind.get(EngineDeadError.__name__):
+        return EngineDeadError(dead[0].text)
+    if named := by_kind.get(RowFailures.__name__):
+        return RowFailures({row: text for each in named for row, text in each.rows.items()})
+    own = [each for each in failures.values() if each.kind != _ABORTED]
+    return error_of((own or list(failures.values()))[0])
+
+
+def error_of(failure: Failure) -> Exception:
+    """The error that a message is of, as far as its class is one that callers know."""
+    if failure.kind == ProcessorFailure.__name__:
+        found = ProcessorFailure.__new__(ProcessorFailure)
+        Exception.__init__(found, failure.text)
+        return found
+    if failure.kind == CustomCodeFailure.__name__:
+        return CustomCodeFailure(failure.text)
+    kind = vars(errors).get(failure.kind)
+    if isinstance(kind, type) and issubclass(kind, EngineError):
+        known = kind.__new__(kind)
+        Exception.__init__(known, failure.text)
+        return known
+    builtin = _BUILTIN.get(failure.kind)
+    if builtin is not None:
+        return builtin(failure.text)
+    found = RankFailure(f"{failure.kind}: {failure.text}")
+    found.is_of_another = failure.kind == _ABORTED
+    return found
+
+
+_BUILTIN: Mapping[str, type[Exception]] = {
+    kind.__name__: kind for kind in (ValueError, TypeError, RuntimeError, AssertionError, OSError)
+}

@@ -1,0 +1,118 @@
+"""A socket between a core and a rank, for messages of frames in both directions.
+
+Neither side may wait for the other to read before it reads itself: a message that does not fit into
+the socket's buffer is sent while others are taken in.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+
+from quire.processes.array_frames import Frame, buffer_of, num_bytes
+
+_COUNT = struct.Struct("<Q")
+_READ_BYTES = 1 << 18
+
+
+def _bytes_of(frame: Frame) -> memoryview:
+    return memoryview(buffer_of(frame)).cast("B")
+
+
+class RankLink:
+    """One end. Every call is made by one thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._received = bytearray()
+        self._messages: deque[list[memoryview]] = deque()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def fileno(self) -> int:
+        """The descriptor, which is readable when something has come or the other end is closed."""
+        return self._socket.fileno()
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Send a message. Raises OSError when the other end is closed."""
+        sizes = [num_bytes(frame) for frame in frames]
+        header = b"".join(map(_COUNT.pack, (len(sizes), *sizes)))
+        left = [memoryview(header), *(_bytes_of(frame) for frame in frames)]
+        while left:
+            try:
+                sent = self._socket.sendmsg(left[:64])
+            except BlockingIOError:
+                self._wait_to_send()
+                continue
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if sent:
+                left[0] = left[0][sent:]
+
+    def take(self) -> list[memoryview] | None:
+        """The next message that has come whole; None: there is none yet. Raises EOFError once the
+        other end is closed and all messages are taken.
+        """
+        if not self._messages:
+            self._read()
+        return self._messages.popleft() if self._messages else None
+
+    def receive(self) -> list[memoryview]:
+        """Wait for the next message. Raises EOFError when the other end is closed."""
+        while (found := self.take()) is None:
+            self._poll.poll()
+        return found
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _wait_to_send(self) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLOUT)
+        if any(events & select.POLLIN for _, events in poll.poll()):
+            self._read()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError as error:
+                raise EOFError("the other end of the link is closed") from error
+            if not data:
+                if self._messages:
+                    return
+                raise EOFError("the other end of the link is closed")
+            self._received += data
+            self._split()
+            if len(data) < _READ_BYTES:
+                return
+
+    def _split(self) -> None:
+        """Cut whole messages off what has come."""
+        while (size := self._first_size()) is not None and len(self._received) >= size:
+            whole = memoryview(bytes(self._received[:size]))
+            del self._received[:size]
+            count = _COUNT.unpack_from(whole)[0]
+            at, frames = (count + 1) * _COUNT.size, []
+            for place in range(count):
+                (length,) = _COUNT.unpack_from(whole, (place + 1) * _COUNT.size)
+                frames.append(whole[at : at + length])
+                at += length
+            self._messages.append(frames)
+
+    def _first_size(self) -> int | None:
+        """Bytes of the first message with its header; None: the header has not come whole."""
+        if len(self._received) < _COUNT.size:
+            return None
+        (count,) = _COUNT.unpack_from(self._received)
+        end = (count + 1) * _COUNT.size
+        if len(self._received) < end:
+            return None
+        return end + sum(struct.unpack_from(f"<{count}Q", self._received, _COUNT.size))

@@ -1,0 +1,105 @@
+"""The messages between a core and the ranks of its model.
+
+A rank works on one task after the other, in the order of their serial numbers, which all ranks get
+alike. A step's task is answered by the rank that samples, and where it failed by every rank; other
+tasks are answered by every rank. `settled` says of the steps that have ended since the
+last task of all ranks whether they have succeeded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from quire.executor.worker_config import WorkerFacts
+from quire.params import RequestParams
+from quire.processes.start_message import ChildStart
+from quire.step.columns import RunnerOutput
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import StepPlan
+from quire.step.result import NewTokens
+
+
+class RankStart(ChildStart, kw_only=True):
+    """The start message of a rank. `plan` is the engine's, `cpus` lists the logical CPUs of its
+    threads ("": any). The others are descriptors that it inherits, -1 where there is nothing: the
+    `link` to its core, the `board` of signs of life, the memory of the `exchange` with the workers
+    of its stage, links to the stages `before` and `after`.
+    """
+
+    protocol_version: int = 1
+    plan: Any
+    rank: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    cpus: str
+    link: int
+    board: int
+    exchange: int
+    before: int
+    after: int
+
+
+class Launch(msgspec.Struct, tag=True, frozen=True, gc=False):
+    """Run a step, whose mask follows. `tokens`: those of earlier steps that the rank has not
+    drawn itself.
+    """
+
+    serial: int
+    settled: dict[int, bool]
+    plan: StepPlan
+    tokens: list[NewTokens]
+
+
+class Sample(msgspec.Struct, tag=True, frozen=True, gc=False):
+    """Draw the tokens of the step that runs; or where `is_dropped` give it up."""
+
+    serial: int
+    mask: GrammarMask | None = None
+    is_dropped: bool = False
+
+
+class Call(msgspec.Struct, tag=True, frozen=True):
+    """Call a method of the worker by name, or a function with the worker in front."""
+
+    serial: int
+    settled: dict[int, bool]
+    method: Any
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class AskHostIds(msgspec.Struct, tag=True, frozen=True):
+    """Ask whether requests with these parameters need their ids on the host."""
+
+    serial: int
+    params: RequestParams
+
+
+Task: TypeAlias = Launch | Sample | Call | AskHostIds
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An error of a rank: the name of its class, its text, and for `RowFailures` the rows."""
+
+    kind: str
+    text: str
+    rows: dict[int, str] = {}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The end of a task on a rank. `serial` 0: the rank has started, and has these `facts`.
+
+    A step has an `output`, and the `tokens` that other ranks need: where it `moves_rows` by its
+    results, and where stages come before. `unread`: why its results could not be read.
+    """
+
+    serial: int
+    failure: Failure | None = None
+    output: RunnerOutput | None = None
+    tokens: NewTokens | None = None
+    moves_rows: bool = False
+    unread: str = ""
+    value: Any = None
+    facts: WorkerFacts | None = None

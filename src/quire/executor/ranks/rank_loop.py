@@ -1,0 +1,254 @@
+"""The loop of a rank's process: tasks come in their order, and end on all ranks or on none.
+
+A step fails on every rank if it fails on one: who fails says so to the core, ends the exchanges of
+its stage, and tells the next stage. At its end the workers of the last stage meet once more; only
+then do rows advance. Earlier stages advance when the next task says that the step has succeeded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+from quire.distributed.mesh import MeshPlace
+from quire.distributed.worker_group import ExchangeAborted, WorkerGroup
+from quire.encodable import NotEncodable
+from quire.errors import EngineDeadError
+from quire.executor.ranks.failures import failure_of
+from quire.executor.ranks.link import RankLink
+from quire.executor.ranks.messages import (
+    Answer,
+    AskHostIds,
+    Call,
+    Failure,
+    Launch,
+    Sample,
+    Task,
+)
+from quire.executor.worker import Worker
+from quire.processes.array_frames import MessageDecoder, MessageEncoder
+from quire.runner.runner import NoTokens, Step
+from quire.step.faults import contained
+from quire.step.grammar_mask import GrammarMask
+from quire.step.plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+_FAILED, _NOTHING, _STATES = b"failed", b"nothing", b"states"
+
+
+class AbortableGroup(WorkerGroup, Protocol):
+    """A group of processes."""
+
+    def abort(self, reason: str) -> None:
+        """End the wait of all, which raise ExchangeAborted."""
+        ...
+
+
+class DroppedStep(Exception):
+    """The core has given a step up before its tokens were drawn."""
+
+
+def _only_changes(plan: StepPlan) -> StepPlan:
+    return msgspec.structs.replace(plan, decode_rows=[], decode_drafts=None, chunks=[])
+
+
+class StageLinks:
+    """The links of a rank to the stages before and after its own; None: there is none."""
+
+    def __init__(self, before: RankLink | None, after: RankLink | None, dtype: torch.dtype) -> None:
+        self._before, self._after, self._dtype = before, after, dtype
+
+    def receive(self, width: int) -> Tensor | None:
+        """The hidden states [T, width] of the stage before; None: of a step without tokens, or
+        there is no such stage. Raises ExchangeAborted when that stage has failed.
+        """
+        if self._before is None:
+            return None
+        kind, data = self._before.receive()
+        if kind == _FAILED:
+            raise ExchangeAborted("an earlier stage has failed")
+        if kind == _NOTHING:
+            return None
+        return torch.frombuffer(bytearray(data), dtype=self._dtype).view(-1, width)
+
+    def send(self, states: Tensor | None) -> None:
+        """Send hidden states on."""
+        if self._after is None:
+            return
+        if states is None:
+            self._after.send([_NOTHING, b""])
+            return
+        data = states.contiguous().view(torch.uint8).numpy()
+        self._after.send([_STATES, memoryview(data).cast("B")])
+
+    def send_failure(self) -> None:
+        """Have the next stage fail, too."""
+        if self._after is not None:
+            self._after.send([_FAILED, b""])
+
+
+class RankLoop:
+    """Serves the tasks of a worker. Between two tasks nobody of its stage is in an exchange."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        place: MeshPlace,
+        link: RankLink,
+        *,
+        group: AbortableGroup | None,
+        stages: StageLinks,
+        note_done: Callable[[], None],
+    ) -> None:
+        self._worker = worker
+        self._place = place
+        self._link = link
+        self._group = group
+        self._stages = stages
+        self._note_done = note_done
+        self._encoder = MessageEncoder()
+        self._decoder: MessageDecoder[Task] = MessageDecoder(Task)  # type: ignore[arg-type]
+        self._unsettled: dict[int, Step | NoTokens] = {}
+        """Steps of an earlier stage that are not known to have succeeded on the last one."""
+        self._width = worker.get_model().spec.dim if place.mesh.pp > 1 else 0
+
+    def run(self) -> None:
+        """Serve until the core closes its end of the link."""
+        self._answer(Answer(0, facts=self._worker.facts))
+        while True:
+            try:
+                task = self._next()
+            except EOFError:
+                return
+            self._serve(task)
+            self._note_done()
+
+    def _next(self) -> Task:
+        return self._decoder.decode(self._link.receive())
+
+    def _serve(self, task: Task) -> None:
+        if isinstance(task, Sample):  # of a step that has failed here before it came
+            return
+        if isinstance(task, AskHostIds):
+            self._ask(task)
+            return
+        self._settle(task.settled)
+        if isinstance(task, Launch):
+            self._step(task)
+        else:
+            self._call(task)
+
+    def _settle(self, settled: Mapping[int, bool]) -> None:
+        """Advance the rows of an earlier stage's steps that have succeeded, in their order."""
+        for serial, has_succeeded in settled.items():
+            step = self._unsettled.pop(serial, None)
+            if step is not None and has_succeeded:
+                step.advance_unsampled()
+
+    # steps
+
+    def _step(self, task: Launch) -> None:
+        is_launched = is_sent = False
+        try:
+            hidden = self._stages.receive(self._width)
+            is_launched = True
+            step = self._worker.launch(task.plan, hidden, task.tokens)
+            is_sent = True
+            self._stages.send(step.hidden)
+            if not self._place.is_last_stage:
+                self._unsettled[task.serial] = step
+                return
+            step.compute(self._mask(task.serial) if self._place.samples else None)
+            moves_rows = self._agree(step.moves_rows)
+        except Exception as error:
+            self._fail(task.serial, error)
+            if not is_sent:
+                self._stages.send_failure()
+            if not is_launched:  # its changes of rows count on all ranks
+                self._worker.launch(_only_changes(task.plan), None, task.tokens)
+            return
+        if moves_rows and not self._place.samples:
+            step.advance_unsampled()
+        else:
+            step.advance()
+        self._end(task.serial, step, moves_rows)
+
+    def _mask(self, serial: int) -> GrammarMask | None:
+        """Wait for the mask of the step that runs."""
+        task = self._next()
+        assert isinstance(task, Sample) and task.serial == serial, "each step is sampled"
+        if task.is_dropped:
+            raise DroppedStep
+        return task.mask
+
+    def _agree(self, moves_rows: bool) -> bool:
+        """Meet the other workers of the stage: the step has succeeded on all. Returns whether it
+        moves rows by its results on the one that samples.
+        """
+        if self._group is None:
+            return moves_rows
+        return bool(self._group.gather(torch.tensor([int(moves_rows)]))[0, 0])
+
+    def _end(self, serial: int, step: Step | NoTokens, moves_rows: bool) -> None:
+        """Answer the step that has advanced the rows; what goes wrong now fails no more than the
+        reading of its results.
+        """
+        try:
+            output = step.result()
+        except EngineDeadError:
+            raise
+        except Exception:
+            logger.exception("failed to read the results of a step")
+            try:
+                output = step.result()
+            except Exception as error:
+                if self._place.samples:
+                    self._answer(Answer(serial, unread=f"{type(error).__name__}: {error}"))
+                    return
+                raise
+        if self._place.samples:
+            follows = moves_rows or self._place.mesh.pp > 1
+            tokens = step.new_tokens() if follows else None
+            self._answer(Answer(serial, output=output, tokens=tokens, moves_rows=moves_rows))
+
+    def _fail(self, serial: int, error: BaseException) -> None:
+        """Tell the core, and only then those who wait for this rank."""
+        if not isinstance(error, ExchangeAborted | DroppedStep):
+            logger.error("rank %d failed in a task", self._place.rank, exc_info=error)
+        self._answer(Answer(serial, failure=failure_of(error)))
+        if self._group is not None:
+            self._group.abort(f"rank {self._place.rank} failed: {error}")
+
+    # calls
+
+    def _call(self, task: Call) -> None:
+        worker = self._worker
+        try:
+            call = task.method if callable(task.method) else getattr(worker, task.method)
+            given = (worker, *task.args) if callable(task.method) else task.args
+            value = call(*given, **task.kwargs)
+        except BaseException as error:  # of a method that the operator has written
+            self._fail(task.serial, contained(error))
+            return
+        try:
+            self._answer(Answer(task.serial, value=value))
+        except NotEncodable as error:
+            text = f"The result cannot be sent to another process: {error}."
+            self._answer(Answer(task.serial, failure=Failure("EngineError", text)))
+
+    def _ask(self, task: AskHostIds) -> None:
+        try:
+            value = self._worker.needs_host_ids(task.params)
+        except Exception as error:
+            self._answer(Answer(task.serial, failure=failure_of(error)))
+        else:
+            self._answer(Answer(task.serial, value=value))
+
+    def _answer(self, answer: Answer) -> None:
+        self._link.send(self._encoder.encode(answer))

@@ -1,0 +1,90 @@
+"""A rank's process: it builds its worker, gives signs of life, and serves tasks."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+from quire.distributed.mesh import Mesh, MeshPlace
+from quire.distributed.shared_group import SharedGroup
+from quire.executor.platform import open_platform
+from quire.executor.ranks.board import RankBoard
+from quire.executor.ranks.link import RankLink
+from quire.executor.ranks.messages import RankStart
+from quire.executor.ranks.rank_loop import RankLoop, StageLinks
+from quire.executor.uniproc import take_torch_threads
+from quire.executor.worker_builder import build_worker
+from quire.executor.worker_config import WorkerConfig
+from quire.hardware.affinity import bind_thread
+from quire.hardware.cpu_list import parse_cpus
+from quire.hardware.native import find_native
+from quire.models import read_spec
+from quire.models.cutting.stages import stages_of
+from quire.models.spec import PipelineStage
+from quire.processes.start_message import ORPHANED
+
+BEAT_S = 0.25
+"""Seconds between two signs of life."""
+
+
+def run_rank(
+    start: RankStart, config: WorkerConfig, pipe: socket.socket, on_ready: Callable[[], None]
+) -> None:
+    """Build the worker of a rank and serve until the core ends it. `on_ready` is called when the
+    worker is built. Raises what keeps it from serving.
+    """
+    mesh = Mesh(start.tensor_parallel_size, start.pipeline_parallel_size)
+    place = mesh.place(start.rank)
+    board = RankBoard(start.board, mesh.world_size)
+    signs = threading.Thread(
+        target=_give_signs, args=(pipe, board, start.rank), name="signs", daemon=True
+    )
+    signs.start()
+    bind_thread(parse_cpus(start.cpus))
+    native, _ = find_native()
+    take_torch_threads(config.parallel.num_threads if native is None else 1)
+    group = SharedGroup(start.exchange, place.tp_rank) if mesh.tp > 1 else None
+    worker = build_worker(config, open_platform(config), group=group, stage=_stage(config, place))
+    worker.rank = start.rank
+    on_ready()
+    loop = RankLoop(
+        worker,
+        place,
+        _link(start.link),
+        group=group,
+        stages=StageLinks(
+            *(None if fd < 0 else _link(fd) for fd in (start.before, start.after)), config.dtype
+        ),
+        note_done=lambda: board.note_done(start.rank),
+    )
+    try:
+        loop.run()
+    finally:
+        worker.close()
+
+
+def _link(fd: int) -> RankLink:
+    found = socket.socket(fileno=fd)
+    found.set_inheritable(False)
+    return RankLink(found)
+
+
+def _stage(config: WorkerConfig, place: MeshPlace) -> PipelineStage | None:
+    """The layers of the rank's stage; None: it has all."""
+    if place.mesh.pp == 1:
+        return None
+    decoder = read_spec(config.model.hf_config, config.model.pooler)
+    return stages_of(decoder, config.parallel.stage_layers)[place.pp_rank]
+
+
+def _give_signs(pipe: socket.socket, board: RankBoard, rank: int) -> None:
+    """Say that the process runs, and end it when its core has ended, whatever it is doing."""
+    poll = select.poll()
+    poll.register(pipe, 0)  # an end is reported in any case
+    while True:
+        if poll.poll(BEAT_S * 1000):
+            os._exit(ORPHANED)
+        board.beat(rank)

@@ -1,0 +1,135 @@
+"""Notices that a rank has died, is stopped or hangs: while a step runs, and while nothing does.
+
+What counts as hung are the rules for cores (engine/client/core_health.py). A watcher that was late
+itself, because the machine stood still, judges nobody by the time that it has missed.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from quire.executor.ranks.board import RankSigns
+from quire.processes.child_process import ChildProcess
+from quire.processes.process_state import is_stopped
+
+LOOK_S = 0.25
+"""Seconds between two looks."""
+SILENT_S = 10.0
+"""A rank without a sign of life for this long is hung."""
+STOPPED_S = 1.2
+"""The limit for a silent rank whose process is stopped."""
+LONGEST_STEP_S = 300.0
+"""How long the ranks may finish nothing of a step before steps have been measured."""
+SHORTEST_BOUND_S = 10.0
+_TIMES = 10
+"""They may finish nothing for this many times the longest step."""
+
+
+class RankJudge:
+    """What is known of ranks from looks at their signs. A look counts the time since the last one
+    up to twice `LOOK_S`: one that comes later says more of the watcher than of the ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.longest_step_s: float | None = None
+        """The longest step so far; None: none has ended."""
+        self._beats, self._progress = [-1] * size, [-1] * size
+        self._silent_s = [0.0] * size
+        self._stuck_s = 0.0
+
+    def look(
+        self,
+        passed_s: float,
+        signs: Sequence[RankSigns],
+        collectives: Sequence[int],
+        *,
+        in_step: bool,
+    ) -> None:
+        """Note the signs of all ranks, and the collectives that each has finished, `passed_s`
+        after the last look. `in_step`: their core waits for the end of a step.
+        """
+        counted_s = min(passed_s, 2 * LOOK_S)
+        for rank, sign in enumerate(signs):
+            is_silent = sign.beat == self._beats[rank]
+            self._silent_s[rank] = self._silent_s[rank] + counted_s if is_silent else 0.0
+            self._beats[rank] = sign.beat
+        progress = [sign.num_done + count for sign, count in zip(signs, collectives, strict=True)]
+        is_stuck = in_step and progress == self._progress
+        self._stuck_s = self._stuck_s + counted_s if is_stuck else 0.0
+        self._progress = progress
+
+    def note_step(self, seconds: float) -> None:
+        """Note how long a step has taken."""
+        self.longest_step_s = max(self.longest_step_s or 0.0, seconds)
+
+    def verdict(self, is_stopped: Callable[[int], bool]) -> tuple[int, str] | None:
+        """The rank that hangs, and why; None: none does. `is_stopped` of a rank."""
+        for rank, silent_s in enumerate(self._silent_s):
+            if silent_s > SILENT_S or (silent_s > STOPPED_S and is_stopped(rank)):
+                return rank, f"gave no sign of life for {silent_s:.1f} s"
+        bound_s = LONGEST_STEP_S
+        if self.longest_step_s is not None:
+            bound_s = max(SHORTEST_BOUND_S, _TIMES * self.longest_step_s)
+        if self._stuck_s > bound_s:
+            last = self._progress.index(min(self._progress))
+            return last, f"and the others have finished nothing of a step for {bound_s:.0f} s"
+        return None
+
+
+class RankWatch:
+    """The thread that watches the processes of ranks, until `close`."""
+
+    def __init__(
+        self,
+        processes: Sequence[ChildProcess],
+        signs: Callable[[], Sequence[RankSigns]],
+        collectives: Callable[[], Sequence[int]],
+        in_step: Callable[[], bool],
+        on_failure: Callable[[int, str], None],
+    ) -> None:
+        """`on_failure` gets the first rank that fails, and how; it runs in this thread."""
+        self.judge = RankJudge(len(processes))
+        self._processes = processes
+        self._signs = signs
+        self._collectives = collectives
+        self._in_step = in_step
+        self._on_failure = on_failure
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Judge nobody any more."""
+        self._is_closed.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        ranks = {process.pipe.fileno(): rank for rank, process in enumerate(self._processes)}
+        for fd in ranks:
+            poll.register(fd, select.POLLIN)
+        looked_at = time.monotonic()
+        while not self._is_closed.is_set():
+            ended = poll.poll(LOOK_S * 1000)
+            if self._is_closed.is_set():
+                return
+            if ended:
+                rank = ranks[ended[0][0]]
+                self._on_failure(rank, self._processes[rank].exit_words())
+                return
+            now = time.monotonic()
+            self.judge.look(
+                now - looked_at, self._signs(), self._collectives(), in_step=self._in_step()
+            )
+            looked_at = now
+            found = self.judge.verdict(lambda rank: is_stopped(self._processes[rank].pid))
+            if found is not None:
+                self._on_failure(*found)
+                return

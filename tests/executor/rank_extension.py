@@ -1,0 +1,43 @@
+"""Methods of workers for tests: what a rank is, and how it fails."""
+
+from __future__ import annotations
+
+import os
+
+
+class RankExtension:
+    """Added to each worker by `worker_extension_cls`."""
+
+    def rank_and_pid(self):
+        return [self.rank, os.getpid()]
+
+    def refuse_on(self, rank):
+        if self.rank == rank:
+            raise ValueError(f"rank {rank} does not want to")
+
+    def fail_with(self, rank, token):
+        """Have the model of a rank fail in steps with a row that begins with the token twice (None:
+        no more).
+        """
+        if self.rank != rank:
+            return
+        runner = self.model_runner
+
+        def failing(batch, **given):
+            ids = runner.rows.token_ids
+            for row in sorted(self._planned):
+                if ids[row, : int(runner.rows.num_tokens[row])].tolist()[:2] == [token, token]:
+                    raise RuntimeError(f"token {token} in row {row}")
+            return forward(batch, **given)
+
+        if token is None:
+            runner._forward, self.launch = self._kept
+            return
+        forward, launch = self._kept = runner._forward, self.launch
+
+        def noting(plan, *given, **named):
+            self._planned = {*plan.decode_rows, *(chunk.row for chunk in plan.chunks)}
+            return launch(plan, *given, **named)
+
+        self.launch = noting
+        runner._forward = failing

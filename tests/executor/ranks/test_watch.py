@@ -1,0 +1,81 @@
+"""When a rank counts as hung, without processes and without waiting."""
+
+from quire.executor.ranks.board import RankBoard, RankSigns
+from quire.executor.ranks.watch import LOOK_S, SILENT_S, STOPPED_S, RankJudge
+
+NOBODY = lambda rank: False  # noqa: E731
+
+
+class Ranks:
+    """Two ranks whose signs a test sets, and looks at them at the right times."""
+
+    def __init__(self):
+        self.judge = RankJudge(2)
+        self.beats, self.done, self.collectives = [0, 0], [0, 0], [0, 0]
+
+    def look(self, seconds, *, beating=(0, 1), every=LOOK_S, in_step=False, is_stopped=NOBODY):
+        """Look for so many seconds; what was found first."""
+        for _ in range(round(seconds / every)):
+            for rank in beating:
+                self.beats[rank] += 1
+            signs = [RankSigns(*each) for each in zip(self.beats, self.done, strict=True)]
+            self.judge.look(every, signs, self.collectives, in_step=in_step)
+            if found := self.judge.verdict(is_stopped):
+                return found
+        return None
+
+
+def test_ranks_that_beat_and_wait_for_work_are_well():
+    assert Ranks().look(1000.0) is None
+
+
+def test_a_silent_rank_hangs_after_ten_seconds():
+    ranks = Ranks()
+    assert ranks.look(SILENT_S - 0.5, beating=[0]) is None
+    assert ranks.look(1.0, beating=[0]) == (1, "gave no sign of life for 10.2 s")
+
+
+def test_a_stopped_rank_hangs_at_once_and_one_that_is_merely_silent_does_not():
+    stopped = lambda rank: rank == 1  # noqa: E731
+    assert Ranks().look(2 * STOPPED_S, beating=[0]) is None
+    assert Ranks().look(2 * STOPPED_S, beating=[0], is_stopped=stopped)[0] == 1
+    assert Ranks().look(2 * STOPPED_S, is_stopped=stopped) is None
+
+
+def test_a_watcher_that_was_late_judges_nobody():
+    ranks = Ranks()
+    assert ranks.look(2.0) is None
+    assert ranks.look(600.0, beating=[], every=600.0) is None
+    assert ranks.look(2.0) is None
+
+
+def test_a_step_in_which_nobody_gets_on_has_a_bound_that_follows_from_steps():
+    ranks = Ranks()
+    assert ranks.look(200.0, in_step=True) is None, "no step has been measured"
+    ranks.judge.note_step(3.0)
+    ranks.done = [4, 4]
+    assert ranks.look(29.0, in_step=True) is None
+    ranks.collectives = [1, 0]
+    assert ranks.look(29.0, in_step=True) is None
+    assert ranks.look(2.0, in_step=True) == (
+        1, "and the others have finished nothing of a step for 30 s",
+    )  # fmt: skip
+
+
+def test_nobody_is_stuck_outside_of_a_step():
+    ranks = Ranks()
+    ranks.judge.note_step(0.01)
+    assert ranks.look(100.0) is None
+
+
+def test_a_board_is_shared_by_its_descriptor():
+    board = RankBoard.open(3)
+    import os
+
+    other = RankBoard(os.dup(board.fileno()), 3)
+    other.beat(2)
+    other.beat(2)
+    other.note_done(1)
+    assert board.signs() == [RankSigns(0, 0), RankSigns(0, 1), RankSigns(2, 0)]
+    other.close()
+    board.close()
