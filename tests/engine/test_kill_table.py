@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from quire.hardware.native import find_native
 from tests.support import kill_table as table
 
 pytestmark = pytest.mark.slow
@@ -22,6 +23,20 @@ def test_streams_survive_their_core(num_cores, how):
     assert_sound(row)
     assert row.num_restarts == 1
     assert len(row.resumed_s) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "sizes"),
+    [
+        (signal.SIGKILL, {"tensor_parallel_size": 2}),
+        pytest.param(signal.SIGSTOP, {"pipeline_parallel_size": 2}, marks=pytest.mark.full),
+    ],
+)
+@pytest.mark.skipif(find_native()[0] is None, reason="ranks exchange by native code")
+def test_streams_survive_a_rank(how, sizes):
+    row = asyncio.run(table.signal_ranks(how, 1, **sizes))
+    assert_sound(row)
+    assert row.num_restarts == 1
 
 
 def test_a_front_end_that_stands_still_loses_nothing():

@@ -101,9 +101,9 @@ TITLES = (
 class Streams:
     """An engine with its cores, and a crowd of streams whose right answers are known."""
 
-    def __init__(self, num_cores: int = 1, experts_in: Path | None = None) -> None:
+    def __init__(self, num_cores: int = 1, experts_in: Path | None = None, **sizes: int) -> None:
         """`experts_in`: a folder with a model whose experts the cores share; None: the embedded
-        model.
+        model. `sizes` of the ranks that a core's model has.
         """
         args = EngineArgs(
             model=None if experts_in is None else str(experts_in),
@@ -115,6 +115,7 @@ class Streams:
             data_parallel_size=num_cores,
             logits_processors=["tests.support.poison:Poison"],
             **SETTINGS,
+            **sizes,
         )
         plan = args.create_engine_config()
         self.num_cores = num_cores
@@ -230,6 +231,26 @@ async def signal_cores(
             lambda index: streams.client.core_status(index).pid,
             how,
         )
+    return row
+
+
+async def signal_ranks(
+    how: signal.Signals, num_moments: int, *, seed: int = 0, **sizes: int
+) -> Row:
+    """Send a signal to a rank of the core's model, another one each time, at random moments."""
+    pick = random.Random(seed)
+    words = ", ".join(f"{name.split('_')[0]} {size}" for name, size in sizes.items())
+    row = Row(f"a rank of {words}, {how.name}")
+    with _no_leaks(row):
+        streams = Streams(**sizes)
+
+        def victim(index: int) -> int:
+            core = psutil.Process(streams.client.core_status(index).pid)
+            ranks = [each for each in core.children() if each.name().startswith("QuireWorker-")]
+            ranks.sort(key=lambda each: each.name())
+            return ranks[pick.randrange(len(ranks))].pid
+
+        await _strike(row, streams, pick, num_moments, victim, how)
     return row
 
 

@@ -162,7 +162,7 @@ def weight_bytes(d: Decisions) -> int:
 
 def _target_bytes(d: Decisions) -> int:
     model, itemsize = d.model, ITEMSIZE[d.value("dtype")]
-    count, size = model.num_parameters, d.value("tensor_parallel_size")
+    count, size = model.num_parameters, int(d.value("tensor_parallel_size"))
     if model.stored_as is not None:
         return (count - model.num_coded_parameters) * itemsize + model.coded_bytes // size
     if d.value("enable_expert_parallel"):

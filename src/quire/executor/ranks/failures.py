@@ -46,9 +46,9 @@ def cause_of(failures: Mapping[int, Failure]) -> Exception:
 def error_of(failure: Failure) -> Exception:
     """The error that a message is of, as far as its class is one that callers know."""
     if failure.kind == ProcessorFailure.__name__:
-        found = ProcessorFailure.__new__(ProcessorFailure)
-        Exception.__init__(found, failure.text)
-        return found
+        reported = ProcessorFailure.__new__(ProcessorFailure)
+        Exception.__init__(reported, failure.text)
+        return reported
     if failure.kind == CustomCodeFailure.__name__:
         return CustomCodeFailure(failure.text)
     kind = vars(errors).get(failure.kind)

@@ -115,4 +115,5 @@ class RankLink:
         end = (count + 1) * _COUNT.size
         if len(self._received) < end:
             return None
-        return end + sum(struct.unpack_from(f"<{count}Q", self._received, _COUNT.size))
+        sizes: tuple[int, ...] = struct.unpack_from(f"<{count}Q", self._received, _COUNT.size)
+        return end + sum(sizes)

@@ -85,7 +85,7 @@ class StageLinks:
             self._after.send([_NOTHING, b""])
             return
         data = states.contiguous().view(torch.uint8).numpy()
-        self._after.send([_STATES, memoryview(data).cast("B")])
+        self._after.send([_STATES, data.reshape(-1).data])
 
     def send_failure(self) -> None:
         """Have the next stage fail, too."""

@@ -50,14 +50,14 @@ def run_rank(
     worker = build_worker(config, open_platform(config), group=group, stage=_stage(config, place))
     worker.rank = start.rank
     on_ready()
+    link = _link(start.link)
+    assert link is not None, "every rank has one to its core"
     loop = RankLoop(
         worker,
         place,
-        _link(start.link),
+        link,
         group=group,
-        stages=StageLinks(
-            *(None if fd < 0 else _link(fd) for fd in (start.before, start.after)), config.dtype
-        ),
+        stages=StageLinks(_link(start.before), _link(start.after), config.dtype),
         note_done=lambda: board.note_done(start.rank),
     )
     try:
@@ -66,7 +66,9 @@ def run_rank(
         worker.close()
 
 
-def _link(fd: int) -> RankLink:
+def _link(fd: int) -> RankLink | None:
+    if fd < 0:
+        return None
     found = socket.socket(fileno=fd)
     found.set_inheritable(False)
     return RankLink(found)
