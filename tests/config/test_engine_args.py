@@ -96,8 +96,8 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
 @pytest.mark.parametrize(
     "given",
     [
-        {"tensor_parallel_size": 2},
-        {"tensor_parallel_size": True},
+        {"decode_context_parallel_size": 2},
+        {"decode_context_parallel_size": True},
         {"fully_sharded_loras": True},
         {"kv_offloading_size": 4},
     ],
@@ -215,7 +215,7 @@ def test_flags_of_each_form():
 
 
 def test_what_is_not_built_is_refused_on_the_command_line_too():
-    for words in (["-tp", "2"], ["--code-revision", "main"], ["--watermark", "0.5"]):
+    for words in (["-n", "2"], ["--code-revision", "main"], ["--watermark", "0.5"]):
         with pytest.raises(NotBuiltYet):
             check_args(parse(*words))
 

@@ -28,7 +28,7 @@ from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import InvalidParameter, InvalidType
 from quire.executor.backends import executor_class_of
-from quire.processes.array_frames import BadMessage, MessageDecoder, MessageEncoder
+from quire.processes.codec import BadMessage, MessageDecoder, MessageEncoder
 
 SMALL = {"dtype": "float32", "num_gpu_blocks_override": 100, "max_model_len": 128}
 

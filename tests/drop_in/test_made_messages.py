@@ -19,7 +19,7 @@ from quire.engine import (
 )
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
 from quire.lora.request import LoRARequest
-from quire.processes.array_frames import MessageDecoder, MessageEncoder
+from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.step.columns import LogprobColumns, PromptLogprobs
 from tests.engine.frontend.scripted_engines import make_engine, run
 

@@ -16,7 +16,7 @@ from quire.config.plan import EnginePlan
 from quire.engine.core.builder import worker_config
 from quire.executor.backends import EXECUTORS
 from quire.params import RequestParams
-from quire.processes.array_frames import MessageDecoder, MessageEncoder
+from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.step.columns import RunnerOutput
 from quire.step.faults import RowFailures
 from quire.step.grammar_mask import GrammarMask

@@ -136,11 +136,13 @@ def test_scheduling_and_the_runner_know_each_other_by_the_messages_of_a_step():
 
 
 def test_the_core_sees_nothing_of_the_runner():
-    """What crosses the executor is in step/; the builder asks for what its options name."""
+    """What crosses the executor is in step/; the program of workers asks for what options
+    name.
+    """
     for module in MODULES:
         if module.name.startswith(("quire.engine.core.", "quire.grammar.")):
             seen = {name for name in module.imports if part(name, 1) == "runner"}
-            allowed = module.name == "quire.engine.core.builder"
+            allowed = module.name == "quire.engine.core.worker_program"
             assert not seen or allowed, f"{module.name} imports {seen}"
 
 

@@ -106,7 +106,7 @@ def test_homes_are_expanded_in_one_place():
 
 OWN_ENCODERS = {
     "encodable.py": "the place",
-    "processes/array_frames.py": "its encoder has a hook, and is called through encodable.py",
+    "processes/codec.py": "its encoder has a hook, and is called through encodable.py",
     "processes/start_message.py": "likewise",
     "server/admin.py": "likewise",
     "engine/data_parallel/handshake.py": "a digest, which is not sent",

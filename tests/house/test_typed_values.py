@@ -25,7 +25,7 @@ from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
 from quire.errors import EngineError, InvalidType
 from quire.models.pooling.spec import PoolerSpec
 from quire.params.kinds import RequestOutputKind
-from quire.processes.array_frames import MessageDecoder, MessageEncoder
+from quire.processes.codec import MessageDecoder, MessageEncoder
 from tests.engine.frontend.async_engines import core_of, make_async
 from tests.engine.frontend.scripted_engines import make_engine
 

@@ -16,7 +16,7 @@ from quire.engine.core.core import EngineCore
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.hardware.native import find_native
-from quire.processes.array_frames import MessageDecoder, MessageEncoder
+from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.scheduling.scheduler import Scheduler
 from quire.step.columns import PooledOutput
 from quire.testing import make_checkpoint

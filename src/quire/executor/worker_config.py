@@ -47,7 +47,9 @@ class WorkerConfig:
     make_processors: MakeProcessors
     make_encoders: MakeEncoders = no_encoders
     plan: Any = None
-    """The whole plan, as processes of workers are started with it."""
+    """The whole plan, with which processes of workers are started."""
+    program: str = ""
+    """The module of the program that they run."""
 
     @property
     def dtype(self) -> torch.dtype:

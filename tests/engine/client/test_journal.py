@@ -8,11 +8,11 @@ import pytest
 from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal
 from quire.engine.process.step_board import StepBoard, board_path, read_step_board
-from quire.engine.wire.codec import FrameOrder, LostFrames
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.delivery_monitor import Overdue
 from quire.engine.wire.messages import EngineCoreOutputs
 from quire.engine.wire.output_parts import Finished, FinishReason, Started
+from quire.processes.codec import FrameOrder, LostFrames
 from tests.engine.core.core_over_hashes import request
 
 

@@ -8,7 +8,7 @@ import pytest
 from quire.engine.client.kept_media import KeptMedia
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.prompt_media import PromptMedia
-from quire.processes.array_frames import MessageDecoder, MessageEncoder
+from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.step.media import MediaItem
 from tests.engine.core.core_over_hashes import request as text_request
 

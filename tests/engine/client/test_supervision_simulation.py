@@ -10,8 +10,8 @@ from quire.engine.client import journal, supervisor
 from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal, JournalEntry
 from quire.engine.client.kept_media import KeptMedia, Remaking
-from quire.engine.wire.codec import FrameOrder
 from quire.engine.wire.delivery_monitor import Overdue
+from quire.processes.codec import FrameOrder
 from tests.support.simulation.simulate_faults import SimulatedCores, World, run_traces
 
 NUM_TRACES = 10_000

@@ -6,8 +6,8 @@ from quire.engine.client.core_sockets import CoreConnection
 from quire.engine.client.lockstep_group import LockstepGroup
 from quire.engine.data_parallel.coordinator import Waves
 from quire.engine.process.liveness import PEERS_LOST
-from quire.engine.wire.codec import core_identity
 from quire.errors import EngineDeadError
+from quire.processes.codec import core_identity
 
 
 def listening(num_cores=2, incarnation=1):

@@ -19,7 +19,6 @@ import zmq
 from quire import LLM, EngineArgs, SamplingParams
 from quire.engine import EngineCoreRequest as DocumentedRequest
 from quire.engine.core.builder import build_client
-from quire.engine.wire.codec import core_header
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     PROTOCOL_VERSION,
@@ -36,6 +35,7 @@ from quire.errors import (
     LoadError,
     RequestError,
 )
+from quire.processes.codec import core_header
 from tests.engine.launched import launch_async, launch_sync
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from quire.engine.wire.messages import (
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import RequestError
 from quire.params import SamplingParams
-from quire.processes.array_frames import MessageDecoder
+from quire.processes.codec import MessageDecoder
 
 HALF, PLAIN = "a\udc80", "a\\udc80"
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from quire.encodable import NotEncodable
 from quire.engine.wire import messages
-from quire.engine.wire.codec import NO_SUBJECT, core_header, read_core_header
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreReadyResponse,
@@ -24,12 +23,15 @@ from quire.engine.wire.messages import (
 )
 from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.params import PoolingParams, SamplingParams
-from quire.processes.array_frames import (
+from quire.processes.codec import (
     INLINE_BYTES,
     MOST_FRAMES,
+    NO_SUBJECT,
     BadMessage,
     MessageDecoder,
     MessageEncoder,
+    core_header,
+    read_core_header,
 )
 from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs, RoutedExperts
 from quire.step.media import MediaItem

@@ -2,9 +2,9 @@
 
 import pytest
 
-from quire.engine.wire.codec import FrameOrder, LostFrames
 from quire.engine.wire.delivery_monitor import DeliveryMonitor
 from quire.engine.wire.messages import Heartbeat
+from quire.processes.codec import FrameOrder, LostFrames
 
 
 def test_each_message_counts_once_and_none_may_be_missing():

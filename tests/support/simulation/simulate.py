@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.params import PoolingParams, RepetitionDetectionParams, SamplingParams
-from quire.processes.array_frames import MessageDecoder, MessageEncoder
+from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_groups import block_group
 from quire.scheduling.request import Reason, Request, State

@@ -29,7 +29,6 @@ from quire.engine.client.supervisor import MEDIA_NOT_KEPT, Supervisor
 from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
 from quire.engine.core.plain_features import plain_features
-from quire.engine.wire.codec import FrameOrder, LostFrames
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.delivery_monitor import Overdue
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, UtilityOutput
@@ -38,6 +37,7 @@ from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import EngineDeadError, EngineError
 from quire.executor.worker_config import MediaFacts
 from quire.params import RequestParams, SamplingParams
+from quire.processes.codec import FrameOrder, LostFrames
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import KVGroupSpec
 from quire.step.columns import RunnerOutput

@@ -18,14 +18,6 @@ import zmq
 
 from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.data_parallel.cluster_keys import ClusterKeys, close_to_strangers
-from quire.engine.wire.codec import (
-    NO_SUBJECT,
-    FrameOrder,
-    LostFrames,
-    core_header,
-    core_identity,
-    has_input,
-)
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.delivery_monitor import DeliveryMonitor
 from quire.engine.wire.messages import (
@@ -40,8 +32,19 @@ from quire.engine.wire.messages import (
     UtilityRequest,
 )
 from quire.errors import EngineError
-from quire.processes.array_frames import BadMessage, Frame, MessageDecoder, MessageEncoder
 from quire.processes.child_process import ChildProcess
+from quire.processes.codec import (
+    NO_SUBJECT,
+    BadMessage,
+    Frame,
+    FrameOrder,
+    LostFrames,
+    MessageDecoder,
+    MessageEncoder,
+    core_header,
+    core_identity,
+    has_input,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -41,8 +41,8 @@ from quire.engine.wire.messages import (
     SchedulerStats,
 )
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
-from quire.processes.array_frames import Frame
 from quire.processes.child_process import GRACE_S, ChildProcess
+from quire.processes.codec import Frame
 
 logger = logging.getLogger(__name__)
 

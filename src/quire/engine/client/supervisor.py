@@ -23,8 +23,8 @@ from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
-from quire.processes.array_frames import Frame
 from quire.processes.child_process import is_shortage
+from quire.processes.codec import Frame
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from quire.engine.core.features import CoreFeature
 from quire.engine.core.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
-from quire.engine.core.worker_parts import cpus_of_core, of_core, worker_config
+from quire.engine.core.worker_program import cpus_of_core, of_core, worker_config
 from quire.errors import InvalidParameter
 from quire.executor.abstract import BuiltExecutor
 from quire.executor.backends import EXECUTORS

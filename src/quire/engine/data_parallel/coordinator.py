@@ -14,7 +14,6 @@ import msgspec
 import zmq
 
 from quire.encodable import to_msgpack
-from quire.engine.wire.codec import core_identity, has_input
 from quire.engine.wire.messages import (
     PROTOCOL_VERSION,
     Counts,
@@ -24,6 +23,7 @@ from quire.engine.wire.messages import (
     StartWave,
 )
 from quire.processes.child_main import ChildProgram
+from quire.processes.codec import core_identity, has_input
 from quire.processes.start_message import ORPHANED, ChildStart
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ import msgspec
 import zmq
 
 from quire.engine.data_parallel.coordinator import CoordinatorMessage
-from quire.engine.wire.codec import has_input
 from quire.engine.wire.messages import Counts, EngineZmqAddresses, SchedulerStats
 from quire.errors import EngineDeadError
 from quire.processes.child_process import ChildProcess, is_shortage
+from quire.processes.codec import has_input
 
 logger = logging.getLogger(__name__)
 

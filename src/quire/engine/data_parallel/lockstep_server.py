@@ -21,7 +21,6 @@ from quire.engine.core.core import EngineCore
 from quire.engine.process.core_server import EngineCoreProc
 from quire.engine.process.liveness import PEERS_LOST
 from quire.engine.process.start_message import StartMessage
-from quire.engine.wire.codec import has_input
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreRequestType,
@@ -29,6 +28,7 @@ from quire.engine.wire.messages import (
     StartWave,
 )
 from quire.errors import PeersLost
+from quire.processes.codec import has_input
 
 ASK_AGAIN_S = 0.5
 

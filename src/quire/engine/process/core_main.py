@@ -13,7 +13,7 @@ from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import Group
 from quire.engine.core.builder import build_core
 from quire.engine.core.core import EngineCore
-from quire.engine.core.worker_parts import cpus_of_core, of_core
+from quire.engine.core.worker_program import cpus_of_core, of_core
 from quire.engine.data_parallel.lockstep_server import DPEngineCoreProc
 from quire.engine.event_loop import freeze_start_up
 from quire.engine.process.core_server import EngineCoreProc

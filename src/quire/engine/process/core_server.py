@@ -25,13 +25,6 @@ from quire.engine.data_parallel.cluster_keys import introduce
 from quire.engine.process.liveness import Vitals
 from quire.engine.process.start_message import StartMessage
 from quire.engine.unbuilt import UnbuiltProcMethods
-from quire.engine.wire.codec import (
-    CoreHeader,
-    FrameOrder,
-    core_identity,
-    has_input,
-    read_core_header,
-)
 from quire.engine.wire.messages import (
     ENGINE_CORE_DEAD,
     PROTOCOL_VERSION,
@@ -47,7 +40,17 @@ from quire.engine.wire.messages import (
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError
 from quire.observability.watchdog import Watchdog
-from quire.processes.array_frames import BadMessage, Frame, MessageDecoder, MessageEncoder
+from quire.processes.codec import (
+    BadMessage,
+    CoreHeader,
+    Frame,
+    FrameOrder,
+    MessageDecoder,
+    MessageEncoder,
+    core_identity,
+    has_input,
+    read_core_header,
+)
 from quire.release import __version__
 from quire.step.faults import contained
 

@@ -36,7 +36,7 @@ from quire.engine.wire.messages import (
 )
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
-from quire.processes.array_frames import BadMessage
+from quire.processes.codec import BadMessage
 
 logger = logging.getLogger(__name__)
 

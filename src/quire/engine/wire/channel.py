@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
 from quire.encodable import NotEncodable
-from quire.engine.wire.codec import NO_SUBJECT
-from quire.processes.array_frames import (
+from quire.processes.codec import (
     MOST_FRAMES,
+    NO_SUBJECT,
     BadMessage,
     Frame,
     MessageDecoder,

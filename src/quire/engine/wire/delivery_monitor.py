@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.engine.wire.codec import LostFrames
 from quire.engine.wire.messages import Heartbeat
+from quire.processes.codec import LostFrames
 
 BEAT_S = 0.5
 

@@ -28,7 +28,7 @@ from quire.errors import EngineError
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.thinking import Thinking
-from quire.processes.array_frames import MessageEncoder, num_bytes
+from quire.processes.codec import MessageEncoder, num_bytes
 from quire.step.columns import AnyPart, LogprobColumns
 
 PROTOCOL_VERSION = 8

@@ -8,7 +8,7 @@ from quire import errors
 from quire.distributed.worker_group import ExchangeAborted
 from quire.encodable import text_of
 from quire.errors import EngineDeadError, EngineError
-from quire.executor.ranks.messages import Failure
+from quire.executor.ranks.messages import FailedTask
 from quire.step.faults import CustomCodeFailure, ProcessorFailure, RowFailures
 
 _ABORTED = ExchangeAborted.__name__
@@ -22,17 +22,17 @@ class RankFailure(Exception):
     is_of_another = False
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> FailedTask:
     """The message of an error."""
     rows = error.errors if isinstance(error, RowFailures) else {}
-    return Failure(type(error).__name__, text_of(error), dict(rows))
+    return FailedTask(type(error).__name__, text_of(error), dict(rows))
 
 
-def cause_of(failures: Mapping[int, Failure]) -> Exception:
+def cause_of(failures: Mapping[int, FailedTask]) -> Exception:
     """The error of a task that failed on all ranks: a dead device's, else all failed rows, else
     the first that is more than the end of an exchange.
     """
-    by_kind: dict[str, list[Failure]] = {}
+    by_kind: dict[str, list[FailedTask]] = {}
     for failure in failures.values():
         by_kind.setdefault(failure.kind, []).append(failure)
     if dead := by_kind.get(EngineDeadError.__name__):
@@ -43,7 +43,7 @@ def cause_of(failures: Mapping[int, Failure]) -> Exception:
     return error_of((own or list(failures.values()))[0])
 
 
-def error_of(failure: Failure) -> Exception:
+def error_of(failure: FailedTask) -> Exception:
     """The error that a message is of, as far as its class is one that callers know."""
     if failure.kind == ProcessorFailure.__name__:
         reported = ProcessorFailure.__new__(ProcessorFailure)

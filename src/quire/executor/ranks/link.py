@@ -12,7 +12,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 
-from quire.processes.array_frames import Frame, buffer_of, num_bytes
+from quire.processes.codec import Frame, buffer_of, num_bytes
 
 _COUNT = struct.Struct("<Q")
 _READ_BYTES = 1 << 18
@@ -111,7 +111,7 @@ class RankLink:
         """Bytes of the first message with its header; None: the header has not come whole."""
         if len(self._received) < _COUNT.size:
             return None
-        (count,) = _COUNT.unpack_from(self._received)
+        count: int = _COUNT.unpack_from(self._received)[0]
         end = (count + 1) * _COUNT.size
         if len(self._received) < end:
             return None

@@ -80,7 +80,7 @@ class AskHostIds(msgspec.Struct, tag=True, frozen=True):
 Task: TypeAlias = Launch | Sample | Call | AskHostIds
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FailedTask(msgspec.Struct, frozen=True):
     """An error of a rank: the name of its class, its text, and for `RowFailures` the rows."""
 
     kind: str
@@ -88,7 +88,7 @@ class Failure(msgspec.Struct, frozen=True):
     rows: dict[int, str] = {}
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RankAnswer(msgspec.Struct, frozen=True):
     """The end of a task on a rank. `serial` 0: the rank has started, and has these `facts`.
 
     A step has an `output`, and the `tokens` that other ranks need: where it `moves_rows` by its
@@ -96,7 +96,7 @@ class Answer(msgspec.Struct, frozen=True):
     """
 
     serial: int
-    failure: Failure | None = None
+    failure: FailedTask | None = None
     output: RunnerOutput | None = None
     tokens: NewTokens | None = None
     moves_rows: bool = False

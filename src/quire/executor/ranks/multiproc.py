@@ -21,11 +21,11 @@ from quire.executor.platform import Platform
 from quire.executor.ranks.failures import RankFailure, cause_of, error_of
 from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import (
-    Answer,
     AskHostIds,
     Call,
-    Failure,
+    FailedTask,
     Launch,
+    RankAnswer,
     Sample,
     Task,
 )
@@ -36,7 +36,7 @@ from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_extension import worker_class
 from quire.params import RequestParams
-from quire.processes.array_frames import Frame, MessageDecoder, MessageEncoder
+from quire.processes.codec import Frame, MessageDecoder, MessageEncoder
 from quire.step.columns import RunnerOutput
 from quire.step.faults import EarlierFailure, LateFailure
 from quire.step.grammar_mask import GrammarMask
@@ -63,7 +63,7 @@ class MultiprocExecutor:
         self._kind = kind
         self.mesh: Mesh = processes.mesh
         self._encoder = MessageEncoder()
-        self._decoder = MessageDecoder(Answer)
+        self._decoder = MessageDecoder(RankAnswer)
         self._outbox = TokenOutbox(self.mesh.world_size)
         self._serial = 0
         self._settled: dict[int, bool] = {}
@@ -96,7 +96,7 @@ class MultiprocExecutor:
             self.shutdown()
             raise
         facts = [answer.facts for answer in ready if answer.facts is not None]
-        self.facts: WorkerFacts = _common(facts)
+        self.facts: WorkerFacts = _of_all(facts)
         self._watch.start()
 
     # steps
@@ -146,7 +146,7 @@ class MultiprocExecutor:
             if step.error is not None:
                 raise step.error
 
-    def read(self, step: RemoteStep) -> Answer:
+    def read(self, step: RemoteStep) -> RankAnswer:
         """Wait for the end of a step, and of those before it. Raises LateFailure for one that has
         failed.
         """
@@ -195,7 +195,7 @@ class MultiprocExecutor:
         else:
             self._recover(step, answer.failure)
 
-    def _succeed(self, step: RemoteStep, answer: Answer) -> None:
+    def _succeed(self, step: RemoteStep, answer: RankAnswer) -> None:
         """Keep a step's results, and what it has drawn for the ranks that have not drawn it: those
         of earlier stages, and where it moves rows by its results also those that share the last.
         """
@@ -213,14 +213,14 @@ class MultiprocExecutor:
             self._drafts[row] = new.draft_ids[start : start + count]
             start += count
 
-    def _recover(self, step: RemoteStep, failure: Failure) -> None:
+    def _recover(self, step: RemoteStep, failure: FailedTask) -> None:
         """Wait until every rank has left a step that has failed, and run those again that have
         failed with it, for they were in flight.
         """
         rank = self.mesh.sampling_rank
         flying = [(each, self._answer_of(rank, each.serial)) for each in self._flying]
         self._flying.clear()
-        failures: dict[int, dict[int, Failure]] = {step.serial: {rank: failure}}
+        failures: dict[int, dict[int, FailedTask]] = {step.serial: {rank: failure}}
         for each, answer in flying:
             failures[each.serial] = {} if answer.failure is None else {rank: answer.failure}
         self._sync(failures)
@@ -254,7 +254,7 @@ class MultiprocExecutor:
         self._settled[step.serial] = False
         self._sync({step.serial: {}})
 
-    def _sync(self, failures: dict[int, dict[int, Failure]]) -> None:
+    def _sync(self, failures: dict[int, dict[int, FailedTask]]) -> None:
         """Wait until no rank is in a task, and note what they say of tasks that have failed."""
         self._call_all(_SYNC, (), {}, {}, failures)
         self._processes.reset()
@@ -279,7 +279,7 @@ class MultiprocExecutor:
         self._drop_launched()
         while self._flying:
             self._end_oldest()
-        failures: dict[int, Failure] = {}
+        failures: dict[int, FailedTask] = {}
         values = self._call_all(method, args, kwargs, failures, {})
         if failures:
             self._processes.reset()
@@ -304,8 +304,8 @@ class MultiprocExecutor:
         method: str | Callable[..., Any],
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        failures: dict[int, Failure],
-        earlier: dict[int, dict[int, Failure]],
+        failures: dict[int, FailedTask],
+        earlier: dict[int, dict[int, FailedTask]],
     ) -> list[Any]:
         """Call all workers; the values by rank. Failures of the call are put into `failures`, those
         of tasks that came before it into `earlier`, by the task's number.
@@ -337,7 +337,7 @@ class MultiprocExecutor:
         except (OSError, EOFError) as error:
             raise self._death(self._processes.links.index(link)) from error
 
-    def _answer_of(self, rank: int, serial: int) -> Answer:
+    def _answer_of(self, rank: int, serial: int) -> RankAnswer:
         """Wait for the answer of one rank to a task; what others say meanwhile is kept."""
         while True:
             for answer in self._processes.answers[rank]:
@@ -349,11 +349,11 @@ class MultiprocExecutor:
     def _all_answers(
         self,
         serial: int,
-        failures: dict[int, Failure],
-        earlier: dict[int, dict[int, Failure]],
-    ) -> list[Answer]:
+        failures: dict[int, FailedTask],
+        earlier: dict[int, dict[int, FailedTask]],
+    ) -> list[RankAnswer]:
         """Wait for the answers of all ranks to a task; other answers are older, and forgotten."""
-        found: list[Answer] = []
+        found: list[RankAnswer] = []
         for rank, queue in enumerate(self._processes.answers):
             answer = self._answer_of(rank, serial)
             for old in queue:
@@ -432,7 +432,7 @@ class RemoteStep:
         }
         self.serial = 0
         self.mask: GrammarMask | None = None
-        self.answer: Answer | None = None
+        self.answer: RankAnswer | None = None
         self.error: Exception | None = None
 
     def sample(self, mask: GrammarMask | None = None) -> None:
@@ -464,9 +464,11 @@ def open_multiproc(
     kind = worker_class(config.parallel.worker_extension_cls)
     parallel = config.parallel
     mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
-    return MultiprocExecutor(RankProcesses(config.plan, mesh, parallel.thread_cpus), kind)
+    return MultiprocExecutor(
+        RankProcesses(config.program, config.plan, mesh, parallel.thread_cpus), kind
+    )
 
 
-def _common(facts: Sequence[WorkerFacts]) -> WorkerFacts:
+def _of_all(facts: Sequence[WorkerFacts]) -> WorkerFacts:
     """The facts of all ranks, as far as the scheduler needs them: as many blocks as each has."""
     return replace(facts[-1], num_blocks=min(each.num_blocks for each in facts))

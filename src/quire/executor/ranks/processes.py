@@ -19,11 +19,8 @@ from quire.distributed.shared_group import SharedExchange
 from quire.errors import EngineError, LoadError
 from quire.executor.ranks.board import RankBoard
 from quire.executor.ranks.link import RankLink
-from quire.executor.ranks.messages import Answer, RankStart
+from quire.executor.ranks.messages import RankAnswer, RankStart
 from quire.processes.child_process import ChildProcess
-
-RANK_PROGRAM = "quire.engine.process.worker_main"
-"""The module of a rank's program."""
 
 _END_S = 5.0
 """How long ranks may take to end by themselves."""
@@ -32,11 +29,14 @@ _END_S = 5.0
 class RankProcesses:
     """A process for each rank of `mesh`. Whoever has this object reads `answers`, by rank."""
 
-    def __init__(self, plan: Any, mesh: Mesh, cpus: Sequence[str]) -> None:
-        """`plan` is the engine's; `cpus` lists the logical CPUs of each rank's threads."""
+    def __init__(self, program: str, plan: Any, mesh: Mesh, cpus: Sequence[str]) -> None:
+        """`program` is the module of theirs, and `plan` the engine's; `cpus` lists the logical CPUs
+        of each rank's threads.
+        """
+        self._program = program
         self.mesh = mesh
         self.titles = [rank_title(rank) for rank in range(mesh.world_size)]
-        self.answers: list[deque[Answer]] = [deque() for _ in self.titles]
+        self.answers: list[deque[RankAnswer]] = [deque() for _ in self.titles]
         self.children: list[ChildProcess] = []
         self.links: list[RankLink] = []
         self._exchanges: list[SharedExchange] = []
@@ -119,7 +119,7 @@ class RankProcesses:
                     after=after[rank].fileno() if rank in after else -1,
                 )
                 fds = (start.link, start.board, start.exchange, start.before, start.after)
-                self.children.append(ChildProcess(RANK_PROGRAM, [fd for fd in fds if fd >= 0]))
+                self.children.append(ChildProcess(self._program, [fd for fd in fds if fd >= 0]))
                 starts.append(start)
             for child, start in zip(self.children, starts, strict=True):
                 child.start(start)

@@ -22,16 +22,16 @@ from quire.errors import EngineDeadError
 from quire.executor.ranks.failures import failure_of
 from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import (
-    Answer,
     AskHostIds,
     Call,
-    Failure,
+    FailedTask,
     Launch,
+    RankAnswer,
     Sample,
     Task,
 )
 from quire.executor.worker import Worker
-from quire.processes.array_frames import MessageDecoder, MessageEncoder
+from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.runner.runner import NoTokens, Step
 from quire.step.faults import contained
 from quire.step.grammar_mask import GrammarMask
@@ -120,7 +120,7 @@ class RankLoop:
 
     def run(self) -> None:
         """Serve until the core closes its end of the link."""
-        self._answer(Answer(0, facts=self._worker.facts))
+        self._answer(RankAnswer(0, facts=self._worker.facts))
         while True:
             try:
                 task = self._next()
@@ -209,19 +209,19 @@ class RankLoop:
                 output = step.result()
             except Exception as error:
                 if self._place.samples:
-                    self._answer(Answer(serial, unread=f"{type(error).__name__}: {error}"))
+                    self._answer(RankAnswer(serial, unread=f"{type(error).__name__}: {error}"))
                     return
                 raise
         if self._place.samples:
             follows = moves_rows or self._place.mesh.pp > 1
             tokens = step.new_tokens() if follows else None
-            self._answer(Answer(serial, output=output, tokens=tokens, moves_rows=moves_rows))
+            self._answer(RankAnswer(serial, output=output, tokens=tokens, moves_rows=moves_rows))
 
     def _fail(self, serial: int, error: BaseException) -> None:
         """Tell the core, and only then those who wait for this rank."""
         if not isinstance(error, ExchangeAborted | DroppedStep):
             logger.error("rank %d failed in a task", self._place.rank, exc_info=error)
-        self._answer(Answer(serial, failure=failure_of(error)))
+        self._answer(RankAnswer(serial, failure=failure_of(error)))
         if self._group is not None:
             self._group.abort(f"rank {self._place.rank} failed: {error}")
 
@@ -237,18 +237,18 @@ class RankLoop:
             self._fail(task.serial, contained(error))
             return
         try:
-            self._answer(Answer(task.serial, value=value))
+            self._answer(RankAnswer(task.serial, value=value))
         except NotEncodable as error:
             text = f"The result cannot be sent to another process: {error}."
-            self._answer(Answer(task.serial, failure=Failure("EngineError", text)))
+            self._answer(RankAnswer(task.serial, failure=FailedTask("EngineError", text)))
 
     def _ask(self, task: AskHostIds) -> None:
         try:
             value = self._worker.needs_host_ids(task.params)
         except Exception as error:
-            self._answer(Answer(task.serial, failure=failure_of(error)))
+            self._answer(RankAnswer(task.serial, failure=failure_of(error)))
         else:
-            self._answer(Answer(task.serial, value=value))
+            self._answer(RankAnswer(task.serial, value=value))
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: RankAnswer) -> None:
         self._link.send(self._encoder.encode(answer))

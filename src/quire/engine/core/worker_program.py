@@ -1,12 +1,23 @@
-"""The parts of a plan that workers are built from, wherever they run."""
+"""The parts of a plan that workers are built from, and the program of a process that runs one of
+several workers: one rank of a model.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 from functools import partial
 
 from quire.config.plan import EnginePlan
+from quire.engine.event_loop import freeze_start_up
+from quire.errors import EngineError
+from quire.executor.ranks.messages import RankStart
+from quire.executor.ranks.processes import rank_title
+from quire.executor.ranks.rank_main import run_rank
 from quire.executor.worker_config import WorkerConfig
 from quire.hardware.cpu_list import parse_cpus
+from quire.processes.child_main import ChildProgram
+from quire.processes.start_message import send_last_words
 from quire.runner.sampling import find_logits_processors, make_logits_processors
 
 
@@ -39,4 +50,25 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         sampling=plan.sampling,
         make_processors=partial(make_logits_processors, processors, plan),
         plan=plan,
+        program=__name__,
     )
+
+
+class WorkerStart(RankStart, kw_only=True):
+    """The start message of a rank, with the plan of its engine."""
+
+    plan: EnginePlan
+
+
+def _run(message: WorkerStart, pipe: socket.socket) -> int:
+    try:
+        run_rank(message, worker_config(message.plan), pipe, freeze_start_up)
+    except Exception as error:
+        send_last_words(pipe, error)
+        if isinstance(error, EngineError):  # the core shows its text
+            return 1
+        raise
+    os._exit(0)  # nothing is left to write, and to take torch apart takes as long as to import it
+
+
+PROGRAM = ChildProgram(WorkerStart, lambda message: rank_title(message.rank), _run)
