@@ -27,6 +27,16 @@ def runs(moments: int) -> dict[str, Callable[[], table.Row]]:
         "core-stop": lambda: asyncio.run(table.signal_cores(stop, moments // 2)),
         "two-kill": lambda: asyncio.run(table.signal_cores(kill, moments // 2, num_cores=2)),
         "two-stop": lambda: asyncio.run(table.signal_cores(stop, few, num_cores=2)),
+        "rank-kill-tp": lambda: asyncio.run(
+            table.signal_ranks(kill, moments, tensor_parallel_size=2)
+        ),
+        "rank-stop-tp": lambda: asyncio.run(table.signal_ranks(stop, few, tensor_parallel_size=2)),
+        "rank-kill-pp": lambda: asyncio.run(
+            table.signal_ranks(kill, moments // 2, pipeline_parallel_size=2)
+        ),
+        "rank-stop-pp": lambda: asyncio.run(
+            table.signal_ranks(stop, few, pipeline_parallel_size=2)
+        ),
         "experts-kill": lambda: asyncio.run(table.kill_one_that_shares_experts(few)),
         "coordinator-kill": lambda: asyncio.run(
             table.kill_one_that_shares_experts(few, coordinator=True)
