@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <system_error>
 
 #include "bind/kv.hpp"
 #include "core/exchange.hpp"
@@ -52,6 +53,14 @@ inline void broadcast(Exchange& exchange, uintptr_t data, int64_t num_bytes) {
 template <class Context>
 void bind_exchange(nanobind::module_& m, nanobind::class_<Context>& context) {
     using namespace nanobind::literals;
+    nanobind::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const std::system_error& error) {
+            const nanobind::tuple args = nanobind::make_tuple(error.code().value(), error.what());
+            PyErr_SetObject(PyExc_OSError, args.ptr());
+        }
+    });
     nanobind::class_<Exchange>(m, "Exchange")
         .def(nanobind::init<int, int>(), "fd"_a, "rank"_a)
         .def_static("open_region", &Exchange::open_region, "size"_a, "slot_bytes"_a)

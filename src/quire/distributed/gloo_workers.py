@@ -41,4 +41,4 @@ class GlooWorkers:
             found = self._group.all_gather_bytes(x.reshape(-1).contiguous().view(torch.uint8))
         except PeersLost as error:
             raise ExchangeAborted(str(error)) from error
-        return found.view(x.dtype).view(self.size, *x.shape)
+        return found.view(-1).view(x.dtype).view(self.size, *x.shape)

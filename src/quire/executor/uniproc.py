@@ -13,7 +13,7 @@ import torch
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.inproc_group import InprocExchange
-from quire.errors import EngineDeadError, InvalidParameter, LoadError, NotBuiltYet
+from quire.errors import EngineDeadError, InvalidParameter, LoadError
 from quire.executor.abstract import LaunchedStep
 from quire.executor.platform import Platform, open_platform
 from quire.executor.token_outbox import TokenOutbox
@@ -253,9 +253,6 @@ def _no_memory(config: WorkerConfig, error: BaseException) -> str:
 def _open_several(
     config: WorkerConfig, num_workers: int, on_close: Callable[[], None]
 ) -> UniprocExecutor:
-    if config.adapters is not None:
-        hint = "The model is shared by several workers: merge the adapter into its weights."
-        raise NotBuiltYet("enable_lora", True, hint)
     each = max(1, config.parallel.num_threads // num_workers)
     own = replace(config, parallel=msgspec.structs.replace(config.parallel, num_threads=each))
     exchange = InprocExchange(num_workers)

@@ -151,11 +151,15 @@ class SharedProjection:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] of this worker -> [T, C], the same on every worker."""
+        peaks, parts = self.partial(x)
+        return self.ops.linear_total(parts.flatten(1, 2), self.weight, peaks, x.dtype)
+
+    def partial(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The peaks of the whole rows, and the sums of all workers' segments [T, size, S, C]."""
         ops, peaks = self.ops, None
         if self.needs_peaks:
             peaks = self.group.largest(ops.row_peaks(x))
-        parts = self.group.gather(ops.linear_partial(x, self.weight, peaks))
-        return ops.linear_total(parts.flatten(1, 2), self.weight, peaks, x.dtype)
+        return peaks, self.group.gather(ops.linear_partial(x, self.weight, peaks))
 
 
 @dataclass(frozen=True, slots=True)

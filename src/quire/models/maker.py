@@ -15,8 +15,9 @@ from torch import Tensor
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import NotBuiltYet
 from quire.models.adapters.adapted_ops import AdaptedExperts, AdaptedLinear, adapted
+from quire.models.adapters.adapted_projection import AdaptedSharedProjection
 from quire.models.adapters.banks import AdapterBanks
-from quire.models.cutting.sharding import own_segments
+from quire.models.cutting.sharding import LeafPart, own_segments
 from quire.models.layers import Projection, SharedProjection
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.separate_products import SeparateLinear, with_separate_products
@@ -62,13 +63,12 @@ class Maker:
         """`adapters` gets a bank for each product that adapters may change; None: there are no
         adapters. `stored` has weights that were packed before; None: there are none.
         """
-        assert adapters is None or group is None, "adapters of several workers are not cut"
         self.parts: list[tuple[str, Part]] = []
         self.weights = weights
         may_differ = weights.has_codes or bool(recipe.own)
         own = with_separate_products(ops) if may_differ else ops
         self.ops = own if adapters is None else adapted(own, adapters)
-        self._adapters = adapters
+        self.adapters = adapters
         self._stored = stored
         self.max_model_len = max_model_len
         self.group = group
@@ -176,9 +176,11 @@ class Maker:
 
         packed = self.packed(name, leaves, pack)
         self.keep(name, packed)
-        if self._adapters is None or not is_adaptable:
+        if self.adapters is None or not is_adaptable:
             return packed
-        bank = self._adapters.add(leaves, sizes, packed.in_features, change_rows=change)
+        bank = self.adapters.add(
+            leaves, sizes, packed.in_features, parts=self._parts_of(leaves), change_rows=change
+        )
         if bank is not None and isinstance(packed, SeparateLinear):
             raise NotBuiltYet(
                 "enable_lora",
@@ -190,7 +192,7 @@ class Maker:
     @property
     def has_adapters(self) -> bool:
         """Whether there are banks of adapters beside the weights."""
-        return self._adapters is not None
+        return self.adapters is not None
 
     def packed(self, name: str, leaves: Sequence[str], pack: Callable[[], W]) -> W:
         """The packed weight of these leaves, of an earlier start where one has kept it."""
@@ -216,14 +218,14 @@ class Maker:
         """A table of embeddings [V, C], or a head's packed weight [V, C], that was made elsewhere,
         with a bank where there are adapters.
         """
-        if self._adapters is None:
+        if self.adapters is None:
             return weight
         if isinstance(weight, Tensor):
             rows, width = weight.shape
         else:
             rows, width = weight.out_features, weight.in_features
         sizes = ([width], rows) if is_table else ([rows], width)
-        bank = self._adapters.add([leaf], *sizes, is_table=is_table)
+        bank = self.adapters.add([leaf], *sizes, is_table=is_table)
         return weight if bank is None else AdaptedLinear(weight, bank)
 
     def adaptable_experts(
@@ -238,7 +240,7 @@ class Maker:
         adapters: of the products `inputs`, and of "down", whose weight is [C, F] and whose inputs
         have so many segments.
         """
-        adapters = self._adapters
+        adapters = self.adapters
         if adapters is None:
             return weights
         dim, width = down_shape
@@ -252,9 +254,10 @@ class Maker:
         self, name: str, units: int, change: Callable[[Tensor], Tensor] | None = None
     ) -> Projection:
         """A projection whose inputs workers may share, cut between `units` (heads, or the width),
-        of which this worker has so many; its weight after `change`.
+        of which this worker has so many; its weight after `change`. Where they do not, each has all
+        of it.
         """
-        group, needs_peaks, segments = self.group, False, 1
+        group, needs_peaks, segments = self.group_of(name + ".weight"), False, 1
 
         def pack() -> LinearWeight:
             nonlocal needs_peaks, segments
@@ -263,7 +266,8 @@ class Maker:
             scaled, needs_peaks = 0, stored_as is not None and stored_as.rounds_rows
             if isinstance(weight, CodedWeight):
                 scaled, needs_peaks = weight.unit, weight.needs_peaks
-            segments = self.segments(units, weight.shape[1], stored_as, scaled)
+            is_cut = group is not None
+            segments = self.segments(units, weight.shape[1], stored_as, scaled, is_cut=is_cut)
             peaks = None
             if group is not None and stored_as is not None:
                 peaks = group.largest(self.ops.row_peaks(weight))
@@ -272,18 +276,29 @@ class Maker:
 
         packed = self.packed(name, [name], pack)
         self.keep(name, packed)
-        if self._adapters is not None:
-            bank = self._adapters.add(
+        bank = None
+        if self.adapters is not None:
+            bank = self.adapters.add(
                 *([name], [packed.out_features], packed.in_features),
                 segments=packed.segments,
+                parts=self._parts_of([name]),
                 change_columns=change,
             )
-            return partial(
-                self.ops.linear, w=packed if bank is None else AdaptedLinear(packed, bank)
-            )
         if group is None:
-            return partial(self.ops.linear, w=packed)
-        return SharedProjection(self.ops, group, packed, needs_peaks)
+            weight = packed if bank is None else AdaptedLinear(packed, bank)
+            return partial(self.ops.linear, w=weight)
+        projection = SharedProjection(self.ops, group, packed, needs_peaks)
+        if bank is None or self.adapters is None:
+            return projection
+        return AdaptedSharedProjection(projection, bank, self.adapters)
+
+    def _parts_of(self, leaves: Sequence[str]) -> list[LeafPart | None]:
+        """What this worker has of the weights of leaves."""
+        return [self.weights.part_of(leaf + ".weight") for leaf in leaves]
+
+    def group_of(self, leaf: str) -> WorkerGroup | None:
+        """The workers that share a leaf; None: this one has all of it."""
+        return None if self.weights.part_of(leaf) is None else self.group
 
     @property
     def takes_rows(self) -> bool:

@@ -57,6 +57,8 @@ class Parameter:
     same between heads of keys and values, where several ranks have the same one if there are fewer;
     row: axis 1; vocab: axis 0 padded); `kind` is the kind of tensor; `heads` is how many heads the
     first axis consists of, 1 where it has none; stored values are multiplied with `scale`.
+    `sections` are runs of the first axis that are split each by itself, between units, of which
+    several ranks have the same one if there are fewer: (rows, units) of each; (): there is one run.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Parameter:
     kind: Kind
     heads: int = 1
     scale: float = 1.0
+    sections: tuple[tuple[int, int], ...] = ()
 
     @property
     def size(self) -> int:
@@ -340,7 +343,9 @@ def _mixer(at: str, m: SingleMixer, dim: int) -> Iterator[Parameter]:
     else:
         for leaf in leaves(m, dim):
             name = f"{at}mixer.{leaf.name}"
-            yield Parameter(name, leaf.shape, "replicated", leaf.kind, leaf.heads)
+            yield Parameter(
+                *(name, leaf.shape, leaf.role, leaf.kind, leaf.heads), sections=leaf.sections
+            )
 
 
 def _feed_forward(at: str, m: FeedForward, dim: int) -> Iterator[Parameter]:
@@ -361,7 +366,8 @@ def _attention(at: str, a: Attention, dim: int, outputs: int | None = None) -> I
         yield from linear_leaves(at + part, heads * width, dim, role, a.qkv_bias, heads)
     if a.qk_norm is not None:
         for part in "q" if a.shares is not None else "qk":
-            yield from _qk_norm(f"{at}{part}_norm", a, a.qk_norm, heads_of[part])
+            cut: Role = "column" if part == "q" else "kv"
+            yield from _qk_norm(f"{at}{part}_norm", a, a.qk_norm, heads_of[part], cut)
     if a.gate != "none":
         width = a.heads if a.gate == "per_head" else a.heads * a.head_dim
         yield from linear_leaves(at + "gate", width, dim, "column", False, a.heads)
@@ -400,15 +406,15 @@ def projections_of(a: Attention) -> str:
     return "qk" if a.values_are_keys else "qkv"
 
 
-def _qk_norm(at: str, a: Attention, n: Norm, heads: int) -> Iterator[Parameter]:
+def _qk_norm(at: str, a: Attention, n: Norm, heads: int, role: Role) -> Iterator[Parameter]:
     if a.qk_norm_over == "full":
-        return norm_leaves(at, n, heads * a.head_dim, role="column")
+        return norm_leaves(at, n, heads * a.head_dim, role=role, heads=heads)
     if a.qk_norm_over == "head":
         return norm_leaves(at, n, a.head_dim)
     if a.qk_norm_over == "heads_apart":
         of_heads = (norm_leaves(f"{at}.{head}", n, a.head_dim) for head in range(heads))
         return chain.from_iterable(of_heads)
-    return norm_leaves(at, n, heads, a.head_dim, role="column")
+    return norm_leaves(at, n, heads, a.head_dim, role=role, heads=heads)
 
 
 def _latent_attention(at: str, a: LatentAttention, dim: int) -> Iterator[Parameter]:
@@ -506,10 +512,12 @@ def linear_leaves(
         yield Parameter(at + ".bias", (outputs,), cut, "bias", heads)
 
 
-def norm_leaves(at: str, n: Norm, *shape: int, role: Role = "replicated") -> Iterator[Parameter]:
+def norm_leaves(
+    at: str, n: Norm, *shape: int, role: Role = "replicated", heads: int = 1
+) -> Iterator[Parameter]:
     """Weight and bias of a norm, where its kind has them."""
     kind: Kind = "norm1p" if n.kind in ("rms1p", "layer1p") else "norm"
     if n.kind not in ("none", "rms_bare"):
-        yield Parameter(at + ".weight", shape, role, kind)
+        yield Parameter(at + ".weight", shape, role, kind, heads)
     if n.bias:
-        yield Parameter(at + ".bias", shape, role, "bias")
+        yield Parameter(at + ".bias", shape, role, "bias", heads)

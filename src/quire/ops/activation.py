@@ -29,13 +29,22 @@ ACTIVATIONS: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyTyp
 """Name in a spec -> function; each returns a new tensor of x's dtype."""
 
 
+_VECTORS = 64
+"""Elements that torch computes with the same instructions: two vectors of 16, and twice as many for
+other machines.
+"""
+
+
 def row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """function(x) of x [T, F], which acts on each element, with the same bits for a row whatever
-    the number of rows. Torch takes rows that lie one after the other as one long row, and computes
-    its last elements, less than a vector, with other instructions; and for dense tensors it may
-    call another library. So the rows are laid apart, and there are always two.
+    """function(x) of x [T, F], which acts on each element, with the same bits for an element
+    whatever the number of rows, and whatever part of a row there is. Torch takes rows that lie one
+    after the other as one long row, and computes the last elements of a row, less than some
+    vectors, with other instructions; and for dense tensors it may call another library. So the rows
+    are laid apart, each is made longer, and there are always two.
     """
-    return function(F.pad(x, (0, 1, 0, 1))[:, :-1])[:-1]
+    width = x.shape[1]
+    longer = -(-width // _VECTORS) * _VECTORS
+    return function(F.pad(x, (0, longer - width + 1, 0, 1))[:, :longer])[:-1, :width]
 
 
 def gated(gate_up: Tensor, act: str) -> Tensor:
@@ -71,8 +80,9 @@ def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Tensor:
     """`gated` with act(gate) at most `bound` and up within +-bound: gate_up [*, 2F] -> [*, F]
     (Step-3.5).
     """
-    gate, up = gate_up.chunk(2, -1)
-    return ACTIVATIONS[act](gate).clamp_(max=bound).mul_(up.clamp(-bound, bound))
+    gate, up = gate_up.flatten(0, -2).chunk(2, 1)
+    opened = row_by_row(ACTIVATIONS[act], gate).clamp_(max=bound).mul_(up.clamp(-bound, bound))
+    return opened.view(*gate_up.shape[:-1], gate.shape[1])
 
 
 @op(is_invariant=True, only_for="sparse activations")
@@ -106,7 +116,7 @@ def xielu(x: Tensor, numbers: Tensor) -> Tensor:
     wide = WIDE[x.dtype]
     y, (p, n, beta, eps) = x.to(wide), numbers.to(wide)
     above = F.softplus(p) * y * y
-    below = (torch.minimum(y, eps).expm1() - y) * (beta + F.softplus(n))
+    below = (row_by_row(torch.expm1, torch.minimum(y, eps)) - y) * (beta + F.softplus(n))
     return torch.where(y > 0, above, below).add_(beta * y).to(x.dtype)
 
 

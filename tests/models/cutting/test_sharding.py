@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.models import memories_of, read_spec
-from quire.models.cutting.sharding import own_part, shard
+from quire.models.cutting.sharding import LeafPart, own_part, shard
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
 from quire.models.parameters import parameters
@@ -72,9 +72,9 @@ def test_workers_have_a_head_of_keys_each_where_there_are_fewer(kv_heads):
     for part in "kv":
         name = f"layers.0.attn.{part}.weight"
         width = spec.blocks[0].mixer.head_dim
-        found = [own_part(whole[name], rank, 4) for rank in range(4)]
-        heads = [0, 0, 0, 0] if kv_heads == 1 else [0, 0, 1, 1]
-        assert found == [(0, head * width, width) for head in heads]
+        found = [own_part(whole[name], parameters(own)[name], rank, 4) for rank in range(4)]
+        parts = [LeafPart(0, ((head * width, width),), kv_heads) for head in (0, 0, 1, 1)]
+        assert found == ([None] * 4 if kv_heads == 1 else parts)
         assert parameters(own)[name].shape[0] == width
 
 
@@ -86,12 +86,12 @@ def test_a_part_is_a_decoder_of_its_own(size):
         assert one == replace(other, kv_heads=other.kv_heads // size)
     for leaf in parameters(own).values():
         axis = {"column": 0, "kv": 0, "row": 1}.get(leaf.role)
-        found = [own_part(whole[leaf.name], rank, size) for rank in range(size)]
+        found = [own_part(whole[leaf.name], leaf, rank, size) for rank in range(size)]
         if axis is None:
             assert found == [None] * size and leaf == whole[leaf.name]
             continue
-        ends = [(start, start + length) for _, start, length in found]
-        assert {part[0] for part in found} == {axis} and ends[0][0] == 0
+        ends = [(start, start + length) for part in found for start, length in part.runs]
+        assert {part.axis for part in found} == {axis} and ends[0][0] == 0
         assert all(one[1] == other[0] for one, other in zip(ends, ends[1:], strict=False))
         assert ends[-1][1] == whole[leaf.name].shape[axis]
-        assert {part[2] for part in found} == {leaf.shape[axis]}
+        assert {end - start for start, end in ends} == {leaf.shape[axis]}

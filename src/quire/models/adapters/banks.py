@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.models.adapters.weights import AdapterWeights, LowRank
+from quire.models.cutting.leaf_part import part_of
+from quire.models.cutting.sharding import LeafPart
 from quire.ops import Ops
 from quire.ops.formats.lora import Bank, LoraPart, LoraPiece, LoraShape
 
@@ -33,6 +36,7 @@ class _Product:
     """A product in a bank: of `count` products that share it, slot by slot, the one of this
     `number`; and the leaves that it consists of. `rows`: for each piece of the outputs, the rows of
     its leaf, -1 where an output has none; `change` makes the product's columns of a leaf's.
+    `own`: what a worker of several has of each leaf.
     """
 
     bank: Bank
@@ -41,6 +45,7 @@ class _Product:
     leaves: tuple[str, ...]
     rows: tuple[Tensor, ...]
     change: Change | None
+    own: tuple[LeafPart | None, ...]
 
     def place(self, slot: int) -> int:
         """Where a slot, counted from 1, is in the bank."""
@@ -55,8 +60,11 @@ class _Product:
             return None
         if self.bank.shape.is_table:  # whose inputs are the ids, which are the leaf's outputs
             return LoraPart(low.b.t(), (low.a.t(),))
-        a = low.a if self.change is None else self.change(low.a)
-        b = torch.cat((low.b, low.b.new_zeros(1, low.b.shape[1])))
+        a, b = low.a, low.b
+        if (own := self.own[number]) is not None:  # of B a worker has its outputs, of A its inputs
+            a, b = (a, part_of(b, own)) if own.axis == 0 else (part_of(a, own), b)
+        a = a if self.change is None else self.change(a)
+        b = torch.cat((b, b.new_zeros(1, b.shape[1])))
         pieces = zip(self.bank.shape.pieces, self.rows, strict=True)
         return LoraPart(a, tuple(b[rows] for piece, rows in pieces if piece.part == number))
 
@@ -75,17 +83,30 @@ class AdapterBanks:
         self.slots: Tensor | None = None
         self.device = device
         self._products: list[_Product] = []
+        self._elsewhere: set[str] = set()
 
     @property
     def targets(self) -> frozenset[str]:
-        """The leaves that adapters may change, by canonical name without `.weight`."""
-        leaves = frozenset(leaf for product in self._products for leaf in product.leaves)
+        """The leaves that adapters may change, by canonical name without `.weight`, those of other
+        workers included.
+        """
+        own = frozenset(leaf for product in self._products for leaf in product.leaves)
+        leaves = own | self._elsewhere
         return leaves if self.room.leaves is None else leaves & self.room.leaves
 
     @property
     def nbytes(self) -> int:
         """The memory of the banks in bytes."""
         return sum(bank_bytes(p.bank.shape) for p in self._products if p.number == 0)
+
+    @contextmanager
+    def rows_of(self, slots: Tensor | None) -> Iterator[None]:
+        """Compute rows with these slots in the block, such as some of the model's."""
+        before, self.slots = self.slots, slots
+        try:
+            yield
+        finally:
+            self.slots = before
 
     def add(
         self,
@@ -94,18 +115,18 @@ class AdapterBanks:
         in_features: int,
         *,
         segments: int = 1,
+        parts: Sequence[LeafPart | None] | None = None,
         change_rows: Change | None = None,
         change_columns: Change | None = None,
         is_table: bool = False,
     ) -> Bank | None:
         """Allocate the bank of a product of leaves, one above the other, with `sizes` rows each.
-        `in_features` are the product's, after `change_columns`. None: adapters may change none of
-        the leaves.
+        `parts`: what a worker of several has of each leaf; None: all. `in_features` are the
+        product's, after `change_columns`. None: adapters may change none of the leaves.
         """
         pieces, rows = _pieces(sizes, change_rows)
-        return self._add(
-            [leaves], (in_features, pieces, segments), rows, change_columns, is_table=is_table
-        )
+        shape = in_features, pieces, segments
+        return self._add([leaves], shape, rows, change_columns, parts, is_table=is_table)
 
     def add_stack(
         self,
@@ -117,7 +138,7 @@ class AdapterBanks:
     ) -> Bank | None:
         """Allocate one bank for several products of one shape, each of leaves as in `add`."""
         pieces, rows = _pieces(sizes, None)
-        return self._add(products, (in_features, pieces, segments), rows, None)
+        return self._add(products, (in_features, pieces, segments), rows, None, None)
 
     def _add(
         self,
@@ -125,6 +146,7 @@ class AdapterBanks:
         shape: tuple[int, tuple[LoraPiece, ...], int],
         rows: tuple[Tensor, ...],
         change: Change | None,
+        parts: Sequence[LeafPart | None] | None,
         *,
         is_table: bool = False,
     ) -> Bank | None:
@@ -136,11 +158,16 @@ class AdapterBanks:
         bank: Bank = self.ops.allocate_lora(
             LoraShape(*shape, slots, room.max_rank, room.dtype, self.device, is_table)
         )
+        own = tuple(parts or [None] * len(products[0]))
         self._products += [
-            _Product(bank, count, number, tuple(leaves), rows, change)
+            _Product(bank, count, number, tuple(leaves), rows, change, own)
             for number, leaves in enumerate(products)
         ]
         return bank
+
+    def add_elsewhere(self, leaves: Iterable[str]) -> None:
+        """Let adapters change these leaves, which other workers have."""
+        self._elsewhere.update(leaves)
 
     def load(self, slot: int, adapter: AdapterWeights) -> None:
         """Put an adapter into a slot, in place of the one there. It has been checked: ranks are

@@ -93,7 +93,8 @@ def _activation(make: Maker, at: str, m: Mlp) -> Callable[[Tensor], Tensor]:
 
         deviations = NormalDist().inv_cdf(m.sparsity)
         open_gates = partial(ops.sparse_gated, act=m.act, deviations=deviations)
-        return open_gates if make.group is None else SparseOverWorkers(make.group, open_gates)
+        group = make.group_of(at + "down.weight")
+        return open_gates if group is None else SparseOverWorkers(group, open_gates)
     numbers = make.merged(at + "xielu", [f"{at}xielu.{part}" for part in XIELU_PARTS])
     return partial(ops.xielu, numbers=numbers)
 

@@ -5,6 +5,7 @@ and the shared expert.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
+from quire.models.adapters.banks import AdapterBanks
 from quire.models.feed_forward.dense import inputs_of, make_dense
 from quire.models.layers import FeedForward, Projection
 from quire.models.maker import Maker
@@ -161,12 +163,17 @@ class SharedExperts:
     experts: ExpertWeights
     ends: Tensor
     args: MoeArgs
+    adapters: AdapterBanks | None = None
 
     def __call__(self, h: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """h [T, C], chosen and weights [T, k] -> [T, C], the same on every worker."""
-        return self.group.apply(self._mixture, (h, chosen, weights), h.shape[1])
+        slots = None if self.adapters is None else self.adapters.slots
+        inputs = [h, chosen, weights, *([] if slots is None else [slots])]
+        return self.group.apply(self._mixture, inputs, h.shape[1])
 
-    def _mixture(self, h: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def _mixture(
+        self, h: Tensor, chosen: Tensor, weights: Tensor, slots: Tensor | None = None
+    ) -> Tensor:
         (num_tokens, width), top_k = h.shape, chosen.shape[1]
         whose = torch.bucketize(chosen, self.ends, right=True)
         token, choice = (whose == self.group.rank).nonzero(as_tuple=True)
@@ -180,10 +187,14 @@ class SharedExperts:
             own = (chosen[token, choice, None] - first).int()
             ones = torch.ones(len(rows), 1, device=h.device)
             args = replace(self.args, weighs_input=False)
-            results[token, choice] = self.ops.moe(rows, own, ones, self.experts, args)
+            with self._rows_of(None if slots is None else slots[token]):
+                results[token, choice] = self.ops.moe(rows, own, ones, self.experts, args)
         every = self.group.gather(results.flatten(1)).unflatten(2, (top_k, width))
         tokens, choices = torch.arange(num_tokens)[:, None], torch.arange(top_k)
         return weighted_sum(every[tokens, whose, choices], weights).to(h.dtype)
+
+    def _rows_of(self, slots: Tensor | None) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapters is None else self.adapters.rows_of(slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +285,14 @@ class MixtureMaker:
         own = range(bounds[group.rank], bounds[group.rank + 1])
         self._skip_experts(at, m, own)
         experts = [f"{at}experts.{e}." for e in own]
-        packed = _experts(self._make, at + "experts", m, experts, is_adaptable=False)
-        ends = torch.tensor(bounds[1:], device=self._make.device)
-        return SharedExperts(self._make.ops, group, packed, ends, args)
+        make = self._make
+        if make.adapters is not None:
+            others = (e for e in range(m.experts) if e not in own)
+            parts = (*inputs_of(m), "down")
+            make.adapters.add_elsewhere(f"{at}experts.{e}.{part}" for e in others for part in parts)
+        packed = _experts(make, at + "experts", m, experts, is_adaptable=True)
+        ends = torch.tensor(bounds[1:], device=make.device)
+        return SharedExperts(make.ops, group, packed, ends, args, make.adapters)
 
     def _skip_experts(self, at: str, m: Moe, own: range) -> None:
         for e in range(m.experts):

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError
-from quire.models.cutting.sharding import own_part
+from quire.models.cutting.leaf_part import part_of
+from quire.models.cutting.sharding import LeafPart, own_parts
 from quire.models.formats.storage import Storage
 from quire.models.loading.ahead.headers import Sources
 from quire.models.loading.cache_scales import used_cache_scales
@@ -29,6 +30,7 @@ from quire.models.parameters import Parameter, parameters
 from quire.models.rules import Family, StoredTensor
 from quire.models.spec import Decoder
 from quire.ops import CodedWeight
+from quire.ops.formats.coded import one_above_the_other
 from quire.ops.kv import FixedScales
 
 
@@ -67,7 +69,7 @@ def open_leaves(
     """
     if files is None and load_format == "dummy":
         draw = RandomLeaves(seed) if device.type == "cpu" else DeviceRandomLeaves(seed, device)
-        yield OpenLeaves(_parts_of(draw, decoder, group))
+        yield OpenLeaves(_parts_of(draw, decoder, own, group))
         return
     if files is None and load_format == "sharded_state":
         rank, size = (0, 1) if group is None else (group.rank, group.size)
@@ -82,7 +84,7 @@ def open_leaves(
         coded = frozenset(leaf.name for s in in_codes for leaf in s.leaves)
         scales = {} if kv_dtype is None else used_cache_scales(files, storage, kv_dtype)
         sources = _sources(files, stored) if has_sources else {}
-        read = _parts_of(StoredLeaves(files, stored), decoder, group)
+        read = _parts_of(StoredLeaves(files, stored), decoder, own, group)
         yield OpenLeaves(read, coded, scales, sources)
 
 
@@ -128,29 +130,30 @@ class StoredLeaves:
         return coded_leaves(stored, weight)
 
 
-def _parts_of(read: Read, decoder: Decoder, group: WorkerGroup | None) -> Read:
-    """Reads of each leaf of `decoder` what a worker of the group has of it, and no more of the
-    file.
+def _parts_of(read: Read, decoder: Decoder, own: Decoder, group: WorkerGroup | None) -> Read:
+    """Reads of each leaf of `decoder` what a worker of the group, with the decoder `own`, has of
+    it, and no more of the file.
     """
     if group is None:
         return read
-    whole, rank, size = parameters(decoder), group.rank, group.size
+    whole = parameters(decoder)
+    parts = own_parts(decoder, own, group.rank, group.size)
 
     def read_part(leaf: Parameter) -> Tensor | CodedWeight:
-        part = own_part(whole[leaf.name], rank, size)
-        tensor = read(whole[leaf.name])
+        part, tensor = parts.get(leaf.name), read(whole[leaf.name])
+        if part is None:
+            return tensor
         if isinstance(tensor, CodedWeight):
-            return tensor if part is None else _part_of_codes(tensor, leaf.name, *part)
-        return tensor if part is None else tensor.narrow(*part)
+            return _part_of_codes(tensor, leaf.name, part)
+        return part_of(tensor, part)
 
     return read_part
 
 
-def _part_of_codes(
-    weight: CodedWeight, name: str, axis: int, start: int, length: int
-) -> CodedWeight:
-    if axis == 0:
-        return weight.rows(start, length)
+def _part_of_codes(weight: CodedWeight, name: str, part: LeafPart) -> CodedWeight:
+    if part.axis == 0:
+        return one_above_the_other([weight.rows(*run) for run in part.runs])
+    [(start, length)] = part.runs
     unit = weight.unit or 1
     if weight.order is not None or start % unit or length % unit:
         raise LoadError(

@@ -12,12 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from quire.errors import LoadError
 from quire.hardware import weight_file
+from quire.models.cutting.sharding import LeafPart
 from quire.models.parameters import Parameter
 from quire.ops import CodedWeight
 from quire.ops.formats.coded import one_above_the_other
@@ -45,12 +47,14 @@ class WeightBuilder:
         folder: Path | None,
         cache_scales: Mapping[str, FixedScales],
         sources: Mapping[str, str],
+        cut: Mapping[str, LeafPart] = MappingProxyType({}),
     ) -> None:
         """`leaves`: those of the spec by name, in load order. `folder`: where large tensors are
         kept in files; None: in memory. `cache_scales`: those of keys and values that the checkpoint
         brings, by layer ("layers.0"). `read` gives a leaf in any float dtype, or in codes those
         that `coded` names, valid until its next call; on a device other than the CPU it returns
-        memory that is not written again. `sources`: those of `OpenLeaves`.
+        memory that is not written again. `sources`: those of `OpenLeaves`. `cut`: the leaves of
+        which this worker of several has a part.
         """
         self.dtype, self.device = dtype, device
         self._left = dict(leaves)
@@ -58,11 +62,16 @@ class WeightBuilder:
         self._folder = folder
         self._cache_scales = cache_scales
         self._sources = sources
+        self._cut = cut
 
     @property
     def has_codes(self) -> bool:
         """Whether some leaves are stored in codes."""
         return bool(self._coded)
+
+    def part_of(self, name: str) -> LeafPart | None:
+        """What this worker of several has of a leaf; None: all of it."""
+        return self._cut.get(name)
 
     def has(self, name: str) -> bool:
         """Whether the spec has this leaf (biases, norms) and it is still to be taken."""

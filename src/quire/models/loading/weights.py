@@ -18,7 +18,7 @@ import torch
 
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError, NotBuiltYet
-from quire.models.cutting.sharding import has_bits_of_one, shard
+from quire.models.cutting.sharding import has_bits_of_one, kept_whole, own_parts, shard
 from quire.models.cutting.stages import cut
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
@@ -111,6 +111,7 @@ def load_model(
             folder=weights_folder,
             cache_scales=leaves.cache_scales,
             sources=leaves.sources,
+            cut={} if group is None else own_parts(decoder, own, group.rank, group.size),
         )
         model = DecoderModel(
             own, weights, ops, max_model_len=length, options=options, target=target
@@ -221,6 +222,11 @@ def _own_part(
         return decoder
     inputs = _group_size(recipe, storage)
     own = shard(decoder, group.size, inputs)
+    for why, layers in kept_whole(decoder, group.size, inputs).items() if group.rank == 0 else ():
+        logger.info(
+            "Layers %s have %s: each of the %d workers computes all of that part.",
+            *(", ".join(map(str, layers)), why, group.size),
+        )
     if group.rank == 0 and not has_bits_of_one(decoder, group.size, inputs):
         logger.info(
             "%d workers add up this model's products in an order of their own: same bits as one "

@@ -42,7 +42,8 @@ class Gate:
 @dataclass(frozen=True, slots=True)
 class NormsOverWorkers:
     """The projection to queries, keys and values with their norms, where these are over the heads
-    of all workers of a group: each norms the whole rows, and goes on with its part.
+    of all workers of a group: each norms the whole rows, and goes on with its part. `copies`: as
+    many workers, next to each other, have the same keys.
     """
 
     ops: Ops
@@ -52,6 +53,7 @@ class NormsOverWorkers:
     q_norm: NormWeight
     k_norm: NormWeight
     clip: float | None
+    copies: int = 1
 
     def __call__(self, h: Tensor) -> Tensor:
         """h [T, C] -> [T, (H+2K)*D] of this worker's heads."""
@@ -62,12 +64,13 @@ class NormsOverWorkers:
         if self.clip is not None:
             qkv = qkv.clamp(-self.clip, self.clip)
         q, k, v = qkv.split(self.widths, 1)
-        return torch.cat((self._part(q, self.q_norm), self._part(k, self.k_norm), v), 1)
+        keys = self._part(k, self.k_norm, self.copies)
+        return torch.cat((self._part(q, self.q_norm, 1), keys, v), 1)
 
-    def _part(self, x: Tensor, norm: NormWeight) -> Tensor:
-        group = self.group
-        whole = self.ops.norm(group.gather(x.contiguous()).flatten(1), norm)
-        return whole.unflatten(1, (group.size, -1))[:, group.rank]
+    def _part(self, x: Tensor, norm: NormWeight, copies: int) -> Tensor:
+        parts = self.group.gather(x.contiguous())[:, ::copies]
+        whole = self.ops.norm(parts.flatten(1), norm)
+        return whole.unflatten(1, (parts.shape[1], -1))[:, self.group.rank // copies]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +159,11 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
     qk_norm = None if a.value_norm else _qk_norm(make, at, a)
     qkv_norm = _qkv_norm(make, at, a) if a.value_norm else None
     clip = a.clip
-    if make.group is not None and qk_norm is not None and qk_norm.over == "full":
-        project = _normed_over_workers(make.ops, make.group, qkv, qk_norm, a)
+    workers = make.group_of(at + "o.weight")
+    if workers is not None and qk_norm is not None and qk_norm.over == "full":
+        keys = make.weights.part_of(at + "k.weight")
+        copies = workers.size // (1 if keys is None else keys.count)
+        project = _normed_over_workers(make.ops, workers, qkv, qk_norm, a, copies)
         qk_norm = clip = None
     gate = None if a.gate == "none" else _gate(make, at, a)
     return AttentionLayer(
@@ -232,7 +238,7 @@ def _args(make: Maker, at: str, a: Attention) -> AttentionArgs:
         softcap=a.softcap,
         window=a.window,
         sinks=make.tensor(at + "sinks") if a.sinks else None,
-        alibi=None if a.alibi is None else _slopes(make, a.alibi, a.heads),
+        alibi=None if a.alibi is None else _slopes(make, at, a.alibi, a.heads),
     )
 
 
@@ -252,20 +258,21 @@ def _qk_norm(make: Maker, at: str, a: Attention) -> QKNorm | None:
 
 
 def _normed_over_workers(
-    ops: Ops, group: WorkerGroup, qkv: LinearWeight, norm: QKNorm, a: Attention
+    ops: Ops, group: WorkerGroup, qkv: LinearWeight, norm: QKNorm, a: Attention, copies: int
 ) -> NormsOverWorkers:
     assert not norm.after_rope, "norms of whole rows come before the rotation"
 
-    def whole(own: NormWeight) -> NormWeight:
+    def whole(own: NormWeight, copies: int) -> NormWeight:
         weight, bias = (
-            None if part is None else group.gather(part[None]).flatten()
+            None if part is None else group.gather(part[None])[:, ::copies].flatten()
             for part in (own.weight, own.bias)
         )
         return replace(own, weight=weight, bias=bias)
 
     own = a.kv_heads * a.head_dim
     widths = a.heads * a.head_dim, own, own
-    return NormsOverWorkers(ops, group, qkv, widths, whole(norm.q), whole(norm.k), a.clip)
+    norms = whole(norm.q, 1), whole(norm.k, copies)
+    return NormsOverWorkers(ops, group, qkv, widths, *norms, a.clip, copies)
 
 
 def _norm_of_heads(make: Maker, at: str, n: Norm, heads: int) -> NormWeight:
@@ -289,9 +296,10 @@ def _qkv_norm(make: Maker, at: str, a: Attention) -> NormWeight:
     return NormWeight(n.kind, n.eps, weight)
 
 
-def _slopes(make: Maker, alibi: Alibi, heads: int) -> Tensor:
+def _slopes(make: Maker, at: str, alibi: Alibi, heads: int) -> Tensor:
     """Of this worker's heads."""
-    rank, size = (0, 1) if make.group is None else (make.group.rank, make.group.size)
+    group = make.group_of(at + "o.weight")
+    rank, size = (0, 1) if group is None else (group.rank, group.size)
     own = alibi_slopes(alibi, heads * size)[rank * heads : (rank + 1) * heads]
     return torch.tensor(own, dtype=torch.float32, device=make.device)
 

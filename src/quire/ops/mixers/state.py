@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.activation import ACTIVATIONS
+from quire.ops.activation import ACTIVATIONS, row_by_row
 from quire.ops.norm import NormWeight
 from quire.ops.registry import WIDE, op
 
@@ -258,12 +258,13 @@ def gated_linear(
 
     def token(state: Tensor, t: int) -> tuple[Tensor, Tensor]:
         of_blocks = gates[t].to(wide).view(blocks, 2, -1).transpose(0, 1)
-        entering, keeping = (of_blocks.reshape(2, -1) + bias).sigmoid()
+        entering, keeping = row_by_row(torch.sigmoid, of_blocks.reshape(2, -1) + bias)
         log_gate = rate * keeping
         u = x[t].to(wide) * entering
+        squared, gate = row_by_row(torch.exp, torch.stack((2 * log_gate, log_gate)))
         if positions[0, t] > 0:
-            u = u * (1 - (2 * log_gate).exp()).sqrt()
-        state = log_gate.exp() * state + u
+            u = u * (1 - squared).sqrt()
+        state = gate * state + u
         return state, state
 
     return walk(torch.empty_like(x), states, reads, writes, token)

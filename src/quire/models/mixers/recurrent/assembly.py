@@ -30,6 +30,7 @@ from quire.models.mixers.recurrent.spec import (
     ShortConv,
 )
 from quire.ops import HeadsWeight, NormWeight
+from quire.ops.activation import row_by_row
 from quire.ops.mixers.state import softplus
 
 FLOAT_BYTES = 4
@@ -186,7 +187,7 @@ def _gated_linear(make: Maker, at: str, m: GatedLinear) -> GatedLinearLayer:
         inputs=make.linear(at + "x", at + "x"),
         gate=make.linear(at + "y", at + "y"),
         conv=_convolution(make, at, m, True, None),
-        rate=make.tensor(at + "rate", torch.float32, lambda leaf: -8.0 * softplus(leaf)),
+        rate=make.tensor(at + "rate", torch.float32, lambda leaf: -8.0 * _each(softplus, leaf)),
         gates=_block_gates(make, at),
         gate_bias=_gate_bias(make, at),
         act=m.act,
@@ -236,4 +237,9 @@ def _gated_norm(make: Maker, at: str, eps: float) -> NormWeight:
 
 
 def _decay(leaf: Tensor) -> Tensor:
-    return -torch.exp(leaf)
+    return -_each(torch.exp, leaf)
+
+
+def _each(function: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:
+    """The same bits for a number, whether a worker has all of a leaf or a part."""
+    return row_by_row(function, leaf.reshape(1, -1)).view(leaf.shape)
