@@ -117,8 +117,8 @@ class ServedFinder:
         is_program = fullname.endswith(".__main__") and fullname[:-9] in PROGRAMS
         if fullname in MODULES or is_program:
             return ModuleSpec(fullname, _LOADER, origin=__name__, is_package=not is_program)
-        # without a `name` in the error, `from package import name` shows it; with one it passes over
-        # it, as `__import__(module, fromlist=[""])` needs it, which asks for the module alone
+        # without a `name` in the error, `from package import name` shows it; with one it passes
+        # over it, as `__import__(module, fromlist=[""])` needs it, which asks for the module alone
         name = None if fullname.rpartition(".")[2].isidentifier() else fullname
         raise ModuleNotFoundError(why_missing(fullname), name=name)
 
