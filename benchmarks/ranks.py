@@ -3,7 +3,7 @@ prefix hits and preemption.
 
     python -m benchmarks.ranks [--only WORD]
 
-Each cell starts the ranks of its model. Exits with 1 if one differs in a bit that the plan promises.
+Each cell starts the ranks of its model. Exits with 1 if one differs in a bit.
 """
 
 import argparse

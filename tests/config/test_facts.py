@@ -186,8 +186,8 @@ def test_a_key_that_nothing_reads_is_told_once_or_refused(tmp_path, caplog):
 
 
 def test_arguments_are_checked_before_files_are_touched():
-    with pytest.raises(NotBuiltYet, match="tensor_parallel_size"):
-        make_plan(EngineArgs(model="/does/not/exist", tensor_parallel_size=2))
+    with pytest.raises(NotBuiltYet, match="decode_context_parallel_size"):
+        make_plan(EngineArgs(model="/does/not/exist", decode_context_parallel_size=2))
 
 
 def test_an_override_that_nothing_reads_is_refused(tmp_path):
