@@ -143,3 +143,19 @@ def run_triton_script():
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Installs packages with plugins for a test (tests/support/fake_packages.py)."""
+    from tests.support.fake_packages import FakePackages
+
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    for name in ("QUIRE_PLUGINS", "VLLM_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+    made = FakePackages(folder)
+    made.forget()
+    yield made
+    made.forget()

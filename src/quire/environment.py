@@ -109,6 +109,18 @@ VARIABLES = (
         "Fetch pictures by http_proxy and https_proxy, which then decide what may be reached.",
     ),
     Variable(
+        "QUIRE_PLUGINS",
+        "names with commas between",
+        "The plugins of installed packages that are loaded; not set: all, empty: none "
+        "(docs/plugins.md). Without it, VLLM_PLUGINS is read.",
+    ),
+    Variable("VLLM_PLUGINS", "names with commas between", "The same where QUIRE_PLUGINS is unset."),
+    Variable(
+        "QUIRE_PLUGIN_TIMEOUT",
+        "seconds",
+        "For a plugin to be imported and called; one that takes longer is left out. Default 60.",
+    ),
+    Variable(
         "OPENAI_API_KEY",
         "a key",
         "What `quire chat --url` and `quire complete --url` send where --api-key is not given.",
@@ -128,6 +140,13 @@ class MediaEnvironment(msgspec.Struct, frozen=True):
     allows_redirects: bool
     allows_private: bool
     proxies: dict[str, str]
+
+
+class PluginEnvironment(msgspec.Struct, frozen=True):
+    """Settings for plugins: `names` of those that are loaded, None for all."""
+
+    names: frozenset[str] | None
+    timeout_s: float
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -232,6 +251,13 @@ def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     if not 0 < seconds < math.inf:
         raise InvalidParameter(name, text, "a number of seconds above 0")
     return seconds
+
+
+def read_plugin_environment() -> PluginEnvironment:
+    """Settings for plugins, as the environment says now. Raises InvalidParameter."""
+    text = os.environ.get("QUIRE_PLUGINS", os.environ.get("VLLM_PLUGINS"))
+    names = None if text is None else frozenset(filter(None, map(str.strip, text.split(","))))
+    return PluginEnvironment(names, _seconds(os.environ, "QUIRE_PLUGIN_TIMEOUT", 60.0))
 
 
 def max_sequences() -> int:

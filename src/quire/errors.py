@@ -249,6 +249,10 @@ class LoadError(EngineError, ValueError):
         super().__init__(message)
 
 
+class PluginError(LoadError):
+    """An installed package plugs in what cannot be used; the text names it, and says why."""
+
+
 class ModelNotFound(LoadError):
     """Neither a folder nor a reachable hub repository has this name."""
 

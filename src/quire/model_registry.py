@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NoReturn
 
-from quire.errors import NotBuiltYet
-from quire.models.families import architectures, family_of, pools
+from quire.models.added import AddedModel
+from quire.models.families import ADDED, added_class, architectures, family_of, pools
 
 
 class ModelRegistry:
-    """Tells which architectures Quire's own code serves. Others run through transformers; classes
-    of models cannot be added.
+    """Tells which architectures are served by Quire's own code, and takes others. Those of
+    transformers run without being registered.
     """
 
     @staticmethod
@@ -22,7 +21,8 @@ class ModelRegistry:
     @staticmethod
     def is_text_generation_model(architecture: str | Iterable[str]) -> bool:
         """Whether one of the architectures is known and generates text."""
-        return any(not family_of(name).pools for name in _known(architecture))
+        known = _known(architecture)
+        return any(added_class(name) is not None or not family_of(name).pools for name in known)
 
     @staticmethod
     def is_pooling_model(architecture: str | Iterable[str]) -> bool:
@@ -32,10 +32,16 @@ class ModelRegistry:
         return any(pools(name) for name in _names(architecture))
 
     @staticmethod
-    def register_model(model_arch: str, model_cls: object) -> NoReturn:
-        """Raise NotBuiltYet: a model is a description here, and no class of torch."""
-        hint = "model_impl='transformers' runs classes that transformers knows."
-        raise NotBuiltYet("model_arch", model_arch, hint)
+    def register_model(model_arch: str, model_cls: AddedModel) -> None:
+        """Have models whose config.json names `model_arch` run by `model_cls`: a Family
+        (quire.models.rules), a class of transformers, or the name of either as "<module>:<name>",
+        which is imported in each process that needs it. Registering the same again changes nothing.
+
+        Raises PluginError (a ValueError) for an architecture that is Quire's own or was registered
+        as something else, UnsupportedArchitecture for a class that cannot run, TypeError and
+        ValueError for what is not a model.
+        """
+        ADDED.register(model_arch, model_cls)
 
 
 def _names(architecture: str | Iterable[str]) -> list[str]:

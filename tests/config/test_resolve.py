@@ -2,14 +2,12 @@
 
 import copy
 import re
-from importlib.metadata import EntryPoint
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.config import planning
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.kv_pool_size import gib
 from quire.config.plan import NOT_SHOWN
@@ -354,13 +352,16 @@ def test_threads_are_bound_where_a_cpu_is_better_than_another(tmp_path, monkeypa
     assert plan_of(machine=gpu).parallel.thread_cpus == ("",)
 
 
-def test_processors_of_installed_packages_come_first(monkeypatch):
-    point = EntryPoint("x", "installed:One", "quire.logits_processors")
-    monkeypatch.setattr(planning, "entry_points", lambda group: [point] * (group == point.group))
+def test_processors_of_installed_packages_come_first(packages, monkeypatch):
+    """VLLM_PLUGINS does not limit them: without them answers would be others."""
+    points = {"quire.logits_processors": {"x": "One"}, "vllm.logits_processors": {"y": "Two"}}
+    packages.install("installed", "", points)
+    monkeypatch.setenv("VLLM_PLUGINS", "")
     plan = EngineArgs(logits_processors=["given:Two"]).create_engine_config()
-    assert plan.sampling.logits_processors == ("installed:One", "given:Two")
+    found = ("installed:One", "installed:Two", "given:Two")
+    assert plan.sampling.logits_processors == found
     assert "installed:One" in plan.reasons["logits_processors"]
     plan = EngineArgs(runner="pooling", convert="embed").create_engine_config()
     assert plan.sampling.logits_processors == (), "vectors are not drawn"
     plan = EngineArgs(runner="generate", convert="embed").create_engine_config()
-    assert plan.sampling.logits_processors == ("installed:One",), "tokens are drawn, too"
+    assert plan.sampling.logits_processors == found[:2], "tokens are drawn, too"

@@ -11,10 +11,10 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quire.as_vllm.variables import HOST
+from quire.plugins import GROUPS, load_group
 from quire.prompts import TokensPrompt
 
 if TYPE_CHECKING:
@@ -159,13 +159,15 @@ def nothing_to_destroy() -> None:
     """There are no groups of processes to destroy."""
 
 
-def nothing_to_load() -> None:
-    """Plug-ins are loaded where an engine is made."""
-
-
 def load_plugins_by_group(group: str) -> dict[str, Any]:
-    """What installed packages bring under that group of entry points, by name."""
-    return {point.name: point.load() for point in entry_points(group=group)}
+    """What installed packages bring under one of the groups of plugins, by name. Raises ValueError
+    for another group.
+    """
+    name = group.partition(".")[2]
+    if name not in GROUPS:
+        known = ", ".join(f"vllm.{each}" for each in GROUPS)
+        raise ValueError(f"There is no group {group!r} of plugins: {known}.")
+    return load_group(name)
 
 
 def token_inputs(

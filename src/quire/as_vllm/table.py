@@ -140,7 +140,8 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.entrypoints.openai.run_batch": {"quire.as_vllm.server": "main=batch_runner"},
     "vllm.envs": {"quire.as_vllm.envs": "environment_variables"},
     "vllm.plugins": {
-        "quire.as_vllm.stand_ins": "load_general_plugins=nothing_to_load load_plugins_by_group"
+        "quire.plugins": "load_general_plugins",
+        "quire.as_vllm.stand_ins": "load_plugins_by_group",
     },
     "vllm.reasoning": {"quire.as_vllm.parsers": "ReasoningParserManager"},
     "vllm.tool_parsers": {"quire.as_vllm.parsers": "ToolParserManager"},
@@ -312,8 +313,7 @@ _REASONS = {
     "vllm.forward_context": "Models are described, not programmed: see docs/models.md.",
     "vllm.model_executor": "Models are described, not programmed: see docs/models.md.",
     "vllm.multimodal": "Pictures, sounds and films are not served.",
-    "vllm.plugins": "Only plug-ins of logits processors and of stat loggers are loaded, by entry "
-    "points of Quire's.",
+    "vllm.plugins": "The groups of plugins are in docs/plugins.md.",
     "vllm.profiler": "Use LLM.start_profile and stop_profile.",
     "vllm.reasoning": "The formats of reasoning are in docs/tools_and_reasoning.md.",
     "vllm.sampling_params.GuidedDecodingParams": "It is StructuredOutputsParams.",

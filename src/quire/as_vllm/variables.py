@@ -20,6 +20,7 @@ TRANSLATED = {
     "VLLM_LORA_RESOLVER_CACHE_DIR": "QUIRE_LORA_RESOLVER_CACHE_DIR",
     "VLLM_LOG_STATS_INTERVAL": "QUIRE_LOG_STATS_INTERVAL",
     "VLLM_MAX_N_SEQUENCES": "QUIRE_MAX_N_SEQUENCES",
+    "VLLM_PLUGINS": "QUIRE_PLUGINS",
 }
 """Variables that have another name here. One that is set under ours already keeps its value."""
 

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     for section in (
         _software,
         _machine,
+        _plugins,
         _torch,
         _gpu,
         _native,
@@ -78,6 +79,27 @@ def _optional_version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _plugins() -> Lines:
+    """Where each plugin is from, and what it changes."""
+    from quire.plugins import GROUPS, all_installed, allowed, load_general_plugins, records
+
+    load_general_plugins()
+    found = {record.point: record for record in records()}
+    lines: Lines = []
+    for point in all_installed():
+        record = found.get(point)
+        if not allowed(point):
+            state = "left out: VLLM_PLUGINS does not name it"
+        elif record is None:
+            state = GROUPS[point.group]
+        else:
+            state = record.failure or f"added {', '.join(record.changes) or 'nothing to tables'}"
+        package = f"{point.package} {point.version}".strip()
+        where = f"{point.prefix}.{point.group} of {package} in {point.folder}"
+        lines.append((f"plugin {point.name}", f"{where} ({point.value}): {state}"))
+    return lines or [("plugins", "none installed")]
 
 
 def _machine() -> Lines:
@@ -199,8 +221,9 @@ def _providers() -> Lines:
 def describe(choice: Choice, device: str) -> str:
     """Which provider serves an op on a device, and why each other provider does not."""
     from quire.ops.select import PLAIN, PROVIDERS
+    from quire.plugins.tables import OP_PROVIDERS
 
-    order = PROVIDERS[device]
+    order = (*OP_PROVIDERS, *PROVIDERS[device])
     rank = order.index(choice.provider)
     reasons = [choice.why] if choice.why else []
     unnamed = [name for name in order[:rank] if f"{name}: " not in choice.why]

@@ -111,8 +111,10 @@ def parts_of(args: argparse.Namespace) -> tuple[ServerArgs, argparse.Namespace]:
     """The options of the server, checked, and what is left for the engine."""
     options = ServerArgs.from_cli_args(args)
     options.validate()
+    from quire.plugins import load_general_plugins
     from quire.server.output_parsing import choose_parsers
 
+    load_general_plugins()
     choose_parsers(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
     own = options_of(ServerArgs)
     rest = {name: value for name, value in vars(args).items() if name not in own}

@@ -9,7 +9,6 @@ import logging
 import os
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +72,7 @@ from quire.models.pooling.spec import HeadLayer
 from quire.models.reading.keys import LeftKey, listed, removal
 from quire.models.reading.text_part import PART, has_vision, without_vision
 from quire.models.spec import Block, Decoder, MixerAfterShared, single_mixers
+from quire.plugins import installed, load_general_plugins
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
 from quire.text.tokenizer import Tokenizer
@@ -83,8 +83,6 @@ logger = logging.getLogger(__name__)
 EMBEDDED_NAME = "quire-embedded"
 """The name of the model inside the package."""
 
-_PROCESSORS = "quire.logits_processors"
-"""The group of entry points by which installed packages bring logits processors."""
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
@@ -94,12 +92,13 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
 
     Raises RequestError for an invalid argument, LoadError for a model that cannot be loaded.
     """
+    load_general_plugins()
     args = with_plain_values(args)
     check_args(args)
     _warn_of_tuning(args)
     model, machine = gather_model_facts(args), gather_machine_facts()
-    installed = [point.value for point in entry_points(group=_PROCESSORS)]
-    return resolve(args, model, machine, is_headless=is_headless, installed_processors=installed)
+    processors = [point.value for point in installed("logits_processors")]
+    return resolve(args, model, machine, is_headless=is_headless, installed_processors=processors)
 
 
 def with_plain_values(args: EngineOptions) -> EngineOptions:

@@ -15,6 +15,8 @@ import torch
 from quire.errors import InvalidParameter
 from quire.ops.catalog import CATALOG
 from quire.ops.registry import Facts, Implementation
+from quire.plugins import resolve_reference
+from quire.plugins.tables import OP_PROVIDERS
 
 PLAIN = "torch"
 """The provider that is always available: the definitions themselves."""
@@ -151,7 +153,7 @@ def select(
     facts = Facts(torch.device(device), dtype, runtime, deterministic)
     names = [entry for entry in providers if "=" not in entry]
     forced = dict(entry.split("=", 1) for entry in providers if "=" in entry)
-    order = names or list(PROVIDERS.get(facts.device.type, (PLAIN,)))
+    order = names or [*OP_PROVIDERS, *PROVIDERS.get(facts.device.type, (PLAIN,))]
     implementations: list[Implementation] = []
     missing: dict[str, str] = {}
     for name in dict.fromkeys([*order, *forced.values()]):
@@ -165,6 +167,8 @@ def select(
 
 def _load(provider: str, facts: Facts) -> tuple[Implementation, ...]:
     """The provider's implementations; () where the installation has no such module."""
+    if provider in OP_PROVIDERS:
+        return tuple(resolve_reference(OP_PROVIDERS[provider])(facts))
     module = f"quire.kernels.{provider}"
     if importlib.util.find_spec("quire.kernels") is None or not importlib.util.find_spec(module):
         return ()

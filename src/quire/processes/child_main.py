@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn
 
 from quire.hardware.prepared_memory import prepare
+from quire.plugins import load_general_plugins
 from quire.processes.owner_signals import leave_to_owner
 from quire.processes.start_message import (
     ORPHANED,
@@ -73,6 +74,7 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
     title = program.title(start)
     _name_process(title)
     logging.basicConfig(level=start.log_level, format=program.log_format.format(title))
+    load_general_plugins()
     sys.exit(program.run(start, pipe))
 
 

@@ -15,7 +15,6 @@ from quire.config.histogram_buckets import FAMILIES
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.shared_cores.broker_stats import ApiServerStats
-from quire.engine.stats import loggers
 from quire.engine.stats.catalog import DESCRIPTIONS, HISTOGRAMS
 from quire.engine.stats.engine_stats import Buckets, EngineStats, sizes_up_to
 from quire.engine.stats.loggers import (
@@ -33,6 +32,7 @@ from quire.errors import EngineDeadError, InvalidType
 from quire.observability.metrics import Counter
 from quire.observability.prometheus import exposition, registry_of
 from quire.params import RequestOutputKind, SamplingParams
+from quire.plugins import load_group
 from tests.engine.frontend.async_engines import collect, looped, make_async
 from tests.engine.frontend.scripted_engines import make_engine, run
 
@@ -352,26 +352,33 @@ def test_stat_loggers_are_made_for_each_core_or_once_for_all():
     assert [entry[2] for entry in one.heard[1:]] == [0, 1, 1, 5]
 
 
-def test_installed_stat_loggers_turn_statistics_on(monkeypatch):
-    class Point:
-        name = "mine"
-
-        def __init__(self, found):
-            self.found = found
-
-        def load(self):
-            return self.found
-
+def test_installed_stat_loggers_turn_statistics_on(packages, monkeypatch):
+    source = """
+        from quire.engine.stats.loggers import StatLoggerBase
+        class Recorder(StatLoggerBase):
+            def __init__(self, vllm_config, engine_index=0): pass
+            def record(self, *arguments, **named): pass
+            def log_engine_initialized(self): pass
+    """
     plan = make_plan().changed(log_stats=False)
-    monkeypatch.setattr(loggers, "entry_points", lambda group: [Point(Recorder)])
+    packages.install("mine", source, {"vllm.stat_logger_plugins": {"mine": "Recorder"}})
+    [installed] = load_group("stat_logger_plugins").values()
     found, options = with_stat_loggers(plan)
-    assert options == StatsOptions((Recorder,), False) and found.serving.log_stats
-    monkeypatch.setattr(loggers, "entry_points", lambda group: [Point(dict)])
-    with pytest.raises(InvalidType, match="plugins: mine=<class 'dict'> is not allowed"):
-        with_stat_loggers(plan, None)
-    monkeypatch.setattr(loggers, "entry_points", lambda group: [])
+    assert options == StatsOptions((installed,), False) and found.serving.log_stats
+    monkeypatch.setenv("VLLM_PLUGINS", "others")
     assert with_stat_loggers(plan, []) == (plan, StatsOptions((), False))
     assert with_stat_loggers(plan, [Recorder], True)[1] == StatsOptions((Recorder,), False, True)
+
+
+def test_installed_stat_loggers_are_classes_that_can_be_imported(packages, caplog):
+    points = {"quire.stat_logger_plugins": {"gone": "Gone"}}
+    packages.install("gone", "", points)
+    plan = make_plan()
+    assert with_stat_loggers(plan) == (plan, StatsOptions((), plan.serving.log_stats))
+    assert "'gone' of gone 1.0 (gone:Gone) is left out: it failed: gone has no Gone." in caplog.text
+    packages.install("mine", "Recorder = dict", {"quire.stat_logger_plugins": {"mine": "Recorder"}})
+    with pytest.raises(InvalidType, match="plugins: mine=<class 'dict'> is not allowed"):
+        with_stat_loggers(plan, None)
 
 
 def step(num_prompt=0, num_cached=0, num_generated=0):

@@ -17,6 +17,7 @@ from quire.config.args.option import Kind, OptionGroup
 from quire.config.args.refused_values import LOAD_FORMATS, TOKENIZER_MODES
 from quire.config.args.unbuilt_args import UnbuiltArgs
 from quire.errors import NotBuiltYet, RequestError, UnknownParameter
+from quire.plugins import tables
 
 _MODEL = OptionGroup("Model")
 _LOAD = OptionGroup("Loading")
@@ -162,6 +163,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
             *("mmap", "sharded_state", "runai_streamer", "dummy"),
         ),
         refused=LOAD_FORMATS,
+        added=tables.LOAD_FORMATS,
         hint="Convert other formats to safetensors first.",
     )
     download_dir: str | None = _LOAD.text(

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
@@ -43,8 +43,9 @@ class Option:
     the whole set of values, unless it `only_tunes` other engines: then any value (or choice) is
     accepted, with a warning.
 
-    `refused`: documented values that are not built, and what to do instead. `hint` ends the text of
-    other errors: what to do instead.
+    `refused`: documented values that are not built, and what to do instead; `added`: values that
+    plugins bring, which may be among these. `hint` ends the text of other errors: what to do
+    instead.
     """
 
     help: str
@@ -53,6 +54,7 @@ class Option:
     unit: str = ""
     choices: tuple[str, ...] = ()
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    added: Container[str] = ()
     minimum: float | None = None
     above: float | None = None
     maximum: float | None = None
@@ -190,6 +192,8 @@ def check(name: str, value: object, option: Option) -> None:
         return
     if not _CHECKS[option.kind](value):
         raise InvalidType(name, value, option.allowed, option.hint)
+    if isinstance(value, str) and value in option.added:
+        return
     if isinstance(value, str) and value in option.refused:
         raise NotBuiltYet(name, value, option.refused[value])
     if option.choices and value not in option.choices:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 _SAFETENSORS = "Use 'auto' with safetensors files."
+_PLUGIN = "A plugin can register it (docs/plugins.md); else use 'auto' with safetensors files."
 _PARTS = "Use 'sharded_state', whose files save_sharded_state writes."
 LOAD_FORMATS = {
     "npcache": "It keeps a copy of pickled weights: use 'pt', or convert them to safetensors.",
-    "tensorizer": _SAFETENSORS,
+    "tensorizer": _PLUGIN,
     "bitsandbytes": "The checkpoint says how it is quantised: use 'auto'.",
     "gguf": "Use the safetensors files of the same model.",
-    "fastsafetensors": _SAFETENSORS,
-    "instanttensor": _SAFETENSORS,
+    "fastsafetensors": _PLUGIN,
+    "instanttensor": _PLUGIN,
     "ipc_cache": _SAFETENSORS,
-    "modelexpress": _SAFETENSORS,
+    "modelexpress": _PLUGIN,
     "runai_streamer_sharded": _PARTS,
 }
 _TOKENIZER_JSON = "Provide a tokenizer.json and a chat template, and use 'auto'."

@@ -1,7 +1,7 @@
 """The stat loggers, which get the statistics of every step: the log line, and those of users.
 
-A stat logger is named by argument (`stat_loggers=[factory]`) or by an entry point of one of
-`GROUPS`; a factory is called with the plan and the index of a core.
+A stat logger is named by argument (`stat_loggers=[factory]`), or a plugin of the group `GROUP`; a
+factory is called with the plan and the index of a core.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any, cast
 
 from quire.config.plan import EnginePlan
@@ -20,11 +19,12 @@ from quire.engine.stats.draft_totals import DraftTotals, in_words
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.messages import SchedulerStats
 from quire.errors import InvalidType
+from quire.plugins import load_group
 
 logger = logging.getLogger(__name__)
 
-GROUPS = ("quire.stat_logger_plugins", "vllm.stat_logger_plugins")
-"""Groups of entry points whose members are stat loggers."""
+GROUP = "stat_logger_plugins"
+"""The group of plugins that are stat loggers."""
 
 _HIT_WINDOW = 1000
 """How many requests the hit rate of the log line covers."""
@@ -264,14 +264,12 @@ def with_stat_loggers(
     Raises InvalidType for one that is not a stat logger.
     """
     factories = list(given or ())
-    for group in GROUPS:
-        for point in entry_points(group=group):
-            factory = point.load()
-            if not (isinstance(factory, type) and issubclass(factory, StatLoggerBase)):
-                allowed = "it must be a subclass of quire.engine.stats.loggers.StatLoggerBase"
-                raise InvalidType(f"{group}: {point.name}", factory, allowed)
-            if factory not in factories:
-                factories.append(factory)
+    for name, factory in load_group(GROUP).items():
+        if not (isinstance(factory, type) and issubclass(factory, StatLoggerBase)):
+            allowed = "it must be a subclass of quire.engine.stats.loggers.StatLoggerBase"
+            raise InvalidType(f"{GROUP}: {name}", factory, allowed)
+        if factory not in factories:
+            factories.append(factory)
     options = StatsOptions(tuple(factories), plan.serving.log_stats, is_log_aggregated)
     if factories and not plan.serving.log_stats:
         plan = plan.changed(log_stats=True)

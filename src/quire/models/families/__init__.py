@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from quire.errors import UnsupportedArchitecture
+from quire.models.added import AddedModel, check_added, resolved
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats import read_storage
 from quire.models.pooling.conversion import Form, converted, form_of, generators_of, with_pooler
@@ -23,6 +24,7 @@ from quire.models.reading.text_part import PART, outer_objects
 from quire.models.reading.unbuilt import WHY_NOT
 from quire.models.rules import Family
 from quire.models.spec import Decoder
+from quire.plugins import NameTable
 
 _HOMES = {
     "AXK1ForCausalLM": "axk1",
@@ -198,10 +200,30 @@ _ENCODERS = {
 _ENCODER_FORMS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 _HOMES |= {stem + form: home for stem, home in _ENCODERS.items() for form in _ENCODER_FORMS}
 
+ADDED: NameTable[AddedModel] = NameTable("architecture", reserved=_HOMES, check=check_added)
+"""Models of plugins and programs."""
+
 
 def architectures() -> tuple[str, ...]:
     """The names that config.json may have under `architectures`, sorted."""
-    return tuple(sorted(_HOMES))
+    return tuple(sorted({*_HOMES, *ADDED}))
+
+
+def added_class(architecture: object) -> type[Any] | None:
+    """The class of transformers that was registered for an architecture, if that is one. Raises
+    UnsupportedArchitecture for what was registered and cannot run.
+    """
+    if not isinstance(architecture, str) or architecture not in ADDED:
+        return None
+    found = resolved(architecture, ADDED[architecture])
+    return None if isinstance(found, Family) else found
+
+
+def _is_described(architecture: str) -> bool:
+    """Whether a family describes an architecture of this very name."""
+    if architecture in ADDED:
+        return isinstance(resolved(architecture, ADDED[architecture]), Family)
+    return architecture in _HOMES
 
 
 def find_family(
@@ -228,7 +250,7 @@ def find_family(
 
 
 def _family_named(name: str, form: Form | None) -> Family | None:
-    if name in _HOMES:
+    if _is_described(name):
         return _in_form(family_of(name), form)
     if (found := _family_in_form(name)) is not None:
         return found
@@ -248,14 +270,14 @@ def _in_form(family: Family, form: Form | None) -> Family:
 
 def _pooling_family(architecture: str) -> Family | None:
     """The family of an architecture that pools; None for one that is not known."""
-    if architecture in _HOMES:
+    if _is_described(architecture):
         return with_pooler(family_of(architecture), ())
     return _family_in_form(architecture)
 
 
 def pools(architecture: str) -> bool:
     """Whether an architecture is known by its name or by what it is made of, and pools prompts."""
-    if architecture in _HOMES:
+    if _is_described(architecture):
         return family_of(architecture).pools
     base = base_of(architecture)
     return _pooling_family(architecture if base is None else base) is not None
@@ -267,12 +289,16 @@ def _family_in_form(architecture: str) -> Family | None:
     if found is None:
         return None
     generators, form = found
-    home = next((name for name in generators if name in _HOMES), None)
+    home = next((name for name in generators if _is_described(name)), None)
     return None if home is None else converted(family_of(home), form)
 
 
 def family_of(architecture: str) -> Family:
-    """The family of one of the `architectures`."""
+    """The family of one of the `architectures` that a family describes."""
+    if architecture in ADDED:
+        added = resolved(architecture, ADDED[architecture])
+        assert isinstance(added, Family), "a class is not described"
+        return added
     module, _, name = _HOMES[architecture].partition(".")
     found = getattr(import_module(f".{module}", __package__), name or "FAMILY")
     forms: tuple[Family, ...] = found if isinstance(found, tuple) else (found,)
@@ -281,6 +307,8 @@ def family_of(architecture: str) -> Family:
 
 def summary_of(architecture: str) -> str:
     """What the module of the architecture's family says of it: its docstring in one line."""
+    if architecture in ADDED:
+        return f"Added by {ADDED.holder(architecture)}."
     module, _, _ = _HOMES[architecture].partition(".")
     text = import_module(f".{module}", __package__).__doc__ or ""
     return " ".join(text.split())

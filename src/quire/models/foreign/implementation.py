@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from quire.errors import NotBuiltYet, UnsupportedArchitecture
 from quire.models.config_reader import ConfigReader
-from quire.models.families import find_family, read_with_foreign
+from quire.models.families import ADDED, added_class, find_family, read_with_foreign
 from quire.models.foreign import library
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.pooling.conversion import Form
@@ -31,6 +31,10 @@ def choose_implementation(config: Mapping[str, Any], asked: str) -> tuple[ModelI
     if asked == "transformers":
         library.require()
         return "transformers", "model_impl was given"
+    named = (config.get("architectures") or [None])[0]
+    if asked == "auto" and added_class(named) is not None:
+        library.require()
+        return "transformers", f"its class was registered by {ADDED.holder(named)}"
     try:
         find_family(config)
     except UnsupportedArchitecture as error:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.errors import LoadError, UnsupportedArchitecture, UnsupportedConfigValue
+from quire.models.families import added_class
 from quire.models.formats import KEYS, read_storage
 from quire.models.formats.storage import Storage
 
@@ -47,22 +48,25 @@ def knows(config: Mapping[str, Any]) -> bool:
 
 
 def model_class(config: Mapping[str, Any]) -> Any:
-    """transformers' class of the model. Raises UnsupportedArchitecture where it has none, or one
-    whose layers keep more than keys and values.
+    """transformers' class of the model, or the one that was registered for it. Raises
+    UnsupportedArchitecture where there is none, or one whose layers keep more than keys and values.
     """
     import transformers
 
     require()
     name = (config.get("architectures") or [None])[0]
-    if not isinstance(name, str) or not knows(config):
+    found: Any = added_class(name)
+    if found is None and (not isinstance(name, str) or not knows(config)):
         code = " The model's own Python code (auto_map) is never executed by Quire."
         raise UnsupportedArchitecture(
             f"transformers {transformers.__version__} has no causal language model {name!r}."
             + (code if config.get("auto_map") else "")
         )
-    found = getattr(transformers, name)
+    found = found or getattr(transformers, str(name))
     if found._is_stateful:
-        raise refusal(name, "its layers keep a recurrent state, which transformers has in a cache")
+        raise refusal(
+            str(name), "its layers keep a recurrent state, which transformers has in a cache"
+        )
     return found
 
 
@@ -74,11 +78,13 @@ def library_config(config: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+    added = added_class((config.get("architectures") or [None])[0])
+    if added is None and (not isinstance(kind, str) or kind not in CONFIG_MAPPING):
         raise UnsupportedArchitecture(f"config.json: transformers has no model_type {kind!r}.")
     plain = {key: value for key, value in config.items() if key not in KEYS}
     try:
-        made = CONFIG_MAPPING[kind].from_dict(plain)
+        read: Any = CONFIG_MAPPING[kind] if added is None else added.config_class
+        made = read.from_dict(plain)
     except Exception as error:  # each class checks its values in its own way
         raise LoadError(f"config.json: transformers rejects it: {_line(error)}") from error
     _check(str(config["architectures"][0]), made)

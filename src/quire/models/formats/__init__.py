@@ -6,7 +6,6 @@ tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from quire.errors import LoadError, UnsupportedConfigValue
@@ -23,8 +22,21 @@ from quire.models.formats.mlx import read_mlx
 from quire.models.formats.quark import read_quark
 from quire.models.formats.storage import Storage
 from quire.models.formats.torchao import read_torchao
+from quire.plugins import NameTable
 
-METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
+
+def _check_reader(value: object) -> None:
+    """Raise TypeError for what cannot read a `quantization_config`."""
+    if isinstance(value, type) or not callable(value):
+        raise TypeError(
+            f"A quantization method is a function that reads a config into a Storage, and {value!r}"
+            " is not: a class that computes with vLLM's layers has no counterpart here, see "
+            "docs/plugins.md."
+        )
+
+
+METHODS: NameTable[Callable[[ConfigReader], Storage]] = NameTable(
+    "quantization method",
     {
         "auto-round": read_auto_round,
         "awq": read_awq,
@@ -38,7 +50,8 @@ METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
         "mxfp4": read_mxfp4,
         "quark": read_quark,
         "torchao": read_torchao,
-    }
+    },
+    check=_check_reader,
 )
 """`quant_method` -> what reads the rest of the object."""
 

@@ -1,6 +1,7 @@
 """What reads the weights in each format of files.
 
-To add a format of files, write a class with `entries`, `read` and `close` and give it a row here.
+To add a format of files, write a class with `entries`, `read` and `close` and give it a row here;
+plugins register theirs (plugins/tables.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from quire.models.loading.readers.mlx_files import opened
 from quire.models.loading.readers.pickled_files import PickledFiles
 from quire.models.loading.readers.streamed_files import StreamedFiles
 from quire.models.spec import Attention, Decoder
+from quire.plugins import resolve_reference
+from quire.plugins.tables import LOAD_FORMATS
 
 
 class WeightFiles(Protocol):
@@ -63,7 +66,10 @@ def open_files(load_format: LoadFormat, folder: Path, decoder: Decoder | None) -
     layers of a decoder's pooler that have files of their own. Raises LoadError.
     """
     chosen = found_format(folder) if load_format == "auto" else load_format
-    files = _OPENERS[chosen](folder, decoder)
+    if chosen in LOAD_FORMATS:
+        files = resolve_reference(LOAD_FORMATS[chosen])(folder, decoder)
+    else:
+        files = _OPENERS[chosen](folder, decoder)
     pooler = None if decoder is None else decoder.pooler
     dense = () if pooler is None else pooler.dense
     own = [layer.file for layer in dense if layer.file is not None]

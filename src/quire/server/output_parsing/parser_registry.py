@@ -4,10 +4,11 @@ them a model writes, by its chat template: it shows the model the very delimiter
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from quire.errors import InvalidParameter, NotBuiltYet, RequestError
+from quire.plugins import NameTable
 from quire.server.output_parsing.formats import reasoning_formats, tool_formats
 from quire.server.output_parsing.formats.generic import GENERIC
 from quire.server.output_parsing.parser_plan import ParserPlan
@@ -88,8 +89,31 @@ def _named(formats: tuple[T, ...], other_names: Mapping[str, str]) -> dict[str, 
     return by_name | {name: by_name[origin] for name, origin in other_names.items()}
 
 
-TOOL_PARSERS = _named(tool_formats.TOOL_FORMATS, tool_formats.ALIASES)
-REASONING_PARSERS = _named(reasoning_formats.REASONING_FORMATS, reasoning_formats.ALIASES)
+def _check(kind: type) -> Callable[[object], None]:
+    """What raises TypeError for another value than a format of this kind."""
+
+    def check(value: object) -> None:
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"A parser is a table of states, a {kind.__name__} (quire.server.output_parsing), "
+                f"and {value!r} is not: classes that parse by themselves have no counterpart here."
+            )
+
+    return check
+
+
+TOOL_PARSERS: NameTable[ToolFormat] = NameTable(
+    "tool parser",
+    _named(tool_formats.TOOL_FORMATS, tool_formats.ALIASES),
+    reserved={AUTO, NONE},
+    check=_check(ToolFormat),
+)
+REASONING_PARSERS: NameTable[ReasoningFormat] = NameTable(
+    "reasoning parser",
+    _named(reasoning_formats.REASONING_FORMATS, reasoning_formats.ALIASES),
+    reserved={AUTO, NONE},
+    check=_check(ReasoningFormat),
+)
 
 
 def plan_parsers(
@@ -154,7 +178,7 @@ def _find(
     """The format of a name, as the chat template writes it."""
     if name is None:
         return None
-    if name in refused:
+    if name in refused and name not in formats:
         raise NotBuiltYet(parameter, name, refused[name])
     if name not in formats:
         allowed = f"it must be {AUTO}, {NONE} or one of {', '.join(sorted(formats))}"

@@ -1,0 +1,26 @@
+"""Code of installed packages that plugs in: found by entry points, limited by VLLM_PLUGINS, loaded
+one by one, each at its own risk; and the tables that it fills. docs/plugins.md has the contracts.
+
+Level 0: the tables are defined where their entries are used, and know nothing of who fills them.
+"""
+
+from quire.plugins.entry_points import GROUPS, EntryPoint, all_installed, allowed, installed
+from quire.plugins.loading import load_general_plugins, load_group, load_or_raise, records
+from quire.plugins.name_table import NameTable
+from quire.plugins.records import PluginRecord
+from quire.plugins.references import resolve_reference
+
+__all__ = [
+    "GROUPS",
+    "EntryPoint",
+    "PluginRecord",
+    "NameTable",
+    "all_installed",
+    "allowed",
+    "installed",
+    "load_general_plugins",
+    "load_group",
+    "load_or_raise",
+    "records",
+    "resolve_reference",
+]

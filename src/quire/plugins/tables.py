@@ -1,0 +1,44 @@
+"""The tables of what needs torch, here so that a front end fills them without it. Values are names,
+"module:attribute", or what they name.
+
+Their own entries are with those who use them; the names of these are reserved here, and a test
+compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.errors import PluginError
+from quire.plugins.name_table import NameTable
+
+
+def _check_named(value: object) -> None:
+    if not (isinstance(value, str) and ":" in value) and not callable(value):
+        raise PluginError(
+            f"What is registered must be callable or its name as 'module:name', and is {value!r}."
+        )
+
+
+LOAD_FORMATS: NameTable[str | Callable[..., Any]] = NameTable(
+    "load format",
+    reserved=(
+        *("auto", "hf", "mmap", "safetensors", "pt", "mistral"),
+        *("runai_streamer", "sharded_state", "dummy"),
+    ),
+    check=_check_named,
+)
+"""(folder, decoder) -> `WeightFiles` (quire.models.loading.load_formats)."""
+
+OP_PROVIDERS: NameTable[str | Callable[..., Any]] = NameTable(
+    "provider of ops", reserved=("cpu", "fa3", "torch", "triton"), check=_check_named
+)
+"""(facts) -> the `Implementation`s of a provider (quire.ops.registry). It is asked before those of
+Quire, on every device; each implementation says what it supports.
+"""
+
+EC_CONNECTORS: NameTable[str | type] = NameTable(
+    "connector of encoder caches", reserved=("ECExampleConnector",), check=_check_named
+)
+"""Classes below `ECConnectorBase` (quire.distributed.ec_connector)."""
