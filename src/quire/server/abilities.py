@@ -34,6 +34,12 @@ class Abilities:
         return self.pooling
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """All that the model can do."""
+        pooled = () if self.pooling is None else self.pooling.pooler.tasks
+        return (*(("generate",) if self.generates else ()), *pooled)
+
+    @property
     def task(self) -> str:
         """The task that is served."""
         return "generate" if self.pooling is None else self.pooling.pooler.tasks[0]

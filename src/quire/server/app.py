@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,8 +39,13 @@ class Access:
     logs: bool = False
 
 
-def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> ASGIApp:
-    """The app that answers `entries`. A request loses the root of its path, passes the request log,
+def build_app(
+    server: Server,
+    access: Access,
+    entries: Sequence[RouteEntry],
+    extend: Callable[[Starlette], object] = lambda inner: None,
+) -> ASGIApp:
+    """The app that answers `entries`, and what `extend` adds. A request loses the root of its path, passes the request log,
     which also answers failures, then the guard against foreign web pages if there are hosts, CORS
     if there are origins, and the key guard if there are keys.
     """
@@ -50,6 +55,7 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
     )
     inner.router.redirect_slashes = False
     inner.state.entries = [entry for entry in entries if entry.is_for(server)]
+    extend(inner)
     app: ASGIApp = WithoutSlash(inner)
     if access.keys:  # which opens the paths that it knows, and none of another spelling
         app = KeyGuard(app, access.keys)

@@ -12,9 +12,10 @@ from starlette.types import ASGIApp
 from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.server.admin import ADMIN_ROUTES
-from quire.server.app import build_app
+from quire.server.app import Access, build_app
 from quire.server.assemble import Siblings, access_of, build_server, listening_of, load_modules
-from quire.server.context import RouteEntry
+from quire.server.context import RouteEntry, Server
+from quire.server.endpoint_plugins import EndpointPlugins
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
 from quire.server.page.history import keep_history
 from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO
@@ -46,8 +47,9 @@ async def serve(
     server = build_server(engine, engine.tokenizer, plan, args, keys, siblings)
     await load_modules(server.adapters, args)
     how, access = listening_of(args), access_of(args, keys)
-    routes = _routes(args, with_admin=args.enable_admin and admin_listener is None)
-    served = [(make_listener(build_app(server, access, routes), how), listener)]
+    with_admin = args.enable_admin and admin_listener is None
+    app = await _public_app(server, access, args, with_admin=with_admin)
+    served = [(make_listener(app, how), listener)]
     if admin_listener is not None:
         app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
         served.append((make_listener(app, how, _MOST_ADMINISTRATORS), admin_listener))
@@ -119,7 +121,7 @@ async def make_app(
     assert plan is not None, "engines for serving are made from plans"
     server = build_server(engine, engine.tokenizer, plan, args, keys)
     await load_modules(server.adapters, args)
-    app = build_app(server, access_of(args, keys), _routes(args, with_admin=args.enable_admin))
+    app = await _public_app(server, access_of(args, keys), args, with_admin=args.enable_admin)
     history = asyncio.create_task(keep_history(server, plan.parallel.device))
 
     def close() -> None:
@@ -127,6 +129,17 @@ async def make_app(
         server.close()
 
     return app, close
+
+
+async def _public_app(
+    server: Server, access: Access, args: ServerArgs, *, with_admin: bool
+) -> ASGIApp:
+    """The app with the routes of plugins. Raises PluginError."""
+    plugins = EndpointPlugins(server.abilities.tasks)
+    routes = _routes(args, with_admin=with_admin)
+    app = build_app(server, access, routes, plugins.extend)
+    await plugins.start(server.engine, args)
+    return app
 
 
 def _routes(args: ServerArgs, *, with_admin: bool) -> list[RouteEntry]:

@@ -83,7 +83,7 @@ def library_config(config: Mapping[str, Any]) -> Any:
         raise UnsupportedArchitecture(f"config.json: transformers has no model_type {kind!r}.")
     plain = {key: value for key, value in config.items() if key not in KEYS}
     try:
-        read: Any = CONFIG_MAPPING[kind] if added is None else added.config_class
+        read: Any = CONFIG_MAPPING[str(kind)] if added is None else added.config_class
         made = read.from_dict(plain)
     except Exception as error:  # each class checks its values in its own way
         raise LoadError(f"config.json: transformers rejects it: {_line(error)}") from error

@@ -156,7 +156,8 @@ def _tool_parser_for(template: str | None, reasoning: str | None) -> str | None:
     found = detect_tool_parser(template)
     if found is not None and _shows_tools(template or ""):
         return found
-    if reasoning in REASONING_PARSERS and REASONING_PARSERS[reasoning].table is not None:
+    described = REASONING_PARSERS.get(reasoning or "")
+    if described is not None and described.table is not None:
         return found
     return GENERIC.name
 
