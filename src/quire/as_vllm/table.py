@@ -112,6 +112,12 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.distributed.ec_transfer.ec_connector.example_connector": {
         "quire.distributed.ec_connector": "ECExampleConnector"
     },
+    "vllm.distributed.ec_transfer.ec_connector.factory": {
+        "quire.as_vllm.registries": "ECConnectorFactory"
+    },
+    "vllm.distributed.kv_transfer.kv_connector.factory": {
+        "quire.as_vllm.registries": "KVConnectorFactory"
+    },
     "vllm.distributed.parallel_state": {
         "quire.as_vllm.stand_ins": """cleanup_dist_env_and_memory
             destroy_model_parallel=nothing_to_destroy
@@ -159,8 +165,12 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.logits_process": {"quire.runner.sampling": "LogitsProcessor=RequestLogitsProcessor"},
     "vllm.logprobs": {"quire.outputs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs"},
     "vllm.lora.request": {"quire.lora.request": "LoRARequest"},
+    "vllm.model_executor.layers.quantization": {
+        "quire.as_vllm.registries": "register_quantization_config"
+    },
     "vllm.model_executor.model_loader": {
-        "quire.as_vllm.stand_ins": "ShardedStateLoader=ShardedFiles"
+        "quire.as_vllm.stand_ins": "ShardedStateLoader=ShardedFiles",
+        "quire.as_vllm.registries": "register_model_loader",
     },
     "vllm.model_executor.utils": {"quire.as_vllm.processes": "set_random_seed"},
     "vllm.model_executor.models": {"quire": "ModelRegistry"},

@@ -95,6 +95,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_deterministic: bool
     profiler: ProfilerConfig | None
     worker_extension_cls: str | None
+    scheduler_cls: str | None
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from quire.config.plan_parts import ParallelPlan
 from quire.distributed.expert_exchange import ExpertExchange
+from quire.errors import InvalidParameter, PluginError
 from quire.executor.abstract import BuiltExecutor, Executor
 from quire.executor.platform import Platform
 from quire.executor.ranks.multiproc import MultiprocExecutor, open_multiproc
 from quire.executor.uniproc import UniprocExecutor, open_uniproc
 from quire.executor.worker_config import WorkerConfig
+from quire.plugins import resolve_reference
 
 
 class OpenExecutor(Protocol):
@@ -40,6 +42,22 @@ _CLASSES: Mapping[str, type[Executor]] = MappingProxyType(
 )
 
 
+def find_executor(name: str) -> OpenExecutor:
+    """What opens the executor of this name, or of a class of one's own, as "module:Class". Raises
+    InvalidParameter.
+    """
+    if name in EXECUTORS:
+        return EXECUTORS[name]
+    try:
+        found: Any = resolve_reference(name)
+    except PluginError as error:
+        raise InvalidParameter("distributed_executor_backend", name, str(error)) from error
+    if not callable(found):
+        allowed = "it must be an executor's class, or a function that makes one"
+        raise InvalidParameter("distributed_executor_backend", name, allowed)
+    return cast(OpenExecutor, found)
+
+
 class NamesExecutor(Protocol):
     """What an engine was made from, as far as it names its executor."""
 
@@ -49,4 +67,5 @@ class NamesExecutor(Protocol):
 
 def executor_class_of(vllm_config: NamesExecutor) -> type[Executor]:
     """The class of the executor that an engine was made with."""
-    return _CLASSES[vllm_config.parallel.distributed_executor_backend]
+    name = vllm_config.parallel.distributed_executor_backend
+    return _CLASSES[name] if name in _CLASSES else cast(type[Executor], find_executor(name))

@@ -9,7 +9,7 @@ from functools import partial
 
 from quire.distributed.worker_group import WorkerGroup
 from quire.environment import read_environment
-from quire.errors import InvalidParameter
+from quire.errors import EngineError, InvalidParameter, PluginError
 from quire.executor.worker_config import WorkerConfig
 from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.recorded_group import RecordedGroup
@@ -17,6 +17,7 @@ from quire.kernels.cpu.runtime import open_runtime
 from quire.kernels.cpu.weight_codec import CpuWeightCodec
 from quire.models.loading.packed_weights import WeightCodec
 from quire.ops import Ops, select
+from quire.plugins import load_group, resolve_reference
 from quire.runner.batch import BatchBuilder
 from quire.runner.devices.arena import Driver
 from quire.runner.devices.cuda import CudaDriver, CudaGraphs
@@ -58,11 +59,59 @@ class Platform:
 
 
 def open_platform(config: WorkerConfig) -> Platform:
-    """Open the named device. Raises InvalidParameter if it must be deterministic but cannot be."""
-    platform = _open_cuda(config) if config.parallel.device == "cuda" else _open_cpu(config)
+    """Open the device of a plugin, else the named one. Raises InvalidParameter if it must be
+    deterministic but cannot be, PluginError for a plugin that does not open one.
+    """
+    opener = active_platform_plugin()
+    platform = open_own_platform(config) if opener is None else _open_plugin(config, *opener)
     if config.parallel.is_deterministic and not platform.ops.batch_invariant:
         reason = platform.ops.invariance_reason
         raise InvalidParameter("deterministic", True, reason, "Leave it out.")
+    return platform
+
+
+def open_own_platform(config: WorkerConfig) -> Platform:
+    """Open the named device as Quire does without plugins; a plugin may change what it returns."""
+    return _open_cuda(config) if config.parallel.device == "cuda" else _open_cpu(config)
+
+
+def active_platform_plugin() -> tuple[str, str] | None:
+    """The name of the plugin whose platform this machine has, and of what opens it; None: none.
+    Raises PluginError for several.
+    """
+    found: dict[str, str] = {}
+    for name, probe in load_group("platform_plugins").items():
+        try:
+            opener = probe()
+        except Exception as error:
+            logger.error(
+                "Platform plugin %s is left out: %s: %s", name, type(error).__name__, error
+            )
+            continue
+        if opener is not None:
+            found[name] = opener
+    if len(found) > 1:
+        names = ", ".join(found)
+        raise PluginError(
+            f"The platform plugins {names} are all active: name one of them in VLLM_PLUGINS."
+        )
+    return next(iter(found.items()), None)
+
+
+def _open_plugin(config: WorkerConfig, name: str, opener: str) -> Platform:
+    try:
+        platform = resolve_reference(opener)(config)
+    except EngineError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise PluginError(f"Platform plugin {name}: {opener} failed: {what}") from error
+    if not isinstance(platform, Platform):
+        raise PluginError(
+            f"Platform plugin {name}: {opener} must return a quire.executor.platform.Platform, and "
+            f"returned {platform!r}. Platforms that were written for vLLM have no counterpart."
+        )
+    logger.info("The platform is that of the plugin %s (%s).", name, opener)
     return platform
 
 

@@ -45,9 +45,9 @@ def build_app(
     entries: Sequence[RouteEntry],
     extend: Callable[[Starlette], object] = lambda inner: None,
 ) -> ASGIApp:
-    """The app that answers `entries`, and what `extend` adds. A request loses the root of its path, passes the request log,
-    which also answers failures, then the guard against foreign web pages if there are hosts, CORS
-    if there are origins, and the key guard if there are keys.
+    """The app that answers `entries`, and what `extend` adds. A request loses the root of its path,
+    passes the request log, which also answers failures, then the guard against foreign web pages if
+    there are hosts, CORS if there are origins, and the key guard if there are keys.
     """
     inner = Starlette(
         routes=[_route(server, entry.served_by(server)) for entry in entries],

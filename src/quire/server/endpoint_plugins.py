@@ -1,5 +1,5 @@
-"""Routes of plugins: the group `endpoint_plugins`, whose members are loaded where VLLM_PLUGINS names
-them.
+"""Routes of plugins: the group `endpoint_plugins`, whose members are loaded where VLLM_PLUGINS
+names them.
 
 A plugin is a function without arguments, or a class, that makes an object with `name`,
 `required_tasks` (None: any; else one of them has to be served), `attach_router(app)` and
@@ -37,7 +37,7 @@ class EndpointPlugin(Protocol):
         """Add routes to the app: `app.add_route(path, handler, methods=[...])`, or `app.mount`."""
 
     def init_state(self, engine_client: Any, state: State, args: Any) -> object:
-        """Prepare what its handlers need, in `request.app.state`; called before the first request."""
+        """Prepare what its handlers need, in `request.app.state`, before the first request."""
 
 
 class EndpointPlugins:
@@ -77,8 +77,8 @@ class EndpointPlugins:
                 _leave_out(plugin.name, error)
 
     async def start(self, engine: Any, args: Any) -> None:
-        """Have them prepare what their handlers need. Raises PluginError where one fails: its routes
-        are there already, and would fail.
+        """Have them prepare what their handlers need. Raises PluginError where one fails: its
+        routes are there already, and would fail.
         """
         assert self._app is not None, "they have been added"
         for plugin in self._plugins:

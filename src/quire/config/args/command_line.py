@@ -75,6 +75,7 @@ def parse_any(text: str) -> Any:
 
 _PARSERS: dict[Kind, Callable[[str], Any]] = {
     Kind.TEXT: str,
+    Kind.CLASS: str,
     Kind.NAMES: str,
     Kind.NAME_SET: str,
     Kind.PROCESSORS: str,

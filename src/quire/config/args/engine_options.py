@@ -283,11 +283,12 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         maximum=256,
         flags=("-pp",),
     )
-    distributed_executor_backend: str | None = _SCHEDULE.text(
+    distributed_executor_backend: str | type | None = _SCHEDULE.text(
         None,
         "Who runs the workers: 'uni' one worker in its core's process, 'mp' a process for each of "
-        "several; None: as many workers need.",
+        "several, or a class of your own (docs/plugins.md); None: as many workers need.",
         choices=("uni", "mp", "external_launcher"),
+        takes_classes=True,
         refused={
             "ray": "Workers are started on this machine: leave it out, or use 'mp'.",
         },
@@ -388,6 +389,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "fcfs",
         "Who runs first: in order of arrival, or by priority (lower first).",
         choices=("fcfs", "priority"),
+    )
+    scheduler_cls: str | type | None = _SCHEDULE.option(
+        None,
+        "A class of your own below quire.scheduling.scheduler.Scheduler, which plans the steps.",
+        Kind.CLASS,
     )
     max_num_queued_reqs: int | None = _SCHEDULE.size(
         None,

@@ -11,10 +11,13 @@ import dataclasses
 import enum
 import math
 import os
+import re
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
+
+_CLASS = re.compile(r"[^\W\d]\w*([.:][^\W\d]\w*)+")
 
 
 class Kind(enum.Enum):
@@ -31,6 +34,7 @@ class Kind(enum.Enum):
     OBJECT = "a dict"
     NAMES = "a string or a list of strings"
     NAME_SET = "a string or a list or set of strings"
+    CLASS = "a class, or its name as 'module.Class'"
     PROCESSORS = "a list of classes or of 'module:Class' strings"
     TOKEN = "a string, True for the token that huggingface_hub has stored, or False for none"
     OVERRIDES = "a dict, or a callable that takes and returns the dict of config.json"
@@ -44,7 +48,7 @@ class Option:
     accepted, with a warning.
 
     `refused`: documented values that are not built, and what to do instead; `added`: values that
-    plugins bring, which may be among these. `hint` ends the text of other errors: what to do
+    plugins bring, which may be among these; where it `takes_classes`, any class is a value, too. `hint` ends the text of other errors: what to do
     instead.
     """
 
@@ -60,6 +64,7 @@ class Option:
     maximum: float | None = None
     is_optional: bool = False
     is_built: bool = True
+    takes_classes: bool = False
     accepts: tuple[object, ...] = ()
     only_tunes: bool = False
     hint: str = ""
@@ -182,6 +187,8 @@ def default_of(field: dataclasses.Field[Any]) -> object:
 
 def check(name: str, value: object, option: Option) -> None:
     """Raise InvalidType, InvalidParameter or NotBuiltYet unless `name` may have `value`."""
+    if option.takes_classes and _is_class(value):
+        return
     if not option.is_built:
         if not option.only_tunes and not is_neutral(value, option):
             raise NotBuiltYet(name, value, option.hint)
@@ -250,12 +257,17 @@ def _is_name_set(value: object) -> bool:
     )
 
 
+def _is_class(value: object) -> bool:
+    return isinstance(value, type) or (isinstance(value, str) and bool(_CLASS.fullmatch(value)))
+
+
 def _is_processors(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(p, str | type) for p in value)
 
 
 _CHECKS: dict[Kind, Callable[[object], bool]] = {
     Kind.TEXT: _is_text,
+    Kind.CLASS: _is_class,
     Kind.INTEGER: _is_integer,
     Kind.SIZE: _is_integer,
     Kind.NUMBER: _is_number,

@@ -92,9 +92,6 @@ class UnbuiltArgs(ForeignArgs):
     disable_hybrid_kv_cache_manager: bool | None = unbuilt(
         None, "treat all layers as one KV group", "Sliding-window layers free their blocks.", False
     )
-    scheduler_cls: Any = unbuilt(
-        None, "class of the scheduler", "There is one scheduler: see scheduling_policy."
-    )
     disable_chunked_mm_input: bool = unbuilt(False, "keep media in one step", _TEXT_ONLY, True)
     # Parallel and distributed
     data_parallel_backend: str = unbuilt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.config.resolve.classes import importable_name
 from quire.config.resolve.decisions import Decisions
 from quire.errors import InvalidParameter, NotBuiltYet
 
@@ -49,6 +50,9 @@ def _decide_bits(d: Decisions, tp: int, *, same_bits: bool) -> None:
 def _decide_executor(d: Decisions, size: int) -> None:
     given = d.args.distributed_executor_backend
     name = "distributed_executor_backend"
+    if isinstance(given, type) or (given is not None and set(given) & {".", ":"}):
+        d.decide(name, importable_name(name, given), f"{name} was given")
+        return
     if size == 1:
         why = f"one worker, in its core's process ({name}={given})" if given else ""
         d.decide(name, "uni", why or "one worker, in its core's process")

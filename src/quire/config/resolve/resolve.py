@@ -19,6 +19,7 @@ from quire.config.histogram_buckets import histogram_buckets
 from quire.config.plan import EnginePlan
 from quire.config.profiler_config import profiler_config
 from quire.config.resolve.adapters import decide_adapters
+from quire.config.resolve.classes import importable_name
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.device import choose_device
 from quire.config.resolve.dtype import decide_dtype, decide_quantization
@@ -231,6 +232,9 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     extension = args.worker_extension_cls or None
     why = "worker_extension_cls" + (" was given" if extension else ": none")
     d.decide("worker_extension_cls", extension, why)
+    scheduler = importable_name("scheduler_cls", args.scheduler_cls)
+    why = "scheduler_cls was given" if scheduler else "Quire's own"
+    d.decide("scheduler_cls", scheduler, why)
     forms = structured_outputs_config(args.structured_outputs_config)
     if forms.prepare is None:
         is_large = d.model.vocab_size >= _LARGE_VOCABULARY and d.value("generates")

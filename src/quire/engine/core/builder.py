@@ -17,14 +17,15 @@ from quire.engine.core.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
 from quire.engine.core.worker_program import cpus_of_core, of_core, worker_config
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, PluginError
 from quire.executor.abstract import BuiltExecutor
-from quire.executor.backends import EXECUTORS
+from quire.executor.backends import find_executor
 from quire.executor.platform import Platform
 from quire.grammar.compiler import GrammarCompiler
 from quire.hardware.affinity import bound_thread
 from quire.models import read_spec
 from quire.models.kv_pool import SNAPSHOT_SHARE
+from quire.plugins import resolve_reference
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
 
@@ -54,7 +55,7 @@ def open_executor(
     plan: EnginePlan, target: Platform | None = None, exchange: ExpertExchange | None = None
 ) -> BuiltExecutor:
     """Start the workers of a plan, which load the model."""
-    backend = EXECUTORS[plan.parallel.distributed_executor_backend]
+    backend = find_executor(plan.parallel.distributed_executor_backend)
     return backend(worker_config(plan), platform=target, exchange=exchange)
 
 
@@ -70,7 +71,7 @@ def core_parts(
 ) -> dict[str, Any]:
     """What `EngineCore` is made of, by the names of its arguments."""
     facts = executor.facts
-    scheduler = Scheduler(
+    scheduler = _scheduler_class(plan.parallel.scheduler_cls)(
         SchedulerConfig(
             steps=plan.steps,
             max_model_len=plan.model.max_model_len,
@@ -110,6 +111,21 @@ def core_parts(
         "lock_step": exchange,
         "pace": None if plan.steps.max_stall_s is None else StepPace(plan.steps.max_stall_s),
     }
+
+
+def _scheduler_class(name: str | None) -> type[Scheduler]:
+    """The class that plans steps. Raises InvalidParameter for what is not one."""
+    if name is None:
+        return Scheduler
+    try:
+        found = resolve_reference(name)
+    except PluginError as error:
+        raise InvalidParameter("scheduler_cls", name, str(error)) from error
+    if not (isinstance(found, type) and issubclass(found, Scheduler)):
+        allowed = "it must be a subclass of quire.scheduling.scheduler.Scheduler"
+        hint = "Schedulers that were written for vLLM have no counterpart."
+        raise InvalidParameter("scheduler_cls", name, allowed, hint)
+    return found
 
 
 def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange:

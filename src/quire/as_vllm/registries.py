@@ -1,0 +1,65 @@
+"""vLLM's ways to register parts of an engine, over the tables that plugins fill (docs/plugins.md).
+
+What is registered is behind Quire's interfaces, whatever it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from quire.models.formats import METHODS
+from quire.plugins.tables import EC_CONNECTORS, LOAD_FORMATS
+
+T = TypeVar("T")
+
+
+def register_quantization_config(quantization: str) -> Callable[[T], T]:
+    """A decorator that registers a function which reads `quantization_config` into a Storage
+    (quire.models.formats). Raises TypeError for a class, which would compute with vLLM's layers.
+    """
+
+    def register(reader: T) -> T:
+        METHODS.register(quantization, reader)  # type: ignore[arg-type]
+        return reader
+
+    return register
+
+
+def register_model_loader(load_format: str) -> Callable[[T], T]:
+    """A decorator that registers what opens the weights of a folder: `(folder, decoder)` ->
+    WeightFiles (quire.models.loading.load_formats). Raises TypeError for a class that loads into
+    vLLM's modules.
+    """
+
+    def register(opener: T) -> T:
+        if hasattr(opener, "load_weights") or hasattr(opener, "load_model"):
+            raise TypeError(
+                f"{opener!r} loads weights into modules of vLLM, which have no counterpart: "
+                "register a function (folder, decoder) that returns the tensors by name, such as a "
+                "quire.models.loading.readers.tensor_map.TensorMap."
+            )
+        LOAD_FORMATS.register(load_format, opener)  # type: ignore[arg-type]
+        return opener
+
+    return register
+
+
+class ECConnectorFactory:
+    """Connectors of encoder caches by name."""
+
+    @staticmethod
+    def register_connector(name: str, module_path: str, class_name: str) -> None:
+        """Register the class `class_name` of a module, below `ECConnectorBase`."""
+        EC_CONNECTORS.register(name, f"{module_path}:{class_name}")
+
+
+class KVConnectorFactory:
+    """Connectors of K/V, of which there are none."""
+
+    @staticmethod
+    def register_connector(name: str, module_path: str, class_name: str) -> NoReturn:
+        """Refused."""
+        raise NotImplementedError(
+            f"The connector {name} of {module_path} cannot be used: K/V stay in their engine."
+        )

@@ -1,0 +1,22 @@
+"""Classes of the user's own among the options, by names that every process can import."""
+
+from __future__ import annotations
+
+from quire.errors import InvalidParameter
+
+
+def importable_name(option: str, given: str | type | None) -> str | None:
+    """The class that an option has, as "module:Class". Raises InvalidParameter for one that cannot
+    be named.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        if ":" in given:
+            return given
+        module, _, name = given.rpartition(".")
+        return f"{module}:{name}"
+    if "<" in given.__qualname__:
+        allowed = "other processes must be able to import it by name"
+        raise InvalidParameter(option, given, allowed, "Put the class into a module.")
+    return f"{given.__module__}:{given.__qualname__}"
