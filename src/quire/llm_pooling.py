@@ -13,6 +13,7 @@ from quire.engine.frontend.score_prompts import CrossPrompts, TextsRead, paired
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineBatch, OfflineRequests, one_at_a_time
 from quire.errors import InvalidParameter, InvalidType, RequestError
+from quire.io_processor import NOT_INSTALLED, TASK, IOProcessor, as_list, make_io_processor
 from quire.lora.request import GivenAdapters
 from quire.models.pooling.spec import PoolingTask
 from quire.params import PoolingParams
@@ -34,7 +35,7 @@ GivenParams: TypeAlias = PoolingParams | Sequence[PoolingParams] | None
 _HINTS = {
     "embed": "Start it with convert='embed', or a model of vectors.",
     "classify": "Start it with convert='classify', or a model of labels.",
-    "plugin": "No IOProcessor plugin installed.",
+    "plugin": NOT_INSTALLED,
 }
 _NO_SCORES = "This model does not support the Scoring API."
 _APIS = dict.fromkeys(("embed", "token_embed"), "the Embedding API")
@@ -49,6 +50,7 @@ class PoolingMethods:
 
     llm_engine: LLMEngine
     _requests: OfflineRequests
+    _processor: IOProcessor | None = None
     _lock: threading.RLock
 
     @one_at_a_time
@@ -69,6 +71,8 @@ class PoolingMethods:
         `truncate_prompt_tokens` (-1: to the model's limit) with `truncation_side`. Raises
         RequestError for a task that is not served, and for an error in a prompt.
         """
+        if pooling_task == TASK and (processor := self._io_processor()) is not None:
+            return [self._processed(processor, prompts, pooling_params, use_tqdm, lora_request)]
         import torch  # which an engine in another process does not need here
 
         outputs = self._pooled(
@@ -214,6 +218,44 @@ class PoolingMethods:
             for query, document in zip(first, second, strict=True)
         ]
         return [prompt for prompt, _ in pairs], [own for _, own in pairs]
+
+    def _io_processor(self) -> IOProcessor | None:
+        """The plugin that makes prompts of data, made once."""
+        if self._processor is None:
+            plan = self.llm_engine.vllm_config
+            name = None if plan is None else plan.serving.io_processor_plugin
+            self._processor = make_io_processor(name, plan)
+        return self._processor
+
+    def _processed(
+        self,
+        processor: IOProcessor,
+        data: Any,
+        params: GivenParams,
+        use_tqdm: UseTqdm,
+        lora_request: GivenAdapters,
+    ) -> PoolingRequestOutput[Any]:
+        """The reply of the plugin to `{"data": ...}`."""
+        if not isinstance(data, Mapping) or set(data) != {"data"}:
+            allowed = "with pooling_task='plugin' it must be {'data': ...}"
+            raise InvalidParameter("prompts", data, allowed)
+        if isinstance(params, Sequence):
+            raise InvalidParameter("pooling_params", params, "it must be one PoolingParams")
+        prompts = as_list(processor.pre_process(processor.parse_data(data["data"])))
+        outputs = self._pooled(
+            prompts,
+            processor.merge_pooling_params(params),
+            self._pooling.pooler.tasks[0],
+            use_tqdm,
+            BatchOptions(lora_request=lora_request),
+        )
+        return PoolingRequestOutput(
+            request_id="",
+            outputs=processor.post_process(outputs),
+            prompt_token_ids=[],
+            num_cached_tokens=0,
+            finished=True,
+        )
 
     def _pooled(
         self,

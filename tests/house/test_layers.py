@@ -13,6 +13,7 @@ LEVELS = {
     "request_options": 0,
     "embedded": 0, "encodable": 0, "file_errors": 0, "unbuilt_names": 0, "lora": 0,
     "environment": 0, "hardware": 0, "start_up": 0, "plugins": 0,
+    "io_processor": 1,
     "step": 1, "scheduling": 1, "text": 1, "ops": 1, "observability": 1, "processes": 1,
     "kernels": 2, "models": 2, "quantization": 2, "distributed": 2, "media": 2,
     "config": 3, "runner": 3, "model_registry": 3,

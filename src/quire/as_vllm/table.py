@@ -145,6 +145,7 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "vllm.entrypoints.openai.run_batch": {"quire.as_vllm.server": "main=batch_runner"},
     "vllm.envs": {"quire.as_vllm.envs": "environment_variables"},
+    "vllm.plugins.io_processors.interface": {"quire.io_processor": "IOProcessor"},
     "vllm.plugins": {
         "quire.plugins": "load_general_plugins",
         "quire.as_vllm.stand_ins": "load_plugins_by_group",

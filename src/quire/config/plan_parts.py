@@ -157,6 +157,7 @@ class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     log_stats: bool
+    io_processor_plugin: str | None
     stream_interval: int
     max_num_queued_reqs: int
     max_num_queued_tokens: int

@@ -40,6 +40,7 @@ from quire.errors import (
     UnknownConfigKey,
 )
 from quire.hardware.host import gather_machine_facts
+from quire.io_processor import find_io_processor
 from quire.models import find_family
 from quire.models.config_reader import LARGEST_SIZE, token_ids, unsupported
 from quire.models.costs import coded_tensors, size_in_codes, size_rounded
@@ -96,6 +97,8 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
     args = with_plain_values(args)
     check_args(args)
     _warn_of_tuning(args)
+    if args.io_processor_plugin is not None:
+        find_io_processor(args.io_processor_plugin)
     model, machine = gather_model_facts(args), gather_machine_facts()
     processors = [point.value for point in installed("logits_processors")]
     return resolve(args, model, machine, is_headless=is_headless, installed_processors=processors)

@@ -14,6 +14,7 @@ from quire.engine.frontend.input_processor import ReasoningMarks
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.environment import read_environment
 from quire.errors import InvalidParameter
+from quire.io_processor import make_io_processor
 from quire.release import __version__
 from quire.server.adapters import ServedAdapters, parse_modules
 from quire.server.app import Access
@@ -106,6 +107,7 @@ def build_server(
         abort_elsewhere=siblings.abort_elsewhere,
         texts=None if tokenizer is None else LongTexts(tokenizer, plan.model.max_model_len),
         adapters=_served_adapters(engine, plan),
+        io_processor=make_io_processor(plan.serving.io_processor_plugin, plan),
         plan={
             name: {"value": _plain(value), "reason": plan.reasons[name]}
             for name, value in plan.decided()

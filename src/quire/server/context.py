@@ -17,6 +17,7 @@ from starlette.responses import Response
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.wire.prompt_media import PlacedPrompt, PromptMedia
 from quire.errors import InvalidParameter
+from quire.io_processor import IOProcessor
 from quire.observability.history import MetricsHistory
 from quire.observability.tracing import HEADERS
 from quire.params import RequestParams, SamplingParams
@@ -135,6 +136,7 @@ class Server:
     abort_elsewhere: AbortElsewhere | None = None
     texts: LongTexts | None = None
     adapters: ServedAdapters = field(default_factory=ServedAdapters)
+    io_processor: IOProcessor | None = None
     history: MetricsHistory = field(default_factory=MetricsHistory)
 
     @cached_property

@@ -575,6 +575,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "torch_profiler_with_stack, _use_gzip, _record_shapes, _with_memory, _with_flops, "
         "delay_iterations, max_iterations. None: nothing can be profiled.",
     )
+    io_processor_plugin: str | None = SAMPLING_AND_OUTPUT.text(
+        None,
+        "The plugin of an installed package that makes prompts of data for a model that pools, and "
+        "data of their results (docs/plugins.md).",
+    )
     worker_extension_cls: str | None = SAMPLING_AND_OUTPUT.text(
         "",
         "A class of your own as 'module.Class', whose methods workers get: `collective_rpc` calls "

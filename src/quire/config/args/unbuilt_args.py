@@ -52,9 +52,6 @@ class UnbuiltArgs(ForeignArgs):
     hf_config_path: str | None = unbuilt(
         None, "folder of config.json", "Use hf_overrides to change config.json."
     )
-    io_processor_plugin: str | None = unbuilt(
-        None, "plug-in for inputs and outputs", "Give prompts as text or token ids."
-    )
     disable_sliding_window: bool = unbuilt(
         False, "cut the context to the window", "Give max_model_len instead."
     )

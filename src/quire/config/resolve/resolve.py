@@ -219,6 +219,7 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     d.decide("generation_eos_token_ids", ids, source)
     d.decide("log_stats", not args.disable_log_stats, f"disable_log_stats={args.disable_log_stats}")
     d.requested("stream_interval")
+    d.requested("io_processor_plugin")
     why = "reasoning_config" + (" was given" if args.reasoning_config else ": none")
     d.decide("reasoning_marks", _reasoning_marks(args.reasoning_config), why)
     d.requested("otlp_traces_endpoint")

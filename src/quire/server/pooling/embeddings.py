@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,9 @@ from starlette.responses import Response
 
 from quire.encodable import to_json
 from quire.errors import InvalidParameter, RequestError
+from quire.io_processor import TASK, as_list, needed
 from quire.params import PoolingParams
+from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.server.context import RequestName, Server
 from quire.server.pooling.inputs import InputReader, PoolingPrompt, prompts_of
 from quire.server.pooling.pieces import joined, pieces_of
@@ -66,6 +69,8 @@ async def _in_pieces(
 async def pooling(server: Server, request: Request) -> Response:
     """Pool each input by the task that is served."""
     body = await server.read_for_model(request, PoolingRequest)
+    if body.task == TASK or body.data is not None:
+        return await _processed(server, request, body)
     items = _items(body)
     name = RequestName.of(request, "pooling-", body.request_id)
     prompts = prompts_of(
@@ -75,15 +80,53 @@ async def pooling(server: Server, request: Request) -> Response:
     return await _reply(server, body, name, results, "pooling", "data")
 
 
+async def _processed(server: Server, request: Request, body: PoolingRequest) -> Response:
+    """The reply of the plugin to the data of a request."""
+    processor = needed(server.io_processor)
+    name = RequestName.of(request, "pooling-", body.request_id)
+    try:
+        data = processor.parse_data(body.data)
+    except ValueError as error:
+        raise InvalidParameter("data", body.data, str(error)) from error
+    prompts = as_list(await processor.pre_process_async(data, request_id=name.shown))
+    items = [_item_of(prompt) for prompt in prompts]
+    task = server.abilities.task
+    params = processor.merge_pooling_params(PoolingParams(task=task))
+    params.task = params.task or task
+    reader = InputReader.of(server, body)
+    results = await all_pooled(
+        server, request, body, name, prompts_of(reader, body, items, params, "data")
+    )
+    outputs = [
+        PoolingRequestOutput(
+            request_id=f"{name.shown}-{index}",
+            outputs=PoolingOutput(result.numbers),
+            prompt_token_ids=[],
+            num_cached_tokens=0,
+            finished=True,
+        )
+        for index, result in enumerate(results)
+    ]
+    reply = await processor.post_process_async(outputs, request_id=name.shown)
+    found = {"request_id": name.shown, "created_at": int(time.time()), "data": reply}
+    return Response(to_json(found), media_type="application/json")
+
+
+def _item_of(prompt: Any) -> Item:
+    """The prompt of a plugin as an input: a text or token ids."""
+    if isinstance(prompt, dict):
+        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt")
+    found: Item = prompt
+    return found
+
+
 def _task(server: Server, body: PoolingRequest) -> str:
     """The task that is served. Raises RequestError where another one is asked for."""
     served, tasks = server.abilities.task, server.abilities.facts.pooler.tasks
     if body.task in (None, served):
         return served
     PoolingParams(task=body.task)  # which knows tasks that are gone
-    if body.task == "plugin":
-        text = "No IOProcessor plugin installed."
-    elif body.task in tasks:
+    if body.task in tasks:
         text = (
             f"Try switching the model's pooling_task via --pooler-config.task {body.task}: "
             f"this server serves {served!r}."

@@ -148,9 +148,10 @@ class EmbeddingRequest(VectorFields, kw_only=True):
 
 
 class PoolingRequest(VectorFields, kw_only=True):
-    """`POST /pooling`."""
+    """`POST /pooling`. `data` is for the plugin that processes it, in place of the input."""
 
     task: str | None = None
+    data: Any = None
 
 
 class ClassificationRequest(InputFields, kw_only=True):
