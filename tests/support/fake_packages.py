@@ -2,8 +2,10 @@
 entry points that name what is in it.
 """
 
+import shutil
 import sys
 import textwrap
+import tomllib
 
 from quire.models.families import ADDED
 from quire.models.formats import METHODS
@@ -38,6 +40,21 @@ class FakePackages:
         (info / "entry_points.txt").write_text(text)
         entry_points._all_points.cache_clear()
 
+    def install_project(self, project, package, version):
+        """A package of a folder with a pyproject.toml, as pip installs it."""
+        shutil.copytree(project / package, self.folder / package)
+        facts = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+        assert facts["version"] == version
+        info = self.folder / f"{facts['name'].replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        text = "".join(
+            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in members.items())
+            for group, members in facts["entry-points"].items()
+        )
+        (info / "entry_points.txt").write_text(text)
+        self._modules.append(package)
+        entry_points._all_points.cache_clear()
+
     def forget(self):
         """Undo what they did to this process."""
         for record in loading.records():
@@ -46,6 +63,7 @@ class FakePackages:
         loading._values.clear()
         for table in TABLES:
             table._added.clear()
-        for name in self._modules:
-            sys.modules.pop(name, None)
+        for name in list(sys.modules):
+            if name.partition(".")[0] in self._modules:
+                del sys.modules[name]
         entry_points._all_points.cache_clear()

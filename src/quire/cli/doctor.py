@@ -97,8 +97,8 @@ def _plugins() -> Lines:
         else:
             state = record.failure or f"added {', '.join(record.changes) or 'nothing to tables'}"
         package = f"{point.package} {point.version}".strip()
-        where = f"{point.prefix}.{point.group} of {package} in {point.folder}"
-        lines.append((f"plugin {point.name}", f"{where} ({point.value}): {state}"))
+        where = f"{point.value} of {package} in {point.folder}"
+        lines.append((f"plugin {point.name} ({point.prefix}.{point.group})", f"{where}: {state}"))
     return lines or [("plugins", "none installed")]
 
 

@@ -1,0 +1,17 @@
+"""A load format: the safetensors files of a folder, read whole."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from quire.models.loading.load_formats import WeightFiles
+from quire.models.loading.readers.tensor_map import TensorMap
+from quire.models.spec import Decoder
+
+
+def open_weights(folder: Path, decoder: Decoder | None) -> WeightFiles:
+    """All tensors of the folder by name."""
+    tensors = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return TensorMap(tensors, folder)
