@@ -80,7 +80,7 @@ class EngineAttributes(HasCounterparts):
 
     @property
     def io_processor(self) -> None:
-        """None: there are no plug-ins that process inputs and outputs."""
+        """None: plugins process data in `LLM.encode` and in a server's /pooling."""
 
     @property
     def renderer(self) -> NoReturn:
