@@ -82,6 +82,12 @@ def test_doctor_lists_it(example, monkeypatch):
         "makes prompts of data, if io_processor_plugin names it",
     ]
     example.forget()
+    monkeypatch.setenv("VLLM_PLUGINS", "acme,acne")
+    assert doctor._plugins()[-1] == (
+        "plugin acne",
+        "is named by VLLM_PLUGINS, and not installed",
+    )
+    monkeypatch.delenv("VLLM_PLUGINS")
     monkeypatch.setattr("sys.path", [])
     assert doctor._plugins() == [("plugins", "none installed")]
 
@@ -101,6 +107,22 @@ def test_it_changes_front_end_core_and_worker(example):
         found = served.get("/acme/tokens").json()
         assert found["model"] == "AcmeForCausalLM" and found["generated"] >= 3
         assert "Acme's platform runs" in served.log
+
+
+@pytest.mark.full
+def test_a_server_makes_vectors_of_records(example):
+    environ = {"VLLM_PLUGINS": "acme", "PYTHONPATH": python_path(example)}
+    flags = ("--runner", "pooling", "--convert", "embed", "--io-processor-plugin", "acme")
+    with serving(*flags, environ=environ) as served:
+        data = {"records": [{"name": "Ada"}, {"name": "Bo", "age": 3}]}
+        reply = served.post("/pooling", {"data": data, "request_id": "mine"}).json()
+        expected = served.post("/pooling", {"input": "name: Ada"}).json()
+        assert reply["request_id"] == "pooling-mine" and reply["created_at"] > 0
+        assert reply["data"]["vectors"][0] == pytest.approx(expected["data"][0]["data"], abs=1e-5)
+        refused = served.post("/pooling", {"data": 3})
+        assert refused.status_code == 400 and "it must be {'records': [...]}" in refused.text
+        assert served.get("/acme/tokens").status_code == 404, "it generates nothing"
+        assert "acme is left out: it needs one of generate, and embed" in served.log
 
 
 def python_path(example):

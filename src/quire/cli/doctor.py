@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from quire.config.kv_pool_size import gib
-from quire.environment import VARIABLES, read_environment
+from quire.environment import VARIABLES, read_environment, read_plugin_environment
 from quire.hardware.cpu_list import format_cpus
 from quire.hardware.facts import MachineFacts
 from quire.hardware.placement import place
@@ -99,6 +99,9 @@ def _plugins() -> Lines:
         package = f"{point.package} {point.version}".strip()
         where = f"{point.value} of {package} in {point.folder}"
         lines.append((f"plugin {point.name} ({point.prefix}.{point.group})", f"{where}: {state}"))
+    wanted = read_plugin_environment().names or ()
+    absent = sorted(set(wanted) - {point.name for point in all_installed()})
+    lines += [(f"plugin {name}", "is named by VLLM_PLUGINS, and not installed") for name in absent]
     return lines or [("plugins", "none installed")]
 
 

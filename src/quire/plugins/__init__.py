@@ -5,7 +5,7 @@ Level 0: the tables are defined where their entries are used, and know nothing o
 """
 
 from quire.plugins.entry_points import GROUPS, EntryPoint, all_installed, allowed, installed
-from quire.plugins.loading import load_general_plugins, load_group, load_or_raise, records
+from quire.plugins.loading import load_general_plugins, load_group, records
 from quire.plugins.name_table import NameTable
 from quire.plugins.records import PluginRecord
 from quire.plugins.references import resolve_reference
@@ -20,7 +20,6 @@ __all__ = [
     "installed",
     "load_general_plugins",
     "load_group",
-    "load_or_raise",
     "records",
     "resolve_reference",
 ]

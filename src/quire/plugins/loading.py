@@ -55,19 +55,9 @@ def load_group(group: str) -> dict[str, Any]:
                 "%s is left out: %s has the same name.", point.title, holders[point.name].title
             )
             continue
-        if _loaded(point, is_needed=False).failure is None:
+        if _loaded(point).failure is None:
             found[point.name], holders[point.name] = _values[point], point
     return found
-
-
-def load_or_raise(point: EntryPoint) -> Any:
-    """The value of one plugin. Raises PluginError where it cannot be loaded: the engine cannot do
-    without it.
-    """
-    record = _loaded(point, is_needed=True)
-    if record.failure is not None:
-        raise PluginError(f"Plugin {point.title} {record.failure}")
-    return _values[point]
 
 
 def records() -> list[PluginRecord]:
@@ -75,14 +65,14 @@ def records() -> list[PluginRecord]:
     return list(_records.values())
 
 
-def _loaded(point: EntryPoint, *, is_needed: bool) -> PluginRecord:
+def _loaded(point: EntryPoint) -> PluginRecord:
     with nullcontext() if current_record() is not None else _lock:
         if point not in _records:
-            _values[point] = _run(point, _value_of, is_needed=is_needed)
+            _values[point] = _run(point, _value_of)
         return _records[point]
 
 
-def _run(point: EntryPoint, action: Callable[[EntryPoint], Any], *, is_needed: bool = False) -> Any:
+def _run(point: EntryPoint, action: Callable[[EntryPoint], Any]) -> Any:
     """The result of an action of a plugin; None where it fails, and the record says why.
 
     It runs in a thread of its own, which is left alone where it does not end in time: an import
@@ -97,26 +87,21 @@ def _run(point: EntryPoint, action: Callable[[EntryPoint], Any], *, is_needed: b
         try:
             results.append(action(point))
         except BaseException as error:  # also SystemExit: it ends nothing but the plugin
-            record.failure = f"failed: {describe(error)}"
+            record.fail(f"failed: {describe(error)}")
             logger.debug("Traceback of a plugin", exc_info=error)
 
     thread = threading.Thread(target=work, name=f"plugin {point.name}", daemon=True)
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
-        record.is_given_up = True
-        record.failure = (
+        record.fail(
             f"has not come to an end in {limit_s:g} s (QUIRE_PLUGIN_TIMEOUT): it hangs, or waits "
             "for something."
         )
     if record.failure is None:
         return results[0]
-    record.take_back()
-    if not is_needed:
-        logger.error(
-            "Plugin %s is left out: it %s The engine goes on without it.",
-            *(point.title, record.failure),
-        )
+    text = "Plugin %s is left out: it %s The engine goes on without it."
+    logger.error(text, point.title, record.failure)
     return None
 
 

@@ -46,8 +46,6 @@ class NameTable(Mapping[str, T], Generic[T]):
         if self._check is not None:
             self._check(value)
         record = current_record()
-        if record is not None and record.is_given_up:
-            raise PluginError(f"{record.point.title} was given up; it came too late.")
         who = "this program" if record is None else record.point.title
         if name in self._added:
             before, holder = self._added[name]
