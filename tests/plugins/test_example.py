@@ -93,13 +93,15 @@ def test_doctor_lists_it(example, monkeypatch):
 
 
 @pytest.mark.full
-def test_it_changes_front_end_core_and_worker(example):
-    """The route and the count are of the front end, the model of the core, the token and the
-    platform of the worker.
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_it_changes_front_end_core_and_workers(example, workers):
+    """The route and the count are of the front end, the model and the weights of the core and of
+    each worker, which has a process of its own if there are two, and the token of the worker.
     """
     environ = {"VLLM_PLUGINS": "acme", "ACME_PLATFORM": "1", "PYTHONPATH": python_path(example)}
     flags = ("--hf-overrides", '{"architectures": ["AcmeForCausalLM"]}', "--load-format", "acme")
-    with serving(*flags, "--tool-call-parser", "acme", environ=environ) as served:
+    flags += ("--tool-call-parser", "acme", "--tensor-parallel-size", workers)
+    with serving(*flags, environ=environ) as served:
         body = {"prompt": "The sun", "max_tokens": 3, "vllm_xargs": {"acme_token": TOKEN}}
         body |= {"temperature": 0, "return_token_ids": True, "model": "quire-embedded"}
         reply = served.post("/v1/completions", body).json()

@@ -48,8 +48,8 @@ class Option:
     accepted, with a warning.
 
     `refused`: documented values that are not built, and what to do instead; `added`: values that
-    plugins bring, which may be among these; where it `takes_classes`, any class is a value, too. `hint` ends the text of other errors: what to do
-    instead.
+    plugins bring, which may be among these; where it `takes_classes`, any class is a value, too.
+    `hint` ends the text of other errors: what to do instead.
     """
 
     help: str
