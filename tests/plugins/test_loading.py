@@ -10,7 +10,16 @@ import pytest
 import quire
 from quire.errors import PluginError
 from quire.models.families import ADDED
-from quire.plugins import NameTable, entry_points, installed, load_general_plugins, loading, records
+from quire.plugins import (
+    NameTable,
+    entry_points,
+    installed,
+    load_general_plugins,
+    loading,
+    program_entries,
+    records,
+    register_all,
+)
 from quire.plugins.tables import EC_CONNECTORS, LOAD_FORMATS, OP_PROVIDERS
 
 GENERAL = "quire.general_plugins"
@@ -214,3 +223,33 @@ def test_plugins_run_in_threads_of_their_own(packages):
     assert sys.modules["acme"].names == ["plugin acme"]
     assert not [t for t in threading.enumerate() if t.name == "plugin acme"]
     assert loading.records()[0].changes == []
+
+
+def test_what_a_program_registers_reaches_its_processes(packages):
+    class Local:
+        """Nobody else can import it."""
+
+    quire.ModelRegistry.register_model("AcmeForCausalLM", LLAMA)
+    LOAD_FORMATS.register("acme", subprocess.run)
+    LOAD_FORMATS.register("local", Local)
+    packages.install("acme", ADDS.replace("Acme", "Other"), {GENERAL: {"acme": "register"}})
+    load_general_plugins()  # which the process calls itself
+    entries = program_entries()
+    assert entries == [
+        ("quire.models.families:ADDED", "AcmeForCausalLM", LLAMA),
+        ("quire.plugins.tables:LOAD_FORMATS", "acme", "subprocess:run"),
+    ]
+    packages.forget()
+    register_all(entries)
+    assert ADDED["AcmeForCausalLM"] == LLAMA and LOAD_FORMATS["acme"] == "subprocess:run"
+
+
+@pytest.mark.full
+def test_a_registered_model_runs_in_a_core_of_its_own(packages):
+    quire.ModelRegistry.register_model("AcmeForCausalLM", LLAMA)
+    llm = quire.LLM(
+        hf_overrides={"architectures": ["AcmeForCausalLM"]}, enable_multiprocessing=True
+    )
+    [output] = llm.generate("The sun", quire.SamplingParams(temperature=0, max_tokens=2))
+    assert len(output.outputs[0].token_ids) == 2
+    llm.close()

@@ -6,7 +6,7 @@ Level 0: the tables are defined where their entries are used, and know nothing o
 
 from quire.plugins.entry_points import GROUPS, EntryPoint, all_installed, allowed, installed
 from quire.plugins.loading import load_general_plugins, load_group, records
-from quire.plugins.name_table import NameTable
+from quire.plugins.name_table import NameTable, program_entries, register_all
 from quire.plugins.records import PluginRecord
 from quire.plugins.references import resolve_reference
 
@@ -20,6 +20,8 @@ __all__ = [
     "installed",
     "load_general_plugins",
     "load_group",
+    "program_entries",
     "records",
+    "register_all",
     "resolve_reference",
 ]

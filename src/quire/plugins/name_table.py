@@ -8,15 +8,22 @@ from typing import Any, Generic, TypeVar
 
 from quire.errors import PluginError
 from quire.plugins.records import current_record
+from quire.plugins.references import resolve_reference
 
 T = TypeVar("T")
+PROGRAM = "this program"
+"""Who adds what no plugin does."""
+
+_tables: dict[str, NameTable[Any]] = {}
 
 
 class NameTable(Mapping[str, T], Generic[T]):
     """Values by name: Quire's own, which stay, and those that plugins or programs add.
 
     `what` names an entry in errors. `reserved` are names besides `own` that cannot be added: those
-    of entries that are kept elsewhere. What a plugin added leaves with it if it fails.
+    of entries that are kept elsewhere. `home`: the table's own name as "module:attribute", where a
+    value may be given by its name; entries of a program then reach the processes that it starts.
+    What a plugin added leaves with it if it fails.
     """
 
     def __init__(
@@ -25,8 +32,11 @@ class NameTable(Mapping[str, T], Generic[T]):
         own: Mapping[str, T] = MappingProxyType({}),
         reserved: Collection[str] = (),
         check: Callable[[Any], None] | None = None,
+        home: str | None = None,
     ) -> None:
         self.what = what
+        if home is not None:
+            _tables[home] = self
         self._own, self._reserved, self._check = own, reserved, check
         self._added: dict[str, tuple[T, str]] = {}
 
@@ -46,7 +56,7 @@ class NameTable(Mapping[str, T], Generic[T]):
         if self._check is not None:
             self._check(value)
         record = current_record()
-        who = "this program" if record is None else record.point.title
+        who = PROGRAM if record is None else record.point.title
         if name in self._added:
             before, holder = self._added[name]
             if before == value:
@@ -77,3 +87,34 @@ class NameTable(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self._own) + len(self._added)
+
+    def entries_by_name(self) -> Iterator[tuple[str, str]]:
+        """The entries of the program, their values as "module:attribute"; without those that cannot
+        be named so.
+        """
+        for name, (value, who) in self._added.items():
+            if who == PROGRAM and (named := _name_of(value)) is not None:
+                yield name, named
+
+
+def program_entries() -> list[tuple[str, str, str]]:
+    """What the program has registered, for the processes that it starts: (table, name, value)."""
+    return sorted(
+        (home, name, value)
+        for home, table in _tables.items()
+        for name, value in table.entries_by_name()
+    )
+
+
+def register_all(entries: Collection[tuple[str, str, str]]) -> None:
+    """Register what the starter of this process has: see `program_entries`."""
+    for home, name, value in entries:
+        resolve_reference(home).register(name, value)
+
+
+def _name_of(value: object) -> str | None:
+    if isinstance(value, str):
+        return value
+    module, name = (getattr(value, key, None) for key in ("__module__", "__qualname__"))
+    is_found = isinstance(module, str) and isinstance(name, str) and "<" not in name
+    return f"{module}:{name}" if is_found else None

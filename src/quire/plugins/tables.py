@@ -28,17 +28,24 @@ LOAD_FORMATS: NameTable[str | Callable[..., Any]] = NameTable(
         *("runai_streamer", "sharded_state", "dummy"),
     ),
     check=_check_named,
+    home="quire.plugins.tables:LOAD_FORMATS",
 )
 """(folder, decoder) -> `WeightFiles` (quire.models.loading.load_formats)."""
 
 OP_PROVIDERS: NameTable[str | Callable[..., Any]] = NameTable(
-    "provider of ops", reserved=("cpu", "fa3", "torch", "triton"), check=_check_named
+    "provider of ops",
+    reserved=("cpu", "fa3", "torch", "triton"),
+    check=_check_named,
+    home="quire.plugins.tables:OP_PROVIDERS",
 )
 """(facts) -> the `Implementation`s of a provider (quire.ops.registry). It is asked before those of
 Quire, on every device; each implementation says what it supports.
 """
 
 EC_CONNECTORS: NameTable[str | type] = NameTable(
-    "connector of encoder caches", reserved=("ECExampleConnector",), check=_check_named
+    "connector of encoder caches",
+    reserved=("ECExampleConnector",),
+    check=_check_named,
+    home="quire.plugins.tables:EC_CONNECTORS",
 )
 """Classes below `ECConnectorBase` (quire.distributed.ec_connector)."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn
 
 from quire.hardware.prepared_memory import prepare
-from quire.plugins import load_general_plugins
+from quire.plugins import load_general_plugins, register_all
 from quire.processes.owner_signals import leave_to_owner
 from quire.processes.start_message import (
     ORPHANED,
@@ -75,6 +75,7 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
     _name_process(title)
     logging.basicConfig(level=start.log_level, format=program.log_format.format(title))
     load_general_plugins()
+    register_all(start.entries)
     sys.exit(program.run(start, pipe))
 
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from quire.plugins import program_entries
 from quire.processes.owner_signals import held_back
 from quire.processes.start_message import ChildStart, last_words, send_start
 
@@ -79,6 +80,7 @@ class ChildProcess:
         that has ended already.
         """
         message.sys_path = [os.path.abspath(entry) for entry in sys.path]
+        message.entries = program_entries()
         message.log_level = logging.getLogger("quire").getEffectiveLevel()
         try:
             send_start(self.pipe, message)

@@ -25,12 +25,14 @@ LENGTH = struct.Struct("<Q")
 
 class ChildStart(msgspec.Struct, kw_only=True):
     """The settings of every child process; `ChildProcess.start` fills them in. `sys_path` is that
-    of the starter. `preparation`: work for the time of its imports. A kind of process
+    of the starter, and `entries` are those that its program has added to tables of plugins.
+    `preparation`: work for the time of its imports. A kind of process
     that speaks to others by a protocol has the version of that as its default.
     """
 
     protocol_version: int = 0
     sys_path: list[str] = []
+    entries: list[tuple[str, str, str]] = []
     log_level: int = 30
     preparation: Preparation = Preparation()
 

@@ -200,7 +200,9 @@ _ENCODERS = {
 _ENCODER_FORMS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 _HOMES |= {stem + form: home for stem, home in _ENCODERS.items() for form in _ENCODER_FORMS}
 
-ADDED: NameTable[AddedModel] = NameTable("architecture", reserved=_HOMES, check=check_added)
+ADDED: NameTable[AddedModel] = NameTable(
+    "architecture", reserved=_HOMES, check=check_added, home=f"{__name__}:ADDED"
+)
 """Models of plugins and programs."""
 
 
