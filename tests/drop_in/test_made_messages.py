@@ -183,7 +183,7 @@ def shown(output):
                 key: value[:, valid].tolist() if getattr(value, "ndim", 0) == 2 else list(value)
                 for key, value in columns.items()
             }
-    for name in ("pooling_output", "routed_experts"):
+    for name in ("pooling_output", "routed_experts", "prompt_token_id_logprobs"):
         fields[name] = None if fields[name] is None else fields[name].tolist()
     return fields
 

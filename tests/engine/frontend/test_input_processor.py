@@ -226,8 +226,8 @@ BAD = [
         "a",
         {"params": SamplingParams(prompt_logprob_token_ids=[[1], [2]])},
         InvalidParameter,
-        "prompt_logprob_token_ids='<2 rows>' is not allowed: with the 1 tokens of this prompt and "
-        "prompt_logprob_start=0 it must have 0 scored rows.",
+        "prompt_logprob_token_ids='<2 rows>' is not allowed: with the 2 tokens of this prompt and "
+        "prompt_logprob_start=0 it must have 1 scored rows.",
     ),
     (
         "a",
