@@ -61,7 +61,7 @@ NAMES = {
     "adapter_0": """charent/self_cognition_Alice Jackmin108/Qwen3-0.6B-Meow-LoRA
         typeof/zephyr-7b-beta-lora jeeejeee/llama32-3b-text2sql-spider
         premjatin/qwen-linear-algebra-coder jekunz/smollm-135m-lora-fineweb-faroese
-        minpeter/LoRA-Llama-3.2-1B-tool-vllm-ci""",
+        minpeter/LoRA-Llama-3.2-1B-tool-vllm-ci peft-internal-testing/opt-125m-dummy-lora""",
     "adapter_1": "charent/self_cognition_Bob Jackmin108/Qwen3-0.6B-Woof-LoRA",
 }
 """Stand-in -> the models that it stands for."""

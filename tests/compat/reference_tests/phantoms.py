@@ -182,6 +182,19 @@ importlib.import_module = import_module
 _import_module("parser_classes").register(ADAPTED, sys.modules[__name__])
 
 
+def dtype_of(model_id, config, dtype, **_):
+    """What vLLM's tests ask for the dtype in which they run transformers beside an engine."""
+    import torch
+
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    own = getattr(config, "dtype", None) or torch.float32
+    return own if dtype == "auto" else getattr(torch, dtype)
+
+
+ensure("vllm.config.model")._get_and_verify_dtype = dtype_of
+
+
 # outcomes
 
 
