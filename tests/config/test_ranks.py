@@ -54,11 +54,11 @@ def test_memory_is_that_of_a_rank_which_repeats_heads_that_are_few(folder, size)
     }
     plan = plan_of(folder, tensor_parallel_size=size, **wishes)
     heads = max(1, 2 // size)
-    assert plan.memory.kv_cache_bytes == 100 * 16 * 5 * 2 * heads * 16 * 4
+    assert plan.memory.kv_cache_bytes == 100 * 16 * 5 * 2 * heads * 32 * 4
     table, norms = plan.model.vocab_size * 128, 11 * 128
-    attention = 128 * (8 + 2 * max(size, 2) + 8) * 16 // size
+    attention = 128 * (8 + 2 * max(size, 2) + 8) * 32 // size
     layer = attention + 3 * 128 * 384 // size
-    assert plan.model.weight_bytes == 4 * (2 * table + norms + 5 * layer)
+    assert plan.model.weight_bytes == 4 * (table + norms + 5 * layer)
     assert plan.model.packed_weights_bytes == 0 or size == 1
 
 

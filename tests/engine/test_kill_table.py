@@ -29,9 +29,10 @@ def test_streams_survive_their_core(num_cores, how):
     ("how", "sizes"),
     [
         (signal.SIGKILL, {"tensor_parallel_size": 2}),
-        pytest.param(signal.SIGSTOP, {"pipeline_parallel_size": 2}, marks=pytest.mark.full),
+        (signal.SIGSTOP, {"pipeline_parallel_size": 2}),
     ],
 )
+@pytest.mark.full
 @pytest.mark.skipif(find_native()[0] is None, reason="ranks exchange by native code")
 def test_streams_survive_a_rank(how, sizes):
     row = asyncio.run(table.signal_ranks(how, 1, **sizes))

@@ -153,6 +153,7 @@ def test_a_rank_that_is_lost_ends_the_others_and_is_told_without_a_step(folder, 
     assert not any(child.is_running for child in children)
 
 
+@pytest.mark.full
 def test_what_keeps_a_rank_from_starting_is_the_error_of_the_start(folder, tmp_path):
     broken = make_checkpoint(tmp_path, SHAPE, "llama", dtype="float32")
     plan = plan_of(broken, tensor_parallel_size=2)
