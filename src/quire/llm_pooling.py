@@ -9,7 +9,13 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 
 from quire.engine.frontend.pooling_input import PoolingFacts
-from quire.engine.frontend.score_prompts import CrossPrompts, TextsRead, paired
+from quire.engine.frontend.score_prompts import (
+    Content,
+    CrossPrompts,
+    TextsRead,
+    check_uncut,
+    paired,
+)
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineBatch, OfflineRequests, one_at_a_time
 from quire.errors import InvalidParameter, InvalidType, RequestError
@@ -17,6 +23,7 @@ from quire.io_processor import NOT_INSTALLED, TASK, IOProcessor, as_list, make_i
 from quire.lora.request import GivenAdapters
 from quire.models.pooling.spec import PoolingTask
 from quire.params import PoolingParams
+from quire.params.pooling import MOST_READ
 from quire.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -145,7 +152,8 @@ class PoolingMethods:
         name no other), with one of token vectors the sum of each query token's largest product with
         a document's, with one of labels (it has one) the label of the pair. `chat_template`,
         or the engine's, makes a prompt of a pair for the latter. Raises RequestError for unequal
-        numbers of texts.
+        numbers of texts. A text with pictures is `{"content": [...]}`, whose parts are those of
+        chats.
         """
         task = self._pooling.pooler.tasks[0]
         first, second = paired(data_1, data_2)
@@ -183,12 +191,15 @@ class PoolingMethods:
     def _texts_read(
         self, first: list[Any], second: list[Any], params: PoolingParams
     ) -> tuple[list[Any], list[Any], PoolingParams]:
-        """The texts, or lists of ids, of which `params` may say how much is read."""
+        """The prompts of texts, or of lists of ids, of which `params` may say how much is read."""
         front_end = self.llm_engine.front_end
         read = TextsRead.of(params, self._pooling, front_end.inputs.limits.max_model_len)
 
         def cut(given: Any, which: int) -> Any:
             limit = read.limits[which]
+            if isinstance(given, Content):
+                check_uncut(limit)
+                return front_end.inputs.content_prompt(given.parts)
             if isinstance(given, str):
                 return read.cut(front_end.require_tokenizer(), given, which) if limit else given
             return given[:limit] if limit else given
@@ -209,14 +220,17 @@ class PoolingMethods:
         if classifier is None or classifier.num_labels != 1:
             raise RequestError("Scoring API is only enabled for num_labels == 1.")
         for one in (*first, *second):
-            if not isinstance(one, str):
+            if not isinstance(one, str | Content):
                 raise InvalidType("data_1", one, "pairs are made of texts")
         limit = front_end.inputs.limits.max_model_len
         make = CrossPrompts(front_end.require_tokenizer(), facts, limit, template)
-        pairs = [
-            make.of(query, document, params, tokenization_kwargs)
-            for query, document in zip(first, second, strict=True)
-        ]
+        pairs = []
+        for sides in zip(first, second, strict=True):
+            texts, pictures = self._sides(sides, params)
+            prompt, own = make.of(texts[0], texts[1], params, tokenization_kwargs)
+            if pictures:
+                prompt["multi_modal_data"] = {"image": pictures}
+            pairs.append((prompt, own))
         return [prompt for prompt, _ in pairs], [own for _, own in pairs]
 
     def _io_processor(self) -> IOProcessor | None:
@@ -256,6 +270,22 @@ class PoolingMethods:
             num_cached_tokens=0,
             finished=True,
         )
+
+    def _sides(
+        self, sides: Sequence[str | Content], params: PoolingParams
+    ) -> tuple[list[str], list[Any]]:
+        """The texts of a pair, with placeholders for their pictures, and these in order."""
+        texts, pictures = [], []
+        for side in sides:
+            if isinstance(side, Content):
+                check_uncut(max((params.extra_kwargs or {}).get(name) or 0 for name in MOST_READ))
+                inputs = self.llm_engine.front_end.inputs
+                text, found = inputs.require_pictures().content(side.parts)
+                pictures += found
+            else:
+                text = side
+            texts.append(text)
+        return texts, pictures
 
     def _pooled(
         self,

@@ -1,52 +1,113 @@
-"""Pictures in the conversations of requests."""
+"""Pictures in the conversations and texts of requests."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from starlette.requests import Request
 
 from quire.engine.wire.prompt_media import PlacedPrompt
 from quire.errors import InvalidParameter, PromptTooLong
-from quire.prompts import GivenMedia
+from quire.prompts import GivenMedia, ParsedPrompt
 from quire.server.context import Server
 from quire.server.engine_outputs import while_connected
 from quire.server.http.security import owner_of
-from quire.server.openai.prompts import text_ids
 from quire.server.openai.requests import ChatRequest
 
 if TYPE_CHECKING:  # few models take pictures
     from quire.engine.frontend.picture_prompts import PicturePrompts
     from quire.media.fetch.fetcher import GivenPicture
+    from quire.media.loader import LoadedPicture
+    from quire.media.prompt_rules.rule import ExpandedPicture
 
 MOST_TOKENS = 2**21
 """The most tokens of a prompt that is only counted."""
 
 
-class ChatPictures:
+class MediaFields(Protocol):
+    """What a body says of how its pictures are loaded."""
+
+    cache_salt: str | None
+    mm_processor_kwargs: dict[str, Any] | None
+    media_io_kwargs: dict[str, Any] | None
+
+
+class PromptPictures:
+    """The pictures of one prompt of a request, in whose text placeholders stand for them."""
+
+    def __init__(
+        self,
+        request: Request,
+        body: MediaFields,
+        prompts: PicturePrompts,
+        given: list[GivenPicture],
+    ) -> None:
+        self._request, self._body = request, body
+        self.prompts, self._given = prompts, given
+
+    async def placed(
+        self, text: str, encode: Callable[[str], Awaitable[list[int]]], *, limit: int | None
+    ) -> PlacedPrompt:
+        """The text as ids, which `encode` makes, with the pictures among them. `limit`: from how
+        many tokens on it may be refused; None: never. Raises RequestError, and ClientDisconnect
+        when nobody waits any more.
+        """
+        loaded = await self._loaded()
+        expanded = self.prompts.expanded(loaded)
+        _check_rows(expanded, limit)
+        short = await encode(self.prompts.prompt_text(text, expanded))
+        return self.prompts.widened(short, loaded, expanded)
+
+    async def placed_in_ids(self, ids: list[int], *, limit: int | None) -> PlacedPrompt:
+        """As `placed`, of ids with placeholders among them."""
+        loaded = await self._loaded()
+        _check_rows(self.prompts.expanded(loaded), limit)
+        return self.prompts.placed(ParsedPrompt(None, ids), loaded, {})
+
+    async def _loaded(self) -> list[LoadedPicture]:
+        body = self._body
+        media = GivenMedia(
+            {"image": self._given}, {}, body.mm_processor_kwargs or {}, body.media_io_kwargs or {}
+        )
+        owner = owner_of(self._request)
+        scope = f"{'' if owner is None else owner.hex()}:{body.cache_salt or ''}"
+        return await while_connected(self._request, self.prompts.loaded(media, scope))
+
+
+class ChatPictures(PromptPictures):
     """The pictures of one conversation; `messages` have markers in their place."""
 
     def __init__(
         self,
-        server: Server,
         request: Request,
-        body: ChatRequest,
+        body: MediaFields,
         prompts: PicturePrompts,
         messages: list[Any],
         given: list[GivenPicture],
     ) -> None:
-        self._server, self._request, self._body = server, request, body
-        self.prompts, self.messages, self._given = prompts, messages, given
+        super().__init__(request, body, prompts, given)
+        self.messages = messages
+
+    @classmethod
+    def found(
+        cls, request: Request, body: MediaFields, prompts: PicturePrompts, messages: list[Any]
+    ) -> Self | None:
+        """None for messages without pictures. Raises RequestError for pictures that are malformed
+        or too many.
+        """
+        texts, given = prompts.taken_out(messages)
+        return cls(request, body, prompts, texts, given) if given else None
 
     @classmethod
     def of(
         cls, server: Server, request: Request, body: ChatRequest, prompts: PicturePrompts
     ) -> Self | None:
-        """None for a conversation without pictures. Raises RequestError for pictures that are
-        malformed or too many.
+        """As `found`, of a request to draw an answer. Raises RequestError for one that cannot have
+        pictures, and where the queue is full.
         """
-        messages, given = prompts.taken_out(body.messages)
-        if not given:
+        pictures = cls.found(request, body, prompts, body.messages)
+        if pictures is None:
             return None
         if body.truncate_prompt_tokens is not None:
             allowed = "a prompt with pictures is not cut"
@@ -55,30 +116,12 @@ class ChatPictures:
             allowed = "a prompt with pictures has one answer at a time"
             raise InvalidParameter("use_beam_search", True, allowed)
         server.engine.check_admission(body.num_drawn)  # before anything is fetched
-        return cls(server, request, body, prompts, messages, given)
+        return pictures
 
-    async def placed(
-        self, text: str, *, add_special_tokens: bool, limit: int | None
-    ) -> PlacedPrompt:
-        """The conversation, rendered as `text`, as ids with the pictures among them. `limit`: see
-        `render_conversation`. Raises RequestError, and ClientDisconnect when nobody waits any more.
-        """
-        body = self._body
-        media = GivenMedia(
-            {"image": self._given}, {}, body.mm_processor_kwargs or {}, body.media_io_kwargs or {}
-        )
-        owner = owner_of(self._request)
-        scope = f"{'' if owner is None else owner.hex()}:{body.cache_salt or ''}"
-        loaded = await while_connected(self._request, self.prompts.loaded(media, scope))
-        expanded = self.prompts.expanded(loaded)
-        num_rows = sum(each.num_rows for each in expanded)
-        most = MOST_TOKENS if limit is None else limit
-        if num_rows >= most:
-            raise PromptTooLong(num_rows, most, is_estimate=True)
-        short = await text_ids(
-            self._server,
-            self.prompts.prompt_text(text, expanded),
-            add_special_tokens=add_special_tokens,
-            limit=limit,
-        )
-        return self.prompts.widened(short, loaded, expanded)
+
+def _check_rows(expanded: Sequence[ExpandedPicture], limit: int | None) -> None:
+    """Raise PromptTooLong for pictures that alone have `limit` rows or more."""
+    num_rows = sum(each.num_rows for each in expanded)
+    most = MOST_TOKENS if limit is None else limit
+    if num_rows >= most:
+        raise PromptTooLong(num_rows, most, is_estimate=True)

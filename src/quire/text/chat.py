@@ -193,7 +193,7 @@ def _normalize(
     if not isinstance(role, str):
         raise InvalidParameter(f"{name}.role", role, "a string is expected")
     content = message.get("content")
-    parts = _parts(content, f"{name}.content", takes_pictures=join_pictures is not None)
+    parts = content_parts(content, f"{name}.content", takes_pictures=join_pictures is not None)
     if message.get("tool_calls") and not any(part.get("text", True) for part in parts):
         content, parts = "", []  # null and no text are the same where calls follow
     form = formats.by_role.get(role, formats.default)
@@ -212,9 +212,10 @@ def _normalize(
     return normal
 
 
-def _parts(content: Any, name: str, *, takes_pictures: bool) -> list[Message]:
-    """Content as a list of parts of type "text", "image" or "tool_reference"; parts whose text is
-    null are left out.
+def content_parts(content: Any, name: str, *, takes_pictures: bool) -> list[Message]:
+    """The content of a message as a list of parts of type "text", "image" or "tool_reference";
+    parts whose text is null are left out. `takes_pictures`: it may have `PICTURE`. Raises
+    RequestError for parts of other types, and for malformed ones.
     """
     if content is None:
         return []

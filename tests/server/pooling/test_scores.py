@@ -226,7 +226,7 @@ HOSTILE = [
     (
         "/score",
         {"queries": "a", "documents": {"content": [{"type": "image_url"}]}},
-        "documents.content.type",
+        "documents",
     ),
     ("/score", {"queries": "", "documents": ""}, "documents"),
     ("/score", {"text_1": "a", "text_2": ["b", LONG]}, "text_2[1]"),

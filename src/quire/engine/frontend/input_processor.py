@@ -194,7 +194,7 @@ class InputProcessor(HasCounterparts):
             return PlacedPrompt(ids, media, parsed.text, parsed.cache_salt)
         if not has_media(prompt):
             return None
-        parsed, pictures = parse_prompt(prompt), self._require_pictures()
+        parsed, pictures = parse_prompt(prompt), self.require_pictures()
         assert parsed.media is not None, "it has some"
         _refuse_truncation(params, encoding)
         found = pictures.load(parsed.media) if loaded is None else loaded
@@ -206,7 +206,7 @@ class InputProcessor(HasCounterparts):
         """
         if not has_media(prompt):
             return prompt
-        media, pictures = parse_prompt(prompt).media, self._require_pictures()
+        media, pictures = parse_prompt(prompt).media, self.require_pictures()
         assert media is not None, "it has some"
         return LoadedPrompt(prompt, await pictures.loaded(media))
 
@@ -225,6 +225,13 @@ class InputProcessor(HasCounterparts):
                 return chat.prompt(list(pieces)).content()
         return render(messages) if self.pictures is None else self.pictures.chat(messages, render)
 
+    def content_prompt(self, parts: Sequence[Any]) -> dict[str, Any]:
+        """The prompt of a message's parts without a template: its text, and its pictures. Raises
+        RequestError for an engine of text alone.
+        """
+        text, found = self.require_pictures().content(parts)
+        return {"prompt": text, "multi_modal_data": {"image": found}}
+
     @property
     def takes_pictures(self) -> bool:
         """Whether prompts may have pictures."""
@@ -239,7 +246,8 @@ class InputProcessor(HasCounterparts):
             )
         return self.embeds
 
-    def _require_pictures(self) -> PicturePrompts:
+    def require_pictures(self) -> PicturePrompts:
+        """The reader of prompts with pictures. Raises RequestError where the engine takes none."""
         if self.pictures is None:
             raise RequestError(
                 "This engine takes text alone: its model takes no pictures, or the engine was "

@@ -22,7 +22,7 @@ from quire.media.prompt_rules.rule import ExpandedPicture
 from quire.media.remaking import PictureRemaker
 from quire.prompts import GivenMedia, ParsedPrompt
 from quire.step.media import EMBEDS, MediaItem
-from quire.text.chat import PICTURE
+from quire.text.chat import PICTURE, content_parts
 from quire.text.tokenizer import Tokenizer, encode_prompt
 
 IMAGE = "image"
@@ -68,6 +68,14 @@ class PicturePrompts:
             return render(messages, **options)
         text = render(texts, join_pictures=self.as_text, **options)
         return {"prompt": text, "multi_modal_data": {IMAGE: found}}
+
+    def content(self, parts: Sequence[Any]) -> tuple[str, list[GivenPicture]]:
+        """The text of a message's parts where placeholders stand for pictures, and these in order.
+        Raises RequestError for parts that are malformed, and for too many pictures.
+        """
+        [message], found = self.taken_out([{"content": list(parts)}])
+        plain = content_parts(message["content"], "content", takes_pictures=True)
+        return self.as_text([part.get("text") for part in plain]), found
 
     def taken_out(self, messages: Any) -> tuple[Any, list[GivenPicture]]:
         """The messages with markers in place of pictures, and these in order. Raises RequestError

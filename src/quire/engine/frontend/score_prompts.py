@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from quire.engine.frontend.pooling_input import PoolingFacts, take_truncation
 from quire.errors import InvalidParameter, InvalidType
@@ -15,6 +15,46 @@ from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer
 
 _RESERVED = ("chat_template", "tools", "tokenize")
+
+
+class Content(NamedTuple):
+    """A text with pictures: the parts of a message."""
+
+    parts: list[Any]
+
+
+ScoredText: TypeAlias = str | Content
+"""One side of a pair."""
+
+
+def text_or_content(name: str, given: Mapping[str, Any]) -> ScoredText:
+    """The text of `{"text": ...}`, or of `{"content": [...]}`, whose parts may be of media. Raises
+    InvalidParameter.
+    """
+    if given.keys() == {"text"} and isinstance(given["text"], str):
+        return given["text"]
+    parts = given.get("content")
+    if given.keys() != {"content"} or not isinstance(parts, list) or not parts:
+        allowed = 'it must be a string, {"text": ...} or {"content": [...]}'
+        raise InvalidParameter(name, given, allowed)
+    if any(not _is_text(part) for part in parts):
+        return Content(parts)
+    for part in parts:
+        if not isinstance(part["text"], str):
+            allowed = 'a part is {"type": "text", "text": "..."}'
+            raise InvalidParameter(f"{name}.content", part, allowed)
+    return "".join(part["text"] for part in parts)
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type", "text") == "text" and "text" in part
+
+
+def check_uncut(most_read: int) -> None:
+    """Raise InvalidParameter where a text with pictures is to be cut; 0: it is not."""
+    if most_read:
+        allowed = "a text with pictures is not cut"
+        raise InvalidParameter(MOST_READ[1], most_read, allowed, "Leave it out.")
 
 
 def paired(first: object, second: object) -> tuple[list[Any], list[Any]]:
@@ -33,20 +73,19 @@ def paired(first: object, second: object) -> tuple[list[Any], list[Any]]:
 
 
 def _texts(name: str, given: object) -> list[Any]:
-    """The texts, or lists of token ids, of one side."""
+    """The texts, contents, or lists of token ids, of one side."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, Mapping):
-        allowed = "it must be a text or a list of texts: media are not served"
-        raise InvalidType(name, given, allowed)
+        return [text_or_content(name, given)]
     if not isinstance(given, Sequence):
         raise InvalidType(name, given, "it must be a text or a list of texts")
     if given and all(isinstance(one, int) for one in given):
         return [list(given)]
     for one in given:
-        if not isinstance(one, str | list | tuple):
+        if not isinstance(one, str | list | tuple | Mapping):
             raise InvalidType(name, one, "each item must be a text")
-    return list(given)
+    return [text_or_content(name, one) if isinstance(one, Mapping) else one for one in given]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ engine/frontend/input_processor.py, through `AsyncLLM.add_request`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -29,7 +30,7 @@ from quire.server.openai.parsed_chat import (
     place_of,
     tool_use,
 )
-from quire.server.openai.prompts import output_budget, prompt_ids, render
+from quire.server.openai.prompts import output_budget, prompt_ids, render, text_ids
 from quire.server.openai.replies import (
     ChatChoice,
     ChatChunk,
@@ -103,7 +104,8 @@ async def render_conversation(
         text = await render(
             server, body, tools.in_prompt, pictures.messages, pictures.prompts.as_text
         )
-        placed = await pictures.placed(text, add_special_tokens=special, limit=limit)
+        encode = partial(text_ids, server, add_special_tokens=special, limit=limit)
+        placed = await pictures.placed(text, encode, limit=limit)
         return RenderedChat(text, placed.token_ids, tools, placed.media)
     text = await render(server, body, tools.in_prompt, body.messages)
     ids = await prompt_ids(server, text, body, add_special_tokens=special, limit=limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 
 from quire.errors import InvalidParameter, PromptTooLong
 from quire.media.chat_text import PicturesAsText
@@ -12,6 +12,14 @@ from quire.server.context import Server
 from quire.server.http.failures import Refusal
 from quire.server.openai.requests import ChatRequest, GenerationFields
 from quire.text.templates.template_bounds import MAX_CHARACTERS
+
+
+class MediaOptions(Protocol):
+    """What a body says of how its media are decoded and processed."""
+
+    mm_processor_kwargs: dict[str, Any] | None
+    media_io_kwargs: dict[str, Any] | None
+
 
 _OF_ANY = 2
 """What any value counts, as much work as so many characters."""
@@ -85,7 +93,7 @@ def check_template(server: Server, template: str | None) -> None:
         raise Refusal(400, text, param="chat_template")
 
 
-def _check_media_options(server: Server, body: ChatRequest) -> None:
+def check_media_options(server: Server, body: MediaOptions) -> None:
     """Raise Refusal (400) for options of media in a request that is not trusted with them."""
     for name in ("mm_processor_kwargs", "media_io_kwargs"):
         if getattr(body, name) and not server.chat.trusts_media_options:
@@ -106,7 +114,7 @@ async def render(
     kwargs = dict(body.chat_template_kwargs or {})
     template = kwargs.pop("chat_template", None) or body.chat_template
     check_template(server, template)
-    _check_media_options(server, body)
+    check_media_options(server, body)
     if body.enable_thinking is not None:
         kwargs.setdefault("enable_thinking", body.enable_thinking)
     if body.reasoning_effort is not None:

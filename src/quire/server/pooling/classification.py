@@ -34,7 +34,9 @@ async def classify(server: Server, request: Request) -> Response:
     labels = _labels(server)
     check_size(len(items) * len(labels))
     name = RequestName.of(request, "classify-", body.request_id)
-    prompts = prompts_of(InputReader.of(server, body), body, items, body.params("classify"))
+    prompts = prompts_of(
+        InputReader.of(server, request, body), body, items, body.params("classify")
+    )
     results = await all_pooled(server, request, body, name, prompts)
 
     def item(index: int, result: Pooled) -> bytes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -13,12 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.encodable import to_json
-from quire.errors import InvalidParameter, NotBuiltYet, RequestError
+from quire.engine.frontend.score_prompts import Content, ScoredText
+from quire.errors import InvalidParameter, RequestError
 from quire.params import PoolingParams
 from quire.server.context import RequestName, Server
-from quire.server.pooling.inputs import InputReader, prompts_of
+from quire.server.pooling.inputs import InputReader, PoolingPrompt, prompts_of
 from quire.server.pooling.replies import ItemWriter, sent
-from quire.server.pooling.requests import InputFields, PooledBody, text_part
+from quire.server.pooling.requests import InputFields, Item, PooledBody, texts_of
 from quire.server.pooling.runs import Numbers, Pooled, all_pooled, check_size
 from quire.server.pooling.vectors import as_bytes, sign_bits
 
@@ -36,7 +38,7 @@ class CohereRequest(PooledBody, kw_only=True):
 
     texts: list[str] | None = None
     inputs: list[dict[str, Any]] | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
     input_type: str | None = None
     embedding_types: list[EmbeddingType] | None = None
     output_dimension: int | None = None
@@ -59,14 +61,20 @@ class CohereRequest(PooledBody, kw_only=True):
         }
         return names.get(parameter) or super().field_of(parameter)
 
-    def given_texts(self) -> list[str]:
-        """The texts of whichever field has them. Raises InvalidParameter, NotBuiltYet."""
-        if self.images:
-            raise NotBuiltYet("images", self.images, "Send texts.")
-        if bool(self.texts) == bool(self.inputs):
-            allowed = "exactly one of texts and inputs must be given, and not empty"
+    def field_and_items(self) -> tuple[str, list[ScoredText]]:
+        """The field that has what is embedded, and that: texts, and contents with pictures. Raises
+        InvalidParameter.
+        """
+        given = {"texts": self.texts, "inputs": self.inputs, "images": self.images}
+        fields = [field for field, value in given.items() if value]
+        if len(fields) != 1:
+            allowed = "exactly one of texts, inputs and images must be given, and not empty"
             raise InvalidParameter("texts", self.texts, allowed)
-        return list(self.texts or ()) or [_text_of(one) for one in self.inputs or ()]
+        if fields == ["images"]:
+            return "images", [Content([_image(url)]) for url in self.images or ()]
+        if fields == ["inputs"]:
+            return "inputs", texts_of("inputs", [_input(one) for one in self.inputs or ()])
+        return "texts", [*(self.texts or ())]
 
 
 class ApiVersion(msgspec.Struct):
@@ -76,7 +84,7 @@ class ApiVersion(msgspec.Struct):
 
 
 class BilledUnits(msgspec.Struct):
-    """Tokens of the texts; there are no images."""
+    """Tokens of the texts, and those that stand for pictures."""
 
     input_tokens: int
     image_tokens: int = 0
@@ -100,26 +108,28 @@ class CohereReply(msgspec.Struct, kw_only=True):
 
 
 async def embed(server: Server, request: Request) -> Response:
-    """Make a vector of each text."""
+    """Make a vector of each text or picture."""
     body = await server.read_for_model(request, CohereRequest)
-    texts = body.given_texts()
+    field, given = body.field_and_items()
     before = _prompt(server, body.input_type)
     asked: Sequence[EmbeddingType] = body.embedding_types or ["float"]
     kinds = list(dict.fromkeys(asked))
-    check_size(len(texts) * server.abilities.facts.size(body.output_dimension))
+    check_size(len(given) * server.abilities.facts.size(body.output_dimension))
     name = RequestName.of(request, "embd-", body.request_id)
-    reader = InputReader.of(server, body)
+    reader = InputReader.of(server, request, body)
     if body.truncate == "NONE" and body.max_tokens is not None:
         limit = _checked_limit(body.max_tokens, server.limits.max_model_len)
         reader = replace(reader, limit=limit, bound="max_tokens")
     params = PoolingParams(task="embed", dimensions=body.output_dimension)
-    field = "inputs" if body.inputs else "texts"
-    prompts = prompts_of(reader, InputFields(), [before + text for text in texts], params, field)
+    items = [_item(each, before) for each in given]
+    rows: list[int] = []
+    prompts = _counting(prompts_of(reader, InputFields(), items, params, field), rows)
     results = await all_pooled(server, request, body, name, prompts)
+    num_tokens = sum(one.num_tokens for one in results)
     reply = CohereReply(
         id=name.shown,
-        texts=texts,
-        meta=CohereMeta(ApiVersion(), BilledUnits(sum(one.num_tokens for one in results))),
+        texts=[each for each in given if isinstance(each, str)],
+        meta=CohereMeta(ApiVersion(), BilledUnits(num_tokens - sum(rows), sum(rows))),
     )
     return await _reply(server, reply, kinds, results)
 
@@ -175,9 +185,32 @@ def _checked_limit(max_tokens: int, longest: int) -> int:
     return max_tokens
 
 
-def _text_of(given: dict[str, Any]) -> str:
-    """The text of one of `inputs`."""
-    parts = given.get("content")
-    if given.keys() != {"content"} or not isinstance(parts, list) or not parts:
+def _image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _input(given: dict[str, Any]) -> dict[str, Any]:
+    if given.keys() != {"content"}:
         raise InvalidParameter("inputs", given, 'an input is {"content": [{"type": "text", ...}]}')
-    return "".join(text_part("inputs.content", part) for part in parts)
+    return given
+
+
+def _item(given: ScoredText, before: str) -> Item:
+    """An input after the prefix that its type has; pictures make it a conversation, whose prefix is
+    the message of the system.
+    """
+    if isinstance(given, str):
+        return before + given
+    conversation: list[dict[str, Any]] = [{"role": "user", "content": given.parts}]
+    return [{"role": "system", "content": before}, *conversation] if before else conversation
+
+
+async def _counting(
+    prompts: AsyncGenerator[PoolingPrompt], rows: list[int]
+) -> AsyncGenerator[PoolingPrompt]:
+    """The prompts; `rows` gets how many tokens of each stand for pictures."""
+    async with aclosing(prompts):
+        async for prompt in prompts:
+            items = [] if prompt.media is None else prompt.media.items
+            rows.append(sum(item.num_rows for item in items))
+            yield prompt

@@ -39,7 +39,7 @@ async def embeddings(server: Server, request: Request) -> Response:
     items = _items(body)
     check_size(len(items) * server.abilities.facts.size(body.dimensions))
     name = RequestName.of(request, "embd-", body.request_id)
-    reader, longest = InputReader.of(server, body), server.pooling.longest
+    reader, longest = InputReader.of(server, request, body), server.pooling.longest
     if longest != reader.limit:
         reader = replace(reader, limit=longest, bound="pooler_config['max_embed_len']")
     prompts = prompts_of(reader, body, items, body.params("embed"))
@@ -74,7 +74,7 @@ async def pooling(server: Server, request: Request) -> Response:
     items = _items(body)
     name = RequestName.of(request, "pooling-", body.request_id)
     prompts = prompts_of(
-        InputReader.of(server, body), body, items, body.params(_task(server, body))
+        InputReader.of(server, request, body), body, items, body.params(_task(server, body))
     )
     results = await all_pooled(server, request, body, name, prompts)
     return await _reply(server, body, name, results, "pooling", "data")

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from starlette.requests import Request
 
 from quire.engine.frontend.pooling_input import TRUNCATE, PoolingFacts, Truncation, take_truncation
+from quire.engine.frontend.score_prompts import Content, ScoredText, check_uncut
+from quire.engine.wire.prompt_media import PlacedPrompt, PromptMedia
 from quire.errors import InvalidParameter, PromptTooLong, RequestError
 from quire.params import PoolingParams
 from quire.params.pooling import SECOND_TEXT
 from quire.server.context import Server
-from quire.server.openai.prompts import check_template, render, size_of
+from quire.server.openai.prompts import check_media_options, check_template, render, size_of
+from quire.server.openai.requests import ChatRequest
+from quire.server.pictures import ChatPictures, PromptPictures
 from quire.server.pooling.requests import InputFields, Item, PairFields, PooledBody
 from quire.server.text_process import PairTask
 from quire.text.templates.template_bounds import MAX_CHARACTERS
 
+if TYPE_CHECKING:  # few models take pictures
+    from quire.media.fetch.fetcher import GivenPicture
+
 
 class PoolingPrompt(NamedTuple):
-    """Token ids and what is to be made of them; `place`: of which input, "" for the only one."""
+    """Token ids, with their media, and what is to be made of them; `place`: of which input, "" for
+    the only one.
+    """
 
     ids: list[int]
     params: PoolingParams
     place: str
+    media: PromptMedia | None = None
+
+
+class ReadInput(NamedTuple):
+    """The token ids of one input, and its media among them."""
+
+    ids: list[int]
+    media: PromptMedia | None = None
 
 
 @dataclass(frozen=True)
@@ -33,13 +53,15 @@ class InputReader:
     """
 
     server: Server
+    request: Request
+    body: PooledBody
     facts: PoolingFacts
     cut: Truncation | None
     limit: int | None
     bound: str = "max_model_len"
 
     @classmethod
-    def of(cls, server: Server, body: PooledBody) -> InputReader:
+    def of(cls, server: Server, request: Request, body: PooledBody) -> InputReader:
         """For prompts that the model takes. Raises InvalidParameter."""
         max_model_len = server.limits.max_model_len
         side = "right" if server.tokenizer is None else server.tokenizer.truncation_side
@@ -47,7 +69,7 @@ class InputReader:
         if server.pooling.cuts:
             given = {TRUNCATE: -1, **given}
         _, cut = take_truncation(given, max_model_len, side)
-        return cls(server, server.abilities.facts, cut, max_model_len)
+        return cls(server, request, body, server.abilities.facts, cut, max_model_len)
 
     async def ids(self, text: str, *, add_special_tokens: bool, most_read: int = 0) -> list[int]:
         """The ids of a text, of which so many tokens are read (0: all). Raises RequestError."""
@@ -72,6 +94,37 @@ class InputReader:
             raise self._too_long(len(ids))
         return ids
 
+    async def with_pictures(
+        self, pictures: PromptPictures, text: str, *, add_special_tokens: bool
+    ) -> ReadInput:
+        """The ids of a text with placeholders, and its pictures. Raises RequestError."""
+        encode = partial(self.ids, add_special_tokens=add_special_tokens)
+        return await self._placed(partial(pictures.placed, text, encode))
+
+    async def with_pictures_in_ids(self, pictures: PromptPictures, ids: list[int]) -> ReadInput:
+        """As `with_pictures`, of ids with placeholders."""
+        return await self._placed(partial(pictures.placed_in_ids, ids))
+
+    async def _placed(self, place: Callable[..., Awaitable[PlacedPrompt]]) -> ReadInput:
+        """Pictures put into a prompt, which is never cut."""
+        if (most := self.body.truncation.get(TRUNCATE, -1)) != -1:
+            raise InvalidParameter(TRUNCATE, most, "a prompt with pictures is not cut")
+        check_media_options(self.server, self.body)
+        try:
+            placed = await place(limit=None if self.limit is None else self.limit + 1)
+        except PromptTooLong as error:
+            raise self._too_long(error.num_tokens, is_estimate=True) from None
+        return ReadInput(self.checked(placed.token_ids), placed.media)
+
+    def text_with_pictures(self, content: Content) -> tuple[str, list[GivenPicture]]:
+        """The text of a content with placeholders, and its pictures. Raises RequestError."""
+        return self.server.engine.front_end.inputs.require_pictures().content(content.parts)
+
+    def pictures_of(self, given: list[GivenPicture]) -> PromptPictures:
+        """The pictures of a prompt, before they are fetched."""
+        prompts = self.server.engine.front_end.inputs.require_pictures()
+        return PromptPictures(self.request, self.body, prompts, given)
+
     def _too_long(self, num_tokens: int, *, is_estimate: bool = False) -> PromptTooLong:
         return PromptTooLong(
             num_tokens,
@@ -82,17 +135,28 @@ class InputReader:
         )
 
 
-async def item_ids(reader: InputReader, body: InputFields, item: Item) -> list[int]:
-    """The ids of one input. Raises RequestError or Refusal."""
+async def read_item(reader: InputReader, body: InputFields, item: Item) -> ReadInput:
+    """One input as ids. Raises RequestError or Refusal."""
     special = body.add_special_tokens
     if isinstance(item, str):
-        return await reader.ids(item, add_special_tokens=special is not False)
+        return ReadInput(await reader.ids(item, add_special_tokens=special is not False))
     if isinstance(item[0], dict):
-        chat = body.as_chat(item)  # type: ignore[arg-type]
-        text = await render(reader.server, chat, None, chat.messages)
-        return await reader.ids(text, add_special_tokens=bool(special))
+        return await _read_chat(reader, body.as_chat(item), bool(special))  # type: ignore[arg-type]
     ids: list[int] = item  # type: ignore[assignment]
-    return reader.checked(ids if reader.cut is None else reader.cut.of(ids))
+    return ReadInput(reader.checked(ids if reader.cut is None else reader.cut.of(ids)))
+
+
+async def _read_chat(reader: InputReader, chat: ChatRequest, special: bool) -> ReadInput:
+    """A conversation, which may have pictures."""
+    server, prompts = reader.server, reader.server.engine.front_end.inputs.pictures
+    pictures = None
+    if prompts is not None:
+        pictures = ChatPictures.found(reader.request, reader.body, prompts, chat.messages)
+    if pictures is None:
+        text = await render(server, chat, None, chat.messages)
+        return ReadInput(await reader.ids(text, add_special_tokens=special))
+    text = await render(server, chat, None, pictures.messages, pictures.prompts.as_text)
+    return await reader.with_pictures(pictures, text, add_special_tokens=special)
 
 
 @contextmanager
@@ -122,14 +186,14 @@ async def prompts_of(
     for index, item in enumerate(items):
         place = _place(field or body.INPUT, index, len(items))
         with naming(body, place):
-            ids = await item_ids(reader, body, item)
-        yield PoolingPrompt(ids, params, place)
+            read = await read_item(reader, body, item)
+        yield PoolingPrompt(read.ids, params, place, read.media)
 
 
 async def texts_apart(
     reader: InputReader,
     body: PairFields,
-    texts: Sequence[str],
+    texts: Sequence[ScoredText],
     params: Sequence[PoolingParams],
     side: int,
     places: range,
@@ -141,24 +205,41 @@ async def texts_apart(
     for index, text in enumerate(texts):
         place = _place(field, places[index], places.stop)
         with naming(body, place):
-            ids = await reader.ids(text, add_special_tokens=True, most_read=most_read)
-        yield PoolingPrompt(ids, params[index if len(params) > 1 else 0], place)
+            if isinstance(text, Content):
+                read = await _read_content(reader, text, most_read)
+            else:
+                ids = await reader.ids(text, add_special_tokens=True, most_read=most_read)
+                read = ReadInput(ids)
+        yield PoolingPrompt(read.ids, params[index if len(params) > 1 else 0], place, read.media)
+
+
+async def _read_content(reader: InputReader, content: Content, most_read: int) -> ReadInput:
+    """A text with pictures, without a template."""
+    check_uncut(most_read)
+    text, given = reader.text_with_pictures(content)
+    return await reader.with_pictures(reader.pictures_of(given), text, add_special_tokens=True)
 
 
 async def cross_prompts(
-    server: Server, body: PairFields, first: Sequence[str], second: Sequence[str]
+    server: Server,
+    request: Request,
+    body: PairFields,
+    first: Sequence[ScoredText],
+    second: Sequence[ScoredText],
 ) -> AsyncGenerator[PoolingPrompt]:
     """The prompts of a model that reads both texts of a pair at once."""
-    reader, texts = InputReader.of(server, body), server.need_texts()
+    reader, texts = InputReader.of(server, request, body), server.need_texts()
     check_template(server, body.chat_template)
     is_trusted = body.chat_template is None
     variables = {**server.chat.default_kwargs, **body.variables()}
     variables_size = size_of(variables, most=MAX_CHARACTERS)
     for index, document in enumerate(second):
         place = _place(body.names[1], index, len(second))
+        with naming(body, place):
+            sides, given = _sides(reader, body, first[index if len(first) > 1 else 0], document)
         task = PairTask(
-            query=first[index if len(first) > 1 else 0],
-            document=document,
+            query=sides[0],
+            document=sides[1],
             facts=reader.facts,
             max_model_len=server.limits.max_model_len,
             template=body.chat_template or server.chat.template,
@@ -168,12 +249,30 @@ async def cross_prompts(
         )
         params = body.params("classify")
         with naming(body, place):
-            size = len(task.query) + len(document) + variables_size
+            size = sum(map(len, sides)) + variables_size
             ids, second_at = await texts.pair(task, size=size, is_trusted=is_trusted)
-            reader.checked(ids)
+            read = ReadInput(reader.checked(ids))
+            if given:
+                read = await reader.with_pictures_in_ids(reader.pictures_of(given), ids)
         if second_at is not None:
             params.extra_kwargs = {SECOND_TEXT: second_at}
-        yield PoolingPrompt(ids, params, place)
+        yield PoolingPrompt(read.ids, params, place, read.media)
+
+
+def _sides(
+    reader: InputReader, body: PairFields, *sides: ScoredText
+) -> tuple[list[str], list[GivenPicture]]:
+    """The texts of a pair, with placeholders for their pictures, and these in order."""
+    texts, found = [], []
+    for side in sides:
+        if isinstance(side, Content):
+            check_uncut(max(body.most_read().values()))
+            text, given = reader.text_with_pictures(side)
+            texts.append(text)
+            found += given
+        else:
+            texts.append(side)
+    return texts, found
 
 
 def check_no_template(body: PairFields) -> None:

@@ -19,11 +19,15 @@ async def pieces_of(
 ) -> AsyncGenerator[PoolingPrompt]:
     """The prompts in pieces of at most `longest` tokens; `counts` gets how many each one has."""
     async with aclosing(prompts):
-        async for ids, params, place in prompts:
-            starts = range(0, max(len(ids), 1), longest)
+        async for prompt in prompts:
+            ids, starts = prompt.ids, range(0, max(len(prompt.ids), 1), longest)
             counts.append(len(starts))
+            if len(starts) == 1 or prompt.media is not None:  # which the engine refuses whole
+                counts[-1] = 1
+                yield prompt
+                continue
             for start in starts:
-                yield PoolingPrompt(ids[start : start + longest], params, place)
+                yield prompt._replace(ids=ids[start : start + longest])
 
 
 def joined(parts: Sequence[Pooled], counts: Sequence[int], *, activates: bool) -> list[Pooled]:

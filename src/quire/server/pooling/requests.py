@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta
 
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.engine.frontend.score_prompts import ScoredText, text_or_content
+from quire.errors import InvalidParameter
 from quire.params import PoolingParams
 from quire.server.openai.prompt_forms import prompts_in
 from quire.server.openai.requests import ChatRequest
@@ -24,7 +25,7 @@ Encoding = Literal["float", "base64", "bytes", "bytes_only"]
 _OF_CONVERSATIONS = (
     *("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
 )
-_ENGINE_NAMES = ("prompt", "text", "prompt_token_ids")
+_ENGINE_NAMES = ("prompt", "text", "prompt_token_ids", "multi_modal_data")
 """What the engine calls an input."""
 
 
@@ -34,6 +35,8 @@ class PooledBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
     INPUT: ClassVar[str] = "input"
 
     data_parallel_rank: Annotated[int, Meta(ge=0, lt=2**16)] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
 
     @property
     def truncation(self) -> dict[str, Any]:
@@ -114,6 +117,8 @@ class InputFields(PoolingFields, kw_only=True):
             continue_final_message=self.continue_final_message,
             chat_template=self.chat_template,
             chat_template_kwargs=self.chat_template_kwargs,
+            mm_processor_kwargs=self.mm_processor_kwargs,
+            media_io_kwargs=self.media_io_kwargs,
         )
         chat.check()
         return chat
@@ -229,7 +234,7 @@ class ScoreRequest(PairFields, kw_only=True):
             raise InvalidParameter("queries", self.queries, allowed)
         return pair
 
-    def sides(self) -> tuple[list[str], list[str]]:
+    def sides(self) -> tuple[list[ScoredText], list[ScoredText]]:
         """Both sides. Raises InvalidParameter."""
         pair = self.names
         first, second = (texts_of(name, getattr(self, name)) for name in pair)
@@ -250,7 +255,7 @@ class RerankRequest(PairFields, kw_only=True):
     top_n: Annotated[int, Meta(ge=0)] | None = None
     return_documents: bool | None = None
 
-    def sides(self) -> tuple[list[str], list[str]]:
+    def sides(self) -> tuple[list[ScoredText], list[ScoredText]]:
         """The query and the documents. Raises InvalidParameter."""
         documents = texts_of("documents", self.documents)
         if not documents:
@@ -258,33 +263,12 @@ class RerankRequest(PairFields, kw_only=True):
         return texts_of("query", self.query), documents
 
 
-def texts_of(name: str, given: Side) -> list[str]:
-    """The texts of one side: strings, {"text": ...}, or {"content": ...} of text parts. Raises
-    InvalidParameter.
+def texts_of(name: str, given: Side) -> list[ScoredText]:
+    """The texts of one side: strings, {"text": ...}, or {"content": ...}, which may have pictures.
+    Raises InvalidParameter.
     """
-    return [_text_of(name, one) for one in (given if isinstance(given, list) else [given])]
-
-
-def _text_of(name: str, item: str | dict[str, Any]) -> str:
-    if isinstance(item, str):
-        return item
-    if item.keys() == {"text"} and isinstance(item["text"], str):
-        return item["text"]
-    parts = item.get("content")
-    if item.keys() == {"content"} and isinstance(parts, list) and parts:
-        return "".join(text_part(f"{name}.content", part) for part in parts)
-    raise InvalidParameter(name, item, 'it must be a string, {"text": ...} or {"content": [...]}')
-
-
-def text_part(name: str, part: object) -> str:
-    """The text of one part of a content. Raises NotBuiltYet for media, InvalidParameter."""
-    if isinstance(part, dict) and part.get("type", "text") == "text":
-        text = part.get("text")
-        if isinstance(text, str):
-            return text
-    elif isinstance(part, dict):
-        raise NotBuiltYet(f"{name}.type", part.get("type"), "Send text alone.")
-    raise InvalidParameter(name, part, 'a part is {"type": "text", "text": "..."}')
+    items = given if isinstance(given, list) else [given]
+    return [item if isinstance(item, str) else text_or_content(name, item) for item in items]
 
 
 def _is_conversation(given: list[Any]) -> bool:

@@ -66,7 +66,13 @@ async def pooled(
                     try:
                         with naming(body, prompt.place):
                             stream = await server.add(
-                                request, body, key, name.shown, prompt.ids, prompt.params
+                                request,
+                                body,
+                                key,
+                                name.shown,
+                                prompt.ids,
+                                prompt.params,
+                                prompt.media,
                             )
                     except CapacityError:
                         if not running:

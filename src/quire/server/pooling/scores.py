@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.encodable import to_json
+from quire.engine.frontend.score_prompts import Content, ScoredText
 from quire.server.context import RequestName, Server
+from quire.server.openai.prompts import size_of
 from quire.server.openai.replies import Usage
 from quire.server.pooling.inputs import InputReader, check_no_template, cross_prompts, texts_apart
 from quire.server.pooling.replies import ItemWriter, json_frame, sent
 from quire.server.pooling.requests import PairFields, RerankRequest, ScoreRequest
 from quire.server.pooling.runs import Pooled, collected, in_time, pooled
+from quire.text.templates.template_bounds import MAX_CHARACTERS
 
 _OF_ITEM = 8
 """What an item takes, in numbers."""
@@ -52,8 +55,13 @@ class ScoreReply(msgspec.Struct, kw_only=True):
 class RerankedDocument(msgspec.Struct):
     """A document as it was sent."""
 
-    text: str
-    multi_modal: None = None
+    text: str | None
+    multi_modal: list[Any] | None = None
+
+    @classmethod
+    def of(cls, given: ScoredText) -> Self:
+        """Its parts, where it has pictures."""
+        return cls(None, given.parts) if isinstance(given, Content) else cls(given)
 
 
 class RerankItem(msgspec.Struct, omit_defaults=True):
@@ -113,13 +121,20 @@ async def rerank(server: Server, request: Request) -> Response:
     shows = body.return_documents is not False
 
     def item(_: int, index: int) -> bytes:
-        document = RerankedDocument(documents[index]) if shows else None
+        document = RerankedDocument.of(documents[index]) if shows else None
         return to_json(RerankItem(index, pairs[index].score, document))
 
     usage = RerankUsage(num_tokens, num_tokens)
-    sizes = [_OF_ITEM + len(documents[index]) // _CHARS_OF_NUMBER for index in order]
+    sizes = [_OF_ITEM + _num_chars(documents[index]) // _CHARS_OF_NUMBER for index in order]
     reply = RerankReply(name.shown, server.name_of(body.model), usage, [])
     return await sent(server, ItemWriter(order, sizes, item), json_frame(reply, "results"))
+
+
+def _num_chars(document: ScoredText) -> int:
+    """About how long it is in a reply."""
+    if isinstance(document, Content):
+        return size_of(document.parts, most=MAX_CHARACTERS)
+    return len(document)
 
 
 async def _scores(
@@ -127,14 +142,16 @@ async def _scores(
     request: Request,
     body: PairFields,
     name: RequestName,
-    first: Sequence[str],
-    second: Sequence[str],
+    first: Sequence[ScoredText],
+    second: Sequence[ScoredText],
 ) -> list[Scored]:
     """The score of each pair. `first` has one text for all, or one each."""
     body.check_lengths(server.limits.max_model_len)
     task = server.abilities.task
     if task == "classify":
-        results = pooled(server, request, body, name, cross_prompts(server, body, first, second))
+        results = pooled(
+            server, request, body, name, cross_prompts(server, request, body, first, second)
+        )
         return await in_time(request, body, _of_pairs(results))
     check_no_template(body)
     return await in_time(request, body, _compared(server, request, body, name, first, second))
@@ -151,13 +168,13 @@ async def _compared(
     request: Request,
     body: PairFields,
     name: RequestName,
-    first: Sequence[str],
-    second: Sequence[str],
+    first: Sequence[ScoredText],
+    second: Sequence[ScoredText],
 ) -> list[Scored]:
     """The scores of texts that are pooled apart: the engine compares each document with the result
     of its query, so that vectors of documents stay there.
     """
-    reader, of_task = InputReader.of(server, body), body.params(server.abilities.task)
+    reader, of_task = InputReader.of(server, request, body), body.params(server.abilities.task)
     group = server.pooling.window if len(first) > 1 else len(second)
     scored: list[Scored] = []
     for start in range(0, len(second), group):
