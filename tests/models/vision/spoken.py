@@ -21,8 +21,14 @@ from tests.models.vision.wholes import TEXT, write_model
 
 def write_spoken(name: str, folder: Path) -> torch.nn.Module:
     """Write all files; returns transformers' model."""
+    model = write_model(SPOKEN[name].whole, folder)
+    write_side_files(name, folder)
+    return model
+
+
+def write_side_files(name: str, folder: Path) -> None:
+    """Write the files of the tokenizer and the processor."""
     spoken = SPOKEN[name]
-    model = write_model(spoken.whole, folder)
     special = [PAD, START, END, spoken.soft, *spoken.tokens]
     vocab = {token: i for i, token in enumerate([*special, *WORDS][: TEXT["vocab_size"]])}
     tokenizer = Tokenizer(WordLevel(vocab, unk_token=PAD))
@@ -37,7 +43,6 @@ def write_spoken(name: str, folder: Path) -> torch.nn.Module:
     }
     for file, content in files.items():
         (folder / file).write_text(json.dumps(content))
-    return model
 
 
 def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:

@@ -304,13 +304,23 @@ def write_whole(name: str, folder: Any) -> torch.nn.Module:
 
 def write_model(whole: Whole, folder: Any) -> torch.nn.Module:
     """The same of any description."""
+    config = config_of(whole)
+    architectures = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return write_drawn(architectures[type(config)], config, folder)
+
+
+def config_of(whole: Whole) -> Any:
+    """Its configuration."""
     keys: dict[str, Any] = {"tie_word_embeddings": False, **whole.keys}
-    config = AutoConfig.for_model(
+    return AutoConfig.for_model(
         whole.kind, vision_config=dict(whole.vision), text_config={**TEXT, **whole.text}, **keys
     )
+
+
+def write_drawn(kind: Any, config: Any, folder: Any) -> torch.nn.Module:
+    """Store a model of a class of transformers with random weights."""
     torch.manual_seed(0)
-    architectures = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    model = architectures[type(config)](config).eval().float()
+    model: torch.nn.Module = kind(config).eval().float()
     with torch.no_grad():
         for value in (*model.parameters(), *(b for n, b in model.named_buffers() if "std_" in n)):
             value.copy_(torch.randn_like(value) * 0.3)

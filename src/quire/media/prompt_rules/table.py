@@ -34,6 +34,10 @@ class _Readable(Protocol):
 
 
 RULES: dict[str, _Readable] = {
+    "ColIdefics3Processor": Idefics3Rule,
+    "ColPaliProcessor": PaliGemmaRule,
+    "ColQwen2Processor": QwenVLRule,
+    "ColQwen2_5_Processor": QwenVLRule,
     "LlavaProcessor": LlavaRule,
     "LlavaNextProcessor": LlavaNextRule,
     "LlavaOnevisionProcessor": LlavaOnevisionRule,

@@ -10,7 +10,6 @@ from typing import Literal
 
 from quire.models.config_reader import ConfigReader
 from quire.models.pooling.keys import read_classifier
-from quire.models.pooling.late import PROJECTION
 from quire.models.pooling.spec import Classifier, HeadLayer, PoolerSpec
 from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Decoder
@@ -88,7 +87,7 @@ def _file_rules(pooler: PoolerSpec | None) -> tuple[Rule, ...]:
     dense = () if pooler is None else pooler.dense
     return tuple(
         rule(
-            f"{PROJECTION}.{{leaf}}" if layer.file is None else f"{layer.file}:{{leaf}}",
+            f"{layer.module}.{{leaf}}" if layer.file is None else f"{layer.file}:{{leaf}}",
             f"pooler.dense.{i}.{{leaf}}",
         )
         for i, layer in enumerate(dense)

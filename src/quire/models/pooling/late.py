@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.models.config_reader import ConfigReader
+from quire.models.config_reader import LARGEST_SIZE, ConfigReader, unsupported
 from quire.models.pooling.spec import HeadLayer, PoolerSpec
+from quire.models.reading.text_part import PART, Projection
+from quire.models.reading.text_part import PROJECTION as OF_RETRIEVERS
 from quire.models.rules import Family
-from quire.models.spec import Decoder
+from quire.models.spec import Attention, Block, Decoder
 
 PROJECTION = "linear"
 """The projection's name in a checkpoint."""
@@ -30,6 +32,22 @@ def projection(width: int) -> HeadLayer:
     return HeadLayer(width, "identity", bias=False)
 
 
+def _retriever(decoder: Decoder, found: Projection) -> Decoder:
+    """The decoder with its projection. Raises UnsupportedConfigValue for a width that is none."""
+    width = found.width
+    if not isinstance(width, int) or not 0 < width <= LARGEST_SIZE:
+        raise unsupported("embedding_dim", width, "a positive integer")
+    layer = HeadLayer(width, "identity", module=found.module)
+    if found.sees_all:
+        decoder = replace(decoder, blocks=tuple(map(_seeing_all, decoder.blocks)))
+    return replace(decoder, pooler=PoolerSpec(("token_embed",), dense=(layer,)))
+
+
+def _seeing_all(block: Block) -> Block:
+    assert isinstance(block.mixer, Attention), "Gemma has no other mixer"
+    return replace(block, mixer=replace(block.mixer, is_causal=False))
+
+
 def projected(family: Family) -> Family:
     """The family of such checkpoints, of the family of what is projected. Where the config names no
     width, the pooler has no layer yet.
@@ -39,6 +57,9 @@ def projected(family: Family) -> Family:
     def describe_late(c: ConfigReader) -> Decoder:
         decoder = describe(c)
         assert decoder.pooler is not None, "the base pools"
+        found = (c.raw(PART, None) or {}).get(OF_RETRIEVERS)
+        if found is not None:
+            return _retriever(decoder, Projection(*found))
         free = [key for key in _WIDTHS if key in c and not c.has_read(key)]
         widths = [c.integer(key, None) for key in free]
         dense = tuple(projection(width) for width in widths[:1] if width is not None)

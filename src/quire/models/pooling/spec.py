@@ -36,7 +36,7 @@ class HeadLayer:
 
     `norm_eps`: the norm is a layer norm with a weight, and with `norm_bias` a bias; None: there is
     no norm. `file`: the path, within the model's folder, of the file that holds it (a Dense module
-    of sentence-transformers); None: it is in the checkpoint.
+    of sentence-transformers); None: it is in the checkpoint, as a module of the name `module`.
     """
 
     width: int
@@ -45,6 +45,7 @@ class HeadLayer:
     norm_eps: float | None = None
     norm_bias: bool = False
     file: str | None = None
+    module: str = "linear"
 
 
 @dataclass(frozen=True, slots=True)

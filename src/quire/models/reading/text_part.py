@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.models.reading.reference import Reference, reference_of_kind, text_kind_of
 
@@ -14,11 +14,16 @@ has none, the architectures of the whole, and of a whole that takes pictures the
 (`VISION`).
 """
 VISION = "vision"
+PROJECTION = "projection"
+"""The key there of what a retriever has after its text (`Projection`)."""
 
 _OBJECTS = ("text_config", "llm_config", "language_config")
-_OF_THE_WHOLE = (
+_STORED = (
     *("quantization_config", "compression_config", "quantization", "quantization_file"),
-    *("tie_word_embeddings", "torch_dtype", "dtype", "transformers_version", "auto_map"),
+    *("torch_dtype", "dtype", "transformers_version"),
+)
+_OF_THE_WHOLE = (
+    *(*_STORED, "tie_word_embeddings", "auto_map"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
 """Keys next to the object of text that are about text, too."""
@@ -42,6 +47,32 @@ are those of published files.
 """
 
 
+_WRAPPED = "vlm_config"
+"""The object of a retriever's config that is the config of the model within it."""
+_RETRIEVERS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("ColPaliForRetrieval", "ColQwen2ForRetrieval"), "embedding_proj_layer"),
+        **dict.fromkeys(("ColPali", "ColQwen2", "ColQwen2_5"), "custom_text_proj"),
+        "ColIdefics3": "linear",
+    }
+)
+"""Models whose tokens, those of pictures too, have vectors, and the module that projects states:
+those of transformers, and those of colpali-engine with their adapters merged.
+"""
+_RETRIEVER_WIDTH = 128
+
+
+class Projection(NamedTuple):
+    """The module that projects a retriever's states to `width` numbers, as config.json says it.
+    sees_all: tokens of every prompt attend in both directions; ColPali was trained so, without a
+    text to draw.
+    """
+
+    module: str
+    width: Any
+    sees_all: bool
+
+
 _OF_PROMPTS: Mapping[object, tuple[str, ...]] = MappingProxyType(
     {"paligemma": ("use_bidirectional_attention",)}
 )
@@ -55,6 +86,9 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     generates text, as a config of its own: what the file leaves out has the value of transformers'
     class, and keys about other parts are left out.
     """
+    retriever = next((n for n in config.get("architectures") or () if n in _RETRIEVERS), None)
+    if retriever is not None:
+        return _of_retriever(config, retriever)
     kind = text_kind_of(config.get("model_type"))
     key = next((key for key in _OBJECTS if isinstance(config.get(key), dict)), "")
     if not key and isinstance(thinker := config.get("thinker_config"), dict):
@@ -78,6 +112,22 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(config.get("vision_config"), dict):
         part[VISION] = {k: v for k, v in config.items() if k != key}
     return {**text, "model_type": kind, "architectures": names or whole, PART: part}
+
+
+def _of_retriever(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The text of a model of late interaction that also takes pictures."""
+    whole = config.get(_WRAPPED)
+    if isinstance(whole, dict):
+        whole = {**whole, **{k: config[k] for k in _STORED if config.get(k) is not None}}
+    else:
+        whole = dict(config)
+    text = text_part({**whole, "architectures": []})
+    width = config.get("embedding_dim", config.get("dim", _RETRIEVER_WIDTH))
+    sees_all = whole.get("model_type") == "paligemma"
+    found = Projection(_RETRIEVERS[name], width, sees_all)
+    part = {**text[PART], "architectures": [name], PROJECTION: [*found]}
+    stems = [n.removesuffix("ForCausalLM") for n in text["architectures"]]
+    return {**text, "architectures": [f"ColBERT{stem}Model" for stem in stems], PART: part}
 
 
 def outer_objects(config: Mapping[str, Any]) -> tuple[str, ...]:

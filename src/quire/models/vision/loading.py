@@ -29,6 +29,9 @@ from quire.models.vision.rules import VisionModel
 from quire.ops import Ops
 from quire.quantization import UNQUANTIZED
 
+_WRAPPERS = ("", "vlm.")
+"""Modules that hold a whole model: retrievers have it as one."""
+
 
 @dataclass(frozen=True, slots=True)
 class VisionTensors:
@@ -97,7 +100,7 @@ def find_tensors(model: VisionModel, names: Collection[str]) -> VisionTensors:
     used, family = vision_leaves(model.tower), model.family
     leaves = vision_leaves(model.whole) | used
     best: tuple[int, list[StoredTensor], str, str] | None = None
-    for outer in family.outer:
+    for outer in (wrapper + outer for wrapper in _WRAPPERS for outer in family.outer):
         for root in family.roots:
             stored = stored_tensors(_under(root, model), leaves, outer)
             count = sum(s.name in names for s in stored)
