@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.errors import UnsupportedConfigValue
 from quire.media.picture_files import check_picture_files, read_picture_settings
 from quire.models import read_spec
 from quire.models.reading.keys import LeftKey
@@ -24,9 +25,15 @@ def check_pictures(
     about pictures. Raises LoadError where pictures cannot be served, RequestError for
     `processor_kwargs` that the processor does not have.
     """
-    _, foreign = read_vision(config, read_spec(config).dim)
+    model, foreign = read_vision(config, read_spec(config).dim)
     found = read_picture_settings(folder, config_of_whole(config))
-    check_picture_files(found, str(folder)).changed(processor_kwargs)
+    settings = check_picture_files(found, str(folder))
+    if (settings.rule is None) != (model.tower.pool is not None):
+        raise UnsupportedConfigValue(
+            "The processor_class in the model's files is that of another kind of model, so it is "
+            "not known how pictures stand in prompts."
+        )
+    settings.changed(processor_kwargs)
     return foreign
 
 

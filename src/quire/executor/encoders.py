@@ -30,18 +30,21 @@ if TYPE_CHECKING:
 
 class OpenEncoders(NamedTuple):
     """The encoders of a worker by modality, and the facts about them; `models` are those with
-    weights, `num_deep` layers of the decoder get further rows.
+    weights, `num_deep` layers of the decoder get further rows. result_width: that of
+    `EncoderOutputs`.
     """
 
     by_modality: Mapping[str, Encoder]
     models: Sequence[LoadedModel]
     num_deep: int
     facts: MediaFacts
+    result_width: int | None = None
 
 
 def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel) -> OpenEncoders:
     """Load the encoders that the model's files have, and take those that the config makes."""
     encoders, models, num_deep = dict(config.make_encoders(model)), [], 0
+    result_width = None
     if has_vision(config.model.hf_config):
         from quire.models.vision.picture_encoder import IMAGE, PictureEncoder  # few take pictures
 
@@ -57,9 +60,12 @@ def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel
             encoders[IMAGE] = connected(config, platform, encoders[IMAGE], vision)
         models.append(LoadedModel(vision, load))
         num_deep = len(vision.spec.deepstack)
+        if vision.spec.pool is not None:
+            result_width = vision.spec.width
     if config.model.takes_prompt_embeds or config.model.takes_media_embeds:
         encoders[EMBEDS] = _given(config, platform, num_deep)
-    return OpenEncoders(encoders, models, num_deep, _media_facts(config, model, encoders))
+    facts = _media_facts(config, model, encoders)
+    return OpenEncoders(encoders, models, num_deep, facts, result_width)
 
 
 def _given(config: WorkerConfig, platform: Platform, num_deep: int) -> GivenEmbeddings:

@@ -187,7 +187,9 @@ def _runner(
         deep = [torch.zeros_like(embeds) for _ in range(encoders.num_deep)]
         inputs = model.spec.layer_inputs
         media_id = None if inputs is None else inputs.media_id
-        media = EncoderOutputs(encoders.by_modality, model.look_up, embeds, deep, media_id)
+        media = EncoderOutputs(
+            *(encoders.by_modality, model.look_up, embeds, deep, media_id, encoders.result_width)
+        )
     batches = BatchBuilder(
         rows=rows,
         ops=platform.ops,
@@ -306,7 +308,8 @@ def _pooling_head(runner: ModelRunner) -> RowHead:
     """Make the head of rows that pool."""
     model = runner.model
     assert isinstance(model, DecoderModel) and model.pooler is not None, "a model that pools"
-    return PoolingHead(model, runner.rows, runner.device, runner.adapters)
+    results = None if runner.media is None else runner.media.result_of
+    return PoolingHead(model, runner.rows, runner.device, runner.adapters, results)
 
 
 def record_steps(

@@ -79,6 +79,7 @@ def read_picture_settings(folder: Path, config: Mapping[str, Any]) -> PictureSet
     if not image.get("image_processor_type") and not image.get("feature_extractor_type"):
         return None
     name = processor.get("processor_class") or image.get("processor_class")
+    name = name or _USUAL.get(str(config.get("model_type")))
     tokens = named_tokens(read_json(folder / "tokenizer_config.json"))
     return picture_settings(name, PromptFacts(processor, image, config, tokens))
 
@@ -101,6 +102,8 @@ def picture_settings(name: str | None, facts: PromptFacts) -> PictureSettings:
 
 ENCODERS_ALONE = frozenset({"CLIPProcessor", "SiglipProcessor", "Siglip2Processor"})
 """Processors of models whose pictures are no part of a prompt."""
+_USUAL = {"clip": "CLIPProcessor", "siglip": "SiglipProcessor", "siglip2": "Siglip2Processor"}
+"""By the `model_type` of models whose early files do not name it."""
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -48,6 +48,11 @@ def placed_pictures(
     return placed
 
 
+def alone(loaded: LoadedPicture) -> PlacedPicture:
+    """A picture that is a prompt by itself, of which an encoder makes one row."""
+    return PlacedPicture(loaded.digest, 1, [(0, 1)], loaded.processed.arrays, loaded)
+
+
 def crop(arrays: Arrays, index: int) -> Arrays:
     """One of the crops of a picture."""
     return {name: array[index : index + 1] for name, array in arrays.items()}

@@ -101,16 +101,19 @@ class EncoderOutputs:
         embeds: Tensor,
         deep: Sequence[Tensor] = (),
         media_id: int | None = None,
+        result_width: int | None = None,
     ) -> None:
         """encoders: by modality. look_up: ids [T] -> their embeddings [T, C]. embeds [T, C]: where
         the embeddings of steps are put that have media, and deep, as many each, where the further
-        parts of wider rows are (`Batch.deep`). media_id: see `LayerInputs`.
+        parts of wider rows are (`Batch.deep`). media_id: see `LayerInputs`. result_width: a prompt
+        with media is one item, whose only row is its result and has so many values.
         """
         self._encoders = dict(encoders)
         self._look_up = look_up
         self._embeds = embeds
         self._deep = tuple(deep)
         self._media_id = media_id
+        self._result_width = result_width
         self._rows: dict[bytes, Tensor] = {}
         self._failed: set[bytes] = set()
         """Items that could not be encoded, until the scheduler drops them."""
@@ -168,7 +171,7 @@ class EncoderOutputs:
         """Give a step's batch embeddings where media stand at some of its tokens, and the ids there
         that layers look up, once its ids are on the device. `num_computed` by row.
         """
-        if not self._spans:
+        if not self._spans or self._result_width is not None:
             return
         pieces = list(self._pieces(inputs, num_computed))
         if not pieces:
@@ -189,6 +192,13 @@ class EncoderOutputs:
             if self._media_id is not None:
                 ids[piece.start : piece.end] = self._media_id
         inputs.batch.embeds, inputs.batch.deep = embeds, deep
+
+    def result_of(self, row: int) -> Tensor | None:
+        """The result of a row's prompt [D], where an encoder has made it."""
+        if self._result_width is None or row not in self._spans:
+            return None
+        [span] = self._spans[row]
+        return self._rows[span.digest][0]
 
     def _pieces(self, inputs: StepInputs, num_computed: Array) -> Iterator[_Piece]:
         """The parts of the step's rows at which media stand."""
@@ -224,6 +234,7 @@ class EncoderOutputs:
             self._rows[item.digest] = rows
 
     def _check(self, rows: Tensor, item: MediaItem) -> None:
-        wanted = (item.num_rows, self._embeds.shape[1] * (1 + len(self._deep)))
+        width = self._embeds.shape[1] * (1 + len(self._deep))
+        wanted = (item.num_rows, self._result_width or width)
         if tuple(rows.shape) != wanted or rows.dtype != self._embeds.dtype:
             raise ValueError(f"rows {tuple(rows.shape)} of {rows.dtype} in place of {wanted}")

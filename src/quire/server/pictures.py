@@ -16,7 +16,7 @@ from quire.server.http.security import owner_of
 from quire.server.openai.requests import ChatRequest
 
 if TYPE_CHECKING:  # few models take pictures
-    from quire.engine.frontend.picture_prompts import PicturePrompts
+    from quire.engine.frontend.picture_prompts import PromptsWithPictures
     from quire.media.fetch.fetcher import GivenPicture
     from quire.media.loader import LoadedPicture
     from quire.media.prompt_rules.rule import ExpandedPicture
@@ -40,7 +40,7 @@ class PromptPictures:
         self,
         request: Request,
         body: MediaFields,
-        prompts: PicturePrompts,
+        prompts: PromptsWithPictures,
         given: list[GivenPicture],
     ) -> None:
         self._request, self._body = request, body
@@ -56,7 +56,8 @@ class PromptPictures:
         loaded = await self._loaded()
         expanded = self.prompts.expanded(loaded)
         _check_rows(expanded, limit)
-        short = await encode(self.prompts.prompt_text(text, expanded))
+        text = self.prompts.prompt_text(text, expanded)
+        short = await encode(text) if text else []
         return self.prompts.widened(short, loaded, expanded)
 
     async def placed_in_ids(self, ids: list[int], *, limit: int | None) -> PlacedPrompt:
@@ -82,7 +83,7 @@ class ChatPictures(PromptPictures):
         self,
         request: Request,
         body: MediaFields,
-        prompts: PicturePrompts,
+        prompts: PromptsWithPictures,
         messages: list[Any],
         given: list[GivenPicture],
     ) -> None:
@@ -91,7 +92,7 @@ class ChatPictures(PromptPictures):
 
     @classmethod
     def found(
-        cls, request: Request, body: MediaFields, prompts: PicturePrompts, messages: list[Any]
+        cls, request: Request, body: MediaFields, prompts: PromptsWithPictures, messages: list[Any]
     ) -> Self | None:
         """None for messages without pictures. Raises RequestError for pictures that are malformed
         or too many.
@@ -101,7 +102,7 @@ class ChatPictures(PromptPictures):
 
     @classmethod
     def of(
-        cls, server: Server, request: Request, body: ChatRequest, prompts: PicturePrompts
+        cls, server: Server, request: Request, body: ChatRequest, prompts: PromptsWithPictures
     ) -> Self | None:
         """As `found`, of a request to draw an answer. Raises RequestError for one that cannot have
         pictures, and where the queue is full.

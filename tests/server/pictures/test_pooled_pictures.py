@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.models.vision.spoken import IMAGE_ID
+from tests.pooling import test_pairs_of_towers
 from tests.server.pictures.pictured import (
     PUBLIC,
     Web,
@@ -83,6 +84,30 @@ def test_routes_of_scores(folder):
         assert found[1] == {"text": "w1", "multi_modal": None}
 
     served(use, folder, web=web, **POOLING)
+
+
+def test_a_picture_alone_is_a_prompt_of_models_with_two_towers(tmp_path):
+    """They need no template: what a conversation has is one picture or a text."""
+    test_pairs_of_towers.make(tmp_path, "CLIPModel")
+
+    async def use(http, engine):
+        reply = await answered(http, "/v1/embeddings", messages=messages(image(data_url(ONE))))
+        assert reply["usage"]["prompt_tokens"] == 1
+        first = reply["data"][0]["embedding"]
+        cohere = await answered(http, "/v2/embed", images=[data_url(OTHER), data_url(ONE)])
+        np.testing.assert_array_equal(cohere["embeddings"]["float"][1], first)
+        units = {"input_tokens": 0, "image_tokens": 2}
+        assert cohere["meta"]["billed_units"] == units
+        query = await answered(http, "/v1/embeddings", input="w5 w6")
+        right = np.dot(query["data"][0]["embedding"], first)
+        documents = content(image(data_url(ONE)))
+        scored = await answered(http, "/score", queries="w5 w6", documents=documents)
+        assert scored["data"][0]["score"] == pytest.approx(right, abs=1e-5)
+        both = messages(image(data_url(ONE)), text("w5"))
+        refused = await http.post("/v1/embeddings", json={"messages": both})
+        assert refused.status_code == 400 and "either a text or one picture" in refused.text
+
+    served(use, tmp_path, max_model_len=40)
 
 
 def test_pairs_that_are_read_together(folder):

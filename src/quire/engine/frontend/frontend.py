@@ -49,7 +49,7 @@ from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.engine.frontend.embeds.prompts import EmbeddedPrompts
-    from quire.engine.frontend.picture_prompts import PicturePrompts
+    from quire.engine.frontend.picture_prompts import PromptsWithPictures
 
 Client = TypeVar("Client", bound=CoreClient)
 
@@ -463,7 +463,7 @@ def build_front_end(
     )
 
 
-def _pictures_of(plan: EnginePlan, tokenizer: Tokenizer | None) -> PicturePrompts | None:
+def _pictures_of(plan: EnginePlan, tokenizer: Tokenizer | None) -> PromptsWithPictures | None:
     """The expander of pictures in prompts; None where the engine takes none."""
     if tokenizer is None or plan.media is None:
         return None

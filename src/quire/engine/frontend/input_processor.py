@@ -44,7 +44,7 @@ from quire.text.tokenizer import Tokenizer, encode_prompt
 
 if TYPE_CHECKING:  # few engines take more than text
     from quire.engine.frontend.embeds.prompts import EmbeddedPrompts
-    from quire.engine.frontend.picture_prompts import PicturePrompts
+    from quire.engine.frontend.picture_prompts import PromptsWithPictures
     from quire.media.loader import LoadedPicture
 
 SEED_MASK = 2**64 - 1
@@ -124,7 +124,7 @@ class InputProcessor(HasCounterparts):
         seed: int | None,
         forms: GrammarTrials | None = None,
         custom: CustomParams | None = None,
-        pictures: PicturePrompts | None = None,
+        pictures: PromptsWithPictures | None = None,
         embeds: EmbeddedPrompts | None = None,
     ) -> None:
         """`seed`: see `GenerationInputs`. `forms` checks structured outputs; without it they are
@@ -246,7 +246,7 @@ class InputProcessor(HasCounterparts):
             )
         return self.embeds
 
-    def require_pictures(self) -> PicturePrompts:
+    def require_pictures(self) -> PromptsWithPictures:
         """The reader of prompts with pictures. Raises RequestError where the engine takes none."""
         if self.pictures is None:
             raise RequestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from quire.media.io_options import background_of
 from quire.media.loader import LoadedPicture, LoaderThread, PictureLoader
 from quire.media.placed import PlacedPicture, placed_pictures
 from quire.media.prompt_rules.rule import ExpandedPicture
-from quire.media.remaking import PictureRemaker
+from quire.media.remaking import PictureRemaker, PictureSource
 from quire.prompts import GivenMedia, ParsedPrompt
 from quire.step.media import EMBEDS, MediaItem
 from quire.text.chat import PICTURE, content_parts
@@ -29,31 +30,17 @@ IMAGE = "image"
 _GRID = "image_grid_thw"
 
 
-class PicturePrompts:
-    """Expands the placeholders of prompts that come with pictures."""
+class PromptsWithPictures(ABC):
+    """Makes prompts of texts and of what comes with them as pictures: loads these, and has them
+    stand where `placed` says.
+    """
 
-    def __init__(
-        self,
-        loader: PictureLoader,
-        remaker: PictureRemaker,
-        tokenizer: Tokenizer,
-        *,
-        cell: int | None,
-        interleaves: bool = False,
-    ) -> None:
-        """cell: rows and columns of patches that make one row of the encoder's, in a model whose
-        tokens have positions on three axes; None: on one. interleaves: see `PicturesAsText`.
-        """
-        rule = loader.settings.rule
-        assert rule is not None, "a model whose pictures are part of a prompt"
+    as_text: PicturesAsText
+    """Stands for pictures in chats whose templates know text alone."""
+
+    def __init__(self, loader: PictureLoader, remaker: PictureRemaker) -> None:
         self._loader, self._remaker = loader, remaker
-        self._tokenizer, self._rule = tokenizer, rule
-        self._cell = cell
-        self._soft_id = _id_of(tokenizer, rule.soft_token)
-        self._placeholder_id = _id_of(tokenizer, rule.placeholder)
         self._thread: LoaderThread | None = None
-        self.as_text = PicturesAsText(rule.placeholder, rule.chat_text, interleaves)
-        """Stands for pictures in chats whose templates know text alone."""
 
     def cache_counts(self) -> tuple[int, int]:
         """The number of processed pictures that were looked for in the cache, and found there."""
@@ -74,8 +61,12 @@ class PicturePrompts:
         Raises RequestError for parts that are malformed, and for too many pictures.
         """
         [message], found = self.taken_out([{"content": list(parts)}])
-        plain = content_parts(message["content"], "content", takes_pictures=True)
-        return self.as_text([part.get("text") for part in plain]), found
+        return self.text_of(message["content"]), found
+
+    def text_of(self, parts: Sequence[Any]) -> str:
+        """The text of parts with markers in place of pictures. Raises RequestError."""
+        plain = content_parts(parts, "content", takes_pictures=True)
+        return self.as_text([part.get("text") for part in plain])
 
     def taken_out(self, messages: Any) -> tuple[Any, list[GivenPicture]]:
         """The messages with markers in place of pictures, and these in order. Raises RequestError
@@ -114,6 +105,12 @@ class PicturePrompts:
         self._remaker.close()
         self._loader.close()
 
+    @property
+    def needs_template(self) -> bool:
+        """Whether a conversation with pictures is rendered with the chat template."""
+        return True
+
+    @abstractmethod
     def placed(
         self,
         parsed: ParsedPrompt,
@@ -123,6 +120,66 @@ class PicturePrompts:
         """The prompt as ids with its pictures' tokens, and the items there. `encoding`: arguments
         of the tokenizer. Raises RequestError where placeholders and pictures do not match.
         """
+
+    @abstractmethod
+    def expanded(self, pictures: Sequence[LoadedPicture]) -> list[ExpandedPicture]:
+        """The tokens of each picture in a prompt. Raises RequestError for embeddings of pictures
+        that stand in several places.
+        """
+
+    @abstractmethod
+    def prompt_text(self, text: str, expanded: Sequence[ExpandedPicture]) -> str:
+        """The text whose ids `widened` takes, "" where it takes none. Raises RequestError where
+        there are more or fewer placeholders than pictures.
+        """
+
+    @abstractmethod
+    def widened(
+        self,
+        short: Sequence[int],
+        pictures: Sequence[LoadedPicture],
+        expanded: Sequence[ExpandedPicture],
+    ) -> PlacedPrompt:
+        """The prompt whose expansions still have one token for every run of them. Raises
+        RequestError for one that has others.
+        """
+
+    def _made_again(self, placed: Sequence[PlacedPicture]) -> dict[bytes, PictureSource]:
+        """The sources of pictures, by digest."""
+        found = {each.digest: self._remaker.source_of(each) for each in placed}
+        return {digest: source for digest, source in found.items() if source is not None}
+
+
+class PicturePrompts(PromptsWithPictures):
+    """Expands the placeholders of prompts that come with pictures."""
+
+    def __init__(
+        self,
+        loader: PictureLoader,
+        remaker: PictureRemaker,
+        tokenizer: Tokenizer,
+        *,
+        cell: int | None,
+        interleaves: bool = False,
+    ) -> None:
+        """cell: rows and columns of patches that make one row of the encoder's, in a model whose
+        tokens have positions on three axes; None: on one. interleaves: see `PicturesAsText`.
+        """
+        super().__init__(loader, remaker)
+        rule = loader.settings.rule
+        assert rule is not None, "a model whose pictures are part of a prompt"
+        self._tokenizer, self._rule = tokenizer, rule
+        self._cell = cell
+        self._soft_id = _id_of(tokenizer, rule.soft_token)
+        self._placeholder_id = _id_of(tokenizer, rule.placeholder)
+        self.as_text = PicturesAsText(rule.placeholder, rule.chat_text, interleaves)
+
+    def placed(
+        self,
+        parsed: ParsedPrompt,
+        pictures: Sequence[LoadedPicture],
+        encoding: Mapping[str, Any],
+    ) -> PlacedPrompt:
         expanded = self.expanded(pictures)
         if parsed.token_ids is None:
             text = self.prompt_text(parsed.text or "", expanded)
@@ -140,15 +197,9 @@ class PicturePrompts:
         )
 
     def expanded(self, pictures: Sequence[LoadedPicture]) -> list[ExpandedPicture]:
-        """The tokens of each picture in a prompt. Raises RequestError for embeddings of pictures
-        that stand in several places.
-        """
         return [self._expanded_one(picture.processed) for picture in pictures]
 
     def prompt_text(self, text: str, expanded: Sequence[ExpandedPicture]) -> str:
-        """The text whose ids `widened` takes. Raises RequestError where there are more or fewer
-        placeholders than pictures.
-        """
         return self._rule.prompt_text(text, expanded)
 
     def widened(
@@ -157,15 +208,11 @@ class PicturePrompts:
         pictures: Sequence[LoadedPicture],
         expanded: Sequence[ExpandedPicture],
     ) -> PlacedPrompt:
-        """The prompt whose expansions still have one token for every run of them. Raises
-        RequestError for one that has others.
-        """
         ids, places = self._rule.widened(short, expanded, self._soft_id)
         placed = placed_pictures(self._rule, pictures, places)
         prefix = len(ids) if self._rule.has_whole_prompt else 0
-        items = [_item(each, prefix) for each in placed]
-        found = {each.digest: self._remaker.source_of(each) for each in placed}
-        sources = {digest: source for digest, source in found.items() if source is not None}
+        items = [item_of(each, prefix) for each in placed]
+        sources = self._made_again(placed)
         return PlacedPrompt(ids, PromptMedia(items, self._positions(len(ids), items), sources))
 
     def _expanded_one(self, picture: ProcessedPicture) -> ExpandedPicture:
@@ -193,7 +240,8 @@ class PicturePrompts:
         return grid_positions(num_tokens, grids)
 
 
-def _item(placed: PlacedPicture, prefix: int) -> MediaItem:
+def item_of(placed: PlacedPicture, prefix: int = 0) -> MediaItem:
+    """A picture as the engine takes it; `prefix`: see `MediaItem`."""
     return MediaItem(
         digest=placed.digest,
         modality=placed.modality,

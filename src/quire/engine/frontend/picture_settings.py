@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.config.plan_parts import MediaPlan, ModelPlan
-from quire.engine.frontend.picture_prompts import PicturePrompts
+from quire.engine.frontend.lone_pictures import LonePictures
+from quire.engine.frontend.picture_prompts import PicturePrompts, PromptsWithPictures
 from quire.environment import MediaEnvironment, read_environment
 from quire.media.decoding.decoder import DecodeLimits, PictureDecoder
 from quire.media.decoding.rgb import MAX_PIXELS
@@ -30,7 +31,9 @@ _PLAIN = (224, 224)
 """Size of a picture that no processor splits."""
 
 
-def picture_prompts(model: ModelPlan, media: MediaPlan, tokenizer: Tokenizer) -> PicturePrompts:
+def picture_prompts(
+    model: ModelPlan, media: MediaPlan, tokenizer: Tokenizer
+) -> PromptsWithPictures:
     """Raises LoadError for side files that do not say how pictures are processed."""
     whole = config_of_whole(model.hf_config)
     files = check_picture_files(read_picture_settings(Path(model.model_folder), whole), model.model)
@@ -41,7 +44,7 @@ def picture_prompts(model: ModelPlan, media: MediaPlan, tokenizer: Tokenizer) ->
     limits = DecodeLimits(max_pixels=environment.max_pixels or MAX_PIXELS)
     cell = vision.tower.merge if rope_of_axes(decoder) is not None else None
     rows = RowsReader(
-        model.takes_media_embeds,
+        model.takes_media_embeds and vision.tower.pool is None,
         tuple(sorted({decoder.dim, decoder.dim * (1 + len(vision.tower.deepstack))})),
         cell,
         settings.read().layout(*_PLAIN),
@@ -55,6 +58,8 @@ def picture_prompts(model: ModelPlan, media: MediaPlan, tokenizer: Tokenizer) ->
         rows=rows,
         background=media.background,
     )
+    if vision.tower.pool is not None:
+        return LonePictures(loader, PictureRemaker(limits))
     return PicturePrompts(
         loader,
         PictureRemaker(limits),

@@ -103,6 +103,8 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     reference = reference_of_kind(kind)
     if reference is not None:
         text = defaults_of(reference, text) | text
+    if config.get("model_type") == "clip" and "projection_dim" in config:
+        text["projection_dim"] = config["projection_dim"]  # that of the text is not read
     for name in _OF_PROMPTS.get(config.get("model_type"), ()):
         text.pop(name, None)
     listed = config[key].get("architectures") if key else None

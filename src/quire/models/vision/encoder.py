@@ -20,8 +20,9 @@ from quire.models.vision.blocks import VisionBlock, make_block
 from quire.models.vision.connector import RowFunction, make_connector
 from quire.models.vision.layout import PatchLayout, lay_out
 from quire.models.vision.pictures import Picture, frames_of, vectors_of
+from quire.models.vision.pool import make_probe_attention
 from quire.models.vision.positions import axial_table, quarters_to_halves, sampled_grid
-from quire.models.vision.spec import LearnedAxes, LearnedGrid, VisionTower
+from quire.models.vision.spec import LearnedAxes, LearnedGrid, ProbePool, VisionTower
 from quire.models.vision.tiles import arranged
 from quire.ops import AttentionPlan, PromptBatch
 
@@ -60,6 +61,8 @@ class VisionEncoder:
             for i, block in enumerate(spec.blocks)
         ]
         self._norm = None if spec.final_norm is None else make.norm("norm", spec.final_norm)
+        probe = spec.pool if isinstance(spec.pool, ProbePool) else None
+        self._pool = None if probe is None else make_probe_attention(make, probe)
         connect = partial(make_connector, make, width=spec.selected_width, merge=spec.merge)
         self._connector: RowFunction = connect("connector", spec.connector)
         self._deepstack: dict[int, RowFunction] = {
@@ -104,6 +107,8 @@ class VisionEncoder:
         ]
 
     def _rows_of(self, frame: tuple[int, int]) -> int:
+        if self.spec.pool is not None:
+            return 1
         height, width = frame
         return height * width // self.spec.merge**2 + self.spec.keeps_class
 
@@ -147,7 +152,11 @@ class VisionEncoder:
         x = chosen[0] if len(chosen) == 1 else torch.cat(chosen, 1)
         if self._norm is not None:
             x = ops.norm(x, self._norm)
-        if spec.class_token is not None and not spec.keeps_class:
+        if self._pool is not None:
+            x = self._pool(x.split(places.lengths))
+        elif spec.pool is not None:
+            x = x[places.classes]
+        elif spec.class_token is not None and not spec.keeps_class:
             x = x[places.patches]
         rows = self._connector(x)
         if stacked:

@@ -19,6 +19,7 @@ from quire.models.vision.spec import (
     LearnedAxes,
     LearnedGrid,
     NormStep,
+    ProbePool,
     Project,
     VisionTower,
     widths,
@@ -52,6 +53,8 @@ def _leaves(t: VisionTower) -> Iterator[Parameter]:
             yield _vector(at + "mlp_scale", t.dim, "norm")
     if t.final_norm is not None:
         yield from norm_leaves("norm", t.final_norm, t.dim)
+    if isinstance(t.pool, ProbePool):
+        yield from (scaled(leaf, t.leaf_scales) for leaf in _probe(t.pool, t.selected_width))
     yield from _steps("connector", t.connector, t)
     for i, (_, steps) in enumerate(t.deepstack):
         yield from _steps(f"deepstack.{i}", steps, t)
@@ -69,6 +72,15 @@ def _steps(at: str, steps: Sequence[ConnectorStep], t: VisionTower) -> Iterator[
         elif isinstance(step, Project):
             for part in (".gate", ".up") if step.gated else ("",):
                 yield from _product(f"{at}.{i}{part}", step, width, t.merge)
+
+
+def _probe(p: ProbePool, width: int) -> Iterator[Parameter]:
+    yield Parameter("pool.probe", (1, 1, width), "replicated", "position")
+    for part in "qkvo":
+        yield from linear_leaves(f"pool.{part}", width, width, "replicated", True)
+    yield from norm_leaves("pool.norm", p.norm, width)
+    yield from linear_leaves("pool.mlp.up", p.mlp.width, width, "replicated", p.mlp.bias)
+    yield from linear_leaves("pool.mlp.down", width, p.mlp.width, "replicated", p.mlp.bias)
 
 
 def _product(at: str, p: Project, inputs: int, merge: int) -> Iterator[Parameter]:

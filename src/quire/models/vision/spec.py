@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.models.spec import Activation, Block, Norm
+from quire.models.spec import Activation, Block, Mlp, Norm
 
 Sampling = Literal["exact", "bilinear_corners", "bicubic", "bilinear_antialias", "bucket"]
 
@@ -106,6 +106,22 @@ class AveragePool:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassPool:
+    """A frame's one row is that of its class token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePool:
+    """A frame's one row: what a learned vector finds in its patches with `heads` heads, plus `mlp`
+    of the `norm` of that.
+    """
+
+    heads: int
+    norm: Norm
+    mlp: Mlp
+
+
+@dataclass(frozen=True, slots=True)
 class NormStep:
     """A norm of rows, and an activation of what it makes."""
 
@@ -160,9 +176,10 @@ class VisionTower:
     direction, but in the blocks `whole_blocks` all of their frame; None: always all.
 
     The connector reads the residual streams after so many blocks as `outputs` says, next to each
-    other; `final_norm` is of these. `deepstack`: after block i of a pair, steps of their own.
-    `tiles`: how a picture's rows are arranged; None: one after the other. `leaf_scales`: that of
-    decoders.
+    other; `final_norm` is of these. `pool`: a frame becomes one row before the connector, which is
+    not for a decoder but the result of a prompt that is the picture alone. `deepstack`: after block
+    i of a pair, steps of their own. `tiles`: how a picture's rows are arranged; None: one after the
+    other. `leaf_scales`: that of decoders.
     """
 
     dim: int
@@ -185,6 +202,7 @@ class VisionTower:
     deepstack: tuple[tuple[int, tuple[ConnectorStep, ...]], ...] = ()
     leaf_scales: tuple[tuple[str, float], ...] = ()
     tiles: TiledPicture | None = None
+    pool: ClassPool | ProbePool | None = None
 
     @property
     def selected_width(self) -> int:

@@ -4,7 +4,7 @@ chunks, and reports the result with the prompt's last one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,7 +79,11 @@ class PoolingHead:
         rows: Rows,
         device: Device,
         adapters: AdapterSlots | None = None,
+        results: Callable[[int], Tensor | None] | None = None,
     ) -> None:
+        """`results`: by row, what an encoder has made of the whole prompt, which nothing else is
+        made of.
+        """
         assert model.pooler is not None, "a model that pools"
         self.model = model
         self.spec: PoolerSpec = model.pooler.spec
@@ -87,6 +91,7 @@ class PoolingHead:
         self.rows = rows
         self.device = device
         self.adapters = adapters
+        self.results = results or (lambda row: None)
         self.prompts: dict[int, _Prompt] = {}
 
     @property
@@ -143,8 +148,10 @@ class PoolingStep:
         """Queue the head's layers on what the step completes; returns one matrix for each task
         and head that has results.
         """
-        vectors = [part for part in self._parts if part.prompt.params.task not in TOKEN_TASKS]
-        tokens = [part for part in self._parts if part.prompt.params.task in TOKEN_TASKS]
+        made = [(part, self._head.results(part.row)) for part in self._parts]
+        of_model = [part for part, result in made if result is None]
+        vectors = [part for part in of_model if part.prompt.params.task not in TOKEN_TASKS]
+        tokens = [part for part in of_model if part.prompt.params.task in TOKEN_TASKS]
         found: list[Tensor] = []
         if vectors:
             has_terms = self._head.spec.terms is not None
@@ -163,7 +170,19 @@ class PoolingStep:
                     layers = pooler.embed if task == "embed" else pooler.classify
                     found.append(layers(self._some(inputs, mine)))
                 self._results += [(ended[i], at) for at, i in enumerate(mine)]
-        return [*found, *self._pool_tokens(states.last, tokens)]
+        return [*found, *self._pool_tokens(states.last, tokens), *self._of_encoders(made)]
+
+    def _of_encoders(self, made: Sequence[tuple[_Part, Tensor | None]]) -> list[Tensor]:
+        """The results that encoders have made [1, D] each; for a task of tokens it is the only
+        token's.
+        """
+        found = []
+        for part, result in made:
+            if result is not None:
+                found.append(result[None].clone())
+                is_of_tokens = part.prompt.params.task in TOKEN_TASKS
+                self._results.append((part, slice(None) if is_of_tokens else 0))
+        return found
 
     def _counted(self, part: _Part) -> range:
         """The rows of a prompt's tokens that count for the weights of terms."""

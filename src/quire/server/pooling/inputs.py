@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.requests import Request
 
@@ -155,8 +155,17 @@ async def _read_chat(reader: InputReader, chat: ChatRequest, special: bool) -> R
     if pictures is None:
         text = await render(server, chat, None, chat.messages)
         return ReadInput(await reader.ids(text, add_special_tokens=special))
-    text = await render(server, chat, None, pictures.messages, pictures.prompts.as_text)
+    if pictures.prompts.needs_template:
+        text = await render(server, chat, None, pictures.messages, pictures.prompts.as_text)
+    else:
+        parts = [part for message in pictures.messages for part in _parts_of(message)]
+        text = pictures.prompts.text_of(parts)
     return await reader.with_pictures(pictures, text, add_special_tokens=special)
+
+
+def _parts_of(message: dict[str, Any]) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else [content] if content else []
 
 
 @contextmanager

@@ -34,6 +34,7 @@ _WHOLES: tuple[WholeFamily, ...] = (
     *(llava.LLAVA, llava.LLAVA_NEXT, llava.LLAVA_ONEVISION, llava.AYA, llava.COHERE2),
     *(gemma.PALIGEMMA, gemma.GEMMA3, gemma.GEMMA4, pixtral.MISTRAL3, qwen_vl.WHOLE),
     *(idefics.IDEFICS3, internvl.INTERN, lfm2.LFM2, llama4.LLAMA4),
+    *(clip.CLIP_MODEL, clip.SIGLIP_MODEL),
 )
 TOWERS = {kind: family for family in _TOWERS for kind in family.kinds}
 """By the `model_type` of a `vision_config`."""
@@ -85,7 +86,7 @@ def _refusal(what: str, name: object, known: Mapping[str, object]) -> str:
     )
 
 
-_OF_BOTH = ("model_type",)
+_OF_BOTH = ("model_type", "projection_dim")
 _OF_TEXT = (
     *("tie_word_embeddings", "vocab_size", "pad_token_id", "_pad_token_id", "hidden_size"),
     *("image_token_index", "image_token_id", "video_token_index", "video_token_id"),

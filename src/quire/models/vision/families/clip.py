@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
@@ -9,8 +10,15 @@ from quire.models.families.clip import QUICK_SCALES
 from quire.models.families.llama import ACTIVATIONS, layer_rules, num_layers_of
 from quire.models.rules import rule
 from quire.models.spec import Attention, Block, Mlp, Norm
-from quire.models.vision.rules import TowerFamily
-from quire.models.vision.spec import LearnedGrid, PatchEmbedding, VisionTower
+from quire.models.vision.rules import TowerFamily, WholeFamily
+from quire.models.vision.spec import (
+    ClassPool,
+    LearnedGrid,
+    PatchEmbedding,
+    ProbePool,
+    Project,
+    VisionTower,
+)
 
 VISION_ACTIVATIONS = {**ACTIVATIONS, "quick_gelu": "silu"}
 """`quick_scales` are of this last one."""
@@ -160,4 +168,63 @@ SIGLIP = TowerFamily(
 )
 SIGLIP2 = TowerFamily(
     ("siglip2_vision_model",), _describe_siglip2, (*RULES, _NORM), ignored=(r"head\..*",)
+)
+
+
+def _project(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
+    """The class token's vector, as wide as those of texts."""
+    c.ignore("logit_scale_init_value", "initializer_factor")
+    return replace(
+        tower,
+        final_norm=tower.embed_norm,
+        pool=ClassPool(),
+        connector=(Project(c.integer("projection_dim", 512), bias=False),),
+    )
+
+
+def _probe(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
+    """What a learned vector finds in the patches."""
+    c.ignore("initializer_factor")
+    if c.subconfig("vision_config").raw("vision_use_head", True) is False:
+        raise unsupported(
+            "vision_config.vision_use_head", False, "true, as pictures have no vector"
+        )
+    attention, mlp, norm = tower.blocks[0].mixer, tower.blocks[0].mlp, tower.final_norm
+    assert isinstance(attention, Attention) and isinstance(mlp, Mlp) and norm is not None
+    return replace(tower, pool=ProbePool(attention.heads, norm, mlp))
+
+
+_HEAD = "{prefix}vision_model.head."
+CLIP_MODEL = WholeFamily(
+    ("clip",),
+    _project,
+    (
+        rule("{prefix}vision_model.post_layernorm.{leaf}", "norm.{leaf}"),
+        rule("{prefix}visual_projection.{leaf}", "connector.0.{leaf}"),
+    ),
+    roots=("vision_model.",),
+    own=("vision_model.", "visual_projection."),
+    outer=("",),
+)
+SIGLIP_MODEL = WholeFamily(
+    ("siglip", "siglip2"),
+    _probe,
+    (
+        rule(f"{_HEAD}probe", "pool.probe"),
+        *(
+            rule(
+                f"{_HEAD}attention.in_proj_{leaf}",
+                *(f"pool.{part}.{leaf}" for part in "qkv"),
+                steps=("split",),
+            )
+            for leaf in ("weight", "bias")
+        ),
+        rule(f"{_HEAD}attention.out_proj.{{leaf}}", "pool.o.{leaf}"),
+        rule(f"{_HEAD}layernorm.{{leaf}}", "pool.norm.{leaf}"),
+        rule(f"{_HEAD}mlp.fc1.{{leaf}}", "pool.mlp.up.{leaf}"),
+        rule(f"{_HEAD}mlp.fc2.{{leaf}}", "pool.mlp.down.{leaf}"),
+    ),
+    roots=("vision_model.",),
+    own=("vision_model.",),
+    outer=("",),
 )
