@@ -16,7 +16,7 @@ from quire.server.http.security import owner_of
 from quire.server.openai.requests import ChatRequest
 
 if TYPE_CHECKING:  # few models take pictures
-    from quire.engine.frontend.picture_prompts import PromptsWithPictures
+    from quire.engine.frontend.pictures.prompts_with_pictures import PromptsWithPictures
     from quire.media.fetch.fetcher import GivenPicture
     from quire.media.loader import LoadedPicture
     from quire.media.prompt_rules.rule import ExpandedPicture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.models.vision.spoken import IMAGE_ID
-from tests.pooling import test_pairs_of_towers
+from tests.pooling.pictures import test_pairs_of_towers
 from tests.server.pictures.pictured import (
     PUBLIC,
     Web,

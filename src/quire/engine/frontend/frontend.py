@@ -49,7 +49,7 @@ from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.engine.frontend.embeds.prompts import EmbeddedPrompts
-    from quire.engine.frontend.picture_prompts import PromptsWithPictures
+    from quire.engine.frontend.pictures.prompts_with_pictures import PromptsWithPictures
 
 Client = TypeVar("Client", bound=CoreClient)
 
@@ -467,7 +467,9 @@ def _pictures_of(plan: EnginePlan, tokenizer: Tokenizer | None) -> PromptsWithPi
     """The expander of pictures in prompts; None where the engine takes none."""
     if tokenizer is None or plan.media is None:
         return None
-    from quire.engine.frontend.picture_settings import picture_prompts  # few models take pictures
+    from quire.engine.frontend.pictures.picture_settings import (
+        picture_prompts,  # few models take pictures
+    )
 
     return picture_prompts(plan.model, plan.media, tokenizer)
 

@@ -44,7 +44,7 @@ from quire.text.tokenizer import Tokenizer, encode_prompt
 
 if TYPE_CHECKING:  # few engines take more than text
     from quire.engine.frontend.embeds.prompts import EmbeddedPrompts
-    from quire.engine.frontend.picture_prompts import PromptsWithPictures
+    from quire.engine.frontend.pictures.prompts_with_pictures import PromptsWithPictures
     from quire.media.loader import LoadedPicture
 
 SEED_MASK = 2**64 - 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.config.plan_parts import MediaPlan, ModelPlan
-from quire.engine.frontend.lone_pictures import LonePictures
-from quire.engine.frontend.picture_prompts import PicturePrompts, PromptsWithPictures
+from quire.engine.frontend.pictures.lone_pictures import LonePictures
+from quire.engine.frontend.pictures.picture_prompts import PicturePrompts
+from quire.engine.frontend.pictures.prompts_with_pictures import PromptsWithPictures
 from quire.environment import MediaEnvironment, read_environment
 from quire.media.decoding.decoder import DecodeLimits, PictureDecoder
 from quire.media.decoding.rgb import MAX_PIXELS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.engine.frontend.picture_prompts import PromptsWithPictures, item_of
+from quire.engine.frontend.pictures.prompts_with_pictures import PromptsWithPictures, item_of
 from quire.engine.wire.prompt_media import PlacedPrompt, PromptMedia
 from quire.errors import RequestError
 from quire.media.chat_text import PicturesAsText

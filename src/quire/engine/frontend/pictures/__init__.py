@@ -1,0 +1,1 @@
+"""Prompts with pictures: loaded, and put among the tokens."""
