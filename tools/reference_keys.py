@@ -44,18 +44,19 @@ def made_table() -> dict[str, Any]:
     """The table: of each type its architectures, or the type of its text part; and its keys."""
     models = {kind: entry_of(kind) for kind in sorted(_kinds())}
     texts = {kind: text for kind in sorted(CONFIG_MAPPING_NAMES) if (text := _text_kind(kind))}
+    wholes = [kind for kind in sorted(WHOLES) if kind in CONFIG_MAPPING_NAMES]
     return {
         "transformers": transformers.__version__,
         "shared": _shared(),
         "ropes": _ropes(),
         "text_parts": texts,
-        "tower_kinds": {kind: tower for kind in sorted(WHOLES) if (tower := _tower_kind(kind))},
+        "tower_kinds": {kind: tower for kind in wholes if (tower := _tower_kind(kind))},
         "towers": {
             kind: entry_of(kind)
             for kind in sorted(TOWERS.keys() - WHOLES.keys())
             if kind in CONFIG_MAPPING_NAMES
         },
-        "wholes": {kind: entry_of(kind) for kind in sorted(WHOLES)},
+        "wholes": {kind: entry_of(kind) for kind in wholes},
         "models": models,
     }
 

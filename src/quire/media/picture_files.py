@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import LoadError, RequestError, UnknownParameter, UnsupportedConfigValue
+from quire.media import internvl_chat
 from quire.media.image_processors.processor import ImageProcessor
 from quire.media.image_processors.table import (
     changeable_settings,
@@ -74,6 +75,8 @@ def read_picture_settings(folder: Path, config: Mapping[str, Any]) -> PictureSet
     nested = processor.get("image_processor")
     if isinstance(nested, Mapping):
         image = dict(nested)
+    if config.get("model_type") == internvl_chat.KIND:
+        processor, image = internvl_chat.chat_files(config, image)
     if not image:
         return None
     if not image.get("image_processor_type") and not image.get("feature_extractor_type"):

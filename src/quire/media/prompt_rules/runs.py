@@ -191,6 +191,19 @@ class InternVLRule(FramedRule):
 
 
 @dataclass(frozen=True, slots=True)
+class InternVLChatRule(InternVLRule):
+    """The published code of InternVL: <image> in a text stands for a picture, which is not a token
+    of the vocabulary.
+    """
+
+    @classmethod
+    def read(cls, facts: PromptFacts) -> Self:
+        """With the tokens of the published code."""
+        length = facts.whole("image_seq_length")
+        return cls("<image>", "<IMG_CONTEXT>", "<img>", "</img>", length)
+
+
+@dataclass(frozen=True, slots=True)
 class Gemma3Rule(FramedRule):
     """Gemma3Processor: empty lines around a picture, which join those of the prompt; crops follow
     their picture with a sentence.

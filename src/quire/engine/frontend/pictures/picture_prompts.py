@@ -22,6 +22,8 @@ from quire.step.media import EMBEDS, MediaItem
 from quire.text.tokenizer import Tokenizer, encode_prompt
 
 _GRID = "image_grid_thw"
+_NO_TOKEN = -1
+"""In place of the id of a placeholder that is text, which prompts of ids cannot have."""
 
 
 class PicturePrompts(PromptsWithPictures):
@@ -45,7 +47,7 @@ class PicturePrompts(PromptsWithPictures):
         self._tokenizer, self._rule = tokenizer, rule
         self._cell = cell
         self._soft_id = _id_of(tokenizer, rule.soft_token)
-        self._placeholder_id = _id_of(tokenizer, rule.placeholder)
+        self._placeholder_id = tokenizer.get_vocab().get(rule.placeholder, _NO_TOKEN)
         self.as_text = PicturesAsText(rule.placeholder, rule.chat_text, interleaves)
 
     def placed(

@@ -28,13 +28,13 @@ _TOWERS: tuple[TowerFamily, ...] = (
     *(clip.CLIP, clip.SIGLIP, clip.SIGLIP2, pixtral.PIXTRAL),
     *(qwen_vl.QWEN2, qwen_vl.QWEN2_5, qwen_vl.QWEN3),
     *(idefics.IDEFICS3_TOWER, internvl.INTERN_TOWER, glm4v.GLM, llama4.LLAMA4_TOWER),
-    gemma.GEMMA4_TOWER,
+    *(gemma.GEMMA4_TOWER, internvl.PUBLISHED_TOWER),
 )
 _WHOLES: tuple[WholeFamily, ...] = (
     *(llava.LLAVA, llava.LLAVA_NEXT, llava.LLAVA_ONEVISION, llava.AYA, llava.COHERE2),
     *(gemma.PALIGEMMA, gemma.GEMMA3, gemma.GEMMA4, pixtral.MISTRAL3, qwen_vl.WHOLE),
     *(idefics.IDEFICS3, internvl.INTERN, lfm2.LFM2, llama4.LLAMA4),
-    *(clip.CLIP_MODEL, clip.SIGLIP_MODEL),
+    *(clip.CLIP_MODEL, clip.SIGLIP_MODEL, internvl.PUBLISHED),
 )
 TOWERS = {kind: family for family in _TOWERS for kind in family.kinds}
 """By the `model_type` of a `vision_config`."""

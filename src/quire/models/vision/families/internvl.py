@@ -1,4 +1,4 @@
-"""InternVL."""
+"""InternVL, in the forms of transformers and of the published code (`internvl_chat`)."""
 
 from __future__ import annotations
 
@@ -103,3 +103,89 @@ NORMED_PROJECTOR = (
     rule(AT + "linear_2.{leaf}", "connector.3.{leaf}"),
 )
 INTERN = WholeFamily(("internvl",), _connect_intern, NORMED_PROJECTOR, roots=("vision_tower.",))
+
+
+def _describe_published(c: ConfigReader) -> VisionTower:
+    size, patch = image_size_of(c, 448), c.integer("patch_size", 14)
+    c.ignore(*_NOT_COMPUTED)
+    kind = c.choice_of("norm_type", "layer_norm", "rms_norm", absent="layer_norm")
+    eps = c.number("layer_norm_eps", 1e-6)
+    norm = Norm("layer", eps, bias=True) if kind == "layer_norm" else Norm("rms", eps)
+    qk_norm = Norm("rms", eps) if c.flag("qk_normalization", False) else None
+    bias = c.flag("qkv_bias", False)
+    attn = vision_attention(c, qkv_bias=bias, qk_norm=qk_norm, qk_norm_over="full")
+    depth = num_layers_of(c)
+    return VisionTower(
+        c.integer("hidden_size", 1024),
+        PatchEmbedding(patch, c.integer("num_channels", 3), bias=True),
+        (Block(attn, vision_mlp(c, "gelu"), norm),) * depth,
+        (depth,),
+        (),
+        image_size=size,
+        positions=LearnedGrid(grid_side(c, size, patch), "bicubic"),
+        class_token="first",
+        layer_scale=True,
+    )
+
+
+def _connect_published(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
+    c.only("select_layer", -1)
+    c.only("ps_version", "v2")
+    c.ignore(*_OF_PICTURES)
+    ratio = c.number("downsample_ratio", 0.5)
+    merge = round(1 / ratio)
+    if merge * ratio != 1.0:
+        raise unsupported("downsample_ratio", ratio, "one by a whole number")
+    norm = NormStep(Norm("layer", 1e-5, bias=True))
+    steps = (Merge(), norm, Project(width, act="gelu"), Project(width))
+    return replace(tower, merge=merge, connector=steps)
+
+
+_NOT_COMPUTED = ("use_flash_attn", "drop_path_rate", "dropout", "initializer_factor")
+_OF_PICTURES = (
+    *("template", "pad2square", "dynamic_image_size", "use_thumbnail", "force_image_size"),
+    *(
+        "min_dynamic_patch",
+        "max_dynamic_patch",
+        "use_backbone_lora",
+        "use_llm_lora",
+        "system_message",
+    ),
+    *("hidden_size", "output_attentions", "num_image_token"),
+)
+"""Keys of how pictures are cut, which quire.media.internvl_chat reads, and of training."""
+PUBLISHED_TOWER = TowerFamily(
+    ("intern_vit_6b",),
+    _describe_published,
+    (
+        rule("{prefix}embeddings.patch_embedding.{leaf}", "patch.{leaf}"),
+        rule("{prefix}embeddings.class_embedding", "class_token", steps=("row", "row")),
+        rule("{prefix}embeddings.position_embedding", "positions.weight", steps=("row",)),
+        *layer_rules(
+            {
+                "attn.qkv": "attn.q attn.k attn.v",
+                **{f"attn.{part}_norm": f"attn.{part}_norm" for part in "qk"},
+                "attn.proj": "attn.o",
+                "norm1": "attn_pre",
+                "norm2": "mlp_pre",
+                "mlp.fc1": "mlp.up",
+                "mlp.fc2": "mlp.down",
+            },
+            at="{prefix}encoder.layers.{layer}.",
+        ),
+        rule("{prefix}encoder.layers.{layer}.ls1", "layers.{layer}.attn_scale"),
+        rule("{prefix}encoder.layers.{layer}.ls2", "layers.{layer}.mlp_scale"),
+    ),
+)
+PUBLISHED = WholeFamily(
+    ("internvl_chat",),
+    _connect_published,
+    (
+        rule("{prefix}mlp1.0.{leaf}", "connector.1.{leaf}"),
+        rule("{prefix}mlp1.1.{leaf}", "connector.2.{leaf}"),
+        rule("{prefix}mlp1.3.{leaf}", "connector.3.{leaf}"),
+    ),
+    roots=("vision_model.",),
+    own=("vision_model.", "mlp1."),
+    outer=("",),
+)
