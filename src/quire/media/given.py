@@ -15,6 +15,8 @@ from quire.media.given_rows import RowsReader, rows_given
 from quire.media.tensors import is_tensor, numbers_of
 
 _ANTHROPIC_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+PICTURE_TYPES = ("image_url", "input_image", "image_pil", "image_embeds")
+"""Types of parts that are pictures, whatever else they have."""
 _FORMS = "a picture is a PIL image, an array of three axes, encoded bytes, or None with a uuid"
 
 

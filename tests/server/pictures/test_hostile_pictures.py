@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 
+from quire.engine.frontend.pictures import prompts_with_pictures
 from tests.media.pictures import encoded
 from tests.models.vision.spoken import picture
 from tests.server.pictures.pictured import (
@@ -133,8 +134,11 @@ def test_files_outside_of_the_folder_are_refused_however_they_are_named(folder, 
     served(use, folder, allowed_local_media_path=str(inside))
 
 
-def test_too_many_pictures_are_refused_before_any_is_fetched(folder):
+def test_too_many_pictures_are_refused_before_any_is_looked_at(folder, monkeypatch):
+    """Something made of each would hold up all streams of the server's loop for 45 ms."""
     web = Web({"away.example": [PUBLIC]})
+    looked_at = []
+    monkeypatch.setattr(prompts_with_pictures, "picture_of_part", looked_at.append)
 
     async def use(http, engine):
         body = chat(*[image("http://away.example/")] * 10_000)
@@ -143,7 +147,7 @@ def test_too_many_pictures_are_refused_before_any_is_fetched(folder):
         assert error_of(reply).startswith("At most 999 image(s) may be provided in one prompt.")
 
     served(use, folder, web=web)
-    assert web.asked == web.dialled == []
+    assert web.asked == web.dialled == looked_at == []
 
 
 def test_more_pictures_than_the_context_holds_are_refused(folder):

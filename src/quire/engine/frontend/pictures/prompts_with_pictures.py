@@ -10,7 +10,7 @@ from quire.engine.wire.prompt_media import PlacedPrompt
 from quire.errors import RequestError
 from quire.media.chat_text import PicturesAsText
 from quire.media.fetch.fetcher import GivenPicture
-from quire.media.given import given_pictures, picture_of_part
+from quire.media.given import PICTURE_TYPES, given_pictures, picture_of_part
 from quire.media.given_rows import RowsReader
 from quire.media.io_options import background_of
 from quire.media.loader import LoadedPicture, LoaderThread, PictureLoader
@@ -66,6 +66,7 @@ class PromptsWithPictures(ABC):
         """The messages with markers in place of pictures, and these in order. Raises RequestError
         for parts that are malformed, and for too many pictures.
         """
+        self._loader.check_count(_least_count(messages))  # before something is made of each
         texts, found = _taken_out(messages)
         self._loader.check_count(len(found))
         return texts, found
@@ -169,6 +170,15 @@ def _given(media: GivenMedia, rows: RowsReader | None) -> list[Any]:
         return data  # out of a chat
     found: list[Any] = given_pictures(data, uuids, rows)
     return found
+
+
+def _least_count(messages: Any) -> int:
+    """How many parts of messages say by their type that they are pictures."""
+    if not isinstance(messages, list | tuple):
+        return 0
+    contents = [m.get("content") for m in messages if isinstance(m, dict)]
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return sum(isinstance(part, dict) and part.get("type") in PICTURE_TYPES for part in parts)
 
 
 def _taken_out(messages: Any) -> tuple[Any, list[GivenPicture]]:
