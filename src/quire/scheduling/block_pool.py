@@ -12,8 +12,7 @@ from array import array
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-BlockKey = tuple[bytes, int]
-"""(chained content digest, KV group)."""
+from quire.step.transfers import BlockKey
 
 _HELD = -2
 

@@ -16,12 +16,13 @@ from quire.scheduling.block_groups import (
     StateGroup,
     block_group,
 )
-from quire.scheduling.block_pool import BlockKey, BlockPool, next_key, root_key
+from quire.scheduling.block_pool import BlockPool, next_key, root_key
 from quire.scheduling.request import Request
 from quire.scheduling.settings import SchedulerConfig
 from quire.scheduling.source_blocks import SourceBlocks
 from quire.scheduling.state_blocks import StateBlocks
 from quire.step.plan import NULL_BLOCK, NewBlocks
+from quire.step.transfers import BlockKey
 
 _TO_LOAD = -1
 """What stands for a block that a tier has."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.scheduling.block_groups import SourceGroup
-from quire.scheduling.block_pool import BlockKey, BlockPool, next_key
+from quire.scheduling.block_pool import BlockPool, next_key
 from quire.scheduling.request import Request
+from quire.step.transfers import BlockKey
 
 
 class SourceBlocks:

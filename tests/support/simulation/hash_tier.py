@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from quire.scheduling.block_pool import BlockKey
 from quire.step.plan import BlockTransfer, StepPlan
+from quire.step.transfers import BlockKey
 from tests.support.simulation.hash_model import HashRunner
 
 

@@ -1,0 +1,202 @@
+"""Blocks of K/V as files of a folder, which survive the process.
+
+A file is complete or a miss: it is written under another name, renamed when it is whole, and read
+only with the checksum that its end has of everything before. So a torn or flipped file, one of a
+crash or of a full disk, costs time and never gives an answer. The folder and its files are the
+user's own (0700, 0600): whoever can write there could put K/V into answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from quire.errors import InvalidParameter
+from quire.step.transfers import BlockKey
+
+MAGIC = b"quire kv block 1\n"
+_SUM_BYTES = 32
+_NAME = re.compile(r"([0-9a-f]{64})_g(\d{1,4})\.kv")
+_HALF_WRITTEN = ".part"
+_LOOKS_AGAIN = 16
+"""Part of the bound after whose writing the folder is read again: others may write there, too."""
+
+
+class DiskStore:
+    """The files of one `root` in a folder that engines with other roots may share; at most
+    `max_bytes` for all of them, the least recently used deleted first. Several threads may use it.
+
+    `root`: a hexadecimal name of everything that determines contents apart from their keys.
+    """
+
+    def __init__(self, folder: Path, root: str, max_bytes: int) -> None:
+        """Raises InvalidParameter for a folder that others can write to, or that cannot be made."""
+        self._top, self.folder, self._max_bytes = folder, folder / root, max_bytes
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, int] = OrderedDict()
+        """Paths below the top folder -> bytes, the least recently used first."""
+        self._bytes = 0
+        self._until_look = 0
+        self._writes = 0
+        _own_folder(folder)
+        _own_folder(self.folder)
+        self._look()
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the files that are known."""
+        return self._bytes
+
+    def contents(self) -> list[BlockKey]:
+        """The keys of the files of this root, the least recently used first."""
+        with self._lock:
+            own = [path for path in self._files if path.startswith(self.folder.name + os.sep)]
+        found = (_NAME.fullmatch(os.path.basename(path)) for path in own)
+        return [(bytes.fromhex(name[1]), int(name[2])) for name in found if name is not None]
+
+    def has(self, key: BlockKey) -> bool:
+        """Whether there is a file with this name; `get` says whether it is whole."""
+        with self._lock:
+            return self._path(key) in self._files
+
+    def get(self, key: BlockKey, num_bytes: int) -> bytes | None:
+        """Return the content of `num_bytes`; None, and the file is deleted, for one that is not
+        whole, and None where it cannot be read.
+        """
+        path = self._path(key)
+        full = self._top / path
+        try:
+            data = full.read_bytes()
+            with contextlib.suppress(OSError):
+                os.utime(full)  # the order of use survives the process
+        except OSError:
+            self._forget(path)
+            return None
+        head, body = _head(key, num_bytes), memoryview(data)
+        end = len(head) + num_bytes
+        is_whole = len(data) == end + _SUM_BYTES and body[: len(head)] == head
+        if (
+            not is_whole
+            or hashlib.blake2b(body[:end], digest_size=_SUM_BYTES).digest() != (body[end:])
+        ):
+            self._delete(path)
+            return None
+        with self._lock:
+            if path in self._files:
+                self._files.move_to_end(path)
+        return data[len(head) : end]
+
+    def put(self, key: BlockKey, content: bytes) -> list[BlockKey]:
+        """Write a content; returns the keys of this root that made room for it. Raises OSError if
+        it cannot be written; then nothing is left of it.
+        """
+        path = self._path(key)
+        head = _head(key, len(content))
+        checksum = hashlib.blake2b(head, digest_size=_SUM_BYTES)
+        checksum.update(content)
+        size = len(head) + len(content) + _SUM_BYTES
+        with self._lock:
+            evicted = self._make_room(size)
+            self._writes += 1
+            part = self.folder / f"{os.getpid()}-{self._writes}{_HALF_WRITTEN}"
+        try:
+            (self._top / path).parent.mkdir(mode=0o700, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with os.fdopen(os.open(part, flags, 0o600), "wb") as file:
+                file.write(head)
+                file.write(content)
+                file.write(checksum.digest())
+            os.replace(part, self._top / path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
+        with self._lock:
+            self._bytes += size - self._files.pop(path, 0)
+            self._files[path] = size
+            self._until_look -= size
+            if self._until_look < 0:
+                self._look()
+        return evicted
+
+    def clear(self) -> None:
+        """Delete all contents of this root."""
+        with self._lock:
+            own = [path for path in self._files if path.startswith(self.folder.name + os.sep)]
+        for path in own:
+            self._delete(path)
+
+    def _path(self, key: BlockKey) -> str:
+        name = key[0].hex()
+        return os.path.join(self.folder.name, name[:2], f"{name}_g{key[1]}.kv")
+
+    def _make_room(self, size: int) -> list[BlockKey]:
+        evicted = []
+        while self._files and self._bytes + size > self._max_bytes:
+            path, freed = self._files.popitem(last=False)
+            self._bytes -= freed
+            with contextlib.suppress(OSError):
+                (self._top / path).unlink()
+            name = _NAME.fullmatch(os.path.basename(path))
+            if name is not None and path.startswith(self.folder.name + os.sep):
+                evicted.append((bytes.fromhex(name[1]), int(name[2])))
+        return evicted
+
+    def _delete(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._top / path).unlink()
+        self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        with self._lock:
+            self._bytes -= self._files.pop(path, 0)
+
+    def _look(self) -> None:
+        """Read the folder: all roots' files count, the oldest use first. What a dead process has
+        left half-written is deleted.
+        """
+        found = []
+        for folder, _, names in os.walk(self._top):
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    about = os.stat(path, follow_symlinks=False)
+                except OSError:
+                    continue
+                if _NAME.fullmatch(name) and stat.S_ISREG(about.st_mode):
+                    found.append((about.st_mtime_ns, os.path.relpath(path, self._top), about))
+                elif name.endswith(_HALF_WRITTEN) and not _is_alive(name.partition("-")[0]):
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+        found.sort(key=lambda each: each[:2])
+        self._files = OrderedDict((path, about.st_size) for _, path, about in found)
+        self._bytes = sum(self._files.values())
+        self._until_look = self._max_bytes // _LOOKS_AGAIN
+
+
+def _head(key: BlockKey, num_bytes: int) -> bytes:
+    """The beginning of a file: what it is, and of which content."""
+    digest, group = key
+    return MAGIC + digest + group.to_bytes(4, "little") + num_bytes.to_bytes(8, "little")
+
+
+def _is_alive(pid: str) -> bool:
+    return pid.isdecimal() and os.path.exists(f"/proc/{pid}")
+
+
+def _own_folder(folder: Path) -> None:
+    where = "root_dir"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+    except OSError as error:
+        raise InvalidParameter(where, str(folder), f"a folder ({error.strerror})") from error
+    if about.st_uid != os.getuid() or about.st_mode & 0o022:
+        allowed = "a folder of this user that no one else can write to: its blocks become answers"
+        raise InvalidParameter(where, str(folder), allowed, "chmod 700 it, or name another.")

@@ -1,0 +1,143 @@
+"""Blocks in files: whole or a miss, the user's own, bounded, and there after a restart."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from quire.errors import InvalidParameter
+from quire.tiers.disk_store import DiskStore
+
+ROOT, SIZE = "ab" * 20, 1000
+
+
+def key(number, group=0):
+    return bytes([number]) * 32, group
+
+
+def content(number):
+    return bytes([number]) * SIZE
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "kv"
+
+
+@pytest.fixture
+def store(folder):
+    return DiskStore(folder, ROOT, 1 << 20)
+
+
+def files(folder):
+    return sorted(folder.rglob("*.kv"))
+
+
+def test_contents_survive_the_process(store, folder):
+    store.put(key(1), content(1))
+    store.put(key(1, group=2), content(2))
+    again = DiskStore(folder, ROOT, 1 << 20)
+    assert sorted(again.contents()) == [key(1), key(1, group=2)]
+    assert again.get(key(1), SIZE) == content(1) and again.get(key(1, 2), SIZE) == content(2)
+    assert again.get(key(3), SIZE) is None and not again.has(key(3))
+
+
+def test_another_root_has_other_contents(store, folder):
+    store.put(key(1), content(1))
+    other = DiskStore(folder, "cd" * 20, 1 << 20)
+    assert not other.contents() and other.get(key(1), SIZE) is None
+    assert other.num_bytes == store.num_bytes, "the bound is for all of them"
+
+
+@pytest.mark.parametrize("damage", ["flip", "head", "sum", "cut", "longer", "empty", "other size"])
+def test_a_damaged_file_is_a_miss_and_goes(store, folder, damage):
+    store.put(key(1), content(1))
+    [file] = files(folder)
+    data = bytearray(file.read_bytes())
+    places = {"flip": len(data) // 2, "head": 3, "sum": -1}
+    if damage in places:
+        data[places[damage]] ^= 1
+    data = {"cut": data[:-40], "longer": data + b"x", "empty": b""}.get(damage, data)
+    file.write_bytes(data)
+    assert store.get(key(1), SIZE + (damage == "other size")) is None
+    assert not file.exists() and not store.has(key(1))
+
+
+def test_a_file_under_another_ones_name_is_a_miss(store, folder):
+    store.put(key(1), content(1))
+    store.put(key(2), content(2))
+    first, second = files(folder)
+    os.replace(first, second)
+    assert store.get(key(2), SIZE) is None
+
+
+def test_files_are_the_users_own(store, folder):
+    store.put(key(1), content(1))
+    [file] = files(folder)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (folder, *file.parents[:2])} == {0o700}
+
+
+def test_a_folder_that_others_write_to_is_refused(folder):
+    folder.mkdir()
+    folder.chmod(0o770)
+    with pytest.raises(InvalidParameter, match="no one else can write"):
+        DiskStore(folder, ROOT, 1 << 20)
+    (folder.parent / "file").write_text("")
+    with pytest.raises(InvalidParameter, match="a folder"):
+        DiskStore(folder.parent / "file", ROOT, 1 << 20)
+
+
+def test_the_least_recently_used_makes_room(folder):
+    store = DiskStore(folder, ROOT, 4 * SIZE)
+    for number in (1, 2, 3):
+        assert store.put(key(number), content(number)) == []
+    store.get(key(1), SIZE)
+    assert store.put(key(4), content(4)) == [key(2)]
+    assert store.num_bytes <= 4 * SIZE and len(files(folder)) == 3
+    assert store.get(key(1), SIZE) == content(1) and not store.has(key(2))
+
+
+def test_use_is_remembered_by_the_files(folder):
+    store = DiskStore(folder, ROOT, 1 << 20)
+    for number in (1, 2, 3):
+        store.put(key(number), content(number))
+        os.utime(folder / store._path(key(number)), (number, number))
+    store.get(key(1), SIZE)
+    assert DiskStore(folder, ROOT, 1 << 20).contents() == [key(2), key(3), key(1)]
+
+
+def test_others_that_write_count(folder):
+    one, two = (DiskStore(folder, ROOT, 40 * SIZE) for _ in range(2))
+    for number in range(35):
+        one.put(key(number), content(number))
+    for number in range(100, 130):
+        two.put(key(number), content(number))
+    assert sum(file.stat().st_size for file in files(folder)) <= 44 * SIZE
+
+
+def test_a_full_disk_leaves_nothing(store, folder, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        store.put(key(1), content(1))
+    assert not store.has(key(1)) and not [f for f in folder.rglob("*") if f.is_file()]
+
+
+def test_what_a_dead_process_left_half_written_goes(store, folder):
+    left, under_way = (store.folder / f"{pid}-1.part" for pid in (2**22 + 1, os.getpid()))
+    for file in (left, under_way):
+        file.write_text("half")
+    DiskStore(folder, ROOT, 1 << 20)
+    assert not left.exists() and under_way.exists()
+
+
+def test_clearing_leaves_other_roots(store, folder):
+    store.put(key(1), content(1))
+    other = DiskStore(folder, "cd" * 20, 1 << 20)
+    other.put(key(1), content(2))
+    store.clear()
+    assert not store.contents() and other.get(key(1), SIZE) == content(2)
