@@ -255,7 +255,7 @@ def test_configs_that_are_options_of_an_engine():
     )
     made, refused = out.splitlines()
     assert made.startswith("mean torch ") and "disable_any_whitespace=True" in made
-    assert refused.startswith("kv_transfer_config=")
+    assert refused.startswith("kv_transfer_config['kv_connector']=")
 
 
 def test_the_package_can_be_asked_about():

@@ -99,7 +99,7 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
         {"decode_context_parallel_size": 2},
         {"decode_context_parallel_size": True},
         {"fully_sharded_loras": True},
-        {"kv_offloading_size": 4},
+        {"code_revision": "main"},
     ],
     ids=str,
 )

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.config.adapter_plan import AdapterPlan
 from quire.config.hidden_states import HiddenStatesPlan
+from quire.config.kv_pool_size import gib
 from quire.config.offload import Offload
 from quire.config.plan_parts import (
     MediaPlan,
@@ -25,6 +26,7 @@ from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.config.views import PlanViews
 from quire.models.pooling.spec import PoolerSpec
 from quire.scheduling.settings import StepsPlan
+from quire.tiers.plan import KVTierPlan
 
 
 class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +138,8 @@ def _short(value: object) -> str:
         text = value.torch_profiler_dir
     elif isinstance(value, AdapterPlan):
         text = f"{value.max_loras} of rank {value.max_lora_rank} in {value.lora_dtype}"
+    elif isinstance(value, KVTierPlan):
+        text = gib(value.host_bytes) + (" and a folder" if value.disk is not None else "")
     elif isinstance(value, Offload):
         text = f"{len(value.layers)} layers"
     elif isinstance(value, StructuredOutputsConfig):

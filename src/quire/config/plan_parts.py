@@ -18,6 +18,7 @@ from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.models.formats.rounding_rules import RoundingRules
 from quire.models.pooling.spec import PoolerSpec
+from quire.tiers.plan import KVTierPlan
 
 
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +104,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     of the blocks in all groups' layers. Where `measures_memory`, both are estimates: the worker
     measures what its workspace leaves of `memory_utilization`. That is the share of the free memory
     that an engine takes where a share bounds it, else the share of all memory that its sizes come
-    to. `snapshot_interval` None: there are no snapshots of recurrent states.
+    to. `snapshot_interval` None: there are no snapshots of recurrent states. `kv_tier`: where each
+    core keeps K/V outside of its blocks; None: nowhere.
     """
 
     block_size: int
@@ -114,6 +116,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str
     enable_prefix_caching: bool
     snapshot_interval: int | None
+    kv_tier: KVTierPlan | None
 
 
 class MediaPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,7 +95,8 @@ class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
         """Forget all cached blocks. Returns False (and changes nothing) while requests use some.
 
         With `reset_running_requests` these are preempted first and compute their blocks again.
-        `reset_connector` has nothing to reset: there are no KV connectors.
+        `reset_connector`: also forget what is kept outside of the pool, in host memory and in files
+        of this model.
         """
         return Utility("reset_prefix_cache", (reset_running_requests, reset_connector))
 

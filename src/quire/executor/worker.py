@@ -21,11 +21,13 @@ from quire.models.loading.readers.named_tensors import NamedTensors
 from quire.models.loading.source import locate_adapter
 from quire.models.spec import Decoder
 from quire.params import RequestParams
+from quire.runner.block_transfers import BlockTransfers
 from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
 from quire.runner.warm_up import run_first_steps
 from quire.step.plan import StepPlan
+from quire.step.transfers import TransferReport
 
 
 class SaveWeights(Protocol):
@@ -88,8 +90,34 @@ class Worker:
         """The number of the worker among those of its core, which are all on one machine."""
         return self.rank
 
+    def take_transfers(self) -> TransferReport:
+        """Return what has become of the transfers of plans since the last time."""
+        return self._transfers.take_report()
+
+    def wait_for_transfers(self, timeout_s: float) -> None:
+        """Wait until there is something to take, at most for `timeout_s`."""
+        self._transfers.wait(timeout_s)
+
+    def settle_transfers(self) -> None:
+        """Return when no transfer is under way; loads that wait for files have failed."""
+        self._transfers.settle()
+
+    def forget_tier(self, keeps_files: bool) -> None:
+        """Forget what the tier has; no transfer is under way. keeps_files: see
+        `BlockTransfers.forget`.
+        """
+        self._transfers.forget(keeps_files=keeps_files)
+
+    @property
+    def _transfers(self) -> BlockTransfers:
+        found = self.model_runner.transfers
+        assert found is not None, "there is no tier"
+        return found
+
     def close(self) -> None:
         """Release the worker."""
+        if self.model_runner.transfers is not None:
+            self.model_runner.transfers.close()
         if self._profiler is not None:
             self._profiler.stop()
         if self._stored is not None:

@@ -15,6 +15,8 @@ from quire.executor.adapter_support import adapter_support
 from quire.executor.drafting import build_drafting, read_draft_network
 from quire.executor.encoders import OpenEncoders, open_encoders
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
+from quire.executor.kv_tier.opening import open_transfers
+from quire.executor.kv_tier.root import model_files, root_parts
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
 from quire.executor.weights import make_checker, make_loader, make_saver, stored_weights
@@ -85,6 +87,7 @@ def build_worker(
     room = None if support is None else support.room
     stored = None if stage is not None else stored_weights(config, platform, exchange, group)
     load = make_loader(config, platform, exchange, group, room, network, stored, stage)
+    files = model_files(config)
     try:
         model = load()
     finally:
@@ -137,6 +140,12 @@ def build_worker(
             free_bytes=platform.free_bytes,
             reserved_bytes=rows_bytes,
         )
+    if config.memory.kv_tier is not None:
+        place = group and (group.rank, group.size), stage
+        parts = root_parts(config, platform, kv_cache.pool, files, place)
+        share = 1.0 if group is None else 1 / group.size
+        share = share if stage is None else (stage.last - stage.first) / stage.count
+        runner.transfers = open_transfers(config.memory.kv_tier, platform, kv_cache, parts, share)
     return worker_class(config.parallel.worker_extension_cls)(
         runner,
         Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),

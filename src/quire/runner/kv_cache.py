@@ -20,6 +20,9 @@ from quire.ops.kv import BlockMemory, BlockShape, KVShape, LatentShape, StateSha
 from quire.runner.devices.device import Array
 from quire.step.plan import NULL_BLOCK
 
+_ALIGNMENT = 64
+"""Of the parts of a block's content, in bytes."""
+
 
 class KVCache:
     """Blocks for every layer of `pool`, or for some; `layers[i]` is the memory of layer i, None if
@@ -48,12 +51,14 @@ class KVCache:
         slots = [[(group, layer) for group, layer in slot if layer in own] for slot in pool.slots]
         self._slots = [_layers_by_shape(pool, slot) for slot in slots if slot]
         self._views: list[BlockMemory] = []
+        self._parts: dict[int, list[Tensor]] = {}
         self.layers: list[BlockMemory | None] = []
         self.restore()
 
     def release(self) -> None:
         """Release the memory and its contents; `layers` is empty until `restore`."""
         self._views = []
+        self._parts = {}
         self.layers.clear()
 
     def restore(self) -> None:
@@ -91,6 +96,40 @@ class KVCache:
         for view in self._views:
             self._ops.zero_kv(view, ids)
 
+    def content_bytes(self, group: int) -> int:
+        """The bytes of a block of a KV group, as `read_block` lays them out."""
+        return sum(_aligned(part[0].nbytes) for part in self._parts_of(group))
+
+    def read_block(self, group: int, block: int, into: Tensor) -> None:
+        """Copy what a block of a KV group holds, in all its layers, as it is: into the first bytes
+        of `into` [B] uint8, on any device. Another memory of the same provider, with the same pool,
+        can write it.
+        """
+        for part, place in zip(self._parts_of(group), self._places(group, into), strict=True):
+            place.copy_(part[block])
+
+    def write_block(self, group: int, block: int, content: Tensor) -> None:
+        """Write what `read_block` has copied into a block."""
+        for part, place in zip(self._parts_of(group), self._places(group, content), strict=True):
+            part[block].copy_(place)
+
+    def _parts_of(self, group: int) -> list[Tensor]:
+        """Views [N, ...] of all that blocks of this group hold."""
+        found = self._parts.get(group)
+        if found is None:
+            views = (self.layers[layer] for layer in self.pool.groups[group].layers)
+            found = [part for view in views if view is not None for part in view.parts]
+            self._parts[group] = found
+        return found
+
+    def _places(self, group: int, content: Tensor) -> Iterator[Tensor]:
+        """Where the parts of a block lie in its content."""
+        start = 0
+        for part in self._parts_of(group):
+            one = part[0]
+            yield content[start : start + one.nbytes].view(one.dtype).view(one.shape)
+            start += _aligned(one.nbytes)
+
     def _ids(self, blocks: Sequence[int]) -> Tensor:
         """Sent once for all layers, from memory for which the host does not wait."""
         return self._send(np.array(blocks, dtype=np.int64))
@@ -108,6 +147,11 @@ class KVCache:
                 self.num_blocks, first.block_size, first.kv_heads, first.head_dim, self._dtype
             )
         ]
+
+
+def _aligned(num_bytes: int) -> int:
+    """The next place at which numbers of any type may begin."""
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _independent(copies: Sequence[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:

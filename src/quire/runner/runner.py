@@ -22,6 +22,7 @@ from quire.models.decoder import HiddenStates
 from quire.params import RequestParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder, StepInputs
+from quire.runner.block_transfers import BlockTransfers
 from quire.runner.devices.device import Array, Device, Fetched
 from quire.runner.encoder_outputs import EncoderOutputs
 from quire.runner.forward.forward import Forward
@@ -255,6 +256,8 @@ class ModelRunner:
         self.heads = Heads()
         self.adapters = adapters
         self.media = media
+        self.transfers: BlockTransfers | None = None
+        """Copies blocks to a tier and back; None: there is none."""
         self._batches = batches
         self._forward = forward
         self._prepared = -1
@@ -316,7 +319,6 @@ class ModelRunner:
         """Copy and zero blocks, fill slots of adapters and encode media before a step computes:
         once, however often it is launched.
         """
-        assert not plan.loads and not plan.stores, "this runner has no tier"
         if plan.copies:
             self.kv_cache.copy(plan.copies)
         if plan.zero_blocks:
@@ -327,6 +329,9 @@ class ModelRunner:
             self.media.change(plan)
         else:
             assert not plan.encodings, "this runner has no encoders"
+        if plan.loads or plan.stores:
+            assert self.transfers is not None, "this runner has no tier"
+            self.transfers.begin(plan)
         self._prepared = plan.step_id
 
     def empty_result(self, plan: StepPlan) -> StepResult:

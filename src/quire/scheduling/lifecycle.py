@@ -82,7 +82,8 @@ class WaitingQueue:
 
 @dataclass(slots=True)
 class Counters:
-    """Event counts since the start. Prefix hits are counted at a request's first admission.
+    """Event counts since the start. Prefix hits are counted at a request's first admission, those
+    that were loaded from a tier as external ones: of what the pool had not.
     `num_drafts` were verified; `num_accepted[n]`: how many times n of those of a request in a step
     were right.
     """
@@ -91,6 +92,8 @@ class Counters:
     prefix_requests: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
     num_drafts: int = 0
     num_accepted: list[int] = field(default_factory=list)
 
@@ -184,7 +187,11 @@ class Lifecycle:
             request.scheduled_time = now
             self.counters.prefix_requests += 1
             self.counters.prefix_queries += request.num_tokens
-            self.counters.prefix_hits += hit
+            local = hit if self.transfers is None else self.transfers.num_local(request)
+            self.counters.prefix_hits += local
+            if self.transfers is not None:
+                self.counters.external_queries += request.num_tokens - local
+                self.counters.external_hits += hit - local
 
     def preempt(self, request: Request) -> None:
         """Take the request's row and blocks away. It keeps its output, and later computes again

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from quire.scheduling.block_pool import BlockKey, BlockPool, Lease
+from quire.scheduling.block_pool import BlockPool, Lease
 from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.request import Request
 from quire.step.plan import BlockTransfer
+from quire.step.transfers import BlockKey
 
 
 class Tier(Protocol):
@@ -42,12 +43,16 @@ class Tier(Protocol):
 class TierLoad:
     """The load that a waiting request waits for: one of its prerequisites."""
 
-    def __init__(self, request: Request, num_tokens: int, tier: Tier) -> None:
+    def __init__(
+        self, request: Request, num_local_tokens: int, num_tokens: int, tier: Tier
+    ) -> None:
         """num_tokens: the leading tokens of the request that are cached once it has ended."""
         self.request: Request | None = request
         """None once the request has given it up."""
         self.num_tokens = num_tokens
-        self.is_ready = False
+        self.num_local_tokens = num_local_tokens
+        """The leading tokens that were cached before."""
+        self.is_ready = self.is_loaded = False
         self._tier = tier
 
     def wait(self, timeout_s: float) -> None:
@@ -76,6 +81,11 @@ class Transfers:
         """Blocks under a lease."""
         return sum(len(lease.blocks) for lease in self._leases.values())
 
+    @property
+    def num_under_way(self) -> int:
+        """Transfers that have not ended."""
+        return len(self._leases)
+
     # Loads
 
     def begin_load(self, request: Request, outstanding: int) -> bool:
@@ -85,12 +95,13 @@ class Transfers:
         """
         if request.load is not None:
             return False  # it has had one, which failed, or whose blocks are gone again
+        num_local = request.num_hit_tokens
         found = self._memory.begin_load(request, self._tier.has, outstanding)
         if not found:
             return False
         number = self._lease([block for block, _ in found])
         self._to_load += [BlockTransfer(number, block, *key) for block, key in found]
-        load = TierLoad(request, request.num_hit_tokens, self._tier)
+        load = TierLoad(request, num_local, request.num_hit_tokens, self._tier)
         request.load = self._loads[number] = load
         request.prerequisites = [*request.prerequisites, load]
         return True
@@ -116,6 +127,14 @@ class Transfers:
 
     def released(self, block: int) -> None:
         """A block without references is still findable."""
+
+    @staticmethod
+    def num_local(request: Request) -> int:
+        """How many tokens of a request's hit were cached without a load for it."""
+        load = request.load
+        if isinstance(load, TierLoad) and load.is_loaded:
+            return min(load.num_local_tokens, request.num_hit_tokens)
+        return request.num_hit_tokens
 
     # Steps
 
@@ -143,7 +162,7 @@ class Transfers:
                 if is_done:
                     self._memory.publish(request, load.num_tokens)
                 self._memory.release(request)
-                load.request, load.is_ready = None, True
+                load.request, load.is_ready, load.is_loaded = None, True, is_done
             if key is not None and is_done:
                 self._tier.stored(key)
             self._leases.pop(number).end()

@@ -230,6 +230,25 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     enable_prefix_caching: bool | None = _MEMORY.flag(
         None, "Keep K/V of finished requests for prompts that begin alike; None: yes."
     )
+    kv_offloading_size: float | None = _MEMORY.number(
+        None,
+        "Host memory for K/V that the pool has no room for: what is evicted is copied back when a "
+        "prompt begins with it again. None: none, unless kv_transfer_config says so.",
+        unit="GiB",
+        above=0,
+    )
+    kv_offloading_backend: str = _MEMORY.text(
+        "native",
+        "What copies K/V out of the pool.",
+        choices=("native", "lmcache"),
+    )
+    kv_transfer_config: dict[str, Any] | None = _MEMORY.mapping(
+        None,
+        "Where K/V is kept outside of the pool: kv_connector OffloadingConnector (or "
+        "SimpleCPUOffloadConnector) with kv_role kv_both, and in kv_connector_extra_config "
+        "cpu_bytes_to_use and secondary_tiers (docs/kv_tiers.md). ExampleHiddenStatesConnector "
+        "with shared_storage_path writes the hidden states of method extract_hidden_states.",
+    )
     cpu_offload_gb: float = _MEMORY.number(
         0,
         "Memory of a GPU that weights leave free by staying in the host's: layers far apart are "
@@ -514,11 +533,6 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     spec_model: str | None = _DRAFTS.text(None, "Short for speculative_config['model'].")
     spec_tokens: int | None = _DRAFTS.integer(
         None, "Short for speculative_config['num_speculative_tokens'].", unit="tokens", minimum=1
-    )
-    kv_transfer_config: dict[str, Any] | None = _DRAFTS.mapping(
-        None,
-        "Where the hidden states of method extract_hidden_states go: kv_connector "
-        "('ExampleHiddenStatesConnector'), kv_connector_extra_config with shared_storage_path.",
     )
     per_request_spec_decode_metrics: str = _DRAFTS.text(
         "none",

@@ -17,7 +17,6 @@ from quire.config.args.option import unbuilt
 _ONE_HOST = "The workers of a model run on one machine: see tensor_parallel_size."
 _ONE_CONTEXT = "Each worker has the whole context; tensor_parallel_size shares the heads."
 _TEXT_ONLY = "This release serves text only; leave it out."
-_NO_SECOND_TIER = "K/V stay on the device; give it more memory, or a smaller max_num_seqs."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
 _NO_EVENTS = "Events of the KV cache are not published; leave it out."
@@ -83,8 +82,6 @@ class UnbuiltArgs(ForeignArgs):
         only_tunes=True,
         choices=("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
     )
-    kv_offloading_size: float | None = unbuilt(None, "GiB of second-tier K/V", _NO_SECOND_TIER)
-    kv_offloading_backend: str = unbuilt("native", "who moves K/V out", _NO_SECOND_TIER)
     # Scheduler
     disable_hybrid_kv_cache_manager: bool | None = unbuilt(
         None, "treat all layers as one KV group", "Sliding-window layers free their blocks.", False

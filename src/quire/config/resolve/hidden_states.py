@@ -10,11 +10,12 @@ from typing import Any
 
 from quire.config.hidden_states import HiddenStatesPlan
 from quire.config.resolve.decisions import Decisions
+from quire.config.resolve.kv_tier import HIDDEN_STATES as _CONNECTOR
+from quire.config.resolve.kv_tier import NAME as _NAME
+from quire.config.resolve.kv_tier import names_tier
 from quire.errors import InvalidParameter, NotBuiltYet
 
 METHOD = "extract_hidden_states"
-_CONNECTOR = "ExampleHiddenStatesConnector"
-_NAME = "kv_transfer_config"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _LAYERS_AT = f"speculative_config['draft_model_config']['hf_config'][{_LAYERS!r}]"
 _NEUTRAL: dict[str, tuple[object, str]] = {
@@ -28,8 +29,8 @@ def decide_hidden_states(d: Decisions) -> None:
     """Fix `hidden_states`: None, or a plan. Raises InvalidParameter or NotBuiltYet."""
     wish, given = d.model.drafts, d.args.kv_transfer_config
     if wish is None or wish.config.method != METHOD:
-        if given:
-            hint = f"Keys and values stay in their engine; {_CONNECTOR} goes with {METHOD}."
+        if given and not names_tier(given):
+            hint = f"Hidden states stay in their engine; {_CONNECTOR} goes with {METHOD}."
             raise NotBuiltYet(_NAME, given, hint)
         d.decide("hidden_states", None, "speculative_config: no hidden states are asked for")
         return

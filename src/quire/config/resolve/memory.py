@@ -48,6 +48,7 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     decide_packed_weights(d)
     num_blocks, reason = _num_blocks(d, pool, bound)
     _check_given(d, num_blocks * pool.block_bytes, reason)
+    _check_tier(d, pool)
     fits = pool.longest(num_blocks, bound, is_chunked=d.value("enable_chunked_prefill"))
     if fits < (1 if length is None else length):
         raise LoadError(_refusal(d, pool, num_blocks, bound, fits, reason))
@@ -107,6 +108,15 @@ def _check_given(d: Decisions, kv_cache_bytes: int, reason: str) -> None:
             f"The KV cache would take {gib(kv_cache_bytes)} ({reason}), and "
             f"{d.machine.memory_limit_source} has {gib(total)} in all. Give it less."
         )
+
+
+def _check_tier(d: Decisions, pool: KVPool) -> None:
+    """Raise InvalidParameter for host memory that no block fits in."""
+    tier = d.value("kv_tier")
+    if tier is not None and tier.host_bytes < pool.block_bytes:
+        name = "kv_offloading_size" if d.args.kv_offloading_size else "kv_transfer_config"
+        allowed = f"a block of K/V takes {gib(pool.block_bytes)}"
+        raise InvalidParameter(name, vars(d.args)[name], allowed, "Give more memory.")
 
 
 def _decide_measuring(d: Decisions, *, keeps_tokens: bool) -> None:
@@ -204,7 +214,13 @@ def _taken(d: Decisions, length: int) -> tuple[int, str]:
     if d.value("weights_folder") is not None:
         weights, text = 0, "weights in a file"
     text += f", adapters {gib(adapters)}" if adapters else ""
-    return weights + adapters + workspace, f"{text}, workspace {gib(workspace)}"
+    text += f", workspace {gib(workspace)}"
+    tier = d.value("kv_tier")
+    if tier is not None and d.machine.device == "cpu":
+        return weights + adapters + workspace + tier.host_bytes, (
+            f"{text}, K/V outside of the pool {gib(tier.host_bytes)}"
+        )
+    return weights + adapters + workspace, text
 
 
 def _room_on_a_shared_machine(left: int, one_request: int) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from quire.engine.core.adapters import AdaptersOff, AdapterStore
 from quire.engine.core.constrained_outputs import ConstrainedOutputs
 from quire.engine.core.core import EngineCore
 from quire.engine.core.features import CoreFeature
+from quire.engine.core.kv_tier import KVTier, SharedIndex
 from quire.engine.core.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
@@ -71,6 +72,10 @@ def core_parts(
 ) -> dict[str, Any]:
     """What `EngineCore` is made of, by the names of its arguments."""
     facts = executor.facts
+    tier = plan.memory.kv_tier
+    index = None
+    if tier is not None:
+        index = SharedIndex(executor, tier.store_threshold, tier.max_tracker_size)
     scheduler = _scheduler_class(plan.parallel.scheduler_cls)(
         SchedulerConfig(
             steps=plan.steps,
@@ -86,7 +91,8 @@ def core_parts(
             max_drafts=None if plan.speculation is None else plan.speculation.max_drafts,
             reports_drafts=plan.sampling.draft_reports != "none",
             encoder_rows=facts.media.num_rows,
-        )
+        ),
+        tier=index,
     )
     adapters: CoreFeature = AdaptersOff()
     if plan.adapters is not None:
@@ -107,6 +113,7 @@ def core_parts(
             ConstrainedOutputs(grammars, scheduler),
             adapters,
             MediaOfPrompts(facts.media),
+            *([] if index is None else [KVTier(scheduler, executor, index)]),
         ],
         "lock_step": exchange,
         "pace": None if plan.steps.max_stall_s is None else StepPace(plan.steps.max_stall_s),

@@ -30,8 +30,21 @@ OF_THE_CORE = {
     "read_adapter": "Call add_lora() of the engine.",
     "keep_adapter": "Call add_lora() of the engine.",
     "drop_adapter": "Call remove_lora() of the engine.",
+    "forget_tier": "Call reset_prefix_cache(reset_connector=True) of the engine.",
+    "settle_transfers": "Call reset_prefix_cache() of the engine.",
+    **dict.fromkeys(("take_transfers", "wait_for_transfers"), "Read the engine's metrics."),
 }
 """Methods of workers that the core alone calls, and what to do instead."""
+
+LEAVE_WEIGHTS = frozenset(
+    (
+        *("check_health", "get_supported_tasks", "kv_cache_bytes", "profile", "run_first_steps"),
+        *("save_sharded_state", "check_adapter"),
+    )
+)
+"""Methods of workers after which the weights are certainly those of before; what a user's own
+method or function does to them is not known.
+"""
 
 
 class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
@@ -174,6 +187,8 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
             if "weights" in tags:
                 for feature in self.features:
                     feature.forget_weights()
+                    if not keep_weights:
+                        feature.weights_may_differ()
             self.executor.collective_rpc("sleep", (list(tags), keep_weights), {})
         self._asleep.update(tags, ("scheduling",))
 
@@ -183,8 +198,12 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Forget cached blocks. Returns False while requests hold blocks, unless those may be
-        preempted. `reset_connector` has no effect: there is no KV connector.
+        preempted. `reset_connector`: forget what is kept outside of the pool, too.
         """
+        for feature in self.features:
+            feature.settle()
+            if reset_connector:
+                feature.forget_contents()
         return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def reset_mm_cache(self) -> None:
@@ -195,6 +214,8 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         self.scheduler.reset_encoder_cache()
 
     def _forget_cached(self) -> None:
+        for feature in self.features:
+            feature.settle()
         self.scheduler.reset_encoder_cache()
         forgotten = self.scheduler.reset_prefix_cache(reset_running_requests=True)
         assert forgotten, "nothing holds blocks when every request was preempted"
@@ -234,6 +255,9 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         results = self.executor.collective_rpc(method, tuple(args), given)
         if method == "reload_weights":  # raises, and changes nothing, where it fails
             self.scheduler.change_weights()
+        if method not in LEAVE_WEIGHTS:
+            for feature in self.features:
+                feature.weights_may_differ()
         return results
 
     def profile(

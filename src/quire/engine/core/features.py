@@ -61,8 +61,17 @@ class CoreFeature:
     def report(self, stats: SchedulerStats) -> None:
         """Add what the feature counts."""
 
+    def settle(self) -> None:
+        """End what uses blocks of the pool: they are about to be forgotten. May wait for copies."""
+
+    def forget_contents(self) -> None:
+        """Forget what is cached outside of the pool."""
+
     def forget_weights(self) -> None:
         """The memory of the model's weights is released; no request has a row."""
+
+    def weights_may_differ(self) -> None:
+        """The weights have changed, or a function that the core does not know may have done so."""
 
     def close(self) -> None:
         """The core ends."""

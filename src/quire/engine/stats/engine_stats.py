@@ -40,6 +40,12 @@ PREFIX = "vllm:"
 
 _SLEEP_STATES = {"awake": None, "weights_offloaded": 1, "discard_all": 2}
 """The level of each; at level 0 the engine is in none of them."""
+TIER_COUNTERS = (
+    *("external_prefix_cache_queries", "external_prefix_cache_hits"),
+    *("kv_offload_load_bytes", "kv_offload_store_bytes"),
+)
+"""Fields of `SchedulerStats` that are counters of K/V outside of the pool."""
+
 _ORDER = {name: place for place, name in enumerate(DESCRIPTIONS)}
 
 
@@ -226,6 +232,8 @@ class CoreTotals:
             counts["num_preemptions"] += scheduler.num_preemptions
             counts["prefix_cache_queries"] += scheduler.prefix_cache_queries
             counts["prefix_cache_hits"] += scheduler.prefix_cache_hits
+            for name in TIER_COUNTERS:
+                counts[name] += getattr(scheduler, name)
             if scheduler.num_draft_tokens:
                 self._drafts.add(scheduler)
         counts["prompt_tokens"] += step.num_prompt_tokens
@@ -287,19 +295,22 @@ class CoreTotals:
 
     def _counters(self, labels: dict[str, str]) -> Iterator[Counter]:
         counts = self._counts
-        for name in ("prefix_cache_queries", "prefix_cache_hits", "num_preemptions"):
+        own = ("prefix_cache_queries", "prefix_cache_hits", *TIER_COUNTERS, "num_preemptions")
+        for name in own:
             yield Counter(name, labels, counts[name])
         for name in ("prompt_tokens", "prompt_tokens_cached", "generation_tokens"):
             yield Counter(name, labels, counts[name])
         cached = counts["prompt_tokens_cached"]
+        loaded = min(cached, counts["external_prefix_cache_hits"])
         by_source = {
             "local_compute": counts["prompt_tokens"] - cached,
-            "local_cache_hit": cached,
-            "external_kv_transfer": 0,
+            "local_cache_hit": cached - loaded,
+            "external_kv_transfer": loaded,
         }
         for source, count in by_source.items():
             yield Counter("prompt_tokens_by_source", {**labels, "source": source}, count)
-        yield Counter("prompt_tokens_cached_by_source", {**labels, "source": "device"}, cached)
+        for source, count in (("device", cached - loaded), ("external_unspecified", loaded)):
+            yield Counter("prompt_tokens_cached_by_source", {**labels, "source": source}, count)
         for reason, count in self._num_ended.items():
             yield Counter("request_success", {**labels, "finished_reason": str(reason)}, count)
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 from quire.config.plan import EnginePlan
 from quire.engine.stats.draft_totals import DraftTotals, in_words
 from quire.engine.stats.step_stats import IterationStats
+from quire.engine.stats.tier_totals import TierTotals
 from quire.engine.wire.messages import SchedulerStats
 from quire.errors import InvalidType
 from quire.plugins import load_group
@@ -90,6 +91,7 @@ class LoggingStatLogger(StatLoggerBase):
         self._hits: deque[tuple[int, int, int]] = deque()
         self._num_prompt = self._num_generated = 0
         self._drafts = DraftTotals()
+        self._tier = TierTotals()
         self._since = clock()
         self._was_idle = True
 
@@ -114,6 +116,7 @@ class LoggingStatLogger(StatLoggerBase):
                 self._note_hits(scheduler_stats)
             if scheduler_stats.num_draft_tokens:
                 self._drafts.add(scheduler_stats)
+            self._tier.add(scheduler_stats)
 
     def log_engine_initialized(self) -> None:
         plan = self._plan
@@ -149,6 +152,9 @@ class LoggingStatLogger(StatLoggerBase):
         drafts = self._drafts.take()
         if drafts is not None:
             logger.log(level, "%s: drafts: %s", self._name, in_words(drafts, seconds))
+        transfers = self._tier.take()
+        if transfers is not None:
+            logger.log(level, "%s: KV Transfer metrics: %s", self._name, transfers)
 
     def _note_hits(self, stats: SchedulerStats) -> None:
         entry = (stats.prefix_cache_requests, stats.prefix_cache_queries, stats.prefix_cache_hits)

@@ -176,6 +176,11 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_accepted: list[int] = []
     """How many times so many drafts of a request in a step were right; [] where none were verified.
     """
+    external_prefix_cache_queries: int = 0
+    external_prefix_cache_hits: int = 0
+    """Tokens that the pool had not, and those of them that were loaded from outside of it."""
+    kv_offload_load_bytes: int = 0
+    kv_offload_store_bytes: int = 0
 
     @property
     def spec_decoding_stats(self) -> SpecDecodingStats | None:
@@ -191,6 +196,15 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
             requests=self.prefix_cache_requests,
             queries=self.prefix_cache_queries,
             hits=self.prefix_cache_hits,
+        )
+
+    @property
+    def connector_prefix_cache_stats(self) -> PrefixCacheStats:
+        """The same lookups outside of the pool, of what it had not."""
+        return PrefixCacheStats(
+            requests=self.prefix_cache_requests,
+            queries=self.external_prefix_cache_queries,
+            hits=self.external_prefix_cache_hits,
         )
 
 

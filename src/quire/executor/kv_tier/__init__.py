@@ -1,0 +1,1 @@
+"""A worker's side of K/V outside of the pool."""

@@ -1,0 +1,53 @@
+"""Builds a worker's side of the tier: host memory for blocks, copies to it, and the folder."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.executor.kv_tier.root import RootParts, kept_digests
+from quire.executor.platform import Platform
+from quire.runner.block_transfers import BlockTransfers
+from quire.runner.devices.block_copies import BlockCopies, CudaCopies, HostCopies
+from quire.runner.kv_cache import KVCache
+from quire.tiers.disk_store import DiskStore
+from quire.tiers.plan import DiskTierPlan, KVTierPlan
+
+logger = logging.getLogger(__name__)
+
+
+def open_transfers(
+    plan: KVTierPlan, platform: Platform, kv_cache: KVCache, parts: RootParts | None, share: float
+) -> BlockTransfers:
+    """Take the host memory of a worker that has this share of its core's K/V. parts: of the root of
+    its folder.
+    """
+    sizes = [kv_cache.content_bytes(group) for group in range(len(kv_cache.pool.groups))]
+    largest = max(sizes)
+    count = max(1, int(plan.host_bytes * share) // largest)
+    copies: BlockCopies = HostCopies(kv_cache)
+    if platform.driver is not None:
+        memory = platform.driver.pinned(count * largest)
+        copies = CudaCopies(kv_cache, platform.device.torch)
+    else:
+        memory = torch.empty(count * largest, dtype=torch.uint8)
+    slots: list[Tensor] = list(memory.view(count, largest).unbind())
+    open_disk = None
+    if plan.disk is not None:
+        assert parts is not None, "a folder has a root"
+        open_disk = partial(_open_disk, plan.disk, parts)
+    return BlockTransfers(copies, slots, sizes, open_disk, plan)
+
+
+def _open_disk(plan: DiskTierPlan, parts: RootParts) -> DiskStore | None:
+    root = parts.name(kept_digests())
+    if root is None:
+        logger.warning(
+            "Files of the model have changed since they were loaded: K/V is kept in memory alone."
+        )
+        return None
+    return DiskStore(Path(plan.folder), root, plan.max_bytes)

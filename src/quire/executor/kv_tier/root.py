@@ -1,0 +1,190 @@
+"""The name of everything that determines K/V apart from the keys of blocks: the root of what leaves
+the process.
+
+Two engines share a folder's contents exactly when their roots are equal: the same weights by their
+files' contents, the same model, types, memory layout, kernels and code. What is not certain to
+leave every bit as it is makes another root, which costs computing once more and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform as machine
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from quire.environment import read_environment
+from quire.executor.platform import Platform
+from quire.executor.worker_config import WorkerConfig
+from quire.hardware.native import find_native
+from quire.models.kv_pool import KVPool
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".json")
+_CODE = (
+    *("models", "ops", "kernels", "quantization", "runner", "step", "scheduling", "distributed"),
+    "tiers",
+)
+"""Folders of the package that decide what is in a block."""
+_VERSION = 1
+_READ_BYTES = 1 << 22
+
+_Identity = tuple[int, int, int, int, int]
+ModelFiles = tuple[tuple[Path, _Identity], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RootParts:
+    """What a root is made of: facts about the engine, and its files with what tells them from files
+    that were written later.
+    """
+
+    facts: dict[str, Any]
+    files: ModelFiles
+
+    def name(self, kept: Path) -> str | None:
+        """The root, in hexadecimal. Reads the files, but for those whose digests `kept`, a file,
+        has; None: a file has changed since the engine began to load.
+        """
+        known = _read_kept(kept)
+        digests, has_new = [], False
+        for path, identity in self.files:
+            entry = known.get(str(path))
+            if entry is None or tuple(entry[0]) != identity:
+                entry, has_new = (identity, _digest(path)), True
+                known[str(path)] = entry
+            if _identity(path) != identity:
+                return None
+            digests.append((path.name, entry[1]))
+        if has_new:
+            _keep(kept, known)
+        text = json.dumps([self.facts, digests], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def model_files(config: WorkerConfig) -> ModelFiles:
+    """The files that weights come from, as they are before they are loaded."""
+    folders = [Path(config.model.model_folder)]
+    if config.speculation is not None and config.speculation.draft is not None:
+        folders.append(Path(config.speculation.draft.folder))
+    files = [(path, _identity(path)) for folder in folders for path in _files(folder)]
+    return tuple((path, found) for path, found in files if found is not None)
+
+
+def root_parts(
+    config: WorkerConfig, platform: Platform, pool: KVPool, files: ModelFiles, place: object
+) -> RootParts:
+    """The parts of a worker's root. files: `model_files` from before the weights were loaded.
+    place: which part of the model the worker has.
+    """
+    native, _ = find_native()
+    isa = "none" if native is None else read_environment().cpu_isa or native.best_level()
+    model = config.model
+    no_seed = () if model.load_format == "dummy" else ("seed",)
+    facts: dict[str, Any] = {
+        "version": _VERSION,
+        "code": _code_digest(),
+        "torch": torch.__version__,
+        "model": _plain(model, leave_out=("model", "model_folder", "served_model_names",
+            "tokenizer_folder", "chat_template", "weights_folder", "packed_weights_bytes",
+            "encoder_transfer", "prompts", "pooler_config", *no_seed)),
+        "parallel": _plain(config.parallel, leave_out=("thread_cpus", "data_parallel_ranks",
+            "data_parallel_address", "data_parallel_rpc_port", "max_core_restarts", "spare_core",
+            "profiler", "data_parallel_mode", "data_parallel_size")),
+        "kv_dtype": config.memory.kv_dtype,
+        "pool": [pool.block_size, repr(pool.groups), repr(pool.memories)],
+        "speculation": repr(config.speculation),
+        "adapters": config.adapters is not None,
+        "ops": [f"{choice.op}={choice.provider}" for choice in platform.ops.report()],
+        "invariant": platform.ops.batch_invariant,
+        "steps": None if platform.ops.batch_invariant else repr(config.steps),
+        "isa": isa,
+        "machine": machine.machine(),
+        "device": _device(platform),
+        "place": repr(place),
+    }  # fmt: skip
+    return RootParts(facts, files)
+
+
+def kept_digests() -> Path:
+    """The file that keeps digests of weights between starts."""
+    return read_environment().cache_dir / "file_digests.json"
+
+
+def _plain(part: msgspec.Struct, leave_out: Sequence[str]) -> dict[str, Any]:
+    fields = {name: getattr(part, name) for name in part.__struct_fields__}
+    return {name: repr(value) for name, value in fields.items() if name not in leave_out}
+
+
+def _device(platform: Platform) -> str:
+    device = platform.device.torch
+    if device.type != "cuda":
+        return device.type
+    about = torch.cuda.get_device_properties(device)
+    return f"{about.name} {about.major}.{about.minor} {torch.version.cuda}"
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return [folder] if folder.is_file() else []
+    return sorted(path for path in folder.iterdir() if path.suffix in _WEIGHTS and path.is_file())
+
+
+def _identity(path: Path) -> _Identity | None:
+    """What tells a file from another one of its name; the time of its inode cannot be set back."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+
+
+def _digest(path: Path) -> str:
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            content.update(part)
+    return content.hexdigest()
+
+
+def _code_digest() -> str:
+    """Changes with any change of Quire's own code or kernels that K/V may depend on."""
+    package = Path(__file__).parents[2]
+    content = hashlib.sha256()
+    files = [path for part in _CODE for path in (package / part).rglob("*.py")]
+    for path in sorted([*files, *package.glob("_native*")]):
+        data = path.read_bytes()
+        content.update(f"{path.relative_to(package)} {len(data)}\n".encode() + data)
+    return content.hexdigest()
+
+
+def _read_kept(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {
+        name: entry
+        for name, entry in found.items()
+        if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], list)
+    }
+
+
+def _keep(path: Path, known: dict[str, Any]) -> None:
+    """Replace the file as a whole; without it files are read again."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(known, file)
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,394 @@
+"""The loads and stores of plans: blocks are copied between KV memory, host memory and files by
+threads, and no step waits for them.
+
+One thread copies between KV memory and host memory, in the order of the plans; it alone uses the
+host store. Files are read and written by others, so that a slow disk delays only what comes from
+there. What is stored goes to host memory at once, and from there to a file as soon as the disk has
+time; where it has none, the file is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.runner.devices.block_copies import BlockCopies, Mark
+from quire.step.plan import BlockTransfer, StepPlan
+from quire.step.transfers import BlockKey, TierChange, TransferReport
+from quire.tiers.disk_store import DiskStore
+from quire.tiers.host_store import HostStore
+from quire.tiers.plan import KVTierPlan
+
+logger = logging.getLogger(__name__)
+
+_WAITING_BYTES = 64 << 20
+"""Most bytes of contents that wait to be written to files."""
+_FLUSH_S = 5.0
+"""How long an engine that ends waits for these."""
+_RETRY_S = 30.0
+"""How long the disk is left alone after it has refused a file, or has taken too long for one."""
+_PATIENCE_S = 5.0
+"""How long loads wait for the next file."""
+
+
+class OpenDisk(Protocol):
+    """Opens the folder of the disk tier, which may take time: the weights' files are read for its
+    name. None: it cannot be used.
+    """
+
+    def __call__(self) -> DiskStore | None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A load of blocks, `num_left` of which are not there yet."""
+
+    number: int
+    num_left: int
+    has_failed: bool = False
+
+
+class BlockTransfers:
+    """The tier's side of a worker: `begin` and `take_report` are called by the thread of its steps.
+
+    Invariant: a transfer is reported exactly once, and its blocks are not touched afterwards.
+    """
+
+    def __init__(
+        self,
+        copies: BlockCopies,
+        slots: Sequence[Tensor],
+        content_bytes: Sequence[int],
+        open_disk: OpenDisk | None = None,
+        plan: KVTierPlan | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """slots: host memory, one for each block. content_bytes: of a block of each KV group."""
+        self._copies = copies
+        self._host = HostStore(slots)
+        self._content_bytes = content_bytes
+        self._disk: DiskStore | None = None
+        self._lock = threading.Lock()
+        self._report = TransferReport([], [], [], is_opening=open_disk is not None)
+        self._has_news = threading.Event()
+        self._reading: dict[int, _Load] = {}
+        self._waiting_bytes = 0
+        self._generation = 0
+        """How often contents were forgotten: what was under way before does not count."""
+        self._refused_at: float | None = None
+        self._clock = clock
+        self._read_at, self._hangs_until = clock(), -math.inf
+        """When a file was read last, or the first of those that are waited for was asked for; and
+        until when none is.
+        """
+        self._copying = _Lane("kv copies", 1)
+        disk = None if plan is None else plan.disk
+        self._reads = _Lane("kv reads", disk.num_readers) if disk is not None else None
+        self._writes = _Lane("kv writes", disk.num_writers) if disk is not None else None
+        if open_disk is not None:
+            assert self._writes is not None, "the plan has a folder"
+            self._writes.submit(partial(self._open, open_disk))
+
+    # The thread of steps
+
+    def begin(self, plan: StepPlan) -> None:
+        """Begin the transfers of a plan, when all that earlier steps have queued is done."""
+        mark = self._copies.mark()
+        for store in plan.stores:
+            self._copying.submit(partial(self._store, store, mark))
+        by_number: dict[int, list[BlockTransfer]] = {}
+        for load in plan.loads:
+            by_number.setdefault(load.number, []).append(load)
+        for number, blocks in by_number.items():
+            self._copying.submit(partial(self._load, _Load(number, len(blocks)), blocks, mark))
+
+    def take_report(self) -> TransferReport:
+        """Return what has happened since the last time."""
+        self._look_at_reads()
+        with self._lock:
+            report = self._report
+            self._report = TransferReport([], [], [], is_opening=report.is_opening)
+            self._has_news.clear()
+        return report
+
+    def _look_at_reads(self) -> None:
+        """Give loads up that wait longer for files than computing would take; while the disk hangs,
+        nothing is read from it.
+        """
+        if self._reading and self._clock() - self._read_at > _PATIENCE_S:
+            self._hangs_until = self._clock() + _RETRY_S
+            self._copying.submit(self._give_up_reads)
+            self._read_at = self._clock()
+            logger.warning("K/V is not read from files for %g s: the disk is too slow.", _RETRY_S)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for something to report."""
+        self._has_news.wait(timeout_s)
+
+    def settle(self) -> None:
+        """Return when no transfer is under way: copies are waited for, what is still to be read
+        from files has failed.
+        """
+        is_done = threading.Event()
+        self._copying.submit(self._give_up_reads)
+        self._copying.submit(is_done.set)
+        is_done.wait()
+
+    def forget(self, *, keeps_files: bool) -> None:
+        """Forget all contents; no transfer is under way. keeps_files: files stay for other engines,
+        and this one uses them no more: its weights are not those of the start.
+        """
+        is_done = threading.Event()
+        self._copying.submit(partial(self._forget, keeps_files, is_done))
+        is_done.wait()
+
+    def close(self) -> None:
+        """End the threads; what waits to be written to files is, if the disk takes it soon."""
+        self._copying.close(_FLUSH_S)
+        for lane in (self._reads, self._writes):
+            if lane is not None:
+                lane.close(_FLUSH_S)
+
+    # The thread of copies
+
+    def _store(self, store: BlockTransfer, mark: Mark | None) -> None:
+        key = store.key, store.group
+        try:
+            if key not in self._host:
+                if mark is not None:
+                    mark.wait()
+                self._put(key, lambda slot: self._copies.read(store.group, store.block, slot))
+                self._offer_to_disk(key)
+            self._end(store.number, has_failed=False, stored=self._content_bytes[store.group])
+        except Exception:
+            logger.exception("A block of K/V could not be stored.")
+            self._end(store.number, has_failed=True)
+
+    def _put(self, key: BlockKey, fill: Callable[[Tensor], object]) -> None:
+        """Store a content in host memory. What makes room is still in its file, or is lost."""
+        slot, evicted = self._host.put(key)
+        if evicted is not None:
+            self._note_if_lost(evicted)
+        try:
+            fill(slot)
+        except BaseException:
+            self._host.drop(key)
+            raise
+        self._note(key, is_there=True)
+
+    def _load(self, load: _Load, blocks: Sequence[BlockTransfer], mark: Mark | None) -> None:
+        try:
+            if mark is not None:
+                mark.wait()
+        except Exception:
+            logger.exception("Blocks of K/V could not be loaded.")
+            load.has_failed = True
+        if not self._reading:
+            self._read_at = self._clock()
+        self._reading[load.number] = load
+        for each in blocks:
+            key = each.key, each.group
+            slot = self._host.get(key)
+            if slot is not None:
+                self._fill(load, each, slot)
+            elif self._disk is not None and self._reads is not None and self._can_read(key):
+                self._reads.submit(partial(self._read, self._disk, load, each))
+            else:
+                self._miss(load, key)
+
+    def _can_read(self, key: BlockKey) -> bool:
+        return self._disk is not None and self._disk.has(key) and self._clock() > self._hangs_until
+
+    def _fill(self, load: _Load, each: BlockTransfer, slot: Tensor) -> None:
+        if not load.has_failed:
+            try:
+                self._copies.write(each.group, each.block, slot)
+            except Exception:
+                logger.exception("A block of K/V could not be loaded.")
+                load.has_failed = True
+        self._count(load, self._content_bytes[each.group])
+
+    def _arrived(self, load: _Load, each: BlockTransfer, content: bytes | None) -> None:
+        """A file was read for a load, which may have been given up meanwhile."""
+        self._read_at = self._clock()
+        key = each.key, each.group
+        if content is None:
+            self._miss(load, key)
+            return
+        source = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        if load.number in self._reading:
+            self._fill(load, each, source)
+        if key not in self._host:
+            self._put(key, lambda slot: slot[: len(source)].copy_(source))
+
+    def _miss(self, load: _Load, key: BlockKey) -> None:
+        load.has_failed = True
+        self._note_if_lost(key)
+        self._count(load, 0)
+
+    def _count(self, load: _Load, num_bytes: int) -> None:
+        load.num_left -= 1
+        if load.num_left == 0 and self._reading.pop(load.number, None) is not None:
+            self._end(load.number, has_failed=load.has_failed, loaded=num_bytes)
+        else:
+            with self._lock:
+                self._report.loaded_bytes += num_bytes
+
+    def _give_up_reads(self) -> None:
+        for load in list(self._reading.values()):
+            del self._reading[load.number]
+            load.has_failed = True
+            self._end(load.number, has_failed=True)
+
+    def _forget(self, keeps_files: bool, is_done: threading.Event) -> None:
+        self._generation += 1
+        disk = self._disk
+        try:
+            gone = dict.fromkeys([*self._host, *(disk.contents() if disk is not None else ())])
+            self._host.clear()
+            if keeps_files:
+                self._disk = None
+            elif disk is not None:
+                disk.clear()
+            for key in gone:
+                self._note(key, is_there=False)
+        finally:
+            is_done.set()
+
+    # Files
+
+    def _open(self, open_disk: OpenDisk) -> None:
+        generation = self._generation
+        disk = None
+        try:
+            disk = open_disk()
+        except Exception:
+            logger.exception("The folder for K/V cannot be used: K/V is kept in memory alone.")
+        self._copying.submit(partial(self._opened, disk, generation))
+
+    def _opened(self, disk: DiskStore | None, generation: int) -> None:
+        """The folder can be used, unless the weights have changed since."""
+        if disk is not None and generation == self._generation:
+            self._disk = disk
+            for key in disk.contents():
+                self._note(key, is_there=True)
+            for key in list(self._host):
+                self._offer_to_disk(key)
+        with self._lock:
+            self._report.is_opening = False
+            self._has_news.set()
+
+    def _read(self, disk: DiskStore, load: _Load, each: BlockTransfer) -> None:
+        key = each.key, each.group
+        content = None
+        if (
+            load.number in self._reading
+        ):  # also after another block's miss: this one will be asked for
+            content = disk.get(key, self._content_bytes[each.group])
+        self._copying.submit(partial(self._arrived, load, each, content))
+
+    def _offer_to_disk(self, key: BlockKey) -> None:
+        """Have a content of host memory written to a file, if the disk is not behind already."""
+        disk, size = self._disk, self._content_bytes[key[1]]
+        if disk is None or self._writes is None or disk.has(key):
+            return
+        if self._is_refused:
+            return
+        with self._lock:
+            if self._waiting_bytes and self._waiting_bytes + size > _WAITING_BYTES:
+                return
+            self._waiting_bytes += size
+        slot = self._host.get(key)
+        assert slot is not None, "a content of host memory"
+        content = slot[:size].numpy().tobytes()
+        self._writes.submit(partial(self._write, disk, key, content, self._generation))
+
+    @property
+    def _is_refused(self) -> bool:
+        return self._refused_at is not None and self._clock() - self._refused_at < _RETRY_S
+
+    def _write(self, disk: DiskStore, key: BlockKey, content: bytes, generation: int) -> None:
+        evicted: list[BlockKey] = []
+        try:
+            if generation == self._generation and not self._is_refused:
+                evicted = disk.put(key, content)
+        except OSError as error:
+            self._refused_at = self._clock()
+            logger.warning(
+                "K/V cannot be written to %s (%s): nothing more is for %g s.",
+                *(disk.folder, error.strerror or error, _RETRY_S),
+            )
+        finally:
+            with self._lock:
+                self._waiting_bytes -= len(content)
+        self._copying.submit(partial(self._written, disk, key, evicted, generation))
+
+    def _written(
+        self, disk: DiskStore, key: BlockKey, evicted: Sequence[BlockKey], generation: int
+    ) -> None:
+        if generation != self._generation:
+            if disk is self._disk:
+                disk.clear()
+            return
+        self._note(key, is_there=key in self._host or disk.has(key))
+        for other in evicted:
+            self._note_if_lost(other)
+
+    # Reports
+
+    def _note_if_lost(self, key: BlockKey) -> None:
+        is_there = key in self._host or (self._disk is not None and self._disk.has(key))
+        if not is_there:
+            self._note(key, is_there=False)
+
+    def _note(self, key: BlockKey, *, is_there: bool) -> None:
+        with self._lock:
+            self._report.changes.append(TierChange(*key, is_there))
+            self._has_news.set()
+
+    def _end(self, number: int, *, has_failed: bool, loaded: int = 0, stored: int = 0) -> None:
+        with self._lock:
+            (self._report.failed if has_failed else self._report.done).append(number)
+            self._report.loaded_bytes += loaded
+            self._report.stored_bytes += stored
+            self._has_news.set()
+
+
+class _Lane:
+    """Threads that call functions in the order in which they are submitted."""
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=name, daemon=True) for _ in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, function: Callable[[], object]) -> None:
+        self._work.put(function)
+
+    def close(self, timeout_s: float) -> None:
+        """Let the threads end after what was submitted; those that a disk holds are left alone."""
+        for _ in self._threads:
+            self._work.put(None)
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _run(self) -> None:
+        while (function := self._work.get()) is not None:
+            try:
+                function()
+            except Exception:
+                logger.exception("A transfer of K/V has failed.")
