@@ -116,6 +116,11 @@ def test_models_whose_blocks_cannot_come_back_say_so():
         planned(model=crossed, kv_offloading_size=1)
 
 
+def test_several_ranks_say_so():
+    with pytest.raises(NotBuiltYet, match="several ranks"):
+        planned(kv_offloading_size=1, tensor_parallel_size=2)
+
+
 def test_the_memory_plan_counts_it():
     without, with_tier = planned(), planned(kv_offloading_size=1)
     lost = without.memory.kv_cache_bytes - with_tier.memory.kv_cache_bytes

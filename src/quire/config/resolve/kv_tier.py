@@ -214,6 +214,8 @@ def _check_model(d: Decisions, name: str, value: object) -> None:
     if any(isinstance(memory, KeyValues) and memory.source is not None for memory in memories):
         hint = f"{d.model.architecture} attends to a second content, whose K/V stays in the pool."
         raise NotBuiltYet(name, value, f"{hint} Leave it out.")
+    if d.value("distributed_executor_backend") != "uni":
+        raise NotBuiltYet(name, value, "K/V of several ranks stays in their pools: leave it out.")
     if all(memory is None for memory in memories):
         allowed = "the model keeps no keys and values of a request"
         raise InvalidParameter(name, value, allowed, "Leave it out.")
