@@ -116,7 +116,8 @@ class LoggingStatLogger(StatLoggerBase):
                 self._note_hits(scheduler_stats)
             if scheduler_stats.num_draft_tokens:
                 self._drafts.add(scheduler_stats)
-            self._tier.add(scheduler_stats)
+            if scheduler_stats.uses_tier:
+                self._tier.add(scheduler_stats)
 
     def log_engine_initialized(self) -> None:
         plan = self._plan

@@ -93,7 +93,7 @@ async def _processed(server: Server, request: Request, body: PoolingRequest) -> 
     task = server.abilities.task
     params = processor.merge_pooling_params(PoolingParams(task=task))
     params.task = params.task or task
-    reader = InputReader.of(server, body)
+    reader = InputReader.of(server, request, body)
     results = await all_pooled(
         server, request, body, name, prompts_of(reader, body, items, params, "data")
     )
