@@ -17,7 +17,7 @@ OTHERS = [
     module for module in MODULES
     if module.name.startswith("quire.engine") and module.name not in (*HOMES, *OF_PROGRAMS)
 ]  # fmt: skip
-READ_BY_POLLING = {"WAKEUP"}
+READ_BY_POLLING = {"WAKEUP", "EXECUTOR_FAILED"}
 """Any byte on that pipe ends a poll; nobody looks which."""
 PUBLISHED = {"ReconfigureDistributedRequest", "ReconfigureRankType", "EXECUTOR_FAILED"}
 """What is reserved. The list only shrinks."""

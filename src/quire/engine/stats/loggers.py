@@ -116,7 +116,11 @@ class LoggingStatLogger(StatLoggerBase):
                 self._note_hits(scheduler_stats)
             if scheduler_stats.num_draft_tokens:
                 self._drafts.add(scheduler_stats)
-            if scheduler_stats.uses_tier:
+            if (
+                scheduler_stats.external_prefix_cache_queries
+                or scheduler_stats.kv_offload_load_bytes
+                or scheduler_stats.kv_offload_store_bytes
+            ):
                 self._tier.add(scheduler_stats)
 
     def log_engine_initialized(self) -> None:

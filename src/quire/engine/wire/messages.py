@@ -183,15 +183,6 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     kv_offload_store_bytes: int = 0
 
     @property
-    def uses_tier(self) -> bool:
-        """Whether K/V outside of the pool was looked for, loaded or stored since the last stats."""
-        return bool(
-            self.external_prefix_cache_queries
-            or self.kv_offload_load_bytes
-            or self.kv_offload_store_bytes
-        )
-
-    @property
     def spec_decoding_stats(self) -> SpecDecodingStats | None:
         """What became of the drafts since the last stats; None where there were none."""
         if not self.num_draft_tokens:
