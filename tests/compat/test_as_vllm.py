@@ -294,7 +294,7 @@ def test_the_package_can_be_asked_about():
             "ModuleNotFoundError",
             "Ray does not start cores",
         ),
-        ("from vllm.multimodal.utils import fetch_image", "ModuleNotFoundError", "not served"),
+        ("from vllm.multimodal.audio import split_audio", "ModuleNotFoundError", "not served"),
         ("import vllm; vllm.nothing", "AttributeError", "Quire has no vllm.nothing."),
         (
             "from vllm.distributed.weight_transfer.nccl_common import trainer_init; trainer_init()",

@@ -209,6 +209,10 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "vllm.utils.async_utils": {"quire.as_vllm.asynchronous": _ASYNC},
     "vllm.utils.collection_utils": {"quire.as_vllm.values": _LISTS},
+    "vllm.multimodal.image": {"quire.as_vllm.pictures": "convert_image_mode"},
+    "vllm.multimodal.utils": {
+        "quire.as_vllm.pictures": "fetch_image encode_image_base64 encode_image_url"
+    },
     "vllm.utils.import_utils": {"quire.as_vllm.values": "resolve_obj_by_qualname"},
     "vllm.utils.math_utils": {"quire.as_vllm.values": "cdiv round_up round_down"},
     "vllm.utils.mem_constants": {"quire.as_vllm.values": _SIZES},
@@ -301,7 +305,7 @@ VERSION_TUPLE = tuple(int(part) for part in VERSION.split("."))
 _ONE_ENGINE = "There is one engine, with a scheduler and workers of its own."
 _REASONS = {
     ROOT: "Names of vLLM's inside have no counterpart.",
-    "vllm.assets": "Pictures, sounds and films are not served.",
+    "vllm.assets": "vLLM's samples of pictures, sounds and films are downloads of its own.",
     "vllm.attention": "The provider of attention is chosen by what it supports.",
     "vllm.benchmarks": "Use quire bench.",
     "vllm.collect_env": "Use quire doctor.",
@@ -323,7 +327,8 @@ _REASONS = {
     "vllm.exceptions": "What is raised is in quire.errors.",
     "vllm.forward_context": "Models are described, not programmed: see docs/models.md.",
     "vllm.model_executor": "Models are described, not programmed: see docs/models.md.",
-    "vllm.multimodal": "Pictures, sounds and films are not served.",
+    "vllm.multimodal": "Of its parts, fetch_image and those that encode pictures have a "
+    "counterpart; sounds and films are not served.",
     "vllm.plugins": "The groups of plugins are in docs/plugins.md.",
     "vllm.profiler": "Use LLM.start_profile and stop_profile.",
     "vllm.reasoning": "The formats of reasoning are in docs/tools_and_reasoning.md.",

@@ -10,6 +10,8 @@ from quire.params import checks
 
 TRUNCATIONS = (None, False, True, "longest_first", "only_first", "do_not_truncate")
 """The values of `truncation`."""
+PADDINGS = (None, False, "do_not_pad", "max_length")
+"""The values of `padding`, which prompts that are pooled take."""
 ENCODE_PARAMETERS = "add_special_tokens, truncation, max_length and truncation_side"
 """The arguments of encoding, as errors list them."""
 
@@ -54,12 +56,20 @@ def check_side(name: str, value: object) -> None:
         raise InvalidParameter(name, value, "it must be 'left' or 'right'")
 
 
+def check_padding(name: str, value: object) -> None:
+    """Raise InvalidParameter for another value than those of `PADDINGS`."""
+    if not isinstance(value, bool | str | None) or value not in PADDINGS:
+        allowed = "'max_length' or 'do_not_pad' is expected: prompts are not padded to each other"
+        raise InvalidParameter(name, value, allowed)
+
+
 def _later(name: str, value: object) -> None:
     """Do nothing: who cuts the prompt knows the bounds."""
 
 
 _CHECKS: dict[str, Callable[[str, Any], object]] = {
     "add_special_tokens": checks.flag,
+    "padding": check_padding,
     "truncation": check_truncation,
     "max_length": check_max_length,
     "truncation_side": check_side,

@@ -191,9 +191,9 @@ BAD = [
     ),
     (
         "a",
-        {"tokenization_kwargs": {"padding": 1}},
+        {"tokenization_kwargs": {"stride": 1}},
         RequestError,
-        "'padding' is not a parameter here: add_special_tokens, truncation, max_length and "
+        "'stride' is not a parameter here: add_special_tokens, truncation, max_length and "
         "truncation_side exist.",
     ),
     (

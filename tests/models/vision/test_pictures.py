@@ -111,11 +111,18 @@ def test_answers_are_those_of_transformers(name, tmp_path, monkeypatch):
         del llm
 
 
-@pytest.mark.parametrize("name", ["llava", pytest.param("qwen3_vl", marks=pytest.mark.full)])
+OTHERS = ("qwen3_vl", "gemma3", "paligemma", "internvl")
+"""Deep rows, pictures whose tokens see all of them, prompts that do, tiles."""
+
+
+@pytest.mark.parametrize(
+    "name", ["llava", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+)
 def test_the_bits_alone_are_those_in_a_crowd(name, tmp_path):
     write_spoken(name, tmp_path)
-    asked = [as_prompt(*each) for each in prompts()]
-    llm = engine(tmp_path, enable_prefix_caching=False)
+    spoken = SPOKEN[name]
+    asked = [as_prompt(*each, spoken.placeholder) for each in prompts()]
+    llm = engine(tmp_path, max_model_len=spoken.length, enable_prefix_caching=False)
     for prompt, together in zip(asked, llm.generate(asked, PARAMS), strict=True):
         llm.reset_encoder_cache()
         [alone] = llm.generate(prompt, PARAMS)

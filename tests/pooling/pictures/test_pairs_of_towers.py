@@ -52,6 +52,7 @@ def make(folder, name):
     tokenizer = Tokenizer(WordLevel(vocab, unk_token="w0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "w0"}))
     return model
 
 
@@ -130,3 +131,15 @@ def test_the_width_of_pictures_is_that_of_the_whole(tmp_path):
     llm = LLM(model=str(tmp_path), dtype="float32", max_model_len=40)
     [found] = embedded(llm, as_prompt(ONE))
     np.testing.assert_allclose(found, of_transformers(model, tmp_path, ONE), atol=ACCURACY)
+
+
+def test_texts_are_padded_as_siglip_was_trained(tmp_path):
+    make(tmp_path, "SiglipModel")
+    llm = LLM(model=str(tmp_path), dtype="float32", max_model_len=40)
+    [right] = embedded(llm, [[5, 6] + [0] * 38])
+    [found] = llm.embed("w5 w6", tokenization_kwargs={"padding": "max_length"})
+    np.testing.assert_array_equal(found.outputs.embedding, right)
+    [short] = llm.embed("w5 w6", tokenization_kwargs={"padding": "max_length", "max_length": 4})
+    assert short.prompt_token_ids == [5, 6, 0, 0]
+    with pytest.raises(RequestError, match="max_length"):
+        llm.embed("w5", tokenization_kwargs={"padding": True})

@@ -100,6 +100,9 @@ def test_a_picture_alone_is_a_prompt_of_models_with_two_towers(tmp_path):
         assert cohere["meta"]["billed_units"] == units
         query = await answered(http, "/v1/embeddings", input="w5 w6")
         right = np.dot(query["data"][0]["embedding"], first)
+        body = {"input": "w5 w6", "padding": "max_length", "truncate_prompt_tokens": 7}
+        filled = await answered(http, "/v1/embeddings", **body)
+        assert filled["usage"]["prompt_tokens"] == 7
         documents = content(image(data_url(ONE)))
         scored = await answered(http, "/score", queries="w5 w6", documents=documents)
         assert scored["data"][0]["score"] == pytest.approx(right, abs=1e-5)

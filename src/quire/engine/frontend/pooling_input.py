@@ -152,6 +152,16 @@ def with_truncation(kwargs: Mapping[str, Any] | None, asked: int) -> Mapping[str
     return {TRUNCATE: asked, **(kwargs or {})}
 
 
+def padded(ids: list[int], length: int, tokenizer: Tokenizer) -> list[int]:
+    """The ids with padding tokens up to a length (`padding="max_length"`), which count as any
+    others: models that were trained so have no mask (SigLIP). Raises InvalidParameter.
+    """
+    if tokenizer.pad_token_id is None:
+        allowed = "the tokenizer has no padding token"
+        raise InvalidParameter("padding", "max_length", allowed, "Leave it out.")
+    return ids + [tokenizer.pad_token_id] * (length - len(ids))
+
+
 class PoolingInputs:
     """Makes the messages of requests with PoolingParams, whose prompts may be as long as the model
     takes.
@@ -179,10 +189,13 @@ class PoolingInputs:
         if own.truncate_prompt_tokens is not None:
             tokenization_kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
         kwargs, cut = take_truncation(tokenization_kwargs, self._max_len, side)
+        is_padded = kwargs.pop("padding", None) == "max_length"
         if parsed.token_ids is None:
             text = parsed.text or ""
             text = text.lower() if self._facts.lowers_input else text
             ids = encode_prompt(self._tokenizer, text, kwargs)
+            if is_padded and self._tokenizer is not None:
+                ids = padded(ids, kwargs.get("max_length") or self._max_len, self._tokenizer)
         else:
             ids = parsed.token_ids if cut is None else cut.of(parsed.token_ids)
         check_token_ids(ids, parsed, self._vocab_size)

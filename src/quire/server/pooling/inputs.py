@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.requests import Request
 
-from quire.engine.frontend.pooling_input import TRUNCATE, PoolingFacts, Truncation, take_truncation
+from quire.engine.frontend.pooling_input import (
+    TRUNCATE,
+    PoolingFacts,
+    Truncation,
+    padded,
+    take_truncation,
+)
 from quire.engine.frontend.score_prompts import Content, ScoredText, check_uncut
 from quire.engine.wire.prompt_media import PlacedPrompt, PromptMedia
 from quire.errors import InvalidParameter, PromptTooLong, RequestError
@@ -86,6 +92,9 @@ class InputReader:
             raise self._too_long(error.num_tokens, is_estimate=True) from None
         if not ids:
             raise InvalidParameter("prompt", text, "it must have at least one token")
+        if self.body.is_padded:
+            length = self.server.limits.max_model_len if self.cut is None else self.cut.limit
+            ids = padded(ids, length, self.server.need_tokenizer())
         return self.checked(ids)
 
     def checked(self, ids: list[int]) -> list[int]:

@@ -39,6 +39,11 @@ class PooledBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
     media_io_kwargs: dict[str, Any] | None = None
 
     @property
+    def is_padded(self) -> bool:
+        """Whether texts get padding tokens up to the length that they are cut to."""
+        return False
+
+    @property
     def truncation(self) -> dict[str, Any]:
         """How inputs are cut, by the engine's names."""
         return {}
@@ -56,8 +61,12 @@ class PoolingFields(PooledBody, kw_only=True):
     user: str | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
-    padding: Literal["do_not_pad"] | None = None
+    padding: Literal["do_not_pad", "max_length"] | None = None
     use_activation: bool | None = None
+
+    @property
+    def is_padded(self) -> bool:
+        return self.padding == "max_length"
 
     @property
     def truncation(self) -> dict[str, Any]:
