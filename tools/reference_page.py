@@ -115,14 +115,18 @@ follows. `--model-impl auto` does so for architectures that are not in the table
 `--model-impl transformers` also for those that are; `--model-impl vllm` (or `quire`) never.
 `quire show` and `--explain` name the implementation.
 
-- **Which models.** Those whose attention goes through transformers' attention interface and is
-  causal, over all tokens or a window, and whose layers keep nothing but keys and values; a layer
-  may call attention several times. Positions may begin after those of padding (RoBERTa), and may
-  be counted by the model's own code where it hands them to a table (decoders of BART and its kin).
-  [Below](#names-of-transformers-mapping) are all names.
-  Refused by name: recurrent states, convolutions, linear and indexed attention, encoders and models
-  whose tokens see those after them, masks of a model's own, chunks, rotary embeddings that depend
-  on the longest sequence of a step (dynamic, longrope), code in the model's folder.
+- **Which models.** Those whose tokens see only the tokens before them. Where attention goes through
+  transformers' attention interface, over all tokens or a window, it is Quire's; a layer may call it
+  several times. Positions may begin after those of padding (RoBERTa), and may be counted by the
+  model's own code where it hands them to a table (decoders of BART and its kin). Where a model
+  attends, makes its masks or counts positions by itself (MegatronBERT, XGLM, Doge), or has in
+  transformers' own cache keys by which it chooses tokens (A.X K2, HunYuan V4) or states next to
+  keys and values (Zaya, Lara, Inkling), each request of a step is computed by itself over such a
+  cache, which is filled from the paged one: batches save nothing then, and each step copies what is
+  kept of its requests. [Below](#names-of-transformers-mapping) are all names.
+  Refused by name: caches of a model's own class, states alone, encoders and models whose tokens see
+  those after them, chunks, rotary embeddings that depend on the longest sequence of a step
+  (dynamic, longrope), code in the model's folder.
 - **Quantised checkpoints.** Linear layers that are stored in codes (FP8 for each tensor or for
   blocks, GPTQ, AWQ, compressed-tensors, ModelOpt, bitsandbytes) multiply as they are stored.
   Formats that store more than linear layers so (MLX, gpt-oss) are refused, and so are codes of
@@ -146,7 +150,9 @@ follows. `--model-impl auto` does so for architectures that are not in the table
   crowd, in chunks, preempted and after prefix hits, where two things hold: the widths of its layers
   are multiples of 64, because torch computes the last values of an activation that is no whole
   number of vectors by another routine; and no module multiplies by itself. Where one does (the
-  routers of most mixtures), start-up names the weights, and nothing is promised.
+  routers of most mixtures), start-up names the weights, and nothing is promised. With attention of
+  a model's own, other requests do not change a request's bits, but how its prompt is cut into steps
+  does, which start-up says.
 """
 _ORACLES = {"transformers": "transformers", "reference": "a reference"}
 _UNBUILT = """\

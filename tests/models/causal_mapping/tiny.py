@@ -45,6 +45,7 @@ _MIXTURE = {
     "n_group": 2,
     "topk_group": 1,
 }
+_INDEXER = {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 4}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _ROPES = {"full_attention": _ROPE, "sliding_attention": {**_ROPE, "rope_theta": 1e3}}
 _EYES = {
@@ -55,8 +56,20 @@ _EYES = {
     "image_size": 16,
     "patch_size": 8,
 }
+_INKLING = {
+    **_MIXTURE,
+    "n_routed_experts": 8,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 4,
+    "swa_head_dim": 16,
+    "sliding_window_size": 6,
+    "local_layer_ids": [0, 2],
+    "rel_extent": 16,
+}
 OWN: dict[str, dict[str, Any]] = {
     "AXK1ForCausalLM": {**_LATENTS, **_MIXTURE, "n_routed_experts": 8},
+    "AXK2ForCausalLM": {**_LATENTS, **_MIXTURE, **_INDEXER, "n_routed_experts": 8},
+    "HYV4ForCausalLM": {**_LATENTS, **_MIXTURE, **_INDEXER, "n_routed_experts": 8},
     "BeamForCausalLM": {
         **_MIXTURE,
         "num_experts": 8,
@@ -72,7 +85,17 @@ OWN: dict[str, dict[str, Any]] = {
         "n_output_layers": 4,
         "sliding_window": 6,
     },
-    "Dots3NoteForCausalLM": {"num_key_value_heads": 4},
+    "Dots3NoteForCausalLM": {
+        **_LATENTS,
+        **_MIXTURE,
+        **_INDEXER,
+        **{f"swa_{key}": value for key, value in _LATENTS.items()},
+        "swa_num_attention_heads": 4,
+        "swa_head_dim": 24,
+        "n_routed_experts": 8,
+        "shared_experts_intermediate_size": 32,
+        "sliding_window": 6,
+    },
     "Gemma4AssistantForCausalLM": {
         "text_config": {
             "model_type": "gemma4_text",
@@ -118,7 +141,8 @@ OWN: dict[str, dict[str, Any]] = {
         (
             *("BertGenerationDecoder", "CamembertForCausalLM", "Data2VecTextForCausalLM"),
             *("ElectraForCausalLM", "ErnieForCausalLM", "RobertaPreLayerNormForCausalLM"),
-            *("XLMRobertaForCausalLM", "XLMRobertaXLForCausalLM"),
+            *("XLMRobertaForCausalLM", "XLMRobertaXLForCausalLM", "MegatronBertForCausalLM"),
+            *("RemBertForCausalLM", "RoFormerForCausalLM", "BigBirdForCausalLM"),
         ),
         _DECODER,
     ),
@@ -137,6 +161,10 @@ OWN: dict[str, dict[str, Any]] = {
         "num_mel_bins": 8,
         "max_source_positions": 16,
     },
+    **dict.fromkeys(
+        ("InklingForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM"), _INKLING
+    ),
+    "ZayaForCausalLM": {"num_hidden_layers": 3},
     "XmodForCausalLM": {**_DECODER, "languages": ["en_XX", "de_DE"], "default_language": "en_XX"},
     "CodeGenForCausalLM": {"rotary_dim": 8},
     "RoCBertForCausalLM": {

@@ -33,8 +33,13 @@ from tests.support.crowded_engine import engine, greedy_after, prompts, run
 NATIVE, REASON = find_native()
 ACCURACY = 2e-4  # of log-probabilities
 NUM_TOKENS = 40
-BY_DEFAULT = ("NanoChatForCausalLM", "AfmoeForCausalLM", "BartForCausalLM", "DiffLlamaForCausalLM")
-"""With experts, positions that the model counts by itself, two calls of attention in a layer."""
+BY_DEFAULT = (
+    *("NanoChatForCausalLM", "AfmoeForCausalLM", "BartForCausalLM", "DiffLlamaForCausalLM"),
+    *("RoFormerForCausalLM", "LaraMiniForCausalLM"),
+)
+"""With experts, positions that the model counts by itself, two calls of attention in a layer, and
+over transformers' cache with attention of its own, and with states.
+"""
 
 
 OF_OURS = (
@@ -79,6 +84,8 @@ def test_greedy_tokens_and_chances_equal_those_of_transformers(name, tmp_path):
     core = crowded(write(name, tmp_path), model_impl=impl)
     outputs = run(core, requests(), preempt_every=25)
     assert core.scheduler.counters.num_preemptions > 0
+    if describe_foreign(read_config(tmp_path)).states:
+        outputs = run(core, requests())  # from snapshots of states
     assert core.scheduler.counters.prefix_hits > 0
     ask = oracle(tmp_path)
     for handle, (ids, _) in requests().items():
@@ -136,19 +143,27 @@ def test_show_names_the_implementation(nanochat):
     assert "KV groups" in text
 
 
+def test_attention_of_a_models_own_runs_over_transformers_cache(tmp_path):
+    """What it keeps of a token: keys and values of four heads of 16, in each of three layers."""
+    write("RoFormerForCausalLM", tmp_path)
+    spec = describe_foreign(read_config(tmp_path))
+    assert spec.calls == ()
+    assert {(c.kv_heads, c.head_dim, c.value_dim, c.index_dim) for c in spec.caches} == {
+        (4, 16, 16, 0)
+    }
+    text = describe(spec)
+    assert "transformers' own attention, one request at a time, over 4 heads of 16" in text
+    model = make_plan(EngineArgs(model=str(tmp_path), skip_tokenizer_init=True)).model_config
+    assert (model.get_num_attention_heads(), model.get_head_size()) == (4, 16)
+
+
 REFUSED = {
-    "recurrent state": ("BambaForCausalLM", {}, "its layers keep a recurrent state"),
+    "recurrent state": ("RwkvForCausalLM", {}, "its layers keep a recurrent state"),
     "linear attention": (
         "MiniMaxForCausalLM",
         {"layer_types": ["linear_attention"] * 3},
         "linear_attention keep something else",
     ),
-    "convolutions": (
-        "Lfm2ForCausalLM",
-        {"layer_types": ["conv", "full_attention", "conv"]},
-        "type conv keep something else",
-    ),
-    "masks": ("DogeForCausalLM", {}, "masks of its attention by itself"),
     "chunks": ("Llama4ForCausalLM", {}, "keep something else"),
     "both directions": ("LlamaForCausalLM", {"is_causal": False}, "is not causal"),
     "both directions, by the mask": (
@@ -161,7 +176,11 @@ REFUSED = {
         {},
         "its tokens see those after them",
     ),
-    "the interface": ("GPTNeoXJapaneseForCausalLM", {}, "does not go through"),
+    "both directions, with attention of its own": (
+        "MegatronBertForCausalLM",
+        {"is_decoder": False},
+        "its tokens see those after them",
+    ),
     "positions": ("CpmAntForCausalLM", {}, "counts them by itself"),
     "an encoder": ("LlamaForCausalLM", {"is_encoder_decoder": True}, "it has an encoder"),
     "rope by step": (

@@ -67,12 +67,31 @@ FOREIGN = {
     },
     "RobertaForCausalLM": {"is_decoder": True, "max_position_embeddings": LENGTH + 1},
     "BertLMHeadModel": {"is_decoder": True},
+    "DogeForCausalLM": {},
+    "RoFormerForCausalLM": {"is_decoder": True},
     "GraniteMoeSWAForCausalLM": {"sliding_window": 6, "num_local_experts": 4},
     "JetMoeForCausalLM": {"kv_channels": 16, "num_local_experts": 4},
     "LagunaForCausalLM": _EXPERTS,
+    "LaraMiniForCausalLM": {
+        **_EXPERTS,
+        "num_hidden_layers": 4,
+        "shared_expert_intermediate_size": 32,
+        "sliding_window": 6,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
     "MellumForCausalLM": {**_EXPERTS, "sliding_window": 6},
     "ModernBertDecoderForCausalLM": {"local_attention": 12},
     "Ministral3ForCausalLM": {},
+    "ZayaForCausalLM": {
+        **_EXPERTS,
+        "num_experts_per_tok": 1,
+        "router_hidden_size": 32,
+        "sliding_window": 6,
+        "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+    },
 }
 """Architecture -> what its config has besides the common keys; None takes one away."""
 

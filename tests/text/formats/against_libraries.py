@@ -92,7 +92,7 @@ def _differences(tokenizer: Tokenizer, encode: Encode, decode: Decode) -> Iterat
         if tokenizer.decode(expected) != whole:
             got = tokenizer.decode(expected)
             yield f"text of the ids of {text[:40]!r}: {got[:40]!r} instead of {whole[:40]!r}"
-        stream = IncrementalDetokenizer(tokenizer, [])
+        stream = IncrementalDetokenizer(tokenizer, [], skip_special_tokens=False)
         streamed = "".join(stream.feed([index]) for index in expected)
         if streamed != whole:
             yield f"stream of the ids of {text[:40]!r}: {streamed[:40]!r} instead of {whole[:40]!r}"
@@ -134,7 +134,10 @@ def _library(path: Path) -> tuple[Encode, Decode]:
     library = LibraryTokenizer.from_file(str(path))
     library.no_padding()
     library.no_truncation()
-    return (lambda text: library.encode(text, add_special_tokens=False).ids, library.decode)
+    return (
+        lambda text: library.encode(text, add_special_tokens=False).ids,
+        lambda ids: library.decode(ids, skip_special_tokens=False),
+    )
 
 
 def main(paths: list[str]) -> int:

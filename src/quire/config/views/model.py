@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from quire.config.views.config_json import ConfigJson
 from quire.config.views.view import Fact, Fixed, PlanView
 from quire.models.foreign.implementation import AnyDecoder, describe_model
-from quire.models.foreign.spec import ForeignAttention, ForeignDecoder
+from quire.models.foreign.spec import ForeignAttention, ForeignCache, ForeignDecoder
 from quire.models.spec import Attention, BlockAttention, LatentAttention, single_mixers
 
 if TYPE_CHECKING:
@@ -146,6 +146,9 @@ class ModelView(PlanView):
     def get_num_attention_heads(self, parallel_config: object = None) -> int:
         """Query heads; every worker has all."""
         attention = self._attention
+        if isinstance(attention, ForeignCache):  # which does not say
+            plan: Any = self.plan
+            return int(plan.model.hf_config.get("num_attention_heads") or attention.kv_heads)
         return 0 if attention is None else attention.heads
 
     def get_num_kv_heads(self, parallel_config: object = None) -> int:
@@ -195,10 +198,11 @@ class ModelView(PlanView):
     @property
     def _attention(
         self,
-    ) -> Attention | LatentAttention | BlockAttention | ForeignAttention | None:
+    ) -> Attention | LatentAttention | BlockAttention | ForeignAttention | ForeignCache | None:
         decoder = self._decoder
         if isinstance(decoder, ForeignDecoder):
-            return decoder.calls[0] if decoder.calls else None
+            kept: list[ForeignAttention | ForeignCache] = [*decoder.calls, *decoder.caches]
+            return kept[0] if kept else None
         mixers = (mixer for block in decoder.blocks for mixer in single_mixers(block.mixer))
         kinds = Attention | LatentAttention | BlockAttention
         return next((m for m in mixers if isinstance(m, kinds)), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,10 @@ from quire.errors import UnsupportedArchitecture
 from quire.models.foreign import hollow
 from quire.models.foreign.attention import ATTENTION, STEP, attend
 from quire.models.foreign.library import (
+    IN_A_CACHE,
     WITHOUT_MEMORY,
+    OwnAttention,
+    layer_kinds,
     library_config,
     model_class,
     refusal,
@@ -27,13 +30,22 @@ from quire.models.foreign.library import (
     silenced,
     use_attention,
 )
+from quire.models.foreign.own_caches import find_caches
 from quire.models.foreign.parts import POSITIONS, split
-from quire.models.foreign.spec import ForeignAttention, ForeignDecoder
+from quire.models.foreign.spec import (
+    ForeignAttention,
+    ForeignCache,
+    ForeignDecoder,
+    ForeignState,
+)
 
 _DRY_RUN = "quire_dry_run"
 """The name of our attention when masks are made, too."""
+_OWN = "quire_own"
+"""The same of a dry run of a model's own attention, if it calls an interface at all."""
 _FAR = 1 << 18
 """A position from which windows are measured."""
+_NOT_CAUSAL = "its tokens see those after them: it is not causal"
 _WITHOUT_MEANING = frozenset(
     [
         "dropout",
@@ -70,26 +82,97 @@ def describe_foreign(config: Mapping[str, Any]) -> ForeignDecoder:
         linears = hollow.linears(model)
         opened = hollow.empty(model)
         with hollow.NoProducts():
-            position_table = _position_table(name, model)
-            calls, logits = _tried(name, model, position_table is None)
-            first, num_positions = 0, None
-            if position_table is None:
-                first, num_positions = _counted_positions(name, model)
+            passes = _passes(name, model)
         table = model.get_input_embeddings().weight
+    widths = [(a.heads + 2 * a.kv_heads) * a.head_dim for a in passes.calls]
+    widths += [2 * cache.numbers for cache in passes.caches]
     return ForeignDecoder(
         architecture=name,
         release=transformers.__version__,
-        vocab=logits.shape[-1],
+        vocab=passes.vocab,
         dim=table.shape[1],
-        calls=calls,
+        calls=passes.calls,
         num_parameters=num_parameters,
-        widest=max(widest, *((a.heads + 2 * a.kv_heads) * a.head_dim for a in calls)),
+        widest=max(widest, *widths),
         linears=linears,
         open_linears=tuple(sorted(opened)),
-        first_position=first,
-        num_positions=num_positions,
-        position_table=position_table,
+        first_position=passes.first_position,
+        num_positions=passes.num_positions,
+        position_table=passes.position_table,
+        caches=passes.caches,
+        states=passes.states,
     )
+
+
+class _Passes(NamedTuple):
+    """What passes without weights show: see `ForeignDecoder`."""
+
+    vocab: int
+    calls: tuple[ForeignAttention, ...] = ()
+    caches: tuple[ForeignCache, ...] = ()
+    states: tuple[ForeignState, ...] = ()
+    first_position: int = 0
+    num_positions: int | None = None
+    position_table: str | None = None
+
+
+def _passes(name: str, model: Any) -> _Passes:
+    try:
+        return _through_interface(name, model)
+    except OwnAttention as error:
+        body, head = split(name, model)
+        use_attention(model, _OWN)
+        masks, handles = _noted_masks(body)
+        try:
+            caches, states = find_caches(name, body)
+        except UnsupportedArchitecture:
+            raise error from None
+        finally:
+            for handle in handles:
+                handle.remove()
+        if "later" in masks:
+            raise refusal(name, _NOT_CAUSAL) from None
+        width = model.get_input_embeddings().weight.shape[1]
+        logits = head(inputs_embeds=torch.zeros(1, 1, width)).logits
+        return _Passes(logits.shape[-1], caches=caches, states=states)
+
+
+def _noted_masks(body: Any) -> tuple[set[object], list[Any]]:
+    """A set to which the windows of masks are added that modules are called with (`_mask`), and the
+    handles of what does so.
+    """
+    found: set[object] = set()
+
+    def note(_: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+        found.update(getattr(value, "quire_window", None) for value in (*inputs, *named.values()))
+
+    modules = list(body.modules())
+    return found, [m.register_forward_pre_hook(note, with_kwargs=True) for m in modules]
+
+
+def _attend_to_nothing(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, None]:
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _through_interface(name: str, model: Any) -> _Passes:
+    if model._is_stateful:
+        why = "its layers keep a recurrent state, which transformers has in a cache"
+        raise refusal(name, why, OwnAttention)
+    others = sorted({*layer_kinds(model.config.get_text_config())}.intersection(IN_A_CACHE))
+    if others:
+        what = f"layers of the type {', '.join(others)} keep something else"
+        raise refusal(name, what, OwnAttention)
+    convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv1d)]
+    if convolutions:
+        raise refusal(name, f"{convolutions[0]} mixes tokens outside of attention", OwnAttention)
+    position_table = _position_table(name, model)
+    calls, logits = _tried(name, model, position_table is None)
+    first, num_positions = 0, None
+    if position_table is None:
+        first, num_positions = _counted_positions(name, model)
+    return _Passes(logits.shape[-1], calls, (), (), first, num_positions, position_table)
 
 
 def register() -> None:
@@ -98,7 +181,9 @@ def register() -> None:
 
     AttentionInterface.register(ATTENTION, attend)
     AttentionInterface.register(_DRY_RUN, attend)
-    AttentionMaskInterface.register(_DRY_RUN, _mask)
+    AttentionInterface.register(_OWN, _attend_to_nothing)
+    for name in (_DRY_RUN, _OWN):
+        AttentionMaskInterface.register(name, _mask)
 
 
 class _Recorder:
@@ -114,7 +199,8 @@ class _Recorder:
         """Return zeros. Raises UnsupportedArchitecture for what cannot be expressed."""
         odd = [key for key in facts.keys() - _WITHOUT_MEANING - _UNDERSTOOD if _says(facts[key])]
         if odd:
-            self._refuse(f"its attention gets {', '.join(sorted(odd))}, which is not implemented")
+            what = f"its attention gets {', '.join(sorted(odd))}, which is not implemented"
+            self._refuse(what, OwnAttention)
         if facts.get("is_causal") is False:
             self._refuse("its attention is not causal")
         number = getattr(layer, "layer_idx", None)
@@ -128,7 +214,8 @@ class _Recorder:
     ) -> ForeignAttention:
         (_, heads, _, head_dim), kv_heads, value_dim = q.shape, k.shape[1], v.shape[3]
         if k.shape[3] != head_dim or value_dim > head_dim or heads % kv_heads:
-            self._refuse("the shapes of its queries, keys and values do not fit together")
+            what = "the shapes of its queries, keys and values do not fit together"
+            self._refuse(what, OwnAttention)
         scale, sinks = facts.get("scaling"), facts.get("s_aux")
         return ForeignAttention(
             layer=number,
@@ -145,15 +232,18 @@ class _Recorder:
     def _window(self, mask: object) -> int | None:
         described = getattr(mask, "quire_window", None)
         if described is None:
-            self._refuse("it makes or changes the masks of its attention by itself")
+            self._refuse("it makes or changes the masks of its attention by itself", OwnAttention)
         if described == "later":
-            self._refuse("its tokens see those after them: it is not causal")
+            self._refuse(_NOT_CAUSAL)
         if described == "odd":
-            self._refuse("its attention is neither causal over all tokens nor over a window")
+            what = "its attention is neither causal over all tokens nor over a window"
+            self._refuse(what, OwnAttention)
         return described or None
 
-    def _refuse(self, why: str) -> None:
-        raise refusal(self._architecture, why)
+    def _refuse(
+        self, why: str, kind: type[UnsupportedArchitecture] = UnsupportedArchitecture
+    ) -> None:
+        raise refusal(self._architecture, why, kind)
 
 
 def _says(value: object) -> bool:
@@ -218,7 +308,8 @@ def _position_table(name: str, model: Any) -> str | None:
             handle.remove()
     tables = [at for at, count in found.items() if count]
     if len(tables) != 1 or found[tables[0]] != 1:
-        raise refusal(name, f"it takes no positions ({POSITIONS}), and counts them by itself")
+        why = f"it takes no positions ({POSITIONS}), and counts them by itself"
+        raise refusal(name, why, OwnAttention)
     return tables[0]
 
 
@@ -231,9 +322,8 @@ def _tried(
     try:
         hidden = _called(body, recorder, has_positions=has_positions)
         if not recorder.calls:
-            raise refusal(
-                name, "its attention does not go through transformers' attention interface"
-            )
+            why = "its attention does not go through transformers' attention interface"
+            raise refusal(name, why, OwnAttention)
         logits: Tensor = head(inputs_embeds=hidden).logits
         use_attention(model, ATTENTION)
         _called(body, again := _Unmasked(recorder.calls), has_positions=has_positions)
@@ -246,15 +336,16 @@ def _tried(
     if {a.layer for a in calls} != expected and len(calls) != len(
         expected
     ):  # loops count as layers
-        raise refusal(name, "not every layer calls the attention interface")
+        raise refusal(name, "not every layer calls the attention interface", OwnAttention)
     if again.count != len(calls):
-        raise refusal(name, "without masks its layers call attention differently")
+        what = "without masks its layers call attention differently"
+        raise refusal(name, what, OwnAttention)
     return calls, logits
 
 
 def _failed(name: str, error: Exception) -> UnsupportedArchitecture:
     what = f"{type(error).__name__}: {error}"
-    return refusal(name, f"calling it with Quire's attention fails ({what})")
+    return refusal(name, f"calling it with Quire's attention fails ({what})", OwnAttention)
 
 
 def _layers_with_attention(config: Any) -> set[int]:
@@ -308,7 +399,8 @@ def _counted_positions(name: str, model: Any) -> tuple[int, int | None]:
         if added == [0]:
             continue
         if len(added) > 1 or added[0] < 0:
-            raise refusal(name, "it counts positions by itself in a way that is not known")
+            what = "it counts positions by itself in a way that is not known"
+            raise refusal(name, what, OwnAttention)
         return added[0], module.num_embeddings - added[0]
     return 0, None
 
@@ -326,7 +418,8 @@ def _looked_up(name: str, body: Any, has_positions: bool) -> dict[nn.Embedding, 
         _called(body, _Unseen(), token=int(padding == 0), has_positions=has_positions)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        raise refusal(name, f"it cannot count positions by itself ({what})") from error
+        why = f"it cannot count positions by itself ({what})"
+        raise refusal(name, why, OwnAttention) from error
     finally:
         for handle in handles:
             handle.remove()

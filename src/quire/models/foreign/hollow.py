@@ -28,9 +28,6 @@ def build(kind: Any, config: Any, name: str, attention: str) -> Any:
             ).eval()
     except Exception as error:
         raise refusal(name, f"transformers cannot build it ({error})") from error
-    convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv1d)]
-    if convolutions:
-        raise refusal(name, f"{convolutions[0]} mixes tokens outside of attention")
     use_attention(model, attention)
     return model
 

@@ -19,6 +19,8 @@ _TOKEN_KINDS = ("full_attention", "sliding_attention")
 """Entries of `layer_types` whose layers keep nothing but keys and values."""
 WITHOUT_MEMORY = ("mlp",)
 """Those whose layers keep nothing."""
+IN_A_CACHE = ("indexed_attention", "conv", "linear_attention", "hybrid", "hybrid_sliding")
+"""Those that keep a key for the choice of tokens, or a state, in a cache of transformers' own."""
 _STEP_DEPENDENT = ("dynamic", "longrope", "su")
 """Types of rotary embedding that transformers scales by the longest sequence of a step."""
 
@@ -49,7 +51,7 @@ def knows(config: Mapping[str, Any]) -> bool:
 
 def model_class(config: Mapping[str, Any]) -> Any:
     """transformers' class of the model, or the one that was registered for it. Raises
-    UnsupportedArchitecture where there is none, or one whose layers keep more than keys and values.
+    UnsupportedArchitecture where there is none.
     """
     import transformers
 
@@ -62,12 +64,7 @@ def model_class(config: Mapping[str, Any]) -> Any:
             f"transformers {transformers.__version__} has no causal language model {name!r}."
             + (code if config.get("auto_map") else "")
         )
-    found = found or getattr(transformers, str(name))
-    if found._is_stateful:
-        raise refusal(
-            str(name), "its layers keep a recurrent state, which transformers has in a cache"
-        )
-    return found
+    return found or getattr(transformers, str(name))
 
 
 def library_config(config: Mapping[str, Any]) -> Any:
@@ -110,12 +107,23 @@ def foreign_storage(config: Mapping[str, Any]) -> Storage | None:
     return storage
 
 
-def refusal(architecture: str, why: str) -> UnsupportedArchitecture:
+def refusal(
+    architecture: str, why: str, kind: type[UnsupportedArchitecture] = UnsupportedArchitecture
+) -> UnsupportedArchitecture:
     """The error for a model that cannot run through transformers."""
-    return UnsupportedArchitecture(
-        f"{architecture} cannot run through transformers in Quire: {why}. Only models whose layers "
-        "keep nothing but the keys and values of causal attention can."
+    return kind(
+        f"{architecture} cannot run through transformers in Quire: {why}. Only models with causal "
+        "attention can, whose layers keep keys and values, and states in transformers' own cache."
     )
+
+
+class OwnAttention(UnsupportedArchitecture):
+    """Attention is not called as `attention.py` needs it; a cache of transformers' own may do."""
+
+
+def layer_kinds(text: Any) -> tuple[str, ...]:
+    """The types of a configuration's layers; empty where all are alike."""
+    return tuple(getattr(text, "layer_types", None) or ())
 
 
 def use_attention(model: Any, name: str) -> None:
@@ -146,8 +154,7 @@ def _check(architecture: str, config: Any) -> None:
     text = config.get_text_config()
     if config.is_encoder_decoder:
         raise refusal(architecture, "it has an encoder")
-    kinds = set(getattr(text, "layer_types", None) or ())
-    others = sorted(kinds.difference(_TOKEN_KINDS, WITHOUT_MEMORY))
+    others = sorted({*layer_kinds(text)}.difference(_TOKEN_KINDS, WITHOUT_MEMORY, IN_A_CACHE))
     if others:
         raise refusal(architecture, f"layers of the type {', '.join(others)} keep something else")
     for kind in _rope_types(getattr(text, "rope_parameters", None)):

@@ -75,7 +75,7 @@ def load_foreign_model(
                 coded = find_coded(spec, foreign_storage(config), files)
                 model = _placed(_stored(folder, config, dtype, coded), device)
                 fill(model, coded, files, spec.open_linears, device.torch)
-        expected = own_logits(model, spec.vocab)
+        expected = own_logits(model, spec)
         pack(model, ops, dtype, spec.open_linears)
     names = sorted(unpacked_products(model))
     if names:
@@ -83,6 +83,12 @@ def load_foreign_model(
             "Plain torch multiplies with %s, so that a request's last bits may depend on what else "
             "is in its steps.",
             listed(names),
+        )
+    if not spec.calls:
+        logger.warning(
+            "%s attends by itself: its requests are computed one after the other, each step copies "
+            "their keys and values, and the last bits depend on how a prompt is cut into steps.",
+            spec.architecture,
         )
     is_invariant = ops.batch_invariant and not names
     packed = ForeignModel(spec, model, ops, in_one_thread=is_invariant)

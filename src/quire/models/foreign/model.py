@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quire.models.decoder import HiddenStates
 from quire.models.foreign.attention import STEP, PagedStep
+from quire.models.foreign.own_caches import OwnCaches
 from quire.models.foreign.packing import PackedEmbedding, PackedExperts, PackedLinear
 from quire.models.foreign.parts import GivenPositions, split
 from quire.models.foreign.spec import ForeignDecoder
@@ -38,6 +39,9 @@ class ForeignModel(FixedWeights):
         self._model = model
         self._ops = ops
         self._body, self._head = split(spec.architecture, model)
+        self._own = None
+        if not spec.calls:
+            self._own = OwnCaches(self._body, spec.caches, spec.states)
         self._given = None
         if spec.position_table is not None:
             self._given = GivenPositions(self._body.get_submodule(spec.position_table))
@@ -49,24 +53,27 @@ class ForeignModel(FixedWeights):
 
     def release_weights(self) -> None:
         """Give the weights' memory back; `take_weights` comes before the next pass."""
-        del self._model, self._body, self._head, self._given
+        del self._model, self._body, self._head, self._given, self._own
 
     def take_weights(self, other: Any) -> None:
         """Run on the weights of `other`, a model of the same spec, from now on."""
         assert self.spec == other.spec, "weights of another model"
         self._model, self._body, self._head = other._model, other._body, other._head
-        self._given = other._given
+        self._given, self._own = other._given, other._own
 
     def forward(self, batch: Batch) -> HiddenStates:
         """Run all layers and write their K/V into the slots of the batch; the result is ready for
         `logits`.
         """
-        step = PagedStep(self._ops, batch, self.spec.calls)
         if batch.embeds is not None:
             inputs = {"inputs_embeds": batch.embeds[None]}
         else:
             assert batch.ids is not None, "a batch has ids or embeddings"
             inputs = {"input_ids": batch.ids[None]}
+        if self._own is not None:
+            with self._threads():
+                return HiddenStates(self._own.forward(batch, inputs))
+        step = PagedStep(self._ops, batch, self.spec.calls)
         positions = batch.positions[:1]
         if self.spec.first_position:
             positions = positions + self.spec.first_position

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
-from quire.models.layer_memory import KeyValues
+from quire.models.layer_memory import KeyValues, Latents, LayerMemory, RecurrentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,54 @@ class ForeignAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignCache:
+    """What transformers' own cache keeps of each token in a layer: keys and values of K heads,
+    `head_dim` and `value_dim` numbers each, and a key of `index_dim` numbers where tokens are
+    chosen (0: none). The number of query heads is the model's own affair.
+    """
+
+    layer: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    index_dim: int = 0
+    window: ClassVar[None] = None
+
+    @property
+    def numbers(self) -> int:
+        """Keys and values of a token."""
+        return self.kv_heads * (self.head_dim + self.value_dim)
+
+    @property
+    def memory(self) -> Latents:
+        """Keys and values of all tokens in one row each, without a provider's layout."""
+        return Latents(self.numbers, 0, self.index_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignState:
+    """What transformers' own cache keeps of a request in a layer, whatever its length: the shapes
+    [1, ...] of convolutions' last inputs and of recurrent states, each with its number in the
+    layer. They are kept in fp32.
+    """
+
+    layer: int
+    convolved: tuple[tuple[int, tuple[int, ...]], ...]
+    recurrent: tuple[tuple[int, tuple[int, ...]], ...]
+    window: ClassVar[None] = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of each part, those of convolutions first."""
+        return tuple(math.prod(shape) for _, shape in (*self.convolved, *self.recurrent))
+
+    @property
+    def memory(self) -> RecurrentState:
+        """One state for a request."""
+        return RecurrentState(wide_numbers=sum(self.sizes), has_kernels=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ForeignLinear:
     """A linear layer by its name, and its sizes."""
 
@@ -42,7 +92,8 @@ class ForeignLinear:
 @dataclass(frozen=True, slots=True)
 class ForeignDecoder:
     """A causal language model of transformers, in numbers: vocabulary V, hidden width C, the calls
-    of attention in their order, of which a layer may have several.
+    of attention in their order, of which a layer may have several; or, where its attention is its
+    own, the `caches` of its layers and their `states`.
 
     `first_position` is what the model adds to positions, and `num_positions` how many there are
     then; None: as many as the config says. `position_table`: the module, by its name in the body,
@@ -64,13 +115,20 @@ class ForeignDecoder:
     first_position: int = 0
     num_positions: int | None = None
     position_table: str | None = None
+    caches: tuple[ForeignCache, ...] = ()
+    states: tuple[ForeignState, ...] = ()
+
+    @property
+    def kept(self) -> tuple[ForeignAttention | ForeignCache | ForeignState, ...]:
+        """What is kept, in the order of the layers' memories."""
+        return self.calls or (*self.caches, *self.states)
 
     @property
     def num_layers(self) -> int:
         """The number of layers, L."""
-        return len({call.layer for call in self.calls})
+        return len({each.layer for each in self.kept})
 
     @property
-    def memories(self) -> tuple[KeyValues, ...]:
-        """The memory of each call for a request."""
-        return tuple(call.memory for call in self.calls)
+    def memories(self) -> tuple[LayerMemory, ...]:
+        """The memory of each call, cache and state for a request."""
+        return tuple(each.memory for each in self.kept)

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from quire.models.foreign.spec import ForeignAttention, ForeignDecoder
+from quire.models.foreign.spec import (
+    ForeignAttention,
+    ForeignCache,
+    ForeignDecoder,
+    ForeignState,
+)
 from quire.models.kv_pool import token_bytes
 from quire.models.layer_memory import NumberBytes
 
@@ -23,10 +28,10 @@ def foreign_lines(d: ForeignDecoder, weight_bytes: int, number: NumberBytes) -> 
     yield from _costs(d)
     yield ""
     start = 0
-    for layer, equal in groupby(replace(a, layer=0) for a in d.calls):
+    for layer, equal in groupby(replace(each, layer=0) for each in d.kept):
         count = len(list(equal))
         yield f"layers {start}..{start + count - 1}:" if count > 1 else f"layer {start}:"
-        yield f"    {_attention(layer)}"
+        yield f"    {_kept(layer)}"
         start += count
 
 
@@ -37,9 +42,26 @@ def _costs(d: ForeignDecoder) -> Iterator[str]:
     yield "                  not possible: rounding of weights, adapters, drafts, several workers"
     own = len(d.linears) - len(d.open_linears)
     yield f"products          {own} linear layers with Quire's kernels, as they are stored"
+    if d.caches:
+        yield "                  a step copies all keys and values of its requests for each layer"
     if d.open_linears:
         count = len(d.open_linears)
         yield f"                  {count} with plain torch: the model's code reads their weights"
+
+
+def _kept(kept: ForeignAttention | ForeignCache | ForeignState) -> str:
+    if isinstance(kept, ForeignAttention):
+        return _attention(kept)
+    if isinstance(kept, ForeignState):
+        return f"a state of {sum(kept.sizes):,} numbers in fp32, in transformers' own cache"
+    return _cache(kept)
+
+
+def _cache(c: ForeignCache) -> str:
+    values = "" if c.value_dim == c.head_dim else f", values of {c.value_dim}"
+    index = f", and chosen tokens by a key of {c.index_dim}" if c.index_dim else ""
+    heads = f"{c.kv_heads} heads of {c.head_dim}{values}{index}"
+    return f"transformers' own attention, one request at a time, over {heads}"
 
 
 def _attention(a: ForeignAttention) -> str:

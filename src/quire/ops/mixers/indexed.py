@@ -51,12 +51,12 @@ def index_select(
     I] and weights [T, n]; of equal ones the first is taken.
     """
     assert latents.keys is not None, "this layer's tokens have no keys for the choice"
-    _store(latents.keys, slots, k)
+    store_rows(latents.keys, slots, k)
     wide = WIDE[q.dtype]
     heads, dim = q.shape[1:]
     chosen = torch.full((len(q), top_k), NO_TOKEN, dtype=torch.int64, device=q.device)
     for t, lanes in _seen(plan):
-        keys = _at(latents.keys, lanes).to(wide)
+        keys = rows_at(latents.keys, lanes).to(wide)
         scores = (q[t].to(wide) @ keys.t() * dim**-0.5).relu()
         total = (weights[t].to(wide) * heads**-0.5) @ scores
         best = total.sort(descending=True, stable=True).indices[:top_k]
@@ -81,7 +81,7 @@ def indexed_attend(
     wide, out = WIDE[q.dtype], torch.empty_like(q)
     for t, lanes in _seen(plan):
         count = min(chosen.shape[1], len(lanes))
-        keys = _at(latents.data, lanes[chosen[t, :count]]).to(wide)
+        keys = rows_at(latents.data, lanes[chosen[t, :count]]).to(wide)
         query = torch.cat((q[t], q_rotated[t]), 1).to(wide)
         shares = (query @ keys.t() * scale).softmax(1)
         out[t] = shares @ keys[:, : latents.rank]
@@ -112,11 +112,11 @@ def block_select(
     """
     assert latents.keys is not None, "this layer's tokens have no keys for the choice"
     assert local <= top_k, "the blocks before a query are among those that it sees"
-    _store(latents.keys, slots, k)
+    store_rows(latents.keys, slots, k)
     wide = WIDE[q.dtype]
     chosen = torch.full((len(q), q.shape[1], top_k), NO_TOKEN, dtype=torch.int64, device=q.device)
     for t, lanes in _seen(plan):
-        scores = q[t].to(wide) @ _at(latents.keys, lanes).to(wide).t()
+        scores = q[t].to(wide) @ rows_at(latents.keys, lanes).to(wide).t()
         scores = F.pad(scores, (0, -len(lanes) % size), value=-math.inf)
         blocks = scores.unflatten(1, (-1, size)).amax(2)
         blocks[:, max(blocks.shape[1] - local, 0) :] = math.inf
@@ -142,7 +142,7 @@ def block_attend(
     q [T, H, D] to what each token sees of the blocks `chosen` [T, n, top_k] of `size` positions ->
     [T, H, D]. A choice is of H / n heads, keys and values are of H / K.
     """
-    _store(latents.data, slots, torch.cat((k, v), 1).flatten(1))
+    store_rows(latents.data, slots, torch.cat((k, v), 1).flatten(1))
     wide, out = WIDE[q.dtype], torch.empty_like(q)
     count = math.lcm(chosen.shape[1], k.shape[1])
     heads = q.shape[1] // count  # which have one choice, and keys and values of one head
@@ -150,7 +150,7 @@ def block_attend(
         for i in range(count):
             blocks = chosen[t, i * chosen.shape[1] // count]
             seen = (blocks[blocks >= 0, None] * size + _counted(size, q.device)).flatten()
-            rows = _at(latents.data, lanes[seen[seen < len(lanes)]]).to(wide)
+            rows = rows_at(latents.data, lanes[seen[seen < len(lanes)]]).to(wide)
             keys, values = rows.view(-1, 2, *k.shape[1:])[:, :, i * k.shape[1] // count].unbind(1)
             own = slice(i * heads, (i + 1) * heads)
             shares = (q[t, own].to(wide) @ keys.t() * scale).softmax(1)
@@ -162,7 +162,7 @@ def _counted(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device)
 
 
-def _store(memory: Tensor, slots: Tensor, rows: Tensor) -> None:
+def store_rows(memory: Tensor, slots: Tensor, rows: Tensor) -> None:
     """Write rows [T, W] into slots [T] of a memory [N, S, W]; PAD_SLOT: nowhere."""
     used = slots >= 0
     places, size = slots[used], memory.shape[1]
@@ -185,7 +185,7 @@ def _seen(plan: PlainPlan) -> Iterator[tuple[int, Tensor]]:
                 yield token, part.lanes[: first + i]
 
 
-def _at(memory: Tensor, lanes: Tensor) -> Tensor:
+def rows_at(memory: Tensor, lanes: Tensor) -> Tensor:
     """The contents [M, W] of the slots lanes - 1 [M] of a memory [N, S, W]."""
     slots, size = lanes - 1, memory.shape[1]
     return memory[slots // size, slots % size]
