@@ -27,7 +27,7 @@ from quire.step.plan import BlockTransfer, StepPlan
 from quire.step.transfers import BlockKey, TierChange, TransferReport
 from quire.tiers.disk_store import DiskStore
 from quire.tiers.host_store import HostStore
-from quire.tiers.plan import KVTierPlan
+from quire.tiers.plan import DiskTierPlan
 
 logger = logging.getLogger(__name__)
 
@@ -69,17 +69,18 @@ class BlockTransfers:
         copies: BlockCopies,
         slots: Sequence[Tensor],
         content_bytes: Sequence[int],
-        open_disk: OpenDisk | None = None,
-        plan: KVTierPlan | None = None,
+        disk: DiskTierPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """slots: host memory, one for each block. content_bytes: of a block of each KV group."""
+        """slots: host memory, one for each block. content_bytes: of a block of each KV group.
+        disk: files are kept, too, once the folder is opened.
+        """
         self._copies = copies
         self._host = HostStore(slots)
         self._content_bytes = content_bytes
         self._disk: DiskStore | None = None
         self._lock = threading.Lock()
-        self._report = TransferReport([], [], [], is_opening=open_disk is not None)
+        self._report = TransferReport([], [], [], is_opening=disk is not None)
         self._has_news = threading.Event()
         self._reading: dict[int, _Load] = {}
         self._waiting_bytes = 0
@@ -92,11 +93,15 @@ class BlockTransfers:
         until when none is.
         """
         self._copying = _Lane("kv copies", 1)
-        disk = None if plan is None else plan.disk
         self._reads = _Lane("kv reads", disk.num_readers) if disk is not None else None
         self._writes = _Lane("kv writes", disk.num_writers) if disk is not None else None
-        if open_disk is not None:
-            assert self._writes is not None, "the plan has a folder"
+
+    def open(self, open_disk: OpenDisk, *, now: bool) -> None:
+        """Open the folder; not `now`: while steps run, as it takes time."""
+        assert self._writes is not None, "the plan has a folder"
+        if now:
+            self._open(open_disk)
+        else:
             self._writes.submit(partial(self._open, open_disk))
 
     # The thread of steps

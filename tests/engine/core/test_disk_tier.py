@@ -47,8 +47,8 @@ def folder(tmp_path):
 
 def opened(core):
     """The core, once it has read the folder."""
-    tier = next(feature for feature in core.features if hasattr(feature, "_is_opening"))
-    while tier._is_opening:
+    tier = next(feature for feature in core.features if hasattr(feature, "is_opening"))
+    while tier.is_opening:
         core.executor.collective_rpc("wait_for_transfers", (0.1,), {})
         core.step()
     return core

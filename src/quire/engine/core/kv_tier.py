@@ -77,7 +77,8 @@ class KVTier(CoreFeature):
         self._num_ended: dict[int, int] = {}
         """Transfers that some workers have ended -> how many."""
         self._failed: set[int] = set()
-        self._is_opening = True
+        self.is_opening = True
+        """Whether the workers have yet to open their folders."""
         self._has_own_weights = False
         self._polls_left = 0
         self._counted = (0, 0)
@@ -85,7 +86,7 @@ class KVTier(CoreFeature):
 
     def poll(self) -> Sequence[tuple[int, str]]:
         self._polls_left -= 1
-        if self._transfers.num_under_way or self._is_opening or self._polls_left < 0:
+        if self._transfers.num_under_way or self.is_opening or self._polls_left < 0:
             self._take()
         return ()
 
@@ -134,7 +135,7 @@ class KVTier(CoreFeature):
         self._polls_left = _POLLS_BETWEEN
         reports: list[TransferReport] = self._executor.collective_rpc("take_transfers", (), {})
         self._index.note(reports)
-        self._is_opening = any(report.is_opening for report in reports)
+        self.is_opening = any(report.is_opening for report in reports)
         done, failed = [], []
         for report in reports:
             self.loaded_bytes += report.loaded_bytes

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_transfers(
-    plan: KVTierPlan, platform: Platform, kv_cache: KVCache, parts: RootParts | None, share: float
+    plan: KVTierPlan, platform: Platform, kv_cache: KVCache, parts: RootParts, share: float
 ) -> BlockTransfers:
     """Take the host memory of a worker that has this share of its core's K/V. parts: of the root of
     its folder.
@@ -36,11 +36,11 @@ def open_transfers(
     else:
         memory = torch.empty(count * largest, dtype=torch.uint8)
     slots: list[Tensor] = list(memory.view(count, largest).unbind())
-    open_disk = None
-    if plan.disk is not None:
-        assert parts is not None, "a folder has a root"
-        open_disk = partial(_open_disk, plan.disk, parts)
-    return BlockTransfers(copies, slots, sizes, open_disk, plan)
+    if plan.disk is None:
+        return BlockTransfers(copies, slots, sizes)
+    transfers = BlockTransfers(copies, slots, sizes, plan.disk)
+    transfers.open(partial(_open_disk, plan.disk, parts), now=parts.is_kept(kept_digests()))
+    return transfers
 
 
 def _open_disk(plan: DiskTierPlan, parts: RootParts) -> DiskStore | None:

@@ -48,6 +48,11 @@ class RootParts:
     facts: dict[str, Any]
     files: ModelFiles
 
+    def is_kept(self, kept: Path) -> bool:
+        """Whether no file has to be read for the name."""
+        known = _read_kept(kept)
+        return all(_is_of(known.get(str(path)), identity) for path, identity in self.files)
+
     def name(self, kept: Path) -> str | None:
         """The root, in hexadecimal. Reads the files, but for those whose digests `kept`, a file,
         has; None: a file has changed since the engine began to load.
@@ -55,8 +60,8 @@ class RootParts:
         known = _read_kept(kept)
         digests, has_new = [], False
         for path, identity in self.files:
-            entry = known.get(str(path))
-            if entry is None or tuple(entry[0]) != identity:
+            entry: Any = known.get(str(path))
+            if not _is_of(entry, identity):
                 entry, has_new = (identity, _digest(path)), True
                 known[str(path)] = entry
             if _identity(path) != identity:
@@ -115,6 +120,10 @@ def root_parts(
 def kept_digests() -> Path:
     """The file that keeps digests of weights between starts."""
     return read_environment().cache_dir / "file_digests.json"
+
+
+def _is_of(entry: Any, identity: _Identity) -> bool:
+    return entry is not None and tuple(entry[0]) == identity
 
 
 def _plain(part: msgspec.Struct, leave_out: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,157 @@
+"""The second ask of a long prompt whose K/V the pool has no more: from host memory, from files, and
+computed again; and what a tier costs prompts that nobody has asked before.
+
+One engine has a tier and another one has none; they take turns, so that the machine's moods hit
+both. Times are those to the first token. Files are read once from the page cache, by an engine that
+was started anew, and once after the kernel was told to drop them.
+
+    PYTHONPATH=src python benchmarks/kv_tiers.py --shape 0.6b --tokens 4000
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from quire.bench.report import add_output_flag, conclude
+from quire.config.args.engine_args import EngineArgs
+from quire.config.planning import make_plan
+from quire.engine.core.builder import build_core
+from quire.engine.core.core import EngineCore
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.params import SamplingParams
+from quire.testing.checkpoints import make_checkpoint
+
+_OUTPUT = 16
+_MOST_OVERHEAD = 0.02
+
+
+class Asked:
+    """A core, and the seconds of what it is asked."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._handle = 0
+
+    def __call__(self, ids: list[int]) -> tuple[float, float]:
+        """Seconds to the first token, and to the last."""
+        self._handle += 1
+        params = SamplingParams(temperature=0.0, max_tokens=_OUTPUT, ignore_eos=True)
+        start, first = time.perf_counter(), 0.0
+        self.core.add_request(EngineCoreRequest(self._handle, ids, params, 0, 0.0))
+        while self._handle in self.core.scheduler.requests:
+            if self.core.step().handles and not first:
+                first = time.perf_counter() - start
+        last = time.perf_counter() - start
+        while self.core.has_work:
+            self.core.step()  # stores end
+        return first, last
+
+    @property
+    def hits(self) -> int:
+        """Tokens that were loaded."""
+        return self.core.scheduler.counters.external_hits
+
+
+def open_engine(model: Path, args: argparse.Namespace, folder: Path | None) -> Asked:
+    """An engine whose pool has room for one prompt; with a tier of memory and files, or without."""
+    config = None
+    if folder is not None:
+        tier = {"type": "fs", "root_dir": str(folder)}
+        config = {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "cpu_bytes_to_use": int(args.host_gib * 2**30),
+                "spec_name": "TieringOffloadingSpec",
+                "secondary_tiers": [tier],
+            },
+        }
+    length = args.tokens + _OUTPUT
+    options = EngineArgs(
+        model=str(model),
+        skip_tokenizer_init=True,
+        max_model_len=length,
+        max_num_seqs=1,
+        num_gpu_blocks_override=2 + -(-length // 32),
+        kv_transfer_config=config,
+    )
+    core = build_core(make_plan(options))
+    tiers = [each for each in core.features if hasattr(each, "is_opening")]
+    while any(each.is_opening for each in tiers):
+        core.step()
+        time.sleep(0.05)
+    return Asked(core)
+
+
+def drop_from_page_cache(folder: Path) -> None:
+    """Tell the kernel that the files are not read again."""
+    for file in folder.rglob("*.kv"):
+        number = os.open(file, os.O_RDONLY)
+        os.fsync(number)
+        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(number)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="0.6b")
+    parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--host-gib", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=3, help="fresh prompts for the overhead")
+    add_output_flag(parser)
+    args = parser.parse_args()
+    draw = random.Random(1)
+
+    def prompt() -> list[int]:
+        return [draw.randrange(10, 900) for _ in range(args.tokens)]
+
+    with tempfile.TemporaryDirectory() as name:
+        model, folder = Path(name) / "model", Path(name) / "kv"
+        make_checkpoint(model, args.shape)
+        plain, tiered = open_engine(model, args, None), open_engine(model, args, folder)
+        first = prompt()
+        computed = [plain(first), tiered(first)]
+        on, off = [], []
+        for _ in range(args.rounds):
+            fresh = prompt()
+            off.append(plain(fresh)[1])
+            on.append(tiered(fresh)[1])
+        again = plain(first)[0]
+        memory, hits = tiered(first)[0], [tiered.hits]
+        tiered.core.shutdown()
+        warm = open_engine(model, args, folder)
+        cached, hits = warm(first)[0], [*hits, warm.hits]
+        warm.core.shutdown()
+        drop_from_page_cache(folder)
+        cold = open_engine(model, args, folder)
+        from_disk, hits = cold(first)[0], [*hits, cold.hits]
+        cold.core.shutdown()
+    figures: dict[str, Any] = {
+        "shape": args.shape,
+        "tokens": args.tokens,
+        "first_ask_s": round(min(first for first, _ in computed), 3),
+        "computed_again_s": round(again, 3),
+        "from_memory_s": round(memory, 3),
+        "from_files_in_page_cache_s": round(cached, 3),
+        "from_files_s": round(from_disk, 3),
+        "loaded_tokens": hits,
+        "overhead": round(median(on) / median(off) - 1, 4),
+    }
+    failures = []
+    if min(hits) < args.tokens // 2:
+        failures.append(f"K/V was not loaded: {hits} tokens")
+    if figures["overhead"] > _MOST_OVERHEAD:
+        failures.append(f"a tier without hits costs {figures['overhead']:.1%}")
+    return conclude(figures, failures, args.output_json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
