@@ -103,7 +103,11 @@ def test_wrong_words_are_one_line_and_code_2(words, part, capsys):
     ("words", "code", "part"),
     [
         (["generate", "x", "--max-num-seqs", "0"], 2, "max_num_seqs=0 is not allowed"),
-        (["generate", "x", "-tp", "2"], 2, "tensor_parallel_size=2"),
+        (
+            ["generate", "x", "--decode-context-parallel-size", "2"],
+            2,
+            "decode_context_parallel_size=2",
+        ),
         (["generate", "x", "--temperature", "-1"], 2, "temperature=-1.0"),
         (["generate", "x", "--logprobs", "1"], 2, "printed with --json only"),
         (["generate", "x", "--file", "y"], 2, "a prompt was given as well"),

@@ -71,6 +71,7 @@ def test_refused_flags_name_options_that_there_are():
         (["-sc", '{"method": "ngram"}'], "speculative_config", {"method": "ngram"}),
         (["--device-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
         (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
+        (["--max-num-batched", "64"], "max_num_batched_tokens", 64),
     ],
     ids=str,
 )
@@ -78,6 +79,13 @@ def test_short_forms_set_the_option(words, name, value):
     args = SERVE.parse_args(words)
     assert vars(args)[name] == value
     assert getattr(AsyncEngineArgs.from_cli_args(args), name) == value
+
+
+def test_a_cut_flag_that_several_begin_with_names_them(capsys):
+    with pytest.raises(SystemExit):
+        SERVE.parse_args(["--max-num", "64"])
+    err = capsys.readouterr().err
+    assert "--max-num-seqs" in err and "--max-num-batched-tokens" in err and err.count("\n") == 1
 
 
 def test_help_alone_lists_twenty_flags_and_the_groups(capsys):
@@ -110,7 +118,7 @@ def test_help_about_a_group(topic, capsys):
         ("--max_num_seqs", ["--max-num-seqs REQUESTS"]),
         ("-q", ["--quantization, -q {fp8,"]),
         ("num-queued", ["--max-num-queued-reqs", "--max-num-queued-tokens"]),
-        ("-tp", ["--tensor-parallel-size, -tp: ", "Not built: only 1. "]),
+        ("-tp", ["--tensor-parallel-size"]),
         ("enable-dbo", ["--enable-dbo is an option of vLLM that Quire does not have."]),
     ],
 )

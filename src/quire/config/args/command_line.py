@@ -214,7 +214,6 @@ class QuireParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", HelpWithDefaults)
         has_help = kwargs.pop("add_help", True)
         kwargs["add_help"] = False
