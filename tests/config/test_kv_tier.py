@@ -7,6 +7,7 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.kv_pool_size import gib
 from quire.config.resolve.resolve import resolve
 from quire.errors import InvalidParameter, NotBuiltYet
+from quire.models.cutting.rank_facts import RankFacts
 from quire.models.layer_memory import KeyValues, RecurrentState
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
 from tests.config import plans
@@ -117,8 +118,16 @@ def test_models_whose_blocks_cannot_come_back_say_so():
 
 
 def test_several_ranks_say_so():
+    model = plans.make_model()
+    share = RankFacts(
+        memories=model.memories,
+        num_parameters=1,
+        stage_layers=(model.num_layers,),
+        same_bits=True,
+    )
+    ranked = msgspec.structs.replace(model, rank=share)
     with pytest.raises(NotBuiltYet, match="several ranks"):
-        planned(kv_offloading_size=1, tensor_parallel_size=2)
+        planned(model=ranked, kv_offloading_size=1, tensor_parallel_size=2)
 
 
 def test_the_memory_plan_counts_it():
