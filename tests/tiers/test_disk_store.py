@@ -141,3 +141,14 @@ def test_clearing_leaves_other_roots(store, folder):
     other.put(key(1), content(2))
     store.clear()
     assert not store.contents() and other.get(key(1), SIZE) == content(2)
+
+
+def test_what_is_forgotten_while_it_is_written_gets_no_name(store, folder):
+    store.put(key(1), content(1))
+
+    def forgotten():
+        return False
+
+    assert store.put(key(2), content(2), forgotten) == []
+    store.clear()
+    assert not store.has(key(2)) and not [file for file in folder.rglob("*") if file.is_file()]

@@ -326,7 +326,7 @@ class BlockTransfers:
         evicted: list[BlockKey] = []
         try:
             if generation == self._generation and not self._is_refused:
-                evicted = disk.put(key, content)
+                evicted = disk.put(key, content, lambda: generation == self._generation)
         except OSError as error:
             self._refused_at = self._clock()
             logger.warning(
@@ -342,8 +342,6 @@ class BlockTransfers:
         self, disk: DiskStore, key: BlockKey, evicted: Sequence[BlockKey], generation: int
     ) -> None:
         if generation != self._generation:
-            if disk is self._disk:
-                disk.clear()
             return
         self._note(key, is_there=key in self._host or disk.has(key))
         for other in evicted:

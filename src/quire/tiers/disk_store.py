@@ -15,6 +15,7 @@ import re
 import stat
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 from quire.errors import InvalidParameter
@@ -38,7 +39,7 @@ class DiskStore:
     def __init__(self, folder: Path, root: str, max_bytes: int) -> None:
         """Raises InvalidParameter for a folder that others can write to, or that cannot be made."""
         self._top, self.folder, self._max_bytes = folder, folder / root, max_bytes
-        self._lock = threading.Lock()
+        self._lock, self._commit = threading.Lock(), threading.Lock()
         self._files: OrderedDict[str, int] = OrderedDict()
         """Paths below the top folder -> bytes, the least recently used first."""
         self._bytes = 0
@@ -92,9 +93,12 @@ class DiskStore:
                 self._files.move_to_end(path)
         return data[len(head) : end]
 
-    def put(self, key: BlockKey, content: bytes) -> list[BlockKey]:
-        """Write a content; returns the keys of this root that made room for it. Raises OSError if
-        it cannot be written; then nothing is left of it.
+    def put(
+        self, key: BlockKey, content: bytes, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[BlockKey]:
+        """Write a content; returns the keys of this root that made room for it. Nothing is kept if
+        it is not wanted any more when it is whole: it was forgotten meanwhile. Raises OSError if it
+        cannot be written; then nothing is left of it.
         """
         path = self._path(key)
         head = _head(key, len(content))
@@ -112,7 +116,11 @@ class DiskStore:
                 file.write(head)
                 file.write(content)
                 file.write(checksum.digest())
-            os.replace(part, self._top / path)
+            with self._commit:
+                if not is_wanted():
+                    part.unlink()
+                    return evicted
+                os.replace(part, self._top / path)
         except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -127,10 +135,9 @@ class DiskStore:
 
     def clear(self) -> None:
         """Delete all contents of this root."""
-        with self._lock:
-            own = [path for path in self._files if path.startswith(self.folder.name + os.sep)]
-        for path in own:
-            self._delete(path)
+        with self._commit:  # what is not wanted any more gets no name from now on
+            for file in self.folder.rglob("*.kv"):
+                self._delete(os.path.relpath(file, self._top))
 
     def _path(self, key: BlockKey) -> str:
         name = key[0].hex()

@@ -138,7 +138,7 @@ def test_other_contents_of_the_same_files_find_nothing(model, folder, tmp_path):
 
 
 def test_a_full_disk_costs_its_files_alone(model, folder, expected, monkeypatch, caplog):
-    def full(self, key, content):
+    def full(self, key, content, is_wanted):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(DiskStore, "put", full)
