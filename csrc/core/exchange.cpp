@@ -21,7 +21,7 @@
 
 namespace quire {
 
-constexpr uint64_t kMagic = 0x31454e4952495551;  // of this layout
+constexpr uint64_t kMagic = 0x32454e4952495551;  // of this layout
 constexpr size_t kReasonBytes = 1024;
 constexpr int64_t kLookNs = 100'000'000;
 constexpr int64_t kTileBytes = 64 << 10;  // of copies that several threads share
@@ -32,6 +32,8 @@ struct ExchangeHeader {
     int64_t slot_bytes;
     std::atomic<uint32_t> aborting;  // whoever sets it writes the reason, then sets `aborted`
     std::atomic<uint32_t> aborted;
+    std::atomic<uint64_t> decided;  // 2 * the last piece that all came to, or 2 * the first one that
+                                    // was aborted + 1
     char reason[kReasonBytes];
 };
 
@@ -110,7 +112,7 @@ int Exchange::open_region(int size, int64_t slot_bytes) {
     slot_bytes = static_cast<int64_t>(round_up(slot_bytes, kPage));
     const int fd = memfd_create("quire-exchange", MFD_CLOEXEC);
     if (fd < 0) fail("memfd_create");
-    const ExchangeHeader header{kMagic, size, slot_bytes, {0}, {0}, ""};
+    const ExchangeHeader header{kMagic, size, slot_bytes, {0}, {0}, {0}, ""};
     const bool is_written =
         ftruncate(fd, static_cast<off_t>(region_bytes(size, slot_bytes))) == 0 &&
         pwrite(fd, static_cast<const void*>(&header), sizeof header, 0) == sizeof header;
@@ -176,6 +178,7 @@ void Exchange::reset() {
         of(rank).arrived.store(0);
         of(rank).sleepers.store(0);
     }
+    header_->decided.store(0);
     header_->reason[0] = 0;
     header_->aborting.store(0);
     header_->aborted.store(0);
@@ -202,8 +205,20 @@ bool Exchange::wait_for(int rank, uint32_t piece) {
         other.sleepers.fetch_sub(1);
         if (!is_over() && is_gone(rank)) abort("rank " + std::to_string(rank) + " is gone");
     }
-    // All come or none: an abort after the last one has arrived is that of a later exchange.
     return has_reached(other.arrived.load(std::memory_order_acquire), piece);
+}
+
+// Whether the piece counts for all ranks. The first who has seen all arrive, or gives up, decides it
+// for everyone: otherwise one rank could go on with a step that another one has given up.
+bool Exchange::decide(uint32_t piece, bool gives_up) {
+    uint64_t seen = header_->decided.load();
+    while (true) {
+        const auto last = static_cast<uint32_t>(seen >> 1);
+        if ((seen & 1) != 0) return !has_reached(piece, last);
+        if (has_reached(last, piece)) return true;
+        const uint64_t ours = uint64_t{piece} << 1 | static_cast<uint64_t>(gives_up);
+        if (header_->decided.compare_exchange_weak(seen, ours)) return !gives_up;
+    }
 }
 
 // State that we have arrived at the piece, and wait for all.
@@ -211,13 +226,11 @@ Status Exchange::meet(uint32_t piece) {
     ExchangeRank& own = of(rank_);
     own.arrived.store(piece);
     if (own.sleepers.load() != 0) wake_all(own.arrived);
-    for (int rank = 0; rank < size_; ++rank) {
-        if (!wait_for(rank, piece)) {
-            last_reason = aborted();
-            return Status::aborted;
-        }
-    }
-    return Status::ok;
+    bool are_here = true;
+    for (int rank = 0; are_here && rank < size_; ++rank) are_here = wait_for(rank, piece);
+    if (decide(piece, !are_here)) return Status::ok;
+    last_reason = aborted();
+    return Status::aborted;
 }
 
 #else
@@ -229,6 +242,7 @@ Exchange::Exchange(int, int rank) : rank_(rank) { open_region(0, 0); }
 void Exchange::close_all() {}
 void Exchange::abort(const std::string&) {}
 void Exchange::reset() {}
+bool Exchange::decide(uint32_t, bool) { return false; }
 Status Exchange::meet(uint32_t) { return Status::aborted; }
 
 #endif

@@ -30,7 +30,8 @@ struct ExchangeRank;
 //
 // Invariants:
 // - only rank r writes its counters and slots, apart from `reset`, which needs all to be outside;
-// - `arrived` of two ranks differ by one at most.
+// - `arrived` of two ranks differ by one at most, until an abort;
+// - a piece comes to its end on every rank or on none, whenever an abort falls.
 class Exchange {
    public:
     // The descriptor of a new region, closed on exec. Throws std::system_error, and everywhere but
@@ -71,6 +72,7 @@ class Exchange {
     uint32_t next_piece() const;
     Status meet(uint32_t piece);
     bool wait_for(int rank, uint32_t piece);
+    bool decide(uint32_t piece, bool gives_up);
     bool is_gone(int rank) const;
     void finish();
     void close_all();

@@ -91,10 +91,10 @@ def make_io_processor(name: str | None, plan: Any) -> IOProcessor | None:
     return None if name is None else find_io_processor(name)(plan, None)
 
 
-def needed(processor: IOProcessor | None) -> IOProcessor:
-    """The processor. Raises RequestError where there is none."""
+def needed(processor: IOProcessor | None, parameter: str = "task") -> IOProcessor:
+    """The processor. Raises RequestError where there is none, for the parameter that asks for it."""
     if processor is None:
-        raise RequestError(NOT_INSTALLED, parameter="task", value=TASK)
+        raise RequestError(NOT_INSTALLED, parameter=parameter, value=TASK)
     return processor
 
 

@@ -1,5 +1,6 @@
 """Ranks exchange tensors through shared memory: each gets the same, and none waits for the dead."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -173,6 +174,27 @@ def test_an_abort_ends_every_wait_until_a_reset():
     assert exchange.aborted == ""
     for found in on_all(exchange, lambda group: group.gather(torch.ones(1) * group.rank), groups):
         assert found.tolist() == [[0.0, 1.0, 2.0, 3.0]]
+
+
+def test_an_exchange_ends_on_all_ranks_or_on_none_whenever_an_abort_falls():
+    exchange = SharedExchange(3)
+    groups = groups_of(exchange)
+
+    def until_aborted(group):
+        with contextlib.suppress(ExchangeAborted):
+            while True:
+                group.largest(torch.zeros(1))
+
+    with ThreadPoolExecutor(3) as pool:
+        for turn in range(150):
+            futures = [pool.submit(until_aborted, group) for group in groups]
+            for _ in range(turn * 7):  # another moment each time
+                exchange.counts()
+            exchange.abort("now")
+            for future in futures:
+                future.result(60)
+            assert len(set(exchange.counts())) == 1, turn
+            exchange.reset()
 
 
 def test_an_abort_ends_the_replay_of_a_program():

@@ -245,7 +245,7 @@ HOSTILE = [
     ('{"input": "a", "encoding_format": "float", "embed_dtype": "float16"}', "embed_dtype"),
     ('{"input": "a", "endianness": "big"}', "endianness"),
     ('{"input": "a", "embed_dtype": "int4"}', "embed_dtype"),
-    ('{"input": "a", "padding": "max_length"}', "padding"),
+    ('{"input": "a", "padding": "longest"}', "padding"),
     ('{"input": "a", "temperature": 1}', "temperature"),
     ('{"input": "a", "truncate_prompt_tokens": -2}', "truncate_prompt_tokens"),
     ('{"input": "a", "truncate_prompt_tokens": 161}', "truncate_prompt_tokens"),

@@ -82,7 +82,7 @@ async def pooling(server: Server, request: Request) -> Response:
 
 async def _processed(server: Server, request: Request, body: PoolingRequest) -> Response:
     """The reply of the plugin to the data of a request."""
-    processor = needed(server.io_processor)
+    processor = needed(server.io_processor, "task" if body.task == TASK else "data")
     name = RequestName.of(request, "pooling-", body.request_id)
     try:
         data = processor.parse_data(body.data)
