@@ -92,7 +92,7 @@ def make_io_processor(name: str | None, plan: Any) -> IOProcessor | None:
 
 
 def needed(processor: IOProcessor | None, parameter: str = "task") -> IOProcessor:
-    """The processor. Raises RequestError where there is none, for the parameter that asks for it."""
+    """The processor. Raises RequestError for this parameter where there is none."""
     if processor is None:
         raise RequestError(NOT_INSTALLED, parameter=parameter, value=TASK)
     return processor

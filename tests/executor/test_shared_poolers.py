@@ -30,7 +30,7 @@ def over_workers(monkeypatch, ask, sizes):
     answers = []
     for size in sizes:
         opener = partial(open_uniproc, num_workers=size)
-        monkeypatch.setattr(builder, "EXECUTORS", {"uni": opener})
+        monkeypatch.setattr(builder, "find_executor", {"uni": opener}.__getitem__)
         answers.append(ask())
     return answers
 

@@ -437,10 +437,10 @@ def test_saving_through_an_engine(tiny, tmp_path):
     ("load_format", "says"),
     [
         ("npcache", "use 'pt'"),
-        ("tensorizer", "Use 'auto'"),
+        ("tensorizer", "A plugin can register it"),
         ("bitsandbytes", "says how it is quantised"),
         ("gguf", "safetensors files of the same model"),
-        ("fastsafetensors", "Use 'auto'"),
+        ("fastsafetensors", "A plugin can register it"),
         ("runai_streamer_sharded", "sharded_state"),
     ],
 )
