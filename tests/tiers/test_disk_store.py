@@ -2,7 +2,11 @@
 
 import errno
 import os
+import secrets
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -127,12 +131,77 @@ def test_a_full_disk_leaves_nothing(store, folder, monkeypatch):
     assert not store.has(key(1)) and not [f for f in folder.rglob("*") if f.is_file()]
 
 
-def test_what_a_dead_process_left_half_written_goes(store, folder):
-    left, under_way = (store.folder / f"{pid}-1.part" for pid in (2**22 + 1, os.getpid()))
+def test_abandoned_half_written_files_go(store, folder):
+    left, under_way = (store.folder / f"{name}.part" for name in ("0a", "0b"))
     for file in (left, under_way):
         file.write_text("half")
+    os.utime(left, (1, 1))
     DiskStore(folder, ROOT, 1 << 20)
     assert not left.exists() and under_way.exists()
+
+
+def test_a_half_written_file_of_another_engine_stays(store, folder, monkeypatch):
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "00")
+    other = store.folder / "00.part"
+    other.write_text("half")
+    with pytest.raises(FileExistsError):
+        store.put(key(1), content(1))
+    assert other.read_text() == "half"
+
+
+def test_a_content_above_the_bound_is_not_written(folder):
+    store = DiskStore(folder, ROOT, 2 * SIZE)
+    store.put(key(1), content(1))
+    assert store.put(key(2), bytes(2 * SIZE)) == [] and not store.has(key(2))
+    assert store.get(key(1), SIZE) == content(1), "nothing had to make room"
+
+
+def test_links_are_not_followed(store, folder):
+    store.put(key(1), content(1))
+    [file] = files(folder)
+    file.rename(folder / "elsewhere")
+    file.symlink_to(folder / "elsewhere")
+    assert store.get(key(1), SIZE) is None
+    assert not DiskStore(folder, ROOT, 1 << 20).contents()
+
+
+def test_a_disk_that_hangs_holds_no_lock(folder, monkeypatch):
+    store = DiskStore(folder, ROOT, 2 * SIZE)
+    store.put(key(1), content(1))
+    hangs, goes_on, real = threading.Event(), threading.Event(), Path.unlink
+
+    def unlink(path, **options):
+        hangs.set()
+        assert goes_on.wait(60)
+        real(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with ThreadPoolExecutor() as threads:
+        written = threads.submit(store.put, key(2), content(2))
+        assert hangs.wait(60)
+        try:
+            assert threads.submit(store.has, key(1)).result(60) is False
+        finally:
+            goes_on.set()
+        assert written.result() == [key(1)]
+
+
+def test_what_changes_while_the_folder_is_read_counts(folder, monkeypatch):
+    store = DiskStore(folder, ROOT, 1 << 20)
+    for number in (1, 2):
+        store.put(key(number), content(number))
+    real = os.walk
+
+    def walk(top):
+        found = list(real(top))
+        store.put(key(3), content(3))
+        store._delete(store._path(key(1)))
+        return found
+
+    monkeypatch.setattr(os, "walk", walk)
+    store._look()
+    assert store.contents() == [key(2), key(3)]
+    assert store.num_bytes == sum(file.stat().st_size for file in files(folder))
 
 
 def test_clearing_leaves_other_roots(store, folder):

@@ -12,10 +12,12 @@ import contextlib
 import hashlib
 import os
 import re
+import secrets
 import stat
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from quire.errors import InvalidParameter
@@ -25,6 +27,10 @@ MAGIC = b"quire kv block 1\n"
 _SUM_BYTES = 32
 _NAME = re.compile(r"([0-9a-f]{64})_g(\d{1,4})\.kv")
 _HALF_WRITTEN = ".part"
+_ABANDONED_S = 600.0
+"""Age at which a half-written file is deleted. Process ids do not tell whose it is: containers that
+share the folder each count their own.
+"""
 _LOOKS_AGAIN = 16
 """Part of the bound after whose writing the folder is read again: others may write there, too."""
 
@@ -33,7 +39,8 @@ class DiskStore:
     """The files of one `root` in a folder that engines with other roots may share; at most
     `max_bytes` for all of them, the least recently used deleted first. Several threads may use it.
 
-    `root`: a hexadecimal name of everything that determines contents apart from their keys.
+    `root`: a hexadecimal name of everything that determines contents apart from their keys. No lock
+    is held while the disk works, so that `has` answers at once even if the disk hangs.
     """
 
     def __init__(self, folder: Path, root: str, max_bytes: int) -> None:
@@ -44,7 +51,8 @@ class DiskStore:
         """Paths below the top folder -> bytes, the least recently used first."""
         self._bytes = 0
         self._until_look = 0
-        self._writes = 0
+        self._changes: dict[str, int | None] | None = None
+        """Files that have come (their bytes) or gone (None) since the folder began to be read."""
         _own_folder(folder)
         _own_folder(self.folder)
         self._look()
@@ -72,15 +80,17 @@ class DiskStore:
         """
         path = self._path(key)
         full = self._top / path
+        head = _head(key, num_bytes)
+        end = len(head) + num_bytes
         try:
-            data = full.read_bytes()
+            with open(full, "rb", opener=_without_links) as file:
+                data = file.read(end + _SUM_BYTES + 1)
             with contextlib.suppress(OSError):
                 os.utime(full)  # the order of use survives the process
         except OSError:
             self._forget(path)
             return None
-        head, body = _head(key, num_bytes), memoryview(data)
-        end = len(head) + num_bytes
+        body = memoryview(data)
         is_whole = len(data) == end + _SUM_BYTES and body[: len(head)] == head
         if (
             not is_whole
@@ -97,22 +107,23 @@ class DiskStore:
         self, key: BlockKey, content: bytes, is_wanted: Callable[[], bool] = lambda: True
     ) -> list[BlockKey]:
         """Write a content; returns the keys of this root that made room for it. Nothing is kept if
-        it is not wanted any more when it is whole: it was forgotten meanwhile. Raises OSError if it
-        cannot be written; then nothing is left of it.
+        it is larger than the bound, or is not wanted any more when it is whole: it was forgotten
+        meanwhile. Raises OSError if it cannot be written; then nothing is left of it.
         """
         path = self._path(key)
         head = _head(key, len(content))
         checksum = hashlib.blake2b(head, digest_size=_SUM_BYTES)
         checksum.update(content)
         size = len(head) + len(content) + _SUM_BYTES
-        with self._lock:
-            evicted = self._make_room(size)
-            self._writes += 1
-            part = self.folder / f"{os.getpid()}-{self._writes}{_HALF_WRITTEN}"
+        if size > self._max_bytes:
+            return []
+        evicted = self._make_room(size)
+        part = self.folder / f"{secrets.token_hex(8)}{_HALF_WRITTEN}"
+        (self._top / path).parent.mkdir(mode=0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(part, flags, 0o600)
         try:
-            (self._top / path).parent.mkdir(mode=0o700, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with os.fdopen(os.open(part, flags, 0o600), "wb") as file:
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(head)
                 file.write(content)
                 file.write(checksum.digest())
@@ -128,9 +139,12 @@ class DiskStore:
         with self._lock:
             self._bytes += size - self._files.pop(path, 0)
             self._files[path] = size
+            if self._changes is not None:
+                self._changes[path] = size
             self._until_look -= size
-            if self._until_look < 0:
-                self._look()
+            looks = self._until_look < 0 and self._changes is None
+        if looks:
+            self._look()
         return evicted
 
     def clear(self) -> None:
@@ -144,10 +158,14 @@ class DiskStore:
         return os.path.join(self.folder.name, name[:2], f"{name}_g{key[1]}.kv")
 
     def _make_room(self, size: int) -> list[BlockKey]:
+        oldest = []
+        with self._lock:
+            while self._files and self._bytes + size > self._max_bytes:
+                path = next(iter(self._files))
+                self._drop(path)
+                oldest.append(path)
         evicted = []
-        while self._files and self._bytes + size > self._max_bytes:
-            path, freed = self._files.popitem(last=False)
-            self._bytes -= freed
+        for path in oldest:
             with contextlib.suppress(OSError):
                 (self._top / path).unlink()
             name = _NAME.fullmatch(os.path.basename(path))
@@ -162,13 +180,39 @@ class DiskStore:
 
     def _forget(self, path: str) -> None:
         with self._lock:
-            self._bytes -= self._files.pop(path, 0)
+            self._drop(path)
+
+    def _drop(self, path: str) -> None:
+        """Take a file out of those that are known; under the lock."""
+        self._bytes -= self._files.pop(path, 0)
+        if self._changes is not None:
+            self._changes[path] = None
 
     def _look(self) -> None:
-        """Read the folder: all roots' files count, the oldest use first. What a dead process has
-        left half-written is deleted.
+        """Read the folder: all roots' files count, the oldest use first. Half-written files that
+        were abandoned are deleted.
         """
-        found = []
+        with self._lock:
+            if self._changes is not None:
+                return  # another thread reads it
+            self._changes = {}
+        found: list[tuple[int, str, int]] = []
+        try:
+            found = sorted(self._found())
+        finally:
+            with self._lock:
+                self._files = OrderedDict((path, size) for _, path, size in found)
+                for changed, new_size in self._changes.items():
+                    self._files.pop(changed, None)
+                    if new_size is not None:
+                        self._files[changed] = new_size
+                self._changes = None
+                self._bytes = sum(self._files.values())
+                self._until_look = self._max_bytes // _LOOKS_AGAIN
+
+    def _found(self) -> Iterator[tuple[int, str, int]]:
+        """The files of all roots: when each was used, its path below the top folder, its bytes."""
+        now = time.time()
         for folder, _, names in os.walk(self._top):
             for name in names:
                 path = os.path.join(folder, name)
@@ -177,14 +221,10 @@ class DiskStore:
                 except OSError:
                     continue
                 if _NAME.fullmatch(name) and stat.S_ISREG(about.st_mode):
-                    found.append((about.st_mtime_ns, os.path.relpath(path, self._top), about))
-                elif name.endswith(_HALF_WRITTEN) and not _is_alive(name.partition("-")[0]):
+                    yield about.st_mtime_ns, os.path.relpath(path, self._top), about.st_size
+                elif name.endswith(_HALF_WRITTEN) and now - about.st_mtime > _ABANDONED_S:
                     with contextlib.suppress(OSError):
                         os.unlink(path)
-        found.sort(key=lambda each: each[:2])
-        self._files = OrderedDict((path, about.st_size) for _, path, about in found)
-        self._bytes = sum(self._files.values())
-        self._until_look = self._max_bytes // _LOOKS_AGAIN
 
 
 def _head(key: BlockKey, num_bytes: int) -> bytes:
@@ -193,8 +233,8 @@ def _head(key: BlockKey, num_bytes: int) -> bytes:
     return MAGIC + digest + group.to_bytes(4, "little") + num_bytes.to_bytes(8, "little")
 
 
-def _is_alive(pid: str) -> bool:
-    return pid.isdecimal() and os.path.exists(f"/proc/{pid}")
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _own_folder(folder: Path) -> None:
