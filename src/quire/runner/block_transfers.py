@@ -86,6 +86,8 @@ class BlockTransfers:
         self._waiting_bytes = 0
         self._generation = 0
         """How often contents were forgotten: what was under way before does not count."""
+        self._leaves_files = False
+        """Whether files are for other engines alone."""
         self._refused_at: float | None = None
         self._clock = clock
         self._read_at, self._hangs_until = clock(), -math.inf
@@ -100,9 +102,9 @@ class BlockTransfers:
         """Open the folder; not `now`: while steps run, as it takes time."""
         assert self._writes is not None, "the plan has a folder"
         if now:
-            self._open(open_disk)
+            self._open(open_disk, self._generation)
         else:
-            self._writes.submit(partial(self._open, open_disk))
+            self._writes.submit(partial(self._open, open_disk, self._generation))
 
     # The thread of steps
 
@@ -168,13 +170,15 @@ class BlockTransfers:
 
     def _store(self, store: BlockTransfer, mark: Mark | None) -> None:
         key = store.key, store.group
+        stored = 0
         try:
             if key not in self._host:
                 if mark is not None:
                     mark.wait()
                 self._put(key, lambda slot: self._copies.read(store.group, store.block, slot))
+                stored = self._content_bytes[store.group]
                 self._offer_to_disk(key)
-            self._end(store.number, has_failed=False, stored=self._content_bytes[store.group])
+            self._end(store.number, has_failed=False, stored=stored)
         except Exception:
             logger.exception("A block of K/V could not be stored.")
             self._end(store.number, has_failed=True)
@@ -207,7 +211,7 @@ class BlockTransfers:
             if slot is not None:
                 self._fill(load, each, slot)
             elif self._disk is not None and self._reads is not None and self._can_read(key):
-                self._reads.submit(partial(self._read, self._disk, load, each))
+                self._reads.submit(partial(self._read, self._disk, load, each, self._generation))
             else:
                 self._miss(load, key)
 
@@ -223,9 +227,13 @@ class BlockTransfers:
                 load.has_failed = True
         self._count(load, self._content_bytes[each.group])
 
-    def _arrived(self, load: _Load, each: BlockTransfer, content: bytes | None) -> None:
+    def _arrived(
+        self, load: _Load, each: BlockTransfer, content: bytes | None, generation: int
+    ) -> None:
         """A file was read for a load, which may have been given up meanwhile."""
         self._read_at = self._clock()
+        if generation != self._generation:
+            return  # it may be of other weights, and its load was given up before they changed
         key = each.key, each.group
         if content is None:
             self._miss(load, key)
@@ -261,19 +269,18 @@ class BlockTransfers:
         try:
             gone = dict.fromkeys([*self._host, *(disk.contents() if disk is not None else ())])
             self._host.clear()
-            if keeps_files:
-                self._disk = None
-            elif disk is not None:
-                disk.clear()
             for key in gone:
                 self._note(key, is_there=False)
+            if keeps_files:
+                self._disk, self._leaves_files = None, True
+            elif disk is not None:
+                disk.clear()
         finally:
             is_done.set()
 
     # Files
 
-    def _open(self, open_disk: OpenDisk) -> None:
-        generation = self._generation
+    def _open(self, open_disk: OpenDisk, generation: int) -> None:
         disk = None
         try:
             disk = open_disk()
@@ -282,25 +289,29 @@ class BlockTransfers:
         self._copying.submit(partial(self._opened, disk, generation))
 
     def _opened(self, disk: DiskStore | None, generation: int) -> None:
-        """The folder can be used, unless the weights have changed since."""
-        if disk is not None and generation == self._generation:
-            self._disk = disk
-            for key in disk.contents():
-                self._note(key, is_there=True)
-            for key in list(self._host):
-                self._offer_to_disk(key)
-        with self._lock:
-            self._report.is_opening = False
-            self._has_news.set()
+        """The folder can be used, unless the weights have changed since. What was forgotten while
+        it was opened is deleted now.
+        """
+        try:
+            if disk is not None and not self._leaves_files:
+                if generation != self._generation:
+                    disk.clear()
+                self._disk = disk
+                for key in disk.contents():
+                    self._note(key, is_there=True)
+                for key in list(self._host):
+                    self._offer_to_disk(key)
+        finally:
+            with self._lock:
+                self._report.is_opening = False
+                self._has_news.set()
 
-    def _read(self, disk: DiskStore, load: _Load, each: BlockTransfer) -> None:
+    def _read(self, disk: DiskStore, load: _Load, each: BlockTransfer, generation: int) -> None:
         key = each.key, each.group
         content = None
-        if (
-            load.number in self._reading
-        ):  # also after another block's miss: this one will be asked for
+        if load.number in self._reading:  # also where another block of the load is missing
             content = disk.get(key, self._content_bytes[each.group])
-        self._copying.submit(partial(self._arrived, load, each, content))
+        self._copying.submit(partial(self._arrived, load, each, content, generation))
 
     def _offer_to_disk(self, key: BlockKey) -> None:
         """Have a content of host memory written to a file, if the disk is not behind already."""

@@ -155,8 +155,8 @@ class Transfers:
 
     def end(self, done: Sequence[int], failed: Sequence[int]) -> None:
         """Transfers have ended: the blocks that were loaded are cached from now on."""
-        for number in (*done, *failed):
-            is_done = number in done
+        ends = [*((number, True) for number in done), *((number, False) for number in failed)]
+        for number, is_done in ends:
             load, key = self._loads.pop(number, None), self._stores.pop(number, None)
             if load is not None and (request := load.request) is not None:
                 if is_done:

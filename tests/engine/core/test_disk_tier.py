@@ -11,6 +11,8 @@ import pytest
 
 from quire.engine.control_verbs import perform
 from quire.errors import InvalidParameter
+from quire.executor.kv_tier import opening
+from quire.executor.kv_tier.root import RootParts
 from quire.testing import make_checkpoint
 from quire.tiers.disk_store import DiskStore
 from tests.engine.core.kv_tier_scene import (
@@ -225,6 +227,52 @@ def test_a_function_that_may_change_weights_leaves_the_files_to_others(model, fo
     assert [ask(ids) for ids in prompts()] == expected and ask.external_hits == 0
     ask.core.shutdown()
     assert sorted(folder.rglob("*.kv")) == before
+
+
+def test_a_read_that_ends_after_the_weights_changed_is_not_kept(model, folder, monkeypatch):
+    filled(model, folder)
+    disk = SlowDisk(monkeypatch)
+    ask = Ask(opened(open_core(model, disk=folder)))
+    ask.add(77, prompts()[0])
+    ask.core.step()
+    assert disk.begun.wait(9)
+    perform(ask.core, "collective_rpc", (lambda worker: None,))
+    disk.ends.set()
+    tier = tier_of(ask.core)
+    tier._reads.close(60)
+    tier.settle()
+    assert not len(tier._host)
+
+
+def test_a_reset_after_the_weights_may_have_changed_empties_host_memory(model, folder):
+    ask = Ask(opened(open_core(model, disk=folder)))
+    perform(ask.core, "collective_rpc", (lambda worker: None,))
+    ask(prompts()[0])
+    assert len(tier_of(ask.core)._host)
+    assert perform(ask.core, "reset_prefix_cache", (False,)) is True
+    assert not len(tier_of(ask.core)._host)
+    ask(prompts()[0])
+    assert ask.external_hits == 0
+
+
+def test_a_reset_while_the_folder_is_opened_deletes_its_files(model, folder, monkeypatch):
+    filled(model, folder)
+    goes_on, real = threading.Event(), opening._open_disk
+
+    def slow(plan, parts):
+        assert goes_on.wait(60)
+        return real(plan, parts)
+
+    monkeypatch.setattr(opening, "_open_disk", slow)
+    monkeypatch.setattr(RootParts, "is_kept", lambda self, kept: False)
+    core = open_core(model, disk=folder)
+    assert perform(core, "reset_prefix_cache", (False, True)) is True
+    goes_on.set()
+    disk = tier_of(opened(core))._disk
+    assert disk is not None and not disk.contents() and not list(folder.rglob("*.kv"))
+    Ask(core)(prompts()[0])
+    core.shutdown()
+    assert list(folder.rglob("*.kv")), "the folder is used from now on"
 
 
 def test_a_folder_of_others_is_not_used(model, folder, expected, caplog):

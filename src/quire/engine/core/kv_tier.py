@@ -100,9 +100,10 @@ class KVTier(CoreFeature):
             self._index.wait(timeout_s)
 
     def settle(self) -> None:
-        if self._transfers.num_under_way:
-            self._executor.collective_rpc("settle_transfers", (), {})
-            self._take()
+        if self._has_own_weights:  # what was computed while they changed is of both
+            self._forget(keeps_files=True)
+        else:
+            self._end_transfers()
 
     def forget_contents(self) -> None:
         self._forget(keeps_files=False)
@@ -125,8 +126,13 @@ class KVTier(CoreFeature):
         stats.kv_offload_load_bytes, self.loaded_bytes = self.loaded_bytes, 0
         stats.kv_offload_store_bytes, self.stored_bytes = self.stored_bytes, 0
 
+    def _end_transfers(self) -> None:
+        if self._transfers.num_under_way:
+            self._executor.collective_rpc("settle_transfers", (), {})
+            self._take()
+
     def _forget(self, *, keeps_files: bool) -> None:
-        self.settle()
+        self._end_transfers()
         self._executor.collective_rpc("forget_tier", (keeps_files,), {})
         self._take()
 
