@@ -9,6 +9,7 @@ from quire.config.resolve.resolve import resolve
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.models.cutting.rank_facts import RankFacts
 from quire.models.layer_memory import KeyValues, RecurrentState
+from quire.plugins.tables import LOAD_FORMATS
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
 from tests.config import plans
 
@@ -115,6 +116,14 @@ def test_models_whose_blocks_cannot_come_back_say_so():
     crossed = msgspec.structs.replace(plans.make_model(), memories=(*memories, source))
     with pytest.raises(NotBuiltYet, match="second content"):
         planned(model=crossed, kv_offloading_size=1)
+
+
+def test_weights_that_a_plugin_reads_have_no_folder(monkeypatch, tmp_path):
+    monkeypatch.setitem(LOAD_FORMATS._added, "acme", ("acme:open_weights", "a test"))
+    simple = {"kv_offload_backend": "disk", "disk_path": str(tmp_path)}
+    with pytest.raises(NotBuiltYet, match="'acme' may come from anywhere"):
+        tier_of(connector("SimpleCPUOffloadConnector", simple), load_format="acme")
+    assert tier_of(connector("SimpleCPUOffloadConnector"), load_format="acme") == KVTierPlan(GIB)
 
 
 def test_several_ranks_say_so():

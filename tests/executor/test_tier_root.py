@@ -1,6 +1,8 @@
 """The root of K/V that leaves the process: whatever may change a bit changes it."""
 
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from quire.executor.kv_tier.root import model_files, root_parts
 from quire.executor.platform import open_platform
 from quire.models import read_spec
 from quire.models.kv_pool import memories_of, plan_kv_pool
+from quire.plugins import EntryPoint, PluginRecord
 from quire.testing import make_checkpoint
 
 
@@ -58,7 +61,7 @@ def test_a_difference_is_another_root(name, folder, kept):
     assert parts_of(folder, **DIFFERENCES[name]).name(kept) != parts_of(folder).name(kept)
 
 
-@pytest.mark.parametrize("what", ["code", "provider", "instruction set", "torch"])
+@pytest.mark.parametrize("what", ["code", "provider", "instruction set", "torch", "libraries"])
 def test_other_arithmetic_is_another_root(what, folder, kept, monkeypatch):
     before = parts_of(folder).name(kept)
     if what == "code":
@@ -67,9 +70,43 @@ def test_other_arithmetic_is_another_root(what, folder, kept, monkeypatch):
         monkeypatch.setattr(tier_root, "find_native", lambda: (None, ""))
     elif what == "instruction set":
         monkeypatch.setenv("QUIRE_CPU_ISA", "portable")
+    elif what == "libraries":
+        monkeypatch.setattr(tier_root.torch.backends.cpu, "get_cpu_capability", lambda: "other")
     else:
         monkeypatch.setattr(tier_root.torch, "__version__", "0.0")
     assert parts_of(folder).name(kept) != before
+
+
+def test_the_version_of_transformers_counts_where_its_code_runs(folder, kept, monkeypatch):
+    def with_transformers(version):
+        monkeypatch.setattr("transformers.__version__", version)
+        own = parts_of(folder).name(kept)
+        return own, parts_of(folder, model_impl="transformers").name(kept)
+
+    (own, foreign), (own_later, foreign_later) = map(with_transformers, ("5.0", "5.1"))
+    assert own == own_later and foreign != foreign_later
+
+
+def test_code_of_plugins_is_in_the_root(folder, kept, tmp_path, monkeypatch):
+    module = ModuleType("acme_of_a_test")
+    module.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(tier_root, "records", list)
+    names = [parts_of(folder).name(kept)]
+
+    def installed(version, group="general_plugins"):
+        value = f"{module.__name__}.part:register"
+        point = EntryPoint("quire", group, "acme", value, "acme", version, str(tmp_path))
+        monkeypatch.setattr(tier_root, "records", lambda: [PluginRecord(point, ["op provider x"])])
+        names.append(parts_of(folder).name(kept))
+
+    installed("1", group="stat_logger_plugins")
+    assert names[0] == names[1], "it computes nothing"
+    installed("1")
+    installed("2")
+    (tmp_path / "part.py").write_text("other = 1")
+    installed("2")
+    assert len({*names[1:]}) == 4
 
 
 def test_code_of_kernels_is_in_the_digest_of_code(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from quire.config.resolve.decisions import Decisions
 from quire.environment import expanded
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.models.layer_memory import KeyValues, RecurrentState
+from quire.plugins.tables import LOAD_FORMATS
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
 
 NAME = "kv_transfer_config"
@@ -67,6 +68,10 @@ def decide_kv_tier(d: Decisions) -> None:
         d.decide("kv_tier", None, "neither kv_offloading_size nor kv_transfer_config asks for it")
         return
     _check_model(d, name, value)
+    if plan.disk is not None and d.args.load_format in LOAD_FORMATS:
+        hint = f"Weights of the load format {d.args.load_format!r} may come from anywhere, so that "
+        hint += "no name for their K/V can be made. Keep K/V in host memory alone."
+        raise NotBuiltYet(name, value, hint)
     where = f"{gib(plan.host_bytes)} of host memory"
     if plan.disk is not None:
         where += f", and files of at most {gib(plan.disk.max_bytes)}"

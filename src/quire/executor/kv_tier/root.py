@@ -9,9 +9,11 @@ leave every bit as it is makes another root, which costs computing once more and
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import platform as machine
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from quire.executor.platform import Platform
 from quire.executor.worker_config import WorkerConfig
 from quire.hardware.native import find_native
 from quire.models.kv_pool import KVPool
+from quire.plugins import program_entries, records
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".json")
 _CODE = (
@@ -32,7 +35,9 @@ _CODE = (
     "tiers",
 )
 """Folders of the package that decide what is in a block."""
-_VERSION = 1
+_COMPUTING_GROUPS = ("general_plugins", "platform_plugins")
+"""Groups of plugins whose code may be part of a model's."""
+_VERSION = 2
 _READ_BYTES = 1 << 22
 
 _Identity = tuple[int, int, int, int, int]
@@ -96,6 +101,8 @@ def root_parts(
         "version": _VERSION,
         "code": _code_digest(),
         "torch": torch.__version__,
+        "libraries": _libraries(model.model_impl, platform),
+        "plugins": _plugins(),
         "model": _plain(model, leave_out=("model", "model_folder", "served_model_names",
             "tokenizer_folder", "chat_template", "weights_folder", "packed_weights_bytes",
             "encoder_transfer", "prompts", "pooler_config", *no_seed)),
@@ -137,6 +144,42 @@ def _device(platform: Platform) -> str:
         return device.type
     about = torch.cuda.get_device_properties(device)
     return f"{about.name} {about.major}.{about.minor} {torch.version.cuda}"
+
+
+def _libraries(model_impl: str, platform: Platform) -> dict[str, str]:
+    """The versions of what computes besides torch."""
+    names = ["transformers"] if model_impl == "transformers" else []
+    if any(choice.provider == "triton" for choice in platform.ops.report()):
+        names.append("triton")
+    found = {name: str(importlib.import_module(name).__version__) for name in names}
+    return {**found, "torch on CPUs": torch.backends.cpu.get_cpu_capability()}
+
+
+def _plugins() -> list[tuple[str, ...]]:
+    """What plugins and the program have added, and the digests of the modules' packages: any of
+    their code may compute.
+    """
+    loaded = [
+        (record.point.title, *sorted(record.changes), _package_digest(record.point.value))
+        for record in records()
+        if record.failure is None and record.point.group in _COMPUTING_GROUPS
+    ]
+    own = [(*entry, _package_digest(entry[2])) for entry in program_entries()]
+    return [*sorted(loaded), *own]
+
+
+def _package_digest(reference: str) -> str:
+    """Changes with any Python file of the package that "module:attribute" is in."""
+    name = reference.partition(":")[0].partition(".")[0]
+    module = sys.modules.get(name)
+    folders = [Path(folder) for folder in getattr(module, "__path__", ())]
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    if (file := getattr(module, "__file__", None)) is not None:
+        files.append(Path(file))
+    content = hashlib.sha256()
+    for path in sorted(set(files)):
+        content.update(path.name.encode() + path.read_bytes())
+    return content.hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:
