@@ -55,11 +55,13 @@ class ECConnectorFactory:
 
 
 class KVConnectorFactory:
-    """Connectors of K/V, of which there are none."""
+    """Refuses connectors of K/V."""
 
     @staticmethod
     def register_connector(name: str, module_path: str, class_name: str) -> NoReturn:
         """Refused."""
         raise NotImplementedError(
-            f"The connector {name} of {module_path} cannot be used: K/V stay in their engine."
+            f"The connector {name} of {module_path} cannot be used: connectors of K/V of one's own "
+            "are not built. kv_transfer_config with OffloadingConnector keeps K/V in host memory "
+            "and in a folder (docs/kv_tiers.md)."
         )

@@ -312,9 +312,10 @@ _REASONS = {
     "vllm.compilation": "Nothing is compiled.",
     "vllm.config": "Options are fields of EngineArgs, given by name or as a dict.",
     "vllm.device_allocator": "sleep and wake_up need no preparation.",
-    "vllm.distributed.kv_transfer": "K/V stay in their engine.",
+    "vllm.distributed.kv_transfer": "Connectors of K/V of one's own are not built; "
+    "kv_transfer_config with OffloadingConnector keeps K/V outside of the pool.",
     "vllm.distributed.weight_transfer": "Weights are read from files.",
-    "vllm.distributed": "A model runs on one device.",
+    "vllm.distributed": "Workers of a model exchange through quire.distributed.",
     "vllm.engine.metrics": "Stat loggers are in vllm.v1.metrics.loggers.",
     "vllm.entrypoints": "The server is one program: quire serve, or run_server and build_app of "
     "vllm.entrypoints.openai.api_server.",
