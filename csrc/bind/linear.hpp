@@ -31,6 +31,25 @@ void linear(Context& c, const PackedWeight& weight, int64_t tokens, uintptr_t x,
     c.submit(product_with(weight, c.kernels).linear, args, tokens);
 }
 
+// y [tokens, width] from parts [tokens, segments, width]; scales, peaks, bias, values: or 0.
+template <class Context>
+void linear_total(Context& c, Type type, int64_t tokens, int64_t width, int64_t segments,
+                  bool are_whole, uintptr_t parts, uintptr_t scales, uintptr_t peaks,
+                  uintptr_t bias, uintptr_t values, uintptr_t rows, uintptr_t y) {
+    const LinearTotalArgs args{type,
+                               width,
+                               segments,
+                               are_whole,
+                               reinterpret_cast<const void*>(parts),
+                               reinterpret_cast<const float*>(scales),
+                               reinterpret_cast<const float*>(peaks),
+                               reinterpret_cast<const float*>(bias),
+                               {reinterpret_cast<const float*>(values), width,
+                                reinterpret_cast<const int32_t*>(rows)},
+                               reinterpret_cast<void*>(y)};
+    c.submit(c.kernels.linear_total, args, tokens);
+}
+
 // y [tokens, heads, out] from x, its tokens x_token apart and their heads x_head; the panels of
 // heads are weight_bytes apart, and `weight` is the first one's.
 template <class Context>
@@ -208,6 +227,7 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
         .def("linear", &linear<Context>, "weight"_a, "tokens"_a, "x"_a, "x_token"_a, "y"_a,
              "y_token"_a, "kind"_a, "act"_a, "scale"_a, "softcap"_a, "values"_a, "rows"_a,
              "peaks"_a, "bank"_a.none() = nb::none(), "factors"_a = 0, "slots"_a = 0)
+        .def("linear_total", &linear_total<Context>)
         .def("heads_linear", &heads_linear<Context>)
         .def("route", &route<Context>)
         .def("experts", &experts<Context>, "experts"_a, "up"_a, "down"_a, "tokens"_a, "x"_a,

@@ -254,6 +254,23 @@ struct LinearArgs {
     LoraAddend lora = {};
 };
 
+// y = what the sums of all segments [T, segments, width] make: added up, neighbours first where they
+// are a power of two and else one after the other, times the scales of outputs and of rows with
+// these peaks, plus bias and addend, rounded once. With are_whole the sums are int32, else fp32.
+// scales, peaks and bias may be null.
+struct LinearTotalArgs {
+    Type type;
+    int64_t width;
+    int64_t segments;
+    bool are_whole;
+    const void* parts;
+    const float* scales;
+    const float* peaks;
+    const float* bias;
+    Addend addend;
+    void* y;
+};
+
 // factors = a @ x for the rows with an adapter: [T, parts * max_rank], or with is_partial for each
 // segment of the inputs, [T, segments, parts * max_rank]; what is beyond a rank stays as it is.
 // used [T]: the slots of those rows whose adapters add to the product, -1 for the others.
@@ -727,6 +744,7 @@ struct Kernels {
     Kernel<GatedDeltaArgs> gated_delta;
     Kernel<GatedNormArgs> gated_norm;
     ProductKernels linear[kNumTypes];  // by the type of the weight
+    Kernel<LinearTotalArgs> linear_total;
     Kernel<HeadsArgs> heads_linear[kNumTypes];
     ProductKernels linear_quantized;
     ProductKernels linear_dequantized;  // of weights with is_weight_only

@@ -4,6 +4,7 @@
 #include "kernels/kernels.hpp"
 #include "kernels/norm.hpp"
 #include "kernels/pairs.hpp"
+#include "kernels/quantize.hpp"
 #include "kernels/tiles.hpp"
 #include "kernels/vec.hpp"
 
@@ -170,6 +171,68 @@ Status sum_chunks(const SumChunksArgs& a, int64_t prompts, Pool& pool) {
     return Status::ok;
 }
 
+// Sums of segments, `stride` apart.
+template <class Lanes>
+inline F32 add_neighbours(Lanes lanes, const float* at, int64_t stride, int64_t count) {
+    if (count == 1) return get(lanes, at);
+    const int64_t half = count / 2;
+    return add(add_neighbours(lanes, at, stride, half),
+               add_neighbours(lanes, at + half * stride, stride, half));
+}
+
+template <class Lanes>
+inline F32 add_segments(Lanes lanes, const float* at, int64_t stride, int64_t count) {
+    if ((count & (count - 1)) == 0) return add_neighbours(lanes, at, stride, count);
+    F32 sum = get(lanes, at);
+    for (int64_t i = 1; i < count; ++i) sum = add(sum, get(lanes, at + i * stride));
+    return sum;
+}
+
+inline int64_t count_of(Whole) { return kLanes; }
+inline int64_t count_of(Part part) { return part.n; }
+
+// Of whole numbers, which have one sum in any order.
+template <class Lanes>
+inline F32 add_segments(Lanes lanes, const uint32_t* at, int64_t stride, int64_t count) {
+    float sums[kLanes] = {};
+    for (int64_t lane = 0; lane < count_of(lanes); ++lane) {
+        uint32_t sum = 0;
+        for (int64_t i = 0; i < count; ++i) sum += at[i * stride + lane];
+        sums[lane] = static_cast<float>(static_cast<int32_t>(sum));
+    }
+    return load(sums);
+}
+
+template <class E, class Number>
+inline void total_row(const LinearTotalArgs& a, int64_t token) {
+    const Number* parts = static_cast<const Number*>(a.parts) + token * a.segments * a.width;
+    const float* values = nullptr;
+    if (a.addend.values != nullptr && a.addend.rows[token] >= 0)
+        values = a.addend.values + a.addend.rows[token] * a.addend.stride;
+    float scale = 1;
+    if (a.peaks != nullptr) scale = a.peaks[token] < kTiny ? 0 : a.peaks[token] / 127.0f;
+    E* y = static_cast<E*>(a.y) + token * a.width;
+    each(a.width, [&](auto lanes, int64_t i) {
+        F32 sum = add_segments(lanes, parts + i, a.width, a.segments);
+        if (a.scales != nullptr) sum = mul(sum, get(lanes, a.scales + i));
+        if (a.peaks != nullptr) sum = mul(sum, splat(scale));
+        if (a.bias != nullptr) sum = add(sum, get(lanes, a.bias + i));
+        if (values != nullptr) sum = add(sum, get(lanes, values + i));
+        put(lanes, y + i, sum);
+    });
+}
+
+Status linear_total(const LinearTotalArgs& a, int64_t tokens, Pool& pool) {
+    with_type(a.type, [&](auto type) {
+        using E = decltype(type);
+        parallel_rows(pool, tokens, a.width, [&](int64_t first, int64_t stop) {
+            for (int64_t token = first; token < stop; ++token)
+                a.are_whole ? total_row<E, uint32_t>(a, token) : total_row<E, float>(a, token);
+        });
+    });
+    return Status::ok;
+}
+
 }  // namespace
 
 void fill_rows(Kernels& table) {
@@ -179,6 +242,7 @@ void fill_rows(Kernels& table) {
     table.embed = embed;
     table.scale_gate = scale_gate;
     table.sum_chunks = sum_chunks;
+    table.linear_total = linear_total;
 }
 
 }  // namespace quire::QUIRE_LEVEL

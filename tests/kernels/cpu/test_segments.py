@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from quire.hardware.native import find_native
+from quire.kernels.cpu.program import Program
+from quire.kernels.cpu.runtime import CpuRuntime
+from quire.ops.collective import linear_total
 from quire.ops.segments import Addend
+from quire.ops.select import select
 from tests.kernels.cpu import native_ops, segment_worker
 from tests.kernels.cpu.native_ops import dtype_id
 from tests.kernels.cpu.segment_worker import DTYPES, FORMATS, INPUTS, OUT, draw, partial
@@ -80,6 +84,35 @@ def test_segments_of_other_processes_add_up_to_the_product(tmp_path):
                 files = [tmp_path / f"{name}-{dtype}-{size}-{rank}.pt" for rank in range(size)]
                 parts = [torch.load(file) for file in files]
                 assert torch.equal(total(ops, x, weight, None, stored_as, parts), whole)
+
+
+@pytest.mark.parametrize("name", ["plain", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+def test_the_sum_of_any_number_of_parts_is_recorded_and_has_the_bits_of_the_definition(dtype, name):
+    runtime = CpuRuntime(num_threads=2)
+    ops = select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
+    bias = draw(37, 1, dtype=dtype).flatten()
+    packed = ops.pack_linear(draw(37, 48, dtype=dtype), bias, FORMATS[name], 4)
+    for segments in range(1, 9):
+        parts = draw(6, segments, 37, dtype=torch.float32, seed=segments)
+        parts = (parts * 1e4).int() if name == "int8" else parts
+        peaks = torch.tensor([0.0, 1e-31, 3.7, float("nan"), 1e20, 1.0])
+        rows = torch.tensor([1, -1, 0, -1, 1, -1], dtype=torch.int32)
+        for addend in (None, Addend(draw(2, 37, dtype=torch.float32), rows)):
+            given = parts, packed, peaks, dtype, addend
+            right = linear_total.definition(*given)
+            program = Program(runtime, capacity=6)
+            with program.recording():
+                recorded = ops.linear_total(*given)
+            assert len(program) == 1 and not program._calls
+            program.replay(5)
+            for found in (ops.linear_total(*given)[:5], recorded[:5]):
+                assert same_numbers(found, right[:5]), (segments, addend)
+
+
+def same_numbers(found, right):
+    """Equal to the bit, but for the bits of NaN."""
+    return torch.equal(found.nan_to_num(7.0), right.nan_to_num(7.0))
 
 
 def one_after_the_other(parts):

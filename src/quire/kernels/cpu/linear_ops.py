@@ -19,7 +19,6 @@ from quire.errors import NotBuiltYet
 from quire.hardware.packed_ahead import part_key, take_packed
 from quire.kernels.cpu.lora_ops import CpuLora
 from quire.kernels.cpu.runtime import CpuRuntime
-from quire.ops.collective import linear_total
 from quire.ops.formats.coded import CodedWeight
 from quire.ops.formats.row_stack import RowStack
 from quire.ops.quantized import MOST, WeightFormat
@@ -417,7 +416,34 @@ class LinearOps:
             sums = sums.view(torch.int32)
         return sums.view(-1, w.segments, w.out_features)
 
-    linear_total = staticmethod(linear_total.definition)
+    def linear_total(
+        self,
+        parts: Tensor,
+        w: CpuLinear,
+        peaks: Tensor | None,
+        dtype: torch.dtype,
+        addend: Addend | None = None,
+    ) -> Tensor:
+        """parts [T, S, out] -> [T, out]."""
+        assert not w.gated and parts.shape[2] == w.out_features
+        assert peaks is not None or not w.rounds_rows, "rows that are rounded have a scale"
+        runtime, (num_tokens, segments, width) = self._runtime, parts.shape
+        assert parts.is_contiguous() or runtime.program is None
+        parts = parts.contiguous()
+        scales, peaks = (w.scales, peaks) if w.rounds_rows else (None, None)
+        values, rows = (None, None) if addend is None else (addend.values, addend.rows)
+        assert values is None or values.is_contiguous()
+        runtime.keep(num_tokens, parts, scales, peaks, w.bias, values, rows)
+        y = runtime.output((num_tokens, width), dtype)
+        self._context.linear_total(
+            self._types[dtype],
+            num_tokens,
+            width,
+            segments,
+            parts.dtype is torch.int32,
+            *map(address_of, (parts, scales, peaks, w.bias, values, rows, y)),
+        )
+        return y
 
     def _product(
         self,
