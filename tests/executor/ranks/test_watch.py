@@ -1,5 +1,7 @@
 """When a rank counts as hung, without processes and without waiting."""
 
+import os
+
 from quire.executor.ranks.board import RankBoard, RankSigns
 from quire.executor.ranks.watch import LOOK_S, SILENT_S, STOPPED_S, RankJudge
 
@@ -13,13 +15,13 @@ class Ranks:
         self.judge = RankJudge(2)
         self.beats, self.done, self.collectives = [0, 0], [0, 0], [0, 0]
 
-    def look(self, seconds, *, beating=(0, 1), every=LOOK_S, in_step=False, is_stopped=NOBODY):
+    def look(self, seconds, *, beating=(0, 1), every=LOOK_S, step_tokens=None, is_stopped=NOBODY):
         """Look for so many seconds; what was found first."""
         for _ in range(round(seconds / every)):
             for rank in beating:
                 self.beats[rank] += 1
             signs = [RankSigns(*each) for each in zip(self.beats, self.done, strict=True)]
-            self.judge.look(every, signs, self.collectives, in_step=in_step)
+            self.judge.look(every, signs, self.collectives, step_tokens=step_tokens)
             if found := self.judge.verdict(is_stopped):
                 return found
         return None
@@ -51,26 +53,38 @@ def test_a_watcher_that_was_late_judges_nobody():
 
 def test_a_step_in_which_nobody_gets_on_has_a_bound_that_follows_from_steps():
     ranks = Ranks()
-    assert ranks.look(200.0, in_step=True) is None, "no step has been measured"
-    ranks.judge.note_step(3.0)
+    assert ranks.look(200.0, step_tokens=1) is None, "no step has been measured"
+    ranks.judge.note_step(3.0, 1)
     ranks.done = [4, 4]
-    assert ranks.look(29.0, in_step=True) is None
+    assert ranks.look(29.0, step_tokens=1) is None
     ranks.collectives = [1, 0]
-    assert ranks.look(29.0, in_step=True) is None
-    assert ranks.look(2.0, in_step=True) == (
+    assert ranks.look(29.0, step_tokens=1) is None
+    assert ranks.look(2.0, step_tokens=1) == (
         1, "and the others have finished nothing of a step for 30 s",
     )  # fmt: skip
 
 
+def test_a_step_of_more_tokens_than_any_so_far_may_take_longer():
+    """A stage alone has no collectives: it finishes nothing before the whole chunk."""
+    for tokens, bound_s in ((1, 10), (4, 40), (512, 300)):
+        ranks = Ranks()
+        ranks.judge.note_step(0.5, 1)
+        assert ranks.look(bound_s - 1.0, step_tokens=tokens) is None
+        assert ranks.look(2.0, step_tokens=tokens) is not None
+    ranks = Ranks()
+    ranks.judge.note_step(40.0, 512)
+    assert ranks.look(399.0, step_tokens=1024) is None
+    assert ranks.look(2.0, step_tokens=1024) is not None
+
+
 def test_nobody_is_stuck_outside_of_a_step():
     ranks = Ranks()
-    ranks.judge.note_step(0.01)
+    ranks.judge.note_step(0.01, 1)
     assert ranks.look(100.0) is None
 
 
 def test_a_board_is_shared_by_its_descriptor():
     board = RankBoard.open(3)
-    import os
 
     other = RankBoard(os.dup(board.fileno()), 3)
     other.beat(2)
@@ -79,3 +93,13 @@ def test_a_board_is_shared_by_its_descriptor():
     assert board.signs() == [RankSigns(0, 0), RankSigns(0, 1), RankSigns(2, 0)]
     other.close()
     board.close()
+
+
+def test_a_board_that_is_closed_twice_closes_no_descriptor_of_others():
+
+    board = RankBoard.open(1)
+    board.close()
+    later = os.open("/", os.O_RDONLY)
+    board.close()
+    os.fstat(later)
+    os.close(later)

@@ -57,7 +57,10 @@ class RankBoard:
         return [RankSigns(line[_BEAT], line[_DONE]) for line in lines]
 
     def close(self) -> None:
-        """Unmap the memory and close the descriptor."""
+        """Unmap the memory and close the descriptor. Idempotent."""
+        if self._fd < 0:
+            return
         self._words.release()
         self._memory.close()
         os.close(self._fd)
+        self._fd = -1

@@ -79,7 +79,8 @@ class MultiprocExecutor:
         self._failing = threading.Lock()
         self._failed = ""
         self._on_failure: Callable[[str], None] = lambda reason: None
-        self._is_in_step = False
+        self._awaited_tokens: int | None = None
+        """Those of the step whose end is awaited; None: none is."""
         self._is_closed = False
         for link in processes.links:
             self._poll.register(link.fileno(), select.POLLIN)
@@ -87,12 +88,13 @@ class MultiprocExecutor:
             processes.children,
             processes.board.signs,
             processes.collectives,
-            lambda: self._is_in_step,
+            lambda: self._awaited_tokens,
             self._fail,
         )
         try:
             ready = self._all_answers(0, {}, {})
         except BaseException:
+            processes.kill()  # who is loading does not look at its link
             self.shutdown()
             raise
         facts = [answer.facts for answer in ready if answer.facts is not None]
@@ -183,12 +185,12 @@ class MultiprocExecutor:
     def _end_oldest(self) -> None:
         """Wait for the end of the oldest step in flight."""
         step, began = self._flying[0], time.monotonic()
-        self._is_in_step = True
+        self._awaited_tokens = step.plan.num_tokens
         try:
             answer = self._answer_of(self.mesh.sampling_rank, step.serial)
         finally:
-            self._is_in_step = False
-        self._watch.judge.note_step(time.monotonic() - began)
+            self._awaited_tokens = None
+        self._watch.judge.note_step(time.monotonic() - began, step.plan.num_tokens)
         self._flying.popleft()
         if answer.failure is None:
             self._succeed(step, answer)
@@ -256,7 +258,11 @@ class MultiprocExecutor:
 
     def _sync(self, failures: dict[int, dict[int, FailedTask]]) -> None:
         """Wait until no rank is in a task, and note what they say of tasks that have failed."""
-        self._call_all(_SYNC, (), {}, {}, failures)
+        self._awaited_tokens = 0
+        try:
+            self._call_all(_SYNC, (), {}, {}, failures)
+        finally:
+            self._awaited_tokens = None
         self._processes.reset()
 
     # calls
@@ -282,7 +288,7 @@ class MultiprocExecutor:
         failures: dict[int, FailedTask] = {}
         values = self._call_all(method, args, kwargs, failures, {})
         if failures:
-            self._processes.reset()
+            self._sync({})  # who fails answers first, and ends the exchange after that
             raise cause_of(failures)
         return values
 
@@ -381,8 +387,14 @@ class MultiprocExecutor:
     # the end
 
     def register_failure_callback(self, callback: Callable[[str], None]) -> None:
-        """Have `callback` called once, from another thread, with the reason when a rank fails."""
-        self._on_failure = callback
+        """Have `callback` called once, from another thread, with the reason when a rank fails; at
+        once where one has failed already.
+        """
+        with self._failing:
+            self._on_failure = callback
+            failed = self._failed
+        if failed:
+            callback(failed)
 
     def _require_alive(self) -> None:
         if self._failed:
@@ -394,10 +406,8 @@ class MultiprocExecutor:
         """The error for a rank whose link is closed."""
         if self._failed:  # whoever noticed it has killed all
             return EngineDeadError(self._failed)
-        child = self._processes.children[rank]
-        words = child.last_words()
-        self._fail(rank, child.exit_words())
-        return self._processes.error_of(words) or EngineDeadError(self._failed)
+        self._fail(rank, self._processes.children[rank].exit_words())
+        return self._processes.last_error() or EngineDeadError(self._failed)
 
     def _fail(self, rank: int, why: str) -> None:
         """End all ranks: a model without one of its parts is none."""
@@ -405,9 +415,10 @@ class MultiprocExecutor:
             if self._failed or self._is_closed:
                 return
             self._failed = f"{self._processes.titles[rank]} {why}."
+            on_failure = self._on_failure
         logger.error("%s All ranks of the core end.", self._failed)
         self._processes.kill()
-        self._on_failure(self._failed)
+        on_failure(self._failed)
 
     def shutdown(self) -> None:
         with self._failing:

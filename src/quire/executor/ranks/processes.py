@@ -6,7 +6,6 @@ Nothing of it has a name in the system, so that nothing is left whatever dies.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from typing import Any
 from quire import errors
 from quire.distributed.mesh import Mesh
 from quire.distributed.shared_group import SharedExchange
+from quire.distributed.worker_group import ExchangeAborted
 from quire.errors import EngineError, LoadError
 from quire.executor.ranks.board import RankBoard
 from quire.executor.ranks.link import RankLink
@@ -46,6 +46,7 @@ class RankProcesses:
                 self._exchanges = [SharedExchange(mesh.tp) for _ in range(mesh.pp)]
             self._start(plan, cpus)
         except BaseException:
+            self.kill()
             self.close()
             raise
 
@@ -60,16 +61,13 @@ class RankProcesses:
         for exchange in self._exchanges:
             exchange.reset()
 
-    def error_of(self, words: tuple[str, str] | None) -> EngineError | None:
-        """The error that kept a rank from starting; None: it did not say one."""
-        if words is None:
-            return None
-        kind = vars(errors).get(words[0])
-        if isinstance(kind, type) and issubclass(kind, EngineError):
-            error = kind.__new__(kind)
-            Exception.__init__(error, words[1])
-            return error
-        return LoadError(f"{words[0]}: {words[1]}")
+    def last_error(self) -> EngineError | None:
+        """The error that has ended a rank, when all have ended: the first that is more than the end
+        of an exchange; None: no rank has said one.
+        """
+        said = [words for child in self.children if (words := child.last_words()) is not None]
+        said.sort(key=lambda words: words[0] == ExchangeAborted.__name__)
+        return _error_of(*said[0]) if said else None
 
     def kill(self) -> None:
         """End all processes at once."""
@@ -86,8 +84,7 @@ class RankProcesses:
         for exchange in self._exchanges:
             exchange.close()
         self.children, self.links, self._exchanges = [], [], []
-        with contextlib.suppress(ValueError):  # closed before
-            self.board.close()
+        self.board.close()
 
     def _start(self, plan: Any, cpus: Sequence[str]) -> None:
         mesh, ends = self.mesh, list[socket.socket]()
@@ -126,6 +123,16 @@ class RankProcesses:
         finally:
             for end in ends:
                 end.close()
+
+
+def _error_of(kind_name: str, text: str) -> EngineError:
+    """The error that has ended a process, by its last words."""
+    kind = vars(errors).get(kind_name)
+    if isinstance(kind, type) and issubclass(kind, EngineError):
+        error = kind.__new__(kind)
+        Exception.__init__(error, text)
+        return error
+    return LoadError(f"{kind_name}: {text}")
 
 
 def rank_title(rank: int) -> str:

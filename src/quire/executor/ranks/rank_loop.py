@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -31,7 +32,7 @@ from quire.executor.ranks.messages import (
     Task,
 )
 from quire.executor.worker import Worker
-from quire.processes.codec import MessageDecoder, MessageEncoder
+from quire.processes.codec import Frame, MessageDecoder, MessageEncoder
 from quire.runner.runner import NoTokens, Step
 from quire.step.faults import contained
 from quire.step.grammar_mask import GrammarMask
@@ -70,7 +71,10 @@ class StageLinks:
         """
         if self._before is None:
             return None
-        kind, data = self._before.receive()
+        try:
+            kind, data = self._before.receive()
+        except EOFError as error:
+            raise ExchangeAborted("an earlier stage is gone") from error
         if kind == _FAILED:
             raise ExchangeAborted("an earlier stage has failed")
         if kind == _NOTHING:
@@ -78,19 +82,25 @@ class StageLinks:
         return torch.frombuffer(bytearray(data), dtype=self._dtype).view(-1, width)
 
     def send(self, states: Tensor | None) -> None:
-        """Send hidden states on."""
-        if self._after is None:
-            return
+        """Send hidden states on. Raises ExchangeAborted when the next stage is gone."""
         if states is None:
-            self._after.send([_NOTHING, b""])
+            self._send(_NOTHING, b"")
             return
         data = states.contiguous().view(torch.uint8).numpy()
-        self._after.send([_STATES, data.reshape(-1).data])
+        self._send(_STATES, data.reshape(-1).data)
 
     def send_failure(self) -> None:
         """Have the next stage fail, too."""
-        if self._after is not None:
-            self._after.send([_FAILED, b""])
+        with suppress(ExchangeAborted):
+            self._send(_FAILED, b"")
+
+    def _send(self, kind: bytes, data: Frame) -> None:
+        if self._after is None:
+            return
+        try:
+            self._after.send([kind, data])
+        except (OSError, EOFError) as error:
+            raise ExchangeAborted("the next stage is gone") from error
 
 
 class RankLoop:
@@ -119,15 +129,12 @@ class RankLoop:
         self._width = worker.get_model().spec.dim if place.mesh.pp > 1 else 0
 
     def run(self) -> None:
-        """Serve until the core closes its end of the link."""
-        self._answer(RankAnswer(0, facts=self._worker.facts))
-        while True:
-            try:
-                task = self._next()
-            except EOFError:
-                return
-            self._serve(task)
-            self._note_done()
+        """Serve until the core closes its end of the link, which it may do at any time."""
+        with suppress(EOFError):
+            self._answer(RankAnswer(0, facts=self._worker.facts))
+            while True:
+                self._serve(self._next())
+                self._note_done()
 
     def _next(self) -> Task:
         return self._decoder.decode(self._link.receive())
@@ -251,4 +258,8 @@ class RankLoop:
             self._answer(RankAnswer(task.serial, value=value))
 
     def _answer(self, answer: RankAnswer) -> None:
-        self._link.send(self._encoder.encode(answer))
+        frames = self._encoder.encode(answer)
+        try:
+            self._link.send(frames)
+        except OSError as error:
+            raise EOFError("the core has closed its end of the link") from error

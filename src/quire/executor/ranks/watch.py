@@ -22,10 +22,12 @@ SILENT_S = 10.0
 STOPPED_S = 1.2
 """The limit for a silent rank whose process is stopped."""
 LONGEST_STEP_S = 300.0
-"""How long the ranks may finish nothing of a step before steps have been measured."""
+"""How long the ranks may finish nothing of a step before steps of its size have been measured."""
 SHORTEST_BOUND_S = 10.0
 _TIMES = 10
-"""They may finish nothing for this many times the longest step."""
+"""They may finish nothing for this many times the longest step, and for more in a step of more
+tokens than any so far: a stage without collectives finishes nothing before its whole chunk.
+"""
 
 
 class RankJudge:
@@ -36,6 +38,9 @@ class RankJudge:
     def __init__(self, size: int) -> None:
         self.longest_step_s: float | None = None
         """The longest step so far; None: none has ended."""
+        self._most_tokens = 1
+        """Those of the largest step so far."""
+        self._step_tokens: int | None = None
         self._beats, self._progress = [-1] * size, [-1] * size
         self._silent_s = [0.0] * size
         self._stuck_s = 0.0
@@ -46,10 +51,11 @@ class RankJudge:
         signs: Sequence[RankSigns],
         collectives: Sequence[int],
         *,
-        in_step: bool,
+        step_tokens: int | None,
     ) -> None:
         """Note the signs of all ranks, and the collectives that each has finished, `passed_s`
-        after the last look. `in_step`: their core waits for the end of a step.
+        after the last look. `step_tokens`: of the step whose end their core waits for; None: it
+        does not.
         """
         counted_s = min(passed_s, 2 * LOOK_S)
         for rank, sign in enumerate(signs):
@@ -57,26 +63,33 @@ class RankJudge:
             self._silent_s[rank] = self._silent_s[rank] + counted_s if is_silent else 0.0
             self._beats[rank] = sign.beat
         progress = [sign.num_done + count for sign, count in zip(signs, collectives, strict=True)]
-        is_stuck = in_step and progress == self._progress
+        is_stuck = step_tokens is not None and progress == self._progress
         self._stuck_s = self._stuck_s + counted_s if is_stuck else 0.0
-        self._progress = progress
+        self._progress, self._step_tokens = progress, step_tokens
 
-    def note_step(self, seconds: float) -> None:
+    def note_step(self, seconds: float, num_tokens: int) -> None:
         """Note how long a step has taken."""
         self.longest_step_s = max(self.longest_step_s or 0.0, seconds)
+        self._most_tokens = max(self._most_tokens, num_tokens)
 
     def verdict(self, is_stopped: Callable[[int], bool]) -> tuple[int, str] | None:
         """The rank that hangs, and why; None: none does. `is_stopped` of a rank."""
         for rank, silent_s in enumerate(self._silent_s):
             if silent_s > SILENT_S or (silent_s > STOPPED_S and is_stopped(rank)):
                 return rank, f"gave no sign of life for {silent_s:.1f} s"
-        bound_s = LONGEST_STEP_S
-        if self.longest_step_s is not None:
-            bound_s = max(SHORTEST_BOUND_S, _TIMES * self.longest_step_s)
+        bound_s = self._bound_s()
         if self._stuck_s > bound_s:
             last = self._progress.index(min(self._progress))
             return last, f"and the others have finished nothing of a step for {bound_s:.0f} s"
         return None
+
+    def _bound_s(self) -> float:
+        """How long the ranks may finish nothing of the step that they are in."""
+        if self.longest_step_s is None:
+            return LONGEST_STEP_S
+        measured_s = max(SHORTEST_BOUND_S, _TIMES * self.longest_step_s)
+        larger = max(1.0, (self._step_tokens or 0) / self._most_tokens)
+        return min(measured_s * larger, max(measured_s, LONGEST_STEP_S))
 
 
 class RankWatch:
@@ -87,7 +100,7 @@ class RankWatch:
         processes: Sequence[ChildProcess],
         signs: Callable[[], Sequence[RankSigns]],
         collectives: Callable[[], Sequence[int]],
-        in_step: Callable[[], bool],
+        step_tokens: Callable[[], int | None],
         on_failure: Callable[[int, str], None],
     ) -> None:
         """`on_failure` gets the first rank that fails, and how; it runs in this thread."""
@@ -95,7 +108,7 @@ class RankWatch:
         self._processes = processes
         self._signs = signs
         self._collectives = collectives
-        self._in_step = in_step
+        self._step_tokens = step_tokens
         self._on_failure = on_failure
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
@@ -126,7 +139,7 @@ class RankWatch:
                 return
             now = time.monotonic()
             self.judge.look(
-                now - looked_at, self._signs(), self._collectives(), in_step=self._in_step()
+                now - looked_at, self._signs(), self._collectives(), step_tokens=self._step_tokens()
             )
             looked_at = now
             found = self.judge.verdict(lambda rank: is_stopped(self._processes[rank].pid))
