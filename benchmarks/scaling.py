@@ -110,7 +110,7 @@ def step_seconds(model: Model, tokens: int, size: int, link: Link, kind: str = "
 
 def weight_seconds(model: Model, size: int, tokens: int) -> float:
     """Reading each rank's weights once, which no step of decoding is faster than; of experts those
-    that so many tokens can have chosen.
+    that this number of tokens can have chosen.
     """
     chosen = 1 - (1 - model.top_k / model.experts) ** tokens
     read = model.weights - model.routed * (1 - chosen)

@@ -1,6 +1,6 @@
 """vLLM's ways to register parts of an engine, over the tables that plugins fill (docs/plugins.md).
 
-What is registered is behind Quire's interfaces, whatever it is called.
+What is registered has Quire's interfaces, whatever its name.
 """
 
 from __future__ import annotations

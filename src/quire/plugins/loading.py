@@ -61,7 +61,7 @@ def load_group(group: str) -> dict[str, Any]:
 
 
 def records() -> list[PluginRecord]:
-    """What became of each plugin that this process has loaded."""
+    """The records of the plugins that this process has loaded."""
     return list(_records.values())
 
 

@@ -1,4 +1,4 @@
-"""What became of each plugin in this process."""
+"""Records of the plugins of this process: what each has added, or why it was left out."""
 
 from __future__ import annotations
 

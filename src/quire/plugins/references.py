@@ -28,7 +28,7 @@ def resolve_reference(given: Any) -> Any:
 
 
 def attribute_at(module: Any, path: str) -> Any:
-    """What a module has under a dotted path ("" is the module). Raises PluginError."""
+    """The value at a dotted path in a module ("" is the module). Raises PluginError."""
     found = module
     for part in filter(None, path.split(".")):
         try:

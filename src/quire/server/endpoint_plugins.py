@@ -3,8 +3,8 @@ names them.
 
 A plugin is a function without arguments, or a class, that makes an object with `name`,
 `required_tasks` (None: any; else one of them has to be served), `attach_router(app)` and
-`init_state(engine_client, state, args)`, which may be a coroutine. Its routes are behind the same
-keys and limits as the others.
+`init_state(engine_client, state, args)`, which may be a coroutine. The keys and limits of the other
+routes apply to its own.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import msgspec
 
 
 class DiskTierPlan(msgspec.Struct, frozen=True):
-    """Files in `folder`, at most `max_bytes` for all engines that share it, which so many threads
-    read and write.
+    """Files in `folder`, at most `max_bytes` for all engines that share it. `num_readers` and
+    `num_writers` are threads.
     """
 
     folder: str

@@ -41,7 +41,7 @@ _INSTEAD: dict[str, str] = {
         scheduler-reserve-full-isl watermark prefill-schedule-interval""",
     "Start one `quire serve --data-parallel-rank N` for each rank.": """
         data-parallel-multi-port-external-lb dpm data-parallel-supervisor-port""",
-    "A model runs on one device; use --data-parallel-size for more copies.": """
+    "Leave it out: it tunes ranks of other engines (docs/ranks.md).": """
         dcp pcp dcp-comm-backend dcp-q-replicate cp-kv-cache-interleave-size
         distributed-timeout-seconds
         cpu-distributed-timeout-seconds ray-workers-use-nsight enable-batch-sharded-sampling
@@ -106,7 +106,7 @@ _INSTEAD: dict[str, str] = {
     "Use --pooler-config.": "override-pooler-config",
     "Use --speculative-config.": """
         speculative-model num-speculative-tokens ngram-prompt-lookup-max ngram-prompt-lookup-min""",
-    "A model runs on one device; leave it out.": "worker-use-ray engine-use-ray",
+    "Leave it out: ranks are processes of one machine.": "worker-use-ray engine-use-ray",
     "Adapters may have what docs/lora.md lists; leave it out.": "enable-lora-bias",
 }
 """What to do instead -> the flags that it goes for, without dashes."""

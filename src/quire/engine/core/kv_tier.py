@@ -16,7 +16,7 @@ from quire.step.transfers import BlockKey, TransferReport
 logger = logging.getLogger(__name__)
 
 _POLLS_BETWEEN = 256
-"""How often a core steps before it asks again for changes that come without a transfer."""
+"""Steps between two polls for changes that come without a transfer."""
 
 
 class SharedIndex:

@@ -46,7 +46,7 @@ ModelFiles = tuple[tuple[Path, _Identity], ...]
 
 @dataclass(frozen=True, slots=True)
 class RootParts:
-    """What a root is made of: facts about the engine, and its files with what tells them from files
+    """The parts of a root: facts about the engine, and its files with what tells them from files
     that were written later.
     """
 
@@ -156,8 +156,8 @@ def _libraries(model_impl: str, platform: Platform) -> dict[str, str]:
 
 
 def _plugins() -> list[tuple[str, ...]]:
-    """What plugins and the program have added, and the digests of the modules' packages: any of
-    their code may compute.
+    """The entries of plugins and of the program, and the digests of their packages: any of their
+    code may compute.
     """
     loaded = [
         (record.point.title, *sorted(record.changes), _package_digest(record.point.value))
@@ -189,7 +189,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _identity(path: Path) -> _Identity | None:
-    """What tells a file from another one of its name; the time of its inode cannot be set back."""
+    """Tells a file from another one of its name; the time of its inode cannot be set back."""
     try:
         about = path.stat()
     except OSError:

@@ -78,7 +78,9 @@ class InputReader:
         return cls(server, request, body, server.abilities.facts, cut, max_model_len)
 
     async def ids(self, text: str, *, add_special_tokens: bool, most_read: int = 0) -> list[int]:
-        """The ids of a text, of which so many tokens are read (0: all). Raises RequestError."""
+        """The ids of a text. most_read: the most tokens of it that are read (0: all). Raises
+        RequestError.
+        """
         texts, limit = self.server.need_texts(), self.limit
         try:
             ids = await texts.ids(
@@ -189,7 +191,7 @@ def naming(body: PooledBody, place: str) -> Iterator[None]:
 
 
 def _place(field: str, index: int, num: int) -> str:
-    """Where one of so many inputs is."""
+    """The name of one of `num` inputs in errors."""
     return f"{field}[{index}]" if num > 1 else field
 
 

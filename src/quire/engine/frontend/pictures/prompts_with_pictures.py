@@ -173,7 +173,7 @@ def _given(media: GivenMedia, rows: RowsReader | None) -> list[Any]:
 
 
 def _least_count(messages: Any) -> int:
-    """How many parts of messages say by their type that they are pictures."""
+    """The number of parts of messages that are pictures by their type."""
     if not isinstance(messages, list | tuple):
         return 0
     contents = [m.get("content") for m in messages if isinstance(m, dict)]
