@@ -136,7 +136,7 @@ def read_a_source_that_is_not_written(monkeypatch):
         if request.writes_source and self._are_shared:
             for number in self._groups:
                 for index, block in enumerate(request.block_ids[number]):
-                    self._pool.publish(block, self._key(request, number, index))
+                    self._pool.publish(block, self._key(request, number, index), request, 0)
 
     monkeypatch.setattr(SourceBlocks, "allocate", allocate)
 

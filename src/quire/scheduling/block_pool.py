@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
+from quire.scheduling.request import Request
 from quire.step.transfers import BlockKey
 
 _HELD = -2
@@ -20,12 +21,16 @@ _HELD = -2
 class BlockListener(Protocol):
     """Is told which contents a pool has, as they come and go."""
 
-    def published(self, block: int, key: BlockKey) -> None:
-        """A referenced block has become findable."""
+    def published(self, block: int, key: BlockKey, request: Request, num_tokens: int) -> None:
+        """A referenced block has become findable: see `BlockPool.publish`."""
         ...
 
     def evicted(self, block: int, key: BlockKey) -> None:
         """A block is not findable any more."""
+        ...
+
+    def cleared(self) -> None:
+        """No block is findable any more."""
         ...
 
     def released(self, block: int) -> None:
@@ -108,16 +113,16 @@ class BlockPool:
                 for listener in self.listeners:
                     listener.released(block)
 
-    def publish(self, block: int, key: BlockKey) -> None:
-        """Make a full block findable. Content that is findable in another block already stays
-        there.
+    def publish(self, block: int, key: BlockKey, request: Request, num_tokens: int) -> None:
+        """Make a full block of a request findable, at the end of its first `num_tokens` tokens (0:
+        it has its second content). Content that is findable in another block already stays there.
         """
         if self._key[block] is None and key not in self._by_key:
             self._key[block] = key
             self._by_key[key] = block
             self.num_early += key[1] in self._evicted_first
             for listener in self.listeners:
-                listener.published(block, key)
+                listener.published(block, key, request, num_tokens)
 
     def forget(self, block: int) -> None:
         """Make a referenced block, which is to be written, not findable any more."""
@@ -138,12 +143,11 @@ class BlockPool:
 
     def forget_all(self) -> None:
         """Make no block findable any more."""
-        forgotten, self._by_key = self._by_key, {}
+        self._by_key = {}
         self._key = [None] * self.num_blocks
         self.num_early = 0
         for listener in self.listeners:
-            for key, block in forgotten.items():
-                listener.evicted(block, key)
+            listener.cleared()
 
     @property
     def usage(self) -> float:

@@ -357,7 +357,8 @@ class BlockTables:
         size, table = self.groups[number].block_size, request.block_ids[number]
         for index in range(request.num_published_tokens // size, num_tokens // size):
             if table[index] != NULL_BLOCK:
-                self.pool.publish(table[index], self._key(request, number, index))
+                key = self._key(request, number, index)
+                self.pool.publish(table[index], key, request, (index + 1) * size)
 
     def release(self, request: Request) -> None:
         """Release all blocks of the request, the tail first."""

@@ -78,7 +78,7 @@ class SourceBlocks:
         if self._are_shared:
             for number in self._groups:
                 for index, block in enumerate(request.block_ids[number]):
-                    self._pool.publish(block, self._key(request, number, index))
+                    self._pool.publish(block, self._key(request, number, index), request, 0)
         self.write_no_more(request)
 
     def write_no_more(self, request: Request) -> None:

@@ -117,7 +117,7 @@ class StateBlocks:
         """Make snapshots findable once steps up to `num_tokens` tokens have succeeded."""
         for end in [end for end in request.snapshots if end < num_tokens]:
             for group, block in zip(self._groups, request.snapshots[end], strict=True):
-                self._pool.publish(block, (self._key(request, end), group))
+                self._pool.publish(block, (self._key(request, end), group), request, end)
             self._forget_plan(request, end)
 
     def release(self, request: Request) -> None:

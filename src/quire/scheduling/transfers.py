@@ -116,7 +116,7 @@ class Transfers:
 
     # Stores
 
-    def published(self, block: int, key: BlockKey) -> None:
+    def published(self, block: int, key: BlockKey, request: Request, num_tokens: int) -> None:
         """A block has become findable: see `BlockListener`."""
         if self._tier.wants(key):
             self._to_store[key] = block
@@ -124,6 +124,10 @@ class Transfers:
     def evicted(self, block: int, key: BlockKey) -> None:
         """A block is not findable any more: what was to be stored of it is lost."""
         self._to_store.pop(key, None)
+
+    def cleared(self) -> None:
+        """No block is findable any more: nothing is stored of them."""
+        self._to_store.clear()
 
     def released(self, block: int) -> None:
         """A block without references is still findable."""

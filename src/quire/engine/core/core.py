@@ -85,6 +85,7 @@ class EngineCore(CoreControl):
         self._poll = overridden(self.features, "poll")
         self._is_busy = overridden(self.features, "is_busy")
         self._planned = overridden(self.features, "planned")
+        self._updated = overridden(self.features, "updated")
         self._report = overridden(self.features, "report")
         self._steps: deque[GuardedStep] = deque()
         self._pace = pace
@@ -286,6 +287,8 @@ class EngineCore(CoreControl):
         self, scheduler_output: SchedulerOutput, runner_output: RunnerOutput | None
     ) -> EngineCoreOutputs:
         refused, self._refused = self._refused, []
+        for updated in self._updated:
+            updated()
         for end in scheduler_output.finished:
             if end.fault is not None:
                 logger.error("request %d failed: %s", end.handle, end.message, exc_info=end.fault)

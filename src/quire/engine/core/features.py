@@ -51,8 +51,13 @@ class CoreFeature:
     def planned(self) -> None:
         """After a step was planned, or could not be."""
 
+    def updated(self) -> None:
+        """Before outputs are returned: what a step has changed is known."""
+
     def is_busy(self) -> bool:
-        """Whether `poll` has, or will have, something to report apart from requests that wait."""
+        """Whether `poll` or `updated` has, or will have, something to report apart from requests
+        that wait.
+        """
         return False
 
     def wait(self, timeout_s: float) -> None:
