@@ -115,6 +115,10 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.distributed.ec_transfer.ec_connector.factory": {
         "quire.as_vllm.registries": "ECConnectorFactory"
     },
+    "vllm.distributed.kv_events": {
+        "quire.distributed.kv_events": """AllBlocksCleared BlockRemoved BlockStored KVCacheEvent
+            KVEventBatch"""
+    },
     "vllm.distributed.kv_transfer.kv_connector.factory": {
         "quire.as_vllm.registries": "KVConnectorFactory"
     },

@@ -12,6 +12,7 @@ import msgspec
 
 from quire.config.ec_transfer_config import ECTransferConfig
 from quire.config.hidden_states import HiddenStatesPlan
+from quire.config.kv_events_config import KVEventsPlan
 from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
@@ -105,7 +106,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     measures what its workspace leaves of `memory_utilization`. That is the share of the free memory
     that an engine takes where a share bounds it, else the share of all memory that its sizes come
     to. `snapshot_interval` None: there are no snapshots of recurrent states. `kv_tier`: where each
-    core keeps K/V outside of its blocks; None: nowhere.
+    core keeps K/V outside of its blocks; None: nowhere. `kv_events`: where each core publishes what
+    its blocks have; None: nowhere.
     """
 
     block_size: int
@@ -117,6 +119,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool
     snapshot_interval: int | None
     kv_tier: KVTierPlan | None
+    kv_events: KVEventsPlan | None
 
 
 class MediaPlan(msgspec.Struct, frozen=True, kw_only=True):

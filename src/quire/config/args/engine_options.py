@@ -249,6 +249,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "cpu_bytes_to_use and secondary_tiers (docs/kv_tiers.md). ExampleHiddenStatesConnector "
         "with shared_storage_path writes the hidden states of method extract_hidden_states.",
     )
+    kv_events_config: dict[str, Any] | None = _MEMORY.mapping(
+        None,
+        "Where events tell routers what the prefix cache has: enable_kv_cache_events, endpoint, "
+        "replay_endpoint, topic and others (docs/kv_events.md).",
+    )
     cpu_offload_gb: float = _MEMORY.number(
         0,
         "Memory of a GPU that weights leave free by staying in the host's: layers far apart are "

@@ -19,7 +19,6 @@ _ONE_CONTEXT = "Each worker has the whole context; tensor_parallel_size shares t
 _TEXT_ONLY = "This release serves text only; leave it out."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
-_NO_EVENTS = "Events of the KV cache are not published; leave it out."
 _NO_COMPILER = (
     "Steps are recorded or captured at start, whatever is given; enforce_eager=True turns it off."
 )
@@ -184,7 +183,6 @@ class UnbuiltArgs(ForeignArgs):
     reasoning_parser: str | None = unbuilt(
         None, "split reasoning from the answer", "Split the text after generation.", ""
     )
-    kv_events_config: dict[str, Any] | None = unbuilt(None, "events of the KV cache", _NO_EVENTS)
     shutdown_timeout: int = unbuilt(0, "seconds to drain", _SERVER)
     fail_on_environ_validation: bool = unbuilt(
         False, "refuse unknown environment variables", "`quire doctor` lists unknown ones."

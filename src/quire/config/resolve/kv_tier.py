@@ -1,4 +1,5 @@
-"""Decides where K/V is kept outside of the pool, by `kv_offloading_size` or `kv_transfer_config`.
+"""Decides where K/V is kept outside of the pool, by `kv_offloading_size` or `kv_transfer_config`,
+and where events tell what is kept, by `kv_events_config`.
 
 What stands in those options for other engines and is not built is refused by name.
 """
@@ -9,6 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from quire.config.kv_events_config import NAME as EVENTS_NAME
+from quire.config.kv_events_config import kv_events_plan
 from quire.config.kv_pool_size import gib
 from quire.config.resolve.decisions import Decisions
 from quire.environment import expanded
@@ -76,6 +79,20 @@ def decide_kv_tier(d: Decisions) -> None:
     if plan.disk is not None:
         where += f", and files of at most {gib(plan.disk.max_bytes)}"
     d.decide("kv_tier", plan, f"{name}: {where}")
+
+
+def decide_kv_events(d: Decisions) -> None:
+    """Fix `kv_events`: None, or a plan. Raises InvalidParameter or NotBuiltYet."""
+    given = d.args.kv_events_config
+    plan = kv_events_plan(given)
+    if plan is None:
+        why = "kv_events_config " + ("does not enable them" if given else "was not given")
+        d.decide("kv_events", None, why)
+        return
+    if not d.value("enable_prefix_caching"):
+        allowed = "events tell what is in the prefix cache, which is off"
+        raise InvalidParameter(EVENTS_NAME, given, allowed, "Leave one of them out.")
+    d.decide("kv_events", plan, f"kv_events_config: published at {plan.config.endpoint}")
 
 
 def _wish(d: Decisions) -> tuple[KVTierPlan | None, str, object]:

@@ -25,7 +25,7 @@ from quire.config.resolve.device import choose_device
 from quire.config.resolve.dtype import decide_dtype, decide_quantization
 from quire.config.resolve.hidden_states import decide_hidden_states
 from quire.config.resolve.implementation import decide_implementation
-from quire.config.resolve.kv_tier import decide_kv_tier
+from quire.config.resolve.kv_tier import decide_kv_events, decide_kv_tier
 from quire.config.resolve.media import decide_media
 from quire.config.resolve.memory import decide_memory
 from quire.config.resolve.offload import decide_offload
@@ -80,6 +80,7 @@ def resolve(
     length = decide_schedule(decisions)
     decide_speculation(decisions, length)
     decide_kv_tier(decisions)
+    decide_kv_events(decisions)
     decide_memory(decisions, length)
     note_pooled_length(decisions)
     _decide_output(decisions, installed_processors)

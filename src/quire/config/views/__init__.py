@@ -20,6 +20,7 @@ from quire.config.views.engine import (
 )
 
 if TYPE_CHECKING:
+    from quire.config.kv_events_config import KVEventsConfig, KVEventsPlan
     from quire.config.profiler_config import ProfilerConfig
     from quire.config.structured_outputs_config import StructuredOutputsConfig
     from quire.config.views.model import ModelView
@@ -108,5 +109,8 @@ class PlanViews:
         """None: keys and values are not sent to other engines."""
 
     @property
-    def kv_events_config(self) -> None:
-        """None: events of the KV cache are not published."""
+    def kv_events_config(self) -> KVEventsConfig | None:
+        """Where events of the KV cache are published; None: nowhere."""
+        plan: Any = self
+        events: KVEventsPlan | None = plan.memory.kv_events
+        return None if events is None else events.config

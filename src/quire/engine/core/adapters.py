@@ -89,6 +89,10 @@ class AdapterStore(CoreFeature):
         self._register(ref, number)
         request.adapter = number
 
+    def asked_by(self, request: Request) -> AdapterRef | None:
+        """What a live request calls its adapter."""
+        return self._asked.get(request.handle)
+
     def poll(self) -> list[tuple[int, str]]:
         """Take in what has been read; returns the requests that end by it, with the reason."""
         while (loading := self._reader.take()) is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from quire.config.kv_events_config import KVEventsPlan
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.client.inproc import InprocClient
@@ -13,6 +14,7 @@ from quire.engine.core.adapters import AdaptersOff, AdapterStore
 from quire.engine.core.constrained_outputs import ConstrainedOutputs
 from quire.engine.core.core import EngineCore
 from quire.engine.core.features import CoreFeature
+from quire.engine.core.kv_events import KVEvents, open_publisher
 from quire.engine.core.kv_tier import KVTier, SharedIndex
 from quire.engine.core.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
@@ -114,10 +116,28 @@ def core_parts(
             adapters,
             MediaOfPrompts(facts.media),
             *([] if index is None else [KVTier(scheduler, executor, index)]),
+            *_kv_events(plan.memory.kv_events, scheduler, adapters),
         ],
         "lock_step": exchange,
         "pace": None if plan.steps.max_stall_s is None else StepPace(plan.steps.max_stall_s),
     }
+
+
+def _kv_events(
+    plan: KVEventsPlan | None, scheduler: Scheduler, adapters: CoreFeature
+) -> list[KVEvents]:
+    """The feature that publishes what the pool has, if there is one."""
+    if plan is None:
+        return []
+    return [
+        KVEvents(
+            scheduler,
+            open_publisher(plan),
+            rank=plan.rank,
+            is_cleared=plan.num_deaths > 0,
+            adapter_of=adapters.asked_by if isinstance(adapters, AdapterStore) else None,
+        )
+    ]
 
 
 def _scheduler_class(name: str | None) -> type[Scheduler]:

@@ -8,6 +8,8 @@ import os
 import socket
 from functools import partial
 
+import msgspec
+
 from quire.config.plan import EnginePlan
 from quire.engine.event_loop import freeze_start_up
 from quire.errors import EngineError
@@ -21,12 +23,17 @@ from quire.processes.start_message import send_last_words
 from quire.runner.sampling import find_logits_processors, make_logits_processors
 
 
-def of_core(plan: EnginePlan, core: int) -> EnginePlan:
-    """The plan of a core by its number: of its own workers' CPUs alone."""
+def of_core(plan: EnginePlan, core: int, num_deaths: int = 0) -> EnginePlan:
+    """The plan of a core by its number: of its own workers' CPUs and sockets alone. `num_deaths`:
+    of the cores that had this number before.
+    """
     parallel = plan.parallel
     size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     first = core * size % len(parallel.thread_cpus)
-    return plan.changed(thread_cpus=parallel.thread_cpus[first : first + size])
+    events = plan.memory.kv_events
+    if events is not None:
+        events = msgspec.structs.replace(events, rank=core, num_deaths=num_deaths)
+    return plan.changed(thread_cpus=parallel.thread_cpus[first : first + size], kv_events=events)
 
 
 def cpus_of_core(plan: EnginePlan) -> frozenset[int]:

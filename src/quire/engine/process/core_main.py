@@ -65,7 +65,7 @@ def _title(message: StartMessage) -> str:
 
 def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> EngineCoreProc:
     """The core that the message describes, with its loop."""
-    plan = of_core(message.plan, message.engine_index)
+    plan = of_core(message.plan, message.engine_index, message.incarnation - 1)
     bind_thread(cpus_of_core(plan))
     core = build(plan, group=_group(message) if plan.parallel.enable_expert_parallel else None)
     kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
