@@ -158,6 +158,15 @@ def test_what_cannot_be_is_refused_in_a_sentence(folder):
         ):  # fmt: skip
             reply = await http.post(path, json=body)
             assert reply.status_code in (400, 422) and named in reply.text, (path, body, reply.text)
+        for path, body, parameter in (
+            ("/v1/embeddings", {"messages": [messages(one), messages(private)]}, "input[1]"),
+            ("/v2/embed", {"images": [data_url(ONE), "ftp://a.example/x"]}, "images[1]"),
+            ("/score", {"queries": "w1", "documents": [content(one), content(private)]},
+             "documents[1]"),
+        ):  # fmt: skip
+            reply = await http.post(path, json=body)
+            assert reply.status_code in (400, 422)
+            assert reply.json()["error"]["param"] == parameter
         spoken = await answered(http, "/v1/embeddings", input="w1 w2")
         assert len(spoken["data"]) == 1
 

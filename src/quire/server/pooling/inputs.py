@@ -34,6 +34,10 @@ if TYPE_CHECKING:  # few models take pictures
     from quire.media.fetch.fetcher import GivenPicture
 
 
+_OF_PICTURES = ("image", "image_embeds")
+"""The engine's names for the pictures of a prompt, which do not say of which input."""
+
+
 class PoolingPrompt(NamedTuple):
     """Token ids, with their media, and what is to be made of them; `place`: of which input, "" for
     the only one.
@@ -180,12 +184,16 @@ def _parts_of(message: dict[str, Any]) -> list[Any]:
 
 
 @contextmanager
-def naming(body: PooledBody, place: str) -> Iterator[None]:
-    """Let an error about an input name its place; "": the field that has it."""
+def naming(body: PooledBody, place: str, *, has_pictures: bool = True) -> Iterator[None]:
+    """Let an error about an input name its place; "": the field that has it. has_pictures: pictures
+    are those of this input, so that one of several inputs is named for them, too.
+    """
     try:
         yield
     except RequestError as error:
-        if place and error.parameter and body.field_of(error.parameter) == body.INPUT:
+        parameter = error.parameter
+        is_of_picture = has_pictures and parameter in _OF_PICTURES and place.endswith("]")
+        if place and parameter and (is_of_picture or body.field_of(parameter) == body.INPUT):
             error.parameter = place
         raise
 
@@ -255,8 +263,10 @@ async def cross_prompts(
     variables_size = size_of(variables, most=MAX_CHARACTERS)
     for index, document in enumerate(second):
         place = _place(body.names[1], index, len(second))
-        with naming(body, place):
-            sides, given = _sides(reader, body, first[index if len(first) > 1 else 0], document)
+        query = first[index if len(first) > 1 else 0]
+        named = partial(naming, body, place, has_pictures=not isinstance(query, Content))
+        with named():
+            sides, given = _sides(reader, body, query, document)
         task = PairTask(
             query=sides[0],
             document=sides[1],
@@ -268,7 +278,7 @@ async def cross_prompts(
             most_read=body.most_read(),
         )
         params = body.params("classify")
-        with naming(body, place):
+        with named():
             size = sum(map(len, sides)) + variables_size
             ids, second_at = await texts.pair(task, size=size, is_trusted=is_trusted)
             read = ReadInput(reader.checked(ids))
