@@ -6,6 +6,7 @@ Every field is tagged and has its length in front, so that no two pictures have 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,10 @@ from quire.encodable import to_json
 
 DIGEST_BYTES = 32
 
+_RUN = os.urandom(16)
+"""Part of names that callers give: a file of K/V or another engine may know the same id of another
+picture.
+"""
 _ALGORITHMS = {"sha256": hashlib.sha256, "sha512": hashlib.sha512}
 
 
@@ -78,11 +83,12 @@ def uuid_digest(
     scope: str | None = None,
     background: tuple[int, int, int] = (255, 255, 255),
 ) -> bytes:
-    """The name that a caller's id stands for, with the options. `scope`: whose id it is. A server
+    """The name that a caller's id stands for in this process, with the options. `scope`: whose id it is. A server
     sets it to the caller and the cache salt, so that nobody reads what another one has named; a
     program that embeds the engine is trusted with its ids.
     """
     content = ContentHash("uuid")
+    content.add("run", _RUN)
     content.add("scope", b"" if scope is None else b"+" + scope.encode())
     content.add("uuid", uuid.encode())
     _add_options(content, processor, background)
