@@ -3,10 +3,10 @@
 import pytest
 
 from quire.config.args.engine_args import EngineArgs
-from quire.config.kv_events_config import KVEventsConfig, KVEventsPlan
 from quire.config.resolve.resolve import resolve
 from quire.engine.core.worker_program import of_core
 from quire.errors import InvalidParameter, NotBuiltYet
+from quire.tiers.kv_events_config import KVEventsConfig, KVEventsPlan
 from tests.config import plans
 
 

@@ -4,7 +4,6 @@ import socket
 
 import msgspec
 import pytest
-import zmq
 
 from quire.distributed.kv_events import (
     AllBlocksCleared,
@@ -126,6 +125,14 @@ def test_other_topics_are_not_received(publish, subscribe):
     assert not other.events.poll(0)
 
 
+def test_a_name_that_utf_8_has_no_form_for_is_sent_as_its_escape(publish, subscribe):
+    publisher = publish("names")
+    subscriber = subscribe("inproc://names")
+    publisher.start()
+    publisher.publish(batch(BlockStored([5], None, [1], 1, 1, "GPU", "sql\udc80")))
+    assert subscriber.receive()[2].events[0].lora_name == "sql\\udc80"
+
+
 def test_batches_are_sent_before_the_end(publish, subscribe):
     publisher = publish("end")
     subscriber = subscribe("inproc://end")
@@ -150,13 +157,12 @@ def test_an_endpoint_that_is_taken_is_named(name):
 
 
 def test_an_endpoint_of_a_subscriber_is_connected_to():
-    with zmq.Context.instance().socket(zmq.XSUB) as bound:
-        bound.rcvtimeo = 20_000
-        port = bound.bind_to_random_port("tcp://127.0.0.1")
-        publisher = EventPublisher(f"tcp://127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        bound.settimeout(20)
+        publisher = EventPublisher(f"tcp://127.0.0.1:{bound.getsockname()[1]}")
         try:
-            with publisher._events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
-                assert monitor.poll(20_000)
-                publisher._events.disable_monitor()
+            connection, _ = bound.accept()
+            with connection:
+                assert connection.recv(1) == b"\xff", "the greeting of ZMTP"
         finally:
             publisher.close()

@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 import zmq
 
+from quire.encodable import plain_text, to_msgpack
+
 logger = logging.getLogger(__name__)
 
 GPU, CPU = "GPU", "CPU"
@@ -127,9 +129,8 @@ class EventPublisher:
         max_queue_size: int = 100_000,
     ) -> None:
         """first: number of the first batch. Raises EndpointTaken."""
-        self._topic = topic.encode()
+        self._topic = plain_text(topic).encode()
         self._batches = KeptBatches(first, max_queue_size, buffer_steps)
-        self._encoder = msgspec.msgpack.Encoder()
         self._context: zmq.Context[zmq.Socket[bytes]] = (
             zmq.Context.instance()
         )  # subscribers of inproc:// share it
@@ -165,7 +166,7 @@ class EventPublisher:
 
     def publish(self, batch: KVEventBatch) -> None:
         """Queue a batch."""
-        self._batches.add(self._encoder.encode(batch))
+        self._batches.add(to_msgpack(batch))
         if self._batches.num_dropped and not self._has_warned:
             self._has_warned = True
             logger.warning(

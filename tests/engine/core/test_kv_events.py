@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.config.kv_events_config import KVEventsConfig, KVEventsPlan
 from quire.distributed.kv_events import AllBlocksCleared, BlockStored, EventPublisher
 from quire.engine.core.builder import build_core
 from quire.engine.core.core import EngineCore
@@ -21,6 +20,7 @@ from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import KVGroupSpec
 from quire.step.media import EmbeddedSpan
 from quire.testing import make_checkpoint
+from quire.tiers.kv_events_config import KVEventsConfig, KVEventsPlan
 from tests.engine.core.core_over_hashes import VOCAB, FakeExecutor
 from tests.engine.core.kv_tier_scene import BLOCK, PROMPT, Ask, open_plan, prompts
 from tests.support.kv_index import Index, Subscriber

@@ -10,14 +10,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from quire.config.kv_events_config import NAME as EVENTS_NAME
-from quire.config.kv_events_config import kv_events_plan
 from quire.config.kv_pool_size import gib
 from quire.config.resolve.decisions import Decisions
 from quire.environment import expanded
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.models.layer_memory import KeyValues, RecurrentState
 from quire.plugins.tables import LOAD_FORMATS
+from quire.tiers.kv_events_config import NAME as EVENTS_NAME
+from quire.tiers.kv_events_config import kv_events_plan
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
 
 NAME = "kv_transfer_config"

@@ -20,10 +20,10 @@ from quire.config.views.engine import (
 )
 
 if TYPE_CHECKING:
-    from quire.config.kv_events_config import KVEventsConfig, KVEventsPlan
     from quire.config.profiler_config import ProfilerConfig
     from quire.config.structured_outputs_config import StructuredOutputsConfig
     from quire.config.views.model import ModelView
+    from quire.tiers.kv_events_config import KVEventsConfig, KVEventsPlan
 
 
 class PlanViews:

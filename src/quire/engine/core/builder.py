@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from quire.config.kv_events_config import KVEventsPlan
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.client.inproc import InprocClient
@@ -31,6 +30,7 @@ from quire.models.kv_pool import SNAPSHOT_SHARE
 from quire.plugins import resolve_reference
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
+from quire.tiers.kv_events_config import KVEventsPlan
 
 
 def build_client(plan: EnginePlan) -> InprocClient:

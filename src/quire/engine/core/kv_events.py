@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from quire.config.kv_events_config import NAME, KVEventsPlan
 from quire.distributed.kv_events import (
     GPU,
     AllBlocksCleared,
@@ -22,6 +21,7 @@ from quire.errors import InvalidParameter
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
 from quire.step.transfers import BlockKey
+from quire.tiers.kv_events_config import NAME, KVEventsPlan
 
 _KINDS = {"full": "full_attention", "sliding": "sliding_window", "state": "mamba"}
 """Kinds of KV groups whose blocks prompts are found by -> what readers of events call them."""
