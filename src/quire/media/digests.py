@@ -83,9 +83,9 @@ def uuid_digest(
     scope: str | None = None,
     background: tuple[int, int, int] = (255, 255, 255),
 ) -> bytes:
-    """The name that a caller's id stands for in this process, with the options. `scope`: whose id it is. A server
-    sets it to the caller and the cache salt, so that nobody reads what another one has named; a
-    program that embeds the engine is trusted with its ids.
+    """The name that a caller's id stands for in this process, with the options. `scope`: whose id
+    it is. A server sets it to the caller and the cache salt, so that nobody reads what another one
+    has named; a program that embeds the engine is trusted with its ids.
     """
     content = ContentHash("uuid")
     content.add("run", _RUN)
