@@ -37,7 +37,7 @@ _CLIENT: dict[str, str] = {
     "abort_requests_async": "Call abort_requests, which never waits.",
     "make_client": "Use LLMEngine or AsyncLLM, or launch_front_end of quire.engine.launcher.",
     "make_async_mp_client": "Use AsyncLLM, or launch_front_end of quire.engine.launcher.",
-    "get_kv_event_sources": "Events of the KV cache are not published.",
+    "get_kv_event_sources": "The endpoints are those of kv_events_config.",
     "handle_fault": _FAULTS,
     "get_status": "Use core_status(engine_index).",
     "prepare_elastic_ep": "Call scale_elastic_ep of AsyncLLM.",
