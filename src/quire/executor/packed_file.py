@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,14 @@ def _code_version() -> str:
     """Changes with the code that packs, so that a weight of other code is never used: with that of
     this process, which does not change.
     """
-    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    files = [path for part in _CODE for path in (package / part).rglob("*.py")]
-    for path in sorted([*files, *package.glob("_native*")]):
+    for path in code_files(Path(__file__).parents[1], _CODE):
         about = path.stat()
         digest.update(f"{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+def code_files(package: Path, folders: Sequence[str]) -> list[Path]:
+    """The native module and the modules in these folders of the package, sorted."""
+    files = [path for folder in folders for path in (package / folder).rglob("*.py")]
+    return sorted([*files, *package.glob("_native*")])

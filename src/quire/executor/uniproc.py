@@ -13,13 +13,14 @@ import torch
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.inproc_group import InprocExchange
-from quire.errors import EngineDeadError, InvalidParameter, LoadError
+from quire.errors import EngineDeadError, LoadError
 from quire.executor.abstract import LaunchedStep
 from quire.executor.platform import Platform, open_platform
 from quire.executor.token_outbox import TokenOutbox
 from quire.executor.worker import Worker
 from quire.executor.worker_builder import build_worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
+from quire.executor.worker_extension import check_method
 from quire.executor.worker_threads import WorkerThreads
 from quire.hardware.native import find_native
 from quire.params import RequestParams
@@ -81,13 +82,7 @@ class LocalWorkers:
     ) -> list[Any]:
         if callable(method):
             return self._on_all(lambda worker: method(worker, *args, **kwargs))
-        kind = type(self.worker)
-        known = [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n))]
-        if method not in known:
-            raise InvalidParameter(
-                "method", method, f"a worker has the methods {', '.join(known)}",
-                "A function that takes the worker can be passed instead.",
-            )  # fmt: skip
+        check_method(type(self.worker), method)
         return self._on_all(lambda worker: getattr(worker, method)(*args, **kwargs))
 
     def _on_all(self, task: Callable[[Worker], T]) -> list[T]:

@@ -33,6 +33,16 @@ def worker_class(extension: str | None) -> type[Worker]:
         raise InvalidParameter(_OPTION, extension, f"workers cannot be of it ({error})") from error
 
 
+def check_method(kind: type[Worker], method: str) -> None:
+    """Raise InvalidParameter for a method that workers of this class do not have."""
+    known = [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n))]
+    if method not in known:
+        raise InvalidParameter(
+            "method", method, f"a worker has the methods {', '.join(known)}",
+            "A function that takes the worker can be passed instead.",
+        )  # fmt: skip
+
+
 def _imported(name: str) -> type:
     module, _, kind = name.rpartition(".")
     try:

@@ -23,6 +23,7 @@ import msgspec
 import torch
 
 from quire.environment import read_environment
+from quire.executor.packed_file import code_files
 from quire.executor.platform import Platform
 from quire.executor.worker_config import WorkerConfig
 from quire.hardware.native import find_native
@@ -207,10 +208,9 @@ def _digest(path: Path) -> str:
 
 def _code_digest() -> str:
     """Changes with any change of Quire's own code or kernels that K/V may depend on."""
-    package = Path(__file__).parents[2]
     content = hashlib.sha256()
-    files = [path for part in _CODE for path in (package / part).rglob("*.py")]
-    for path in sorted([*files, *package.glob("_native*")]):
+    package = Path(__file__).parents[2]
+    for path in code_files(package, _CODE):
         data = path.read_bytes()
         content.update(f"{path.relative_to(package)} {len(data)}\n".encode() + data)
     return content.hexdigest()

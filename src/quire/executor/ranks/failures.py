@@ -51,10 +51,7 @@ def error_of(failure: FailedTask) -> Exception:
         return reported
     if failure.kind == CustomCodeFailure.__name__:
         return CustomCodeFailure(failure.text)
-    kind = vars(errors).get(failure.kind)
-    if isinstance(kind, type) and issubclass(kind, EngineError):
-        known = kind.__new__(kind)
-        Exception.__init__(known, failure.text)
+    if (known := known_error(failure.kind, failure.text)) is not None:
         return known
     builtin = _BUILTIN.get(failure.kind)
     if builtin is not None:
@@ -62,6 +59,16 @@ def error_of(failure: FailedTask) -> Exception:
     found = RankFailure(f"{failure.kind}: {failure.text}")
     found.is_of_another = failure.kind == _ABORTED
     return found
+
+
+def known_error(kind_name: str, text: str) -> EngineError | None:
+    """The error of a class of quire.errors, with this text alone; None for another class."""
+    kind = vars(errors).get(kind_name)
+    if not (isinstance(kind, type) and issubclass(kind, EngineError)):
+        return None
+    error = kind.__new__(kind)
+    Exception.__init__(error, text)
+    return error
 
 
 _BUILTIN: Mapping[str, type[Exception]] = {

@@ -34,7 +34,7 @@ from quire.executor.ranks.watch import RankWatch
 from quire.executor.token_outbox import TokenOutbox
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
-from quire.executor.worker_extension import worker_class
+from quire.executor.worker_extension import check_method, worker_class
 from quire.params import RequestParams
 from quire.processes.codec import Frame, MessageDecoder, MessageEncoder
 from quire.step.columns import RunnerOutput
@@ -82,8 +82,9 @@ class MultiprocExecutor:
         self._awaited_tokens: int | None = None
         """Those of the step whose end is awaited; None: none is."""
         self._is_closed = False
-        for link in processes.links:
-            self._poll.register(link.fileno(), select.POLLIN)
+        self._ranks = {link.fileno(): rank for rank, link in enumerate(processes.links)}
+        for fd in self._ranks:
+            self._poll.register(fd, select.POLLIN)
         self._watch = RankWatch(
             processes.children,
             processes.board.signs,
@@ -275,13 +276,7 @@ class MultiprocExecutor:
         """
         self._require_alive()
         if isinstance(method, str):
-            known = [n for n in dir(self._kind) if not n.startswith("_")]
-            known = [n for n in known if callable(getattr(self._kind, n))]
-            if method not in known:
-                raise InvalidParameter(
-                    "method", method, f"a worker has the methods {', '.join(known)}",
-                    "A function that takes the worker can be passed instead.",
-                )  # fmt: skip
+            check_method(self._kind, method)
         self._drop_launched()
         while self._flying:
             self._end_oldest()
@@ -375,9 +370,8 @@ class MultiprocExecutor:
         """Wait until a rank has said something, and take it in. Raises EngineDeadError when one is
         gone.
         """
-        by_fd = {link.fileno(): rank for rank, link in enumerate(self._processes.links)}
         for fd, _ in self._poll.poll():
-            rank = by_fd[fd]
+            rank = self._ranks[fd]
             try:
                 while (frames := self._processes.links[rank].take()) is not None:
                     self._processes.answers[rank].append(self._decoder.decode(frames))

@@ -12,18 +12,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from quire import errors
 from quire.distributed.mesh import Mesh
 from quire.distributed.shared_group import SharedExchange
 from quire.distributed.worker_group import ExchangeAborted
 from quire.errors import EngineError, LoadError
 from quire.executor.ranks.board import RankBoard
+from quire.executor.ranks.failures import known_error
 from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import RankAnswer, RankStart
 from quire.processes.child_process import ChildProcess
 
 _END_S = 5.0
-"""How long ranks may take to end by themselves."""
+"""Seconds that ranks may take to end by themselves."""
 
 
 class RankProcesses:
@@ -127,12 +127,7 @@ class RankProcesses:
 
 def _error_of(kind_name: str, text: str) -> EngineError:
     """The error that has ended a process, by its last words."""
-    kind = vars(errors).get(kind_name)
-    if isinstance(kind, type) and issubclass(kind, EngineError):
-        error = kind.__new__(kind)
-        Exception.__init__(error, text)
-        return error
-    return LoadError(f"{kind_name}: {text}")
+    return known_error(kind_name, text) or LoadError(f"{kind_name}: {text}")
 
 
 def rank_title(rank: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import ACTIVATIONS, layer_rules, num_layers_of
 from quire.models.rules import rule
-from quire.models.spec import Block, Norm
+from quire.models.spec import Activation, Block, Norm
 from quire.models.vision.families.clip import (
     grid_side,
     image_size_of,
@@ -61,14 +61,18 @@ def _connect_intern(c: ConfigReader, tower: VisionTower, width: int) -> VisionTo
     c.ignore("image_seq_length")
     chosen = tower if c.raw("vision_feature_layer", -1) == -1 else selected(c, tower, -1)
     chosen = with_strategy(c, chosen)
+    return _merged(c, chosen, width, c.choice("projector_hidden_act", ACTIVATIONS, "gelu"))
+
+
+def _merged(c: ConfigReader, tower: VisionTower, width: int, act: Activation) -> VisionTower:
+    """The tower with patches merged as `downsample_ratio` says, and a projector of two layers."""
     ratio = c.number("downsample_ratio", 0.5)
     merge = round(1 / ratio)
-    if merge * ratio != 1.0 or chosen.keeps_class:
+    if merge * ratio != 1.0 or tower.keeps_class:
         raise unsupported("downsample_ratio", ratio, "one by a whole number, without class tokens")
-    act = c.choice("projector_hidden_act", ACTIVATIONS, "gelu")
     norm = NormStep(Norm("layer", 1e-5, bias=True))
     steps = (Merge(), norm, Project(width, act=act), Project(width))
-    return replace(chosen, merge=merge, connector=steps)
+    return replace(tower, merge=merge, connector=steps)
 
 
 INTERN_TOWER = TowerFamily(
@@ -132,26 +136,14 @@ def _connect_published(c: ConfigReader, tower: VisionTower, width: int) -> Visio
     c.only("select_layer", -1)
     c.only("ps_version", "v2")
     c.ignore(*_OF_PICTURES)
-    ratio = c.number("downsample_ratio", 0.5)
-    merge = round(1 / ratio)
-    if merge * ratio != 1.0:
-        raise unsupported("downsample_ratio", ratio, "one by a whole number")
-    norm = NormStep(Norm("layer", 1e-5, bias=True))
-    steps = (Merge(), norm, Project(width, act="gelu"), Project(width))
-    return replace(tower, merge=merge, connector=steps)
+    return _merged(c, tower, width, "gelu")
 
 
 _NOT_COMPUTED = ("use_flash_attn", "drop_path_rate", "dropout", "initializer_factor")
 _OF_PICTURES = (
     *("template", "pad2square", "dynamic_image_size", "use_thumbnail", "force_image_size"),
-    *(
-        "min_dynamic_patch",
-        "max_dynamic_patch",
-        "use_backbone_lora",
-        "use_llm_lora",
-        "system_message",
-    ),
-    *("hidden_size", "output_attentions", "num_image_token"),
+    *("min_dynamic_patch", "max_dynamic_patch", "num_image_token", "system_message"),
+    *("use_backbone_lora", "use_llm_lora", "hidden_size", "output_attentions"),
 )
 """Keys of how pictures are cut, which quire.media.internvl_chat reads, and of training."""
 PUBLISHED_TOWER = TowerFamily(
