@@ -160,8 +160,8 @@ def nothing_to_destroy() -> None:
 
 
 def load_plugins_by_group(group: str) -> dict[str, Any]:
-    """What installed packages bring under one of the groups of plugins, by name. Raises ValueError
-    for another group.
+    """The plugins of installed packages in one of the groups, by name. Raises ValueError for
+    another group.
     """
     name = group.partition(".")[2]
     if name not in GROUPS:

@@ -82,7 +82,7 @@ def _optional_version(name: str) -> str:
 
 
 def _plugins() -> Lines:
-    """Where each plugin is from, and what it changes."""
+    """The plugins, with their packages and the entries that they add."""
     from quire.plugins import GROUPS, all_installed, allowed, load_general_plugins, records
 
     load_general_plugins()

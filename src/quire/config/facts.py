@@ -90,8 +90,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pool_memories(self) -> tuple[LayerMemory | None, ...]:
-        """What a worker's layers, and those of a network that drafts, remember of a request: of
-        all stages together.
+        """The memory of a worker's layers for a request, those of a network that drafts included:
+        of all stages together.
         """
         own = self.memories if self.rank is None else self.rank.memories
         return own + (() if self.drafts is None else self.drafts.memories)

@@ -43,8 +43,8 @@ _CLASSES: Mapping[str, type[Executor]] = MappingProxyType(
 
 
 def find_executor(name: str) -> OpenExecutor:
-    """What opens the executor of this name, or of a class of one's own, as "module:Class". Raises
-    InvalidParameter.
+    """Find the function that opens the executor of this name, or the class of one's own that is
+    named as "module:Class". Raises InvalidParameter.
     """
     if name in EXECUTORS:
         return EXECUTORS[name]

@@ -1,5 +1,5 @@
-"""What the code of InternVL checkpoints as they are published (`internvl_chat`) says of pictures.
-Their files have none of it: pictures are cut by keys of config.json, with constants of the code.
+"""Rules for the pictures of InternVL checkpoints as they are published (`internvl_chat`). Their
+files have none of them: pictures are cut by keys of config.json, with constants of the code.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ class Maker:
         return AdaptedSharedProjection(projection, bank, self.adapters)
 
     def _parts_of(self, leaves: Sequence[str]) -> list[LeafPart | None]:
-        """What this worker has of the weights of leaves."""
+        """The parts of leaves that this worker has."""
         return [self.weights.part_of(leaf + ".weight") for leaf in leaves]
 
     def group_of(self, leaf: str) -> WorkerGroup | None:

@@ -12,7 +12,7 @@ from quire.plugins.references import resolve_reference
 
 T = TypeVar("T")
 PROGRAM = "this program"
-"""Who adds what no plugin does."""
+"""The holder of entries that a program registers by itself."""
 
 _tables: dict[str, NameTable[Any]] = {}
 
@@ -75,7 +75,7 @@ class NameTable(Mapping[str, T], Generic[T]):
         return {name: value for name, (value, _) in self._added.items()}
 
     def holder(self, name: str) -> str:
-        """Who added an entry: the title of a plugin, or "this program"."""
+        """The title of the plugin that added an entry, or "this program"."""
         return self._added[name][1]
 
     def __getitem__(self, name: str) -> T:
@@ -98,7 +98,7 @@ class NameTable(Mapping[str, T], Generic[T]):
 
 
 def program_entries() -> list[tuple[str, str, str]]:
-    """What the program has registered, for the processes that it starts: (table, name, value)."""
+    """The entries of the program, for the processes that it starts: (table, name, value)."""
     return sorted(
         (home, name, value)
         for home, table in _tables.items()

@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 _WAITING_BYTES = 64 << 20
 """Most bytes of contents that wait to be written to files."""
 _FLUSH_S = 5.0
-"""How long an engine that ends waits for these."""
+"""Seconds that an engine that ends waits for these."""
 _RETRY_S = 30.0
-"""How long the disk is left alone after it has refused a file, or has taken too long for one."""
+"""Seconds for which the disk is left alone after it has refused a file or was too slow."""
 _PATIENCE_S = 5.0
-"""How long loads wait for the next file."""
+"""Seconds that loads wait for the next file."""
 
 
 class OpenDisk(Protocol):
@@ -85,7 +85,7 @@ class BlockTransfers:
         self._reading: dict[int, _Load] = {}
         self._waiting_bytes = 0
         self._generation = 0
-        """How often contents were forgotten: what was under way before does not count."""
+        """Times that contents were forgotten: work that was begun before is dropped."""
         self._leaves_files = False
         """Whether files are for other engines alone."""
         self._refused_at: float | None = None

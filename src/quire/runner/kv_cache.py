@@ -21,7 +21,7 @@ from quire.runner.devices.device import Array
 from quire.step.plan import NULL_BLOCK
 
 _ALIGNMENT = 64
-"""Of the parts of a block's content, in bytes."""
+"""Bytes to a multiple of which each part of a block's content begins."""
 
 
 class KVCache:
@@ -123,7 +123,7 @@ class KVCache:
         return found
 
     def _places(self, group: int, content: Tensor) -> Iterator[Tensor]:
-        """Where the parts of a block lie in its content."""
+        """The places of a block's parts in its content."""
         start = 0
         for part in self._parts_of(group):
             one = part[0]

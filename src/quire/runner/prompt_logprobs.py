@@ -29,8 +29,8 @@ _MAX_LOGITS = 1 << 23
 
 @dataclass(slots=True)
 class _Pending:
-    """What is computed for a prompt: the likeliest tokens at each place (`num_top`), the scores of
-    `chosen` ids [rows, W] from the position `start` on (-1: none), or both.
+    """The log-probabilities that a prompt asks for: the likeliest tokens at each place (`num_top`),
+    the scores of `chosen` ids [rows, W] from the position `start` on (-1: none), or both.
     """
 
     num_top: int | None

@@ -134,7 +134,7 @@ class Transfers:
 
     @staticmethod
     def num_local(request: Request) -> int:
-        """How many tokens of a request's hit were cached without a load for it."""
+        """The tokens of a request's hit that were cached without a load for it."""
         load = request.load
         if isinstance(load, TierLoad) and load.is_loaded:
             return min(load.num_local_tokens, request.num_hit_tokens)

@@ -26,7 +26,7 @@ MOST_TOKENS = 2**21
 
 
 class MediaFields(Protocol):
-    """What a body says of how its pictures are loaded."""
+    """The options of a body for loading its pictures."""
 
     cache_salt: str | None
     mm_processor_kwargs: dict[str, Any] | None

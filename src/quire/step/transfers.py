@@ -1,4 +1,4 @@
-"""What workers report of transfers between the pool's blocks and a tier."""
+"""Reports of workers on transfers between the pool's blocks and a tier."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TierChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TransferReport(msgspec.Struct, array_like=True, gc=False):
-    """What has happened since the last report: the numbers of transfers that have ended well, and
+    """The events since the last report: the numbers of transfers that have ended well, and
     of those that have failed, and, in order, how the tier's contents have changed.
 
     `is_opening`: more contents may come without a transfer, while a folder is read.

@@ -15,7 +15,7 @@ _ENDPOINT = re.compile(r"(tcp://.+:(?P<port>\d+)|(ipc|inproc)://.+)")
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the events of the KV cache are published. `buffer_steps`: the last batches that can be
+    """The settings of events of the KV cache. `buffer_steps`: the last batches that can be
     asked for again at `replay_endpoint`; `hwm`: batches that may wait for one subscriber;
     `max_queue_size`: batches that may wait to be sent.
     """
@@ -31,7 +31,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KVEventsPlan(msgspec.Struct, frozen=True):
-    """How a core publishes events: the `rank`-th, in whose place `num_deaths` cores have died."""
+    """The publication of events by the `rank`-th core, in whose place `num_deaths` have died."""
 
     config: KVEventsConfig
     rank: int = 0
@@ -39,12 +39,12 @@ class KVEventsPlan(msgspec.Struct, frozen=True):
 
     @property
     def endpoint(self) -> str:
-        """Where this core publishes."""
+        """The endpoint at which this core publishes."""
         return _of_rank(self.config.endpoint, self.rank)
 
     @property
     def replay_endpoint(self) -> str | None:
-        """Where this core is asked for batches again; None: nowhere."""
+        """The endpoint at which this core is asked for batches again; None: there is none."""
         given = self.config.replay_endpoint
         return None if given is None else _of_rank(given, self.rank)
 

@@ -110,7 +110,7 @@ class PlanViews:
 
     @property
     def kv_events_config(self) -> KVEventsConfig | None:
-        """Where events of the KV cache are published; None: nowhere."""
+        """The settings of events of the KV cache; None: they are not published."""
         plan: Any = self
         events: KVEventsPlan | None = plan.memory.kv_events
         return None if events is None else events.config

@@ -90,7 +90,7 @@ class AdapterStore(CoreFeature):
         request.adapter = number
 
     def asked_by(self, request: Request) -> AdapterRef | None:
-        """What a live request calls its adapter."""
+        """The name and id by which a live request has asked for its adapter."""
         return self._asked.get(request.handle)
 
     def poll(self) -> list[tuple[int, str]]:

@@ -157,15 +157,15 @@ def open_publisher(plan: KVEventsPlan) -> EventPublisher:
 
 
 def _hash(key: bytes) -> int:
-    """What a key is called in events: its low 64 bits."""
+    """The hash of a key in events: its low 64 bits."""
     return int.from_bytes(key[-8:], "big")
 
 
 def _extra_keys(
     request: Request, start: int, end: int, adapter: str | None
 ) -> list[str | tuple[str, int]] | None:
-    """What is in the hash of a block besides its tokens: adapter, media with their positions
-    relative to the block, salt.
+    """The parts of a block's hash besides its tokens: adapter, media with their positions relative
+    to the block, salt.
     """
     found: list[str | tuple[str, int]] = [] if adapter is None else [adapter]
     for span in request.embedded:

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 _WORDS = 8
-"""Of each rank: a cache line."""
+"""Words of 8 bytes in the line of a rank, which fills a cache line."""
 _BEAT, _DONE = 0, 1
 
 

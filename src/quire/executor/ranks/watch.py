@@ -22,7 +22,7 @@ SILENT_S = 10.0
 STOPPED_S = 1.2
 """The limit for a silent rank whose process is stopped."""
 LONGEST_STEP_S = 300.0
-"""How long the ranks may finish nothing of a step before steps of its size have been measured."""
+"""Seconds that the ranks may finish nothing of a step before any step has been measured."""
 SHORTEST_BOUND_S = 10.0
 _TIMES = 10
 """They may finish nothing for this many times the longest step, and for more in a step of more
@@ -31,7 +31,7 @@ tokens than any so far: a stage without collectives finishes nothing before its 
 
 
 class RankJudge:
-    """What is known of ranks from looks at their signs. A look counts the time since the last one
+    """The state of ranks by looks at their signs. A look counts the time since the last one
     up to twice `LOOK_S`: one that comes later says more of the watcher than of the ranks.
     """
 
@@ -84,7 +84,7 @@ class RankJudge:
         return None
 
     def _bound_s(self) -> float:
-        """How long the ranks may finish nothing of the step that they are in."""
+        """The seconds that the ranks may finish nothing of the step that they are in."""
         if self.longest_step_s is None:
             return LONGEST_STEP_S
         measured_s = max(SHORTEST_BOUND_S, _TIMES * self.longest_step_s)

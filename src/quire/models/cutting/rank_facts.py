@@ -15,7 +15,7 @@ from quire.models.spec import Decoder
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What each of the workers that share a stage's layers has of all stages together:
+    """The part of each of the workers that share a stage's layers, of all stages together:
     `memories`, and values of weights. `stage_layers`: the layers of each stage. `same_bits`: the
     workers add up every product in the order of one.
     """

@@ -114,7 +114,7 @@ def _cut_products(block: Block, size: int, group: int) -> Iterator[tuple[int, in
 
 
 def _dense_parts(block: Block) -> Iterator[Mlp]:
-    """What all tokens go through of a layer's feed-forward part."""
+    """The dense networks of a layer's feed-forward part, which all tokens go through."""
     parts: list[FeedForward | None] = [block.mlp]
     if isinstance(block.mlp, DenseAndExperts):
         parts = [block.mlp.dense, block.mlp.experts]
@@ -137,7 +137,7 @@ class LeafPart:
 
 
 def own_parts(decoder: Decoder, own: Decoder, rank: int, size: int) -> dict[str, LeafPart]:
-    """What a worker, with the decoder `own`, has of the leaves of which it has a part, by name."""
+    """The parts that a worker with the decoder `own` has of leaves that are cut, by name."""
     whole = parameters(decoder)
     found = {
         name: own_part(whole[name], leaf, rank, size) for name, leaf in parameters(own).items()
@@ -146,8 +146,8 @@ def own_parts(decoder: Decoder, own: Decoder, rank: int, size: int) -> dict[str,
 
 
 def own_part(leaf: Parameter, own: Parameter, rank: int, size: int) -> LeafPart | None:
-    """What one worker has, as its leaf `own`, of a leaf of the whole decoder; None for a leaf that
-    every worker has whole.
+    """The part of a leaf of the whole decoder that a worker has as its leaf `own`; None for a leaf
+    that every worker has whole.
     """
     if leaf.shape == own.shape:
         return None

@@ -105,7 +105,7 @@ def describe_foreign(config: Mapping[str, Any]) -> ForeignDecoder:
 
 
 class _Passes(NamedTuple):
-    """What passes without weights show: see `ForeignDecoder`."""
+    """The findings of passes without weights: see `ForeignDecoder`."""
 
     vocab: int
     calls: tuple[ForeignAttention, ...] = ()

@@ -29,8 +29,8 @@ _TOKENS = 2
 def find_caches(
     architecture: str, body: Any
 ) -> tuple[tuple[ForeignCache, ...], tuple[ForeignState, ...]]:
-    """What a body without weights puts into a cache in a pass over two tokens: keys and values of
-    each token, and states. Raises UnsupportedArchitecture where it is something else.
+    """Find the contents of a cache by a pass of a body without weights over two tokens: keys and
+    values of each token, and states. Raises UnsupportedArchitecture where it is something else.
     """
     text = body.config.get_text_config()
     cache = _own_cache(text)
@@ -224,7 +224,7 @@ def _has_keys(layer: Any) -> bool:
 
 
 def _state(number: int, layer: Any) -> ForeignState | None:
-    """What a layer keeps of a request, if anything."""
+    """The states that a layer keeps of a request, if any."""
     parts = [
         tuple((i, tuple(state.shape)) for i, state in states.items() if state is not None)
         for states in (getattr(layer, name, {}) for name in ("conv_states", "recurrent_states"))

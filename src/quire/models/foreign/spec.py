@@ -34,9 +34,9 @@ class ForeignAttention:
 
 @dataclass(frozen=True, slots=True)
 class ForeignCache:
-    """What transformers' own cache keeps of each token in a layer: keys and values of K heads,
-    `head_dim` and `value_dim` numbers each, and a key of `index_dim` numbers where tokens are
-    chosen (0: none). The number of query heads is the model's own affair.
+    """The contents of transformers' own cache for each token in a layer: keys and values of K
+    heads, `head_dim` and `value_dim` numbers each, and a key of `index_dim` numbers where tokens
+    are chosen (0: none). The number of query heads is the model's own affair.
     """
 
     layer: int
@@ -59,9 +59,9 @@ class ForeignCache:
 
 @dataclass(frozen=True, slots=True)
 class ForeignState:
-    """What transformers' own cache keeps of a request in a layer, whatever its length: the shapes
-    [1, ...] of convolutions' last inputs and of recurrent states, each with its number in the
-    layer. They are kept in fp32.
+    """The contents of transformers' own cache for a request in a layer, whatever its length: the
+    shapes [1, ...] of convolutions' last inputs and of recurrent states, each with its number in
+    the layer. They are kept in fp32.
     """
 
     layer: int
@@ -120,7 +120,7 @@ class ForeignDecoder:
 
     @property
     def kept(self) -> tuple[ForeignAttention | ForeignCache | ForeignState, ...]:
-        """What is kept, in the order of the layers' memories."""
+        """The contents that are kept, in the order of the layers' memories."""
         return self.calls or (*self.caches, *self.states)
 
     @property

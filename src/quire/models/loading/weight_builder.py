@@ -70,7 +70,7 @@ class WeightBuilder:
         return bool(self._coded)
 
     def part_of(self, name: str) -> LeafPart | None:
-        """What this worker of several has of a leaf; None: all of it."""
+        """The part of a leaf that this worker of several has; None: all of it."""
         return self._cut.get(name)
 
     def has(self, name: str) -> bool:

@@ -15,7 +15,7 @@ from quire.text.templates.template_bounds import MAX_CHARACTERS
 
 
 class MediaOptions(Protocol):
-    """What a body says of how its media are decoded and processed."""
+    """The options of a body for decoding and processing its media."""
 
     mm_processor_kwargs: dict[str, Any] | None
     media_io_kwargs: dict[str, Any] | None

@@ -90,7 +90,7 @@ def _named(formats: tuple[T, ...], other_names: Mapping[str, str]) -> dict[str, 
 
 
 def _check(kind: type) -> Callable[[object], None]:
-    """What raises TypeError for another value than a format of this kind."""
+    """A check that raises TypeError for another value than a format of this kind."""
 
     def check(value: object) -> None:
         if not isinstance(value, kind):

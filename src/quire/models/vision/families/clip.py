@@ -183,7 +183,7 @@ def _project(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
 
 
 def _probe(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
-    """What a learned vector finds in the patches."""
+    """Pooling by a learned vector's attention to the patches."""
     c.ignore("initializer_factor")
     if c.subconfig("vision_config").raw("vision_use_head", True) is False:
         raise unsupported(
