@@ -1,4 +1,4 @@
-"""What a caller gets back: a `RequestOutput` with its completions and their logprobs."""
+"""Outputs for the caller: a `RequestOutput` with its completions and their logprobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Tokens: TypeAlias = dict[int, "Logprob"]
 
 @reads_as_dataclass
 class Logprob(msgspec.Struct, gc=False):
-    """How likely a token was at its position: natural logarithm, rank (1: the likeliest), text."""
+    """Log-probability of a token: natural logarithm, rank (1: the likeliest), text."""
 
     logprob: float
     rank: int | None = None

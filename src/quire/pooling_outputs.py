@@ -1,4 +1,4 @@
-"""What a caller gets back of a prompt that was pooled: vectors, labels, scores."""
+"""Outputs for the caller of a prompt that was pooled: vectors, labels, scores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EmbeddingOutput(msgspec.Struct, gc=False):
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers it has."""
+        """Number of values of the embedding."""
         return len(self.embedding)
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class ClassificationOutput(msgspec.Struct, gc=False):
 
     @property
     def num_classes(self) -> int:
-        """How many labels there are."""
+        """Number of labels."""
         return len(self.probs)
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ class ClassificationOutput(msgspec.Struct, gc=False):
 
 @reads_as_dataclass
 class ScoringOutput(msgspec.Struct, gc=False):
-    """How well two texts go together; 0.0 after an error."""
+    """Score of two texts, higher where they go together; 0.0 after an error."""
 
     score: float
 

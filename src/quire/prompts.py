@@ -55,7 +55,7 @@ class EmbedsPrompt(TypedDict):
 
 
 PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
-"""What counts as one prompt."""
+"""One prompt, in any of its forms."""
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids")
 _EMBEDS_KEYS = ("prompt_embeds", "prompt_is_token_ids")

@@ -13,7 +13,7 @@ from quire.lora.request import GivenAdapters, LoRARequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What a request has besides its prompt and its parameters, unchecked.
+    """Options of a request besides its prompt and its parameters, unchecked.
 
     `arrival_time`: wall-clock seconds; None: now. `data_parallel_rank`: of the core that computes
     it; None: any. `prompt_text` belongs to a request that was processed before. `timeout_s`: when

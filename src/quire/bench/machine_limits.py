@@ -34,7 +34,7 @@ _OPERANDS = {"float32": "f32", "float16": "f32", "bfloat16": "bf16", "int8": "in
 
 
 class MachineLimits(msgspec.Struct, frozen=True):
-    """What `num_threads` threads reach at most: bytes read and operations per second, and which
+    """The most that `num_threads` threads reach: bytes read and operations per second, and which
     loops said so.
     """
 

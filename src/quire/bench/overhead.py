@@ -1,4 +1,4 @@
-"""What the engine itself costs: `AsyncLLM` with a model so small that it hardly computes.
+"""Costs of the engine itself: `AsyncLLM` with a model so small that it hardly computes.
 
 64 streams at once and one alone, with the processor time of the front end and of the core per
 token; then the same with a core that has no model; then the front end by itself, fed with the

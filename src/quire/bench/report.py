@@ -1,4 +1,4 @@
-"""How every measurement ends: words for people, then one line of JSON, and a file if wanted."""
+"""The end of every measurement: words for people, then one line of JSON, and a file if wanted."""
 
 from __future__ import annotations
 

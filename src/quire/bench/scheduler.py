@@ -19,7 +19,7 @@ from quire.step.result import StepResult
 SHORT_INPUT, SHORT_OUTPUT = 48, 4
 """Tokens of short requests, of which thousands are admitted in a second."""
 _TOKEN = 7
-"""What the fake runner samples; it ends nothing."""
+"""The token that the fake runner samples; it ends nothing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -182,7 +182,7 @@ async def _warm_up(client: Client, bodies: Sequence[tuple[dict[str, Any], int]],
 
 
 Prompt = tuple[Any, int, int]
-"""What to send, its tokens, and how many to ask for."""
+"""A prompt, its number of tokens, and the number to ask for."""
 
 
 async def _prompts(args: argparse.Namespace, server: LoadTarget) -> list[Prompt]:
@@ -299,7 +299,7 @@ def _details(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _save(args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """Where they were asked for: --output-json, --save-result."""
+    """Writes the figures where they were asked for: --output-json, --save-result."""
     text = json.dumps(figures)
     if args.output_json is not None:
         args.output_json.write_text(text + "\n", encoding="utf-8")

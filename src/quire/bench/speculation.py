@@ -1,4 +1,4 @@
-"""What drafts are worth: tokens per second with and without them on one engine, in turn, by batch
+"""The worth of drafts: tokens per second with and without them on one engine, in turn, by batch
 size and temperature; which of them were accepted; and whether the answers are the same.
 
 With --oracle the drafts are those of the run without, each spoiled with a probability, so that the
@@ -125,7 +125,7 @@ def _measure(
 
 
 def _acceptance(watch: Watched) -> dict[str, Any]:
-    """What became of the drafts, the times of steps by how many tokens they computed, and those of
+    """Counts of accepted drafts, the times of steps by how many tokens they computed, and those of
     drafting by the most that were wanted of a row.
     """
     verified = watch.verified

@@ -44,7 +44,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all trials of a benchmark have in common."""
+    """The parts that all trials of a benchmark share."""
 
     plan: EnginePlan
     work: Workload

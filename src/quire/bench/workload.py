@@ -1,4 +1,4 @@
-"""What throughput and latency share: the model, the prompts, the limit next to the figure."""
+"""Shared parts of throughput and latency: the model, the prompts, the limit next to the figure."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def as_prompts(prompts: list[list[int]]) -> list[Any]:
 
 
 def settings(plan: EnginePlan, args: argparse.Namespace) -> dict[str, Any]:
-    """What has to be equal for two figures to be comparable."""
+    """The settings that have to be equal for two figures to be comparable."""
     return {
         "model_id": args.random_model or plan.model.model,
         "dtype": plan.model.dtype,

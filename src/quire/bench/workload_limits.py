@@ -65,7 +65,7 @@ class Store(msgspec.Struct, frozen=True):
 
 
 def store_of(plan: EnginePlan) -> Store:
-    """How an engine with this plan keeps a model."""
+    """Storage of a model in an engine with this plan."""
     recipe = recipe_of(plan.model.quantization, plan.model.rounding_rules)
     size = ITEMSIZE[plan.model.dtype]
     kv = number_bytes(plan.model.dtype, plan.memory.kv_dtype)
@@ -76,7 +76,7 @@ def store_of(plan: EnginePlan) -> Store:
 
 
 def operand_of(plan: EnginePlan) -> str:
-    """What the products of an engine with this plan multiply: a dtype or int8."""
+    """Operand of the products of an engine with this plan: a dtype or int8."""
     coded = _coded(plan)
     if coded and all(t.layout in _INTEGERS for t in coded):
         return "int8"

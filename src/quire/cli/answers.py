@@ -45,7 +45,7 @@ class Model(Protocol):
         ...
 
     def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Pieces:
-        """What follows a text."""
+        """The continuation of a text, in pieces."""
         ...
 
 
@@ -139,7 +139,7 @@ def _write(text: str) -> None:
 
 
 def lines(greeting: str) -> Iterator[str]:
-    """What the user types, until the input ends. At a terminal Ctrl-C discards the line."""
+    """The lines that the user types. At a terminal Ctrl-C discards the line."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401 (its import gives input() line editing)

@@ -147,7 +147,7 @@ def describe_cores(facts: MachineFacts) -> str:
 
 
 def describe_threads(facts: MachineFacts) -> str:
-    """How many threads an engine would compute with, on which CPUs, and why."""
+    """The number of threads of an engine, their CPUs, and the reason."""
     placement = place(facts)
     room = placement.rooms[0]
     where = f"on CPUs {format_cpus(room)}" if room else "on any CPU"
@@ -187,7 +187,7 @@ def _gpu() -> Lines:
 
 
 def _gpu_providers() -> Lines:
-    """Which providers serve on the GPU, fast and deterministic."""
+    """The providers that serve on the GPU, fast and deterministic."""
     import torch
 
     from quire.ops import select
@@ -222,7 +222,7 @@ def _providers() -> Lines:
 
 
 def describe(choice: Choice, device: str) -> str:
-    """Which provider serves an op on a device, and why each other provider does not."""
+    """The provider that serves an op on a device, and the reasons why the others do not."""
     from quire.ops.select import PLAIN, PROVIDERS
     from quire.plugins.tables import OP_PROVIDERS
 

@@ -1,4 +1,4 @@
-"""What commands that serve share: their log."""
+"""The log of commands that serve."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _REMOTE_FLAGS = ("model_name", "api_key")
 
 
 def add_answer_flags(parser: QuireParser, first: Sequence[str]) -> None:
-    """Where answers come from, sampling, and the engine's flags. `first`: the command's own flags,
+    """Adds flags for the source of answers, sampling and the engine. `first`: the command's flags,
     which lead the help.
     """
     parser.add_argument(

@@ -17,7 +17,7 @@ from quire.errors import CapacityError, EngineError, GenerationError, InvalidPar
 from quire.release import __version__
 
 _SILENCE_S = 600.0
-"""How long a server may say nothing."""
+"""The longest silence of a server, in seconds."""
 _LINE_BYTES = 1 << 22
 _ERROR_BYTES = 1 << 16
 _BUSY = (429, 503)
@@ -129,7 +129,7 @@ def _read(event: dict[str, Any]) -> Iterator[Piece]:
 
 
 def _as_ours(error: urllib.error.HTTPError) -> EngineError:
-    """What a refusal means to the person who asked."""
+    """The refusal as an error for the person who asked."""
     with error:
         data = error.read(_ERROR_BYTES)
     try:

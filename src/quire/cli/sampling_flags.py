@@ -46,7 +46,7 @@ FLAGS: dict[str, tuple[Any, str]] = {
 """Field -> (type or form, what it does)."""
 
 FIRST_SAMPLING_FLAGS = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop")
-"""What `--help` alone lists of them."""
+"""The flags that `--help` alone lists."""
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:

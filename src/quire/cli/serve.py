@@ -41,7 +41,7 @@ _FIRST_FLAGS = {
     ),
     "Chat": ("chat_template", "tool_call_parser", "reasoning_parser"),
 }
-"""What `quire serve --help` lists."""
+"""The flags that `quire serve --help` lists."""
 
 
 def add_arguments(parser: QuireParser) -> None:

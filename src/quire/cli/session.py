@@ -17,7 +17,7 @@ from quire.config.args.option import options_of
 from quire.errors import EngineGenerateError
 
 FIRST_ENGINE_FLAGS = ("model", "dtype", "quantization", "max_model_len", "device", "seed")
-"""What the help of a command that runs a model lists without being asked for more."""
+"""The flags that the help of a command with a model lists without being asked for more."""
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _offloaded(args: EngineArgs, facts: ModelFacts, value_bytes: int) -> str:
-    """What the options leave in host memory when a GPU runs the model in the stored type."""
+    """The weights that stay in host memory when a GPU runs the model in the stored type."""
     sizes = [{n: count * value_bytes for n, count in p.items()} for p in facts.layer_products]
     offload = choose_offload(args, sizes)
     return f"layers {' '.join(map(str, offload.layers))}: {offload.describe()}"

@@ -1,1 +1,1 @@
-"""What this machine offers: cores, memory, CPU features, GPUs. No torch."""
+"""This machine: cores, memory, CPU features, GPUs. No torch."""

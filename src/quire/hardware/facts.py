@@ -1,4 +1,4 @@
-"""What is known of a machine: numbers from host.py and nvidia.py, or written by hand in tests."""
+"""Facts of a machine: numbers from host.py and nvidia.py, or written by hand in tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine gives this process: cores, CPU features and memory, inside the limits of its
+"""Resources of this process: cores, CPU features and memory, inside the limits of its
 container, and a GPU.
 """
 

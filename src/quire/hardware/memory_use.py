@@ -1,4 +1,4 @@
-"""How much memory the processes of an engine take."""
+"""Memory of the processes of an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which NVIDIA GPU this process would use, asked of the driver's own libraries.
+"""The NVIDIA GPU that this process would use, asked of the driver's own libraries.
 
 Without torch: the front end never imports it, and a process that has made a context on a GPU holds
 some hundred MiB there. libcuda says which device is the first one for this process (it knows
@@ -61,7 +61,7 @@ def find_gpu(load: Load = ctypes.CDLL) -> tuple[GpuFacts | None, str]:
 
 
 def gpu_bytes_in_use(load: Load = ctypes.CDLL) -> int | None:
-    """How much memory of the first GPU that this process may use is taken, by whatever; None where
+    """Bytes in use, by any process, of the first GPU that this one may use; None where
     that cannot be told.
     """
     try:

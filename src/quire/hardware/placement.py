@@ -1,4 +1,4 @@
-"""Where the threads of engines compute: one on each physical core, performance cores before
+"""Placement of engines' threads: one on each physical core, performance cores before
 efficiency cores, each engine on one NUMA node.
 
 An efficiency core multiplies about half as fast, and an operation ends with its last thread, so

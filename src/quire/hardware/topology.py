@@ -1,4 +1,4 @@
-"""How the logical CPUs of a Linux machine are built into cores, caches and NUMA nodes, and which of
+"""Cores, caches and NUMA nodes of the logical CPUs of a Linux machine, and which of
 them are slow, as /sys and /proc describe it.
 
 Every file may be missing, as in many virtual machines: then each logical CPU is a core of its own,
@@ -125,7 +125,7 @@ def _nodes(read: Read) -> dict[int, int]:
 
 
 def _efficient(read: Read, cpus: frozenset[int]) -> frozenset[int]:
-    """Which of `cpus` belong to efficiency cores, beside faster ones."""
+    """The members of `cpus` that belong to efficiency cores, beside faster ones."""
     if read("/sys/devices/cpu_core/cpus"):
         lists = [parse_cpus(read(f"/sys/devices/{pmu}/cpus")) for pmu in _EFFICIENT_PMUS]
         slow = cpus & frozenset().union(*lists)

@@ -47,7 +47,7 @@ PARAMETERS = (
     *("q", "k_cache", "v_cache", "cache_seqlens", "page_table", "cu_seqlens_q", "max_seqlen_q"),
     *("softmax_scale", "causal", "softcap"),
 )
-"""What the function is called with; a package whose function lacks one is another generation."""
+"""Arguments of the function; a package whose function lacks one is another generation."""
 
 Kernel = Callable[..., Tensor]
 
@@ -164,7 +164,7 @@ class Fa3Plan:
 
 
 def why_not(q: Tensor, kv: PagedKV, plan: Fa3Plan, args: AttentionArgs) -> str:
-    """Why a call is left to the Triton kernels; empty if it is not."""
+    """The reason to leave a call to the Triton kernels; empty if there is none."""
     if plan.most_new <= 1:
         return "no row has more than one new token"
     if args.sinks is not None or args.alibi is not None:

@@ -102,7 +102,7 @@ def _summed(at: float, metrics: Iterable[Metric]) -> _Totals:
 
 
 def _changes(before: _Totals, now: _Totals) -> dict[str, float]:
-    """What happened between two samples; a total that has become smaller counts for nothing."""
+    """Differences between two samples; a total that has become smaller counts for nothing."""
 
     def change(name: str) -> float:
         return max(0.0, now.values.get(name, 0.0) - before.values.get(name, 0.0))

@@ -30,7 +30,7 @@ class Gauge(msgspec.Struct, frozen=True, tag=True):
 
 
 class Histogram(msgspec.Struct, frozen=True, tag=True):
-    """How many values were at most as large as each bound (a float as text, "+Inf" the last)."""
+    """Counts of values at most as large as each bound (a float as text, "+Inf" the last)."""
 
     name: str
     labels: dict[str, str]

@@ -81,7 +81,7 @@ class RequestTracer:
 
 
 def exporter_to(endpoint: str) -> Any:
-    """What sends spans to an OTLP endpoint: over HTTP where it has a path
+    """The exporter of spans to an OTLP endpoint: over HTTP where it has a path
     (`http://host:4318/v1/traces`), else over gRPC (`http://host:4317`, `grpc://host:4317`).
 
     Raises InvalidParameter for an invalid address, and where the packages are missing.

@@ -20,7 +20,7 @@ NO_BLOCK = -1
 
 @dataclass(slots=True)
 class GroupBatch:
-    """What differs between KV groups: slots [T] int64, where the new K/V go, and the group's
+    """The fields in which KV groups differ: slots [T] int64, where the new K/V go, and the group's
     attention plan; `rotary`: this step's table in place of the layers' own, where positions have
     several axes.
     """
@@ -71,7 +71,7 @@ class PromptBatch:
 
 
 LayerBatch = GroupBatch | StateBatch | PromptBatch
-"""What a layer gets of its KV group in a step."""
+"""A layer's view of its KV group in a step."""
 
 
 @dataclass(slots=True)

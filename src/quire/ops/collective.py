@@ -38,7 +38,7 @@ def linear_partial(x: Tensor, w: Plain, peaks: Tensor | None = None) -> Tensor:
 def linear_total(
     parts: Tensor, w: Plain, peaks: Tensor | None, dtype: torch.dtype, addend: Addend | None = None
 ) -> Tensor:
-    """What `linear` makes of the segments' sums: parts [T, S, out] of all workers, in the order of
+    """Result of `linear` from the segments' sums: parts [T, S, out] of all workers, in the order of
     the inputs -> [T, out] in `dtype`. peaks [T]: as for `linear_partial`, needed if rows are
     rounded.
     """

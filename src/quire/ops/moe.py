@@ -25,7 +25,7 @@ from quire.ops.registry import op
 
 @dataclass(frozen=True, slots=True)
 class MoeArgs:
-    """What an expert computes: down(act(gate) * up), or down(act(up)) if not `gated`.
+    """The function of an expert: down(act(gate) * up), or down(act(up)) if not `gated`.
 
     clamp: gpt-oss's limited gate instead of `act`. bound: that of `bounded_gated`. weighs_input:
     the weight of a choice multiplies the expert's input, not its result (Llama 4).

@@ -21,7 +21,7 @@ MOST = 127.0
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How a weight is stored that is not kept in the model's dtype.
+    """Storage of a weight that is not kept in the model's dtype.
 
     fp8: 8-bit floats with an fp32 scale per output (`quire.ops.fp8`). int8: whole numbers of
     -127..127 with an fp32 scale per output. int4: -8..7 with a bf16 scale per output and `group`

@@ -1,4 +1,4 @@
-"""How a row of numbers gets the scale with which it is rounded: the largest value becomes the
+"""The scale with which a row of numbers is rounded: the largest value becomes the
 largest number of the type.
 """
 
@@ -24,12 +24,12 @@ def peaks_of(x: Tensor) -> Tensor:
 
 
 def scales_of(peaks: Tensor, most: float) -> Tensor:
-    """What a number of rows with these peaks stands for, if `most` is the largest number."""
+    """Scales of rows with these peaks, if `most` is the largest number."""
     largest = torch.full_like(peaks, most)  # a GPU would multiply with the reciprocal of a number
     return torch.where(peaks < TINY, 0.0, peaks / largest)
 
 
 def inverses_of(peaks: Tensor, most: float) -> Tensor:
-    """What a value is multiplied with to become a number: 0 where all are zeros."""
+    """Factors that turn values into numbers: 0 where all are zeros."""
     largest = torch.full_like(peaks, most)  # a number / tensor would multiply with the reciprocal
     return torch.where(peaks < TINY, 0.0, largest / peaks)

@@ -17,7 +17,7 @@ RouterScore = Literal["softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "spa
 
 @dataclass(frozen=True, slots=True)
 class RouteArgs:
-    """How tokens choose `top_k` experts and how the chosen ones' results are weighed.
+    """The choice of `top_k` experts for tokens, and the weights of the chosen ones' results.
 
     score: "softmax" over all experts or "sigmoid" of each, by which experts are also chosen;
     "softmax_topk" and "sigmoid_topk": experts are chosen by their logits, and the softmax is over

@@ -21,7 +21,7 @@ from quire.ops.rounding import peaks_of
 
 @dataclass(frozen=True, slots=True)
 class Addend:
-    """What is added to some rows of a product before its activation and its rounding.
+    """Values added to some rows of a product before its activation and its rounding.
 
     values [A, out] fp32; rows [T] int32: the row of `values` that is added to each row of the
     product, or a negative number where there is none, which leaves that row's bits as they are.

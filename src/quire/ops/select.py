@@ -270,7 +270,7 @@ def _refusal(
     table: Mapping[tuple[str, str], Implementation],
     facts: Facts,
 ) -> str | None:
-    """Why the provider cannot serve all of these ops together, or None."""
+    """The reason why the provider cannot serve all of these ops together, or None."""
     absent = [name for name in members if (provider, name) not in table]
     if absent:
         return f"has no {', '.join(absent)}"

@@ -17,7 +17,7 @@ _RULES = " or ".join(f'"{rule}"' for rule in get_args(LengthRule))
 
 
 class BeamSearchParams(msgspec.Struct, omit_defaults=True, metaclass=checks.CheckedMeta):
-    """How `LLM.beam_search` searches for the likeliest texts.
+    """Parameters of `LLM.beam_search`, which searches for the likeliest texts.
 
     The score of a text is its summed logprob / length ** `length_penalty`. By the `length_rule`
     "sequence" the length is that of prompt and output without a trailing EOS; by "output" it is

@@ -14,7 +14,7 @@ class SamplingType(enum.IntEnum):
 
 
 class RequestOutputKind(enum.Enum):
-    """What each `RequestOutput` carries: all so far, what is new, or all but only at the end."""
+    """The content of each `RequestOutput`: all so far, what is new, or all but only at the end."""
 
     CUMULATIVE = 0
     DELTA = 1

@@ -1,4 +1,4 @@
-"""How tokens are chosen, when a request ends, and what comes back: `SamplingParams`."""
+"""`SamplingParams`: the choice of tokens, the end of a request, and the content of its outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.params.sampling_fields import SamplingFields
 
 MAX_BAD_WORD_SEQUENCES = 128
 MAX_BAD_WORD_TOKENS = 1024
-"""How many token sequences, and tokens in all, the bad words of one request may become."""
+"""The most token sequences, and tokens in all, that the bad words of one request may become."""
 
 _MUTABLE = (
     *("stop", "stop_token_ids", "logprob_token_ids", "structured_outputs", "logit_bias"),
@@ -197,7 +197,7 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many logprobs a position gets in addition to its own: -1 all, None no logprobs."""
+        """Number of logprobs of a position in addition to its own: -1 all, None no logprobs."""
         if self.logprobs is None and self.logprob_token_ids is not None:
             return len(self.logprob_token_ids)
         return self.logprobs
@@ -222,7 +222,7 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
 
     @property
     def output_text_buffer_length(self) -> int:
-        """How many characters are held back, because a stop string may begin in them."""
+        """Number of characters held back, because a stop string may begin in them."""
         if not self.stop or self.include_stop_str_in_output:
             return 0
         return max(map(len, self.stop)) - 1

@@ -15,7 +15,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     """Every parameter of one generation with its default."""
 
     n: int = 1
-    """How many completions; child i draws with seed + i."""
+    """Number of completions; child i draws with seed + i."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -35,7 +35,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     """None: as many as fit after the prompt."""
     min_tokens: int = 0
     logprobs: int | None = None
-    """How many of the likeliest tokens to report; 0: the chosen one alone, -1: all."""
+    """Number of the likeliest tokens to report; 0: the chosen one alone, -1: all."""
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
     """Report exactly these tokens (and the chosen one) instead of the likeliest."""

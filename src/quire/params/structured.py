@@ -15,7 +15,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _WITH_JSON = ("json", "json_object", "structural_tag")
 _FLAGS = ("disable_any_whitespace", "disable_additional_properties")
 GRAMMAR_FAILED = "the request's grammar failed"
-"""How the error of an output begins whose grammar proved too large while it ran."""
+"""Beginning of the error of an output whose grammar proved too large while it ran."""
 NO_TOKEN_LEFT = "no token can be drawn: the request's parameters and grammar forbid every one"
 """The error of an output whose request contradicts itself."""
 _MAX_CHARS = 2**20
@@ -78,7 +78,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
 
     @property
     def kind(self) -> str:
-        """Which of the six kinds is given."""
+        """The one of the six kinds that is given."""
         return next(kind for kind in _KINDS if getattr(self, kind) is not None)
 
     def _check(self, kind: str) -> None:

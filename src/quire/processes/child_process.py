@@ -25,7 +25,7 @@ from quire.processes.start_message import ChildStart, last_words, send_start
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 GRACE_S = 5.0
-"""How long a process that was told to end may take, if nothing else is said."""
+"""Seconds that a process may take that was told to end, if nothing else is said."""
 
 _ROOT = str(Path(__file__).parents[2])
 _BOOT = (
@@ -93,7 +93,7 @@ class ChildProcess:
         return self._process.poll() is None
 
     def exit_words(self, timeout_s: float = GRACE_S) -> str:
-        """How the process ended, in words; waits for the end that its pipe has announced."""
+        """The end of the process in words; waits for the end that its pipe has announced."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -105,7 +105,7 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; negative: by which signal. None while it runs."""
+        """Exit code of the process; negative: the signal that ended it. None while it runs."""
         return self._process.poll()
 
     def last_words(self) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from quire.scheduling.scheduler_output import InFlightStep
 
 
 class SlotAllocator:
-    """Which adapter each slot has, and for how many running requests. Slots count from 1.
+    """The adapter in each slot, and the number of its running requests. Slots count from 1.
 
     `kept` are the adapters whose weights the workers have, which the engine core maintains; a slot
     is filled from there. What a step lacked is in `wanted`. Adapters in `pinned` keep their slots.

@@ -25,7 +25,7 @@ from quire.step.plan import NULL_BLOCK, NewBlocks
 from quire.step.transfers import BlockKey
 
 _TO_LOAD = -1
-"""What stands for a block that a tier has."""
+"""Placeholder of a block that a tier has."""
 
 
 class BlockTables:
@@ -305,7 +305,7 @@ class BlockTables:
         return total
 
     def _capacity(self, request: Request) -> int:
-        """How many tokens the request's blocks hold."""
+        """The number of tokens that the request's blocks hold."""
         capacity = sys.maxsize
         for number in self._token_groups:
             size = len(request.block_ids[number]) * self.groups[number].block_size
@@ -371,7 +371,7 @@ class BlockTables:
         request.num_published_tokens = 0
 
     def rename(self, request: Request) -> None:
-        """What determines the keys of the request has changed: from now on its blocks are published
+        """New keys for a request that has changed: from now on its blocks are published
         under other ones.
         """
         self._write_no_more(request)

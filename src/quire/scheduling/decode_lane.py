@@ -100,7 +100,7 @@ class DecodeLane:
         self._enter_calendar(request, self.tick + 1)
 
     def room(self, request: Request) -> int:
-        """How many tokens a member's blocks and its maximum length allow it at this tick."""
+        """The number of tokens that a member's blocks and its maximum length allow at this tick."""
         end = min(request.capacity, request.max_total_tokens - 1)
         return end - self.position(request)
 

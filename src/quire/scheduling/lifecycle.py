@@ -69,7 +69,7 @@ class WaitingQueue:
 
     @property
     def num_deferred(self) -> int:
-        """How many of them wait for a prerequisite. O(those that did when this was last read)."""
+        """The number that wait for a prerequisite. O(those that did when this was last read)."""
         waits = (State.WAITING, State.PREEMPTED)
         self._deferred = [r for r in self._deferred if r.state in waits and not r.is_ready]
         return len(self._deferred)

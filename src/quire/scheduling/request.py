@@ -16,7 +16,7 @@ from quire.step.plan import NewRow
 
 
 class State(enum.IntEnum):
-    """Where a request is in its life; everything above PREEMPTED is final."""
+    """Stage of a request's life; everything above PREEMPTED is final."""
 
     WAITING = 0
     RUNNING = 1
@@ -27,7 +27,7 @@ class State(enum.IntEnum):
 
 
 class Reason(enum.IntEnum):
-    """Why a request ended; the numbers are those of the wire protocol."""
+    """Reason for the end of a request; the numbers are those of the wire protocol."""
 
     STOP = 0
     LENGTH = 1
@@ -60,7 +60,7 @@ class OutputGrammar(Prerequisite, Protocol):
 
 
 class Stop(NamedTuple):
-    """Why a request stops: the reason, and which token or pattern caused it, if any. `is_in_text`:
+    """Reason of a stop, and the token or pattern that caused it, if any. `is_in_text`:
     its last token belongs to its text.
     """
 
@@ -119,9 +119,9 @@ class Request:
     position_offset: int = 0
     """See `NewRow`."""
     adapter_slot: int = 0
-    """Where its adapter is while it has a row; 0: nowhere."""
+    """Slot of its adapter while it has a row; 0: none."""
     num_passes: int = 0
-    """How often it was passed over for lack of a slot since it last had a row."""
+    """Number of times that it was passed over for lack of a slot since it last had a row."""
     is_indivisible: bool = False
     """Its prompt is computed in one step, and it is not preempted while that step is in flight."""
 
@@ -178,9 +178,9 @@ class Request:
     takes_snapshot: bool = False
     """Whether it goes on in the very blocks of the snapshot that it hits, for lack of others."""
     snapshot_ends: list[int] = field(default_factory=list)
-    """Where chunks must end so that the recurrent state can be saved there, ascending."""
+    """Lengths at which chunks must end so that the recurrent state can be saved, ascending."""
     snapshots: dict[int, list[int]] = field(default_factory=dict)
-    """Where chunks ended -> blocks that a step in flight copies the state there to, one per group
+    """Ends of chunks -> blocks that a step in flight copies the state there to, one per group
     of recurrent state.
     """
     num_state_updates: int = 0
@@ -193,7 +193,7 @@ class Request:
     pending_input: list[NextInput] = field(default_factory=list)
     """Inputs not yet used, in the order of `Scheduler.extend`."""
     last_stop: Stop | None = None
-    """Why an idle request stopped."""
+    """Reason why an idle request stopped."""
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.prompt_token_ids)

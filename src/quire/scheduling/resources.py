@@ -155,7 +155,7 @@ class TokenBudget:
         return least if least <= left and fits else 0
 
     def _allowed(self, request: Request, want: int) -> int:
-        """How many of the next `want` tokens the allowance has room for. A single one, which may be
+        """The part of the next `want` tokens that the allowance admits. A single one, which may be
         a stream's, it has always.
         """
         if self.allowance is None or want == 1:

@@ -38,8 +38,8 @@ class ScheduledChunk:
 
 
 class Failure(NamedTuple):
-    """Why a request fails. `num_nans`: how many of its logits are NaN, if that is why; `fault`: the
-    exception for the log.
+    """Failure of a request. `num_nans`: number of NaN among its logits, if that is why; `fault`:
+    the exception for the log.
     """
 
     text: str

@@ -9,7 +9,7 @@ import msgspec
 
 
 class KVGroupSpec(msgspec.Struct, frozen=True):
-    """What the layers of one KV group store in blocks of the shared pool.
+    """Contents of the blocks of one KV group in the shared pool.
 
     - `full`: keys and values of every token;
     - `sliding`: those of the last `window` tokens, the query's own included;
@@ -31,7 +31,7 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
 
 
 class StepsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What bounds a step. `max_stall_s`: how long a stream may wait for the step of other prompts,
+    """Bounds of a step. `max_stall_s`: how long a stream may wait for the step of other prompts,
     in seconds; None: any time.
     """
 
@@ -45,7 +45,7 @@ class StepsPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What bounds `steps`, and the memory, adapters and drafts that they share. Counts are in
+    """Bounds of `steps`, and the memory, adapters and drafts that they share. Counts are in
     tokens unless stated otherwise. `groups` are the KV groups of the model; `num_drafts` is the
     most drafts that a request verifies in a step, `max_drafts` the most of all requests (None:
     any); `reports_drafts` puts what became of each one's into the outputs. Snapshots of recurrent

@@ -52,7 +52,7 @@ class CustomCodeFailure(Exception):
 
 
 def contained(error: BaseException) -> Exception:
-    """What code of the operator's own raised (a drafter, a logits processor, a worker's method), as
+    """Wraps an error of the operator's code (a drafter, a logits processor, a worker's method), as
     an exception that costs a request or a call at most. Raises KeyboardInterrupt, which is the
     terminal's.
     """

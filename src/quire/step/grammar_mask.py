@@ -1,4 +1,4 @@
-"""Which tokens grammars allow in a step."""
+"""Masks of the tokens that grammars allow in a step."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class BlockTransfer(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptAllowance(msgspec.Struct, frozen=True, gc=False):
-    """How many tokens of prompts a step may compute while streams wait for it. A token at position
+    """Allowance of prompt tokens of a step while streams wait for it. A token at position
     p counts as 1 + `pair_cost` * p: `tokens` would all be at the start of their prompts.
     """
 
@@ -110,7 +110,7 @@ class PromptAllowance(msgspec.Struct, frozen=True, gc=False):
     pair_cost: float = 0.0
 
     def cost(self, first: int, count: int) -> float:
-        """What `count` tokens from position `first` on count as."""
+        """The cost of `count` tokens from position `first` on."""
         return count + self.pair_cost * count * (first + count / 2)
 
     def fitting(self, first: int, used: float) -> int:

@@ -6,7 +6,7 @@ import msgspec
 
 
 class StepResult(msgspec.Struct, gc=False):
-    """What the runner sampled: `counts[i]` ids, at least one, for the i-th sampled row of the
+    """Sampled tokens of a step: `counts[i]` ids, at least one, for the i-th sampled row of the
     plan (None: one each), and `num_drafts[i]` drafts that are ready for its next step (None: none).
 
     A row that verified d drafts has 1 .. d+1 ids: the accepted drafts and the token after them. A

@@ -82,7 +82,7 @@ class LoopClient:
         return self.inner.engine_indices
 
     def core_status(self, engine_index: int) -> CoreStatus:
-        """What is known of one core now."""
+        """The known state of one core."""
         return self.inner.core_status(engine_index)
 
     def shutdown(self, timeout_s: float | None = None) -> None:

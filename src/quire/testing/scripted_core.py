@@ -164,11 +164,11 @@ class ScriptedCore:
         """Do nothing: there is no such memory."""
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What a core of a text model says."""
+        """The tasks of a text model's core."""
         return ("generate",)
 
     def get_weight_version(self) -> str:
-        """What a core says."""
+        """The weight version of the core."""
         return "default"
 
     def check_lora(self, folder: str) -> None:

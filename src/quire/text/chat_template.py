@@ -59,7 +59,7 @@ MAX_POWER_BITS = 4096
 _CONTINUE_MARK = "continue-this-text-here-5c0f9 "
 _FILTERS = bounded_filters()
 _MAX_DATE_PART = 256
-"""What one character of a date's format becomes, at most."""
+"""The most characters that one character of a date's format becomes."""
 _MOST_LEVELS = 200
 """Levels of nesting in what a template gets."""
 # What a template reads besides the messages, when it is only asked for its forms.
@@ -245,7 +245,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call(context, function, *args, **kwargs)
 
     def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
-        """What a macro or a block writes."""
+        """Joins the pieces that a macro or a block writes."""
         texts, length = [], 0
         for piece in pieces:
             length += len(piece)
@@ -256,7 +256,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
-        """What the sandbox calls for a forbidden attribute; Jinja would go on until it is used."""
+        """Raises for a forbidden attribute; Jinja would go on until it is used."""
         raise jinja2.exceptions.SecurityError(
             f"the attribute {attribute!r} of a {type(obj).__name__} is not for templates"
         )

@@ -30,7 +30,7 @@ _DESCRIBED = ("name", "description", "parameters")
 
 
 def describe_tools(tools: Sequence[Any]) -> str:
-    """What the model is told about `tools`: name, description and parameters of each, and the form
+    """Description of `tools` for the model: name, description and parameters of each, and the form
     of a call.
     """
     return _DESCRIPTION.replace("{}", "\n".join(_described(tool) for tool in tools), 1)

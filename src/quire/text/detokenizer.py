@@ -239,7 +239,7 @@ class LibraryText:
         self.stream = DecodeStream(ids=valid, skip_special_tokens=skip_special)
 
     def feed(self, ids: Iterable[int]) -> str:
-        """What the library gives, or after too many ids without text whatever they decode to."""
+        """Text from the library, or after too many ids without text whatever they decode to."""
         return "".join(
             [self._step(index) for index in ids if token_of(self.library, index) is not None]
         )

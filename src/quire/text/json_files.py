@@ -38,7 +38,7 @@ def read_plain_json(path: Path) -> dict[str, Any]:
 
 
 def read_value(path: Path, most_bytes: int = MOST_BYTES) -> Any:
-    """What the JSON in `path` means. Raises LoadError if it cannot be read."""
+    """The value of the JSON in `path`. Raises LoadError if it cannot be read."""
     text = read_text(path, most_bytes)
     try:
         value = json.loads(text)

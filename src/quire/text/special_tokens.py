@@ -1,4 +1,4 @@
-"""Which tokens of a tokenizer are special or added, according to the side files of its folder.
+"""The special and added tokens of a tokenizer, according to the side files of its folder.
 
 The rules are those of transformers' fast classes (tokenization_utils_base.py, `_from_pretrained`):
 `added_tokens_decoder` in tokenizer_config.json makes special_tokens_map.json and added_tokens.json

@@ -1,4 +1,4 @@
-"""What the parts of a tokenizer say about texts in general: how much of a text one token can cover,
+"""Bounds that follow from the parts of a tokenizer: how much of a text one token can cover,
 and whether an expression could take time without bound.
 """
 

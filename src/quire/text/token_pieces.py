@@ -1,4 +1,4 @@
-"""What one id contributes to a text, for the decoders in which ids contribute independently of each
+"""The text of single ids, for the decoders in which ids contribute independently of each
 other.
 
 The `tokenizers` library decodes whole lists. For three kinds of decoder its result is a
@@ -81,7 +81,7 @@ def _byte_fallback_piece(replacements: list[tuple[str, str]], token: str) -> Pie
 
 
 def _word_piece(decoder: Decoder | None, is_first: bool, token: str) -> Piece:
-    """What the decoder makes of the token at the beginning, or after another one."""
+    """The decoder's text of the token at the beginning, or after another one."""
     if decoder is None:
         return token if is_first else " " + token
     if is_first:

@@ -38,7 +38,7 @@ _ENCODING_OF_CHATS = ("padding", "truncation", "max_length", "return_tensors")
 
 
 class Encoded(dict[str, Any]):
-    """What calling a tokenizer gives: a dict whose keys are also attributes (`.input_ids`)."""
+    """The result of calling a tokenizer: a dict whose keys are also attributes (`.input_ids`)."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -89,7 +89,7 @@ class Tokenizer:
         self._whole = WholeTokenizer(name_or_path)
 
     def __getattr__(self, name: str) -> Any:
-        """What transformers' tokenizer of the same folder has besides."""
+        """Attributes that transformers' tokenizer of the same folder has besides."""
         if not name.startswith("_") and vars(self).get("name_or_path"):
             try:
                 return getattr(self._transformers(), name)
@@ -340,7 +340,7 @@ class Tokenizer:
         return may_backtrack(self.library)
 
     def num_special_tokens_to_add(self) -> int:
-        """How many tokens the post-processor adds to one text."""
+        """The number of special tokens that the post-processor adds to one text."""
         return self.library.num_special_tokens_to_add(False)
 
     def _encoding(
@@ -360,7 +360,7 @@ class Tokenizer:
         return self.library.post_process(encoding, None, add_special_tokens)
 
     def _encoded(self, text: str, add_special_tokens: bool) -> Encoding:
-        """What the library makes of `text`, ids alone. Its call for one text would hold the
+        """Encodes `text`, ids alone. The library's call for one text would hold the
         interpreter; this one does not, and takes half the time.
         """
         encode = self.library.encode_batch_fast
@@ -572,7 +572,7 @@ def clean_up_spaces(text: str) -> str:
 
 
 def _shared_room(room: int, first: int, second: int) -> tuple[int, int]:
-    """How many tokens of two texts fit in `room`, where the longer one is cut first."""
+    """The numbers of tokens of two texts that fit in `room`, where the longer one is cut first."""
     over = max(0, first + second - room)
     cut = min(over, abs(first - second))
     first, second = (first - cut, second) if first > second else (first, second - cut)

@@ -44,7 +44,7 @@ LARGEST_KNOWN_LENGTH = 10**20
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What the side files say; `special_tokens` maps a role such as "eos_token" to the token's
+    """Facts of the side files; `special_tokens` maps a role such as "eos_token" to the token's
     text.
     """
 

@@ -15,7 +15,7 @@ CALL_PARAMETERS = frozenset({
     "return_tensors", "return_token_type_ids", "return_attention_mask", "return_length",
     "return_overflowing_tokens", "return_special_tokens_mask", "return_offsets_mapping", "verbose",
 })  # fmt: skip
-"""What calling it takes and calling Quire's does not."""
+"""Arguments that calling it takes and calling Quire's does not."""
 
 
 class WholeTokenizer:

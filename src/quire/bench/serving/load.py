@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """How requests arrive: `rate` a second (inf: all at once) and at most `concurrency` at a time.
+    """Arrival of requests: `rate` a second (inf: all at once) and at most `concurrency` at a time.
 
     burstiness is the shape of the gamma distribution of the times between two arrivals: 1 is a
     Poisson process, less is in bursts, more is even.

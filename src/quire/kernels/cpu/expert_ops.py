@@ -36,7 +36,7 @@ class CpuExperts:
 
 
 class ExpertOps:
-    """What packs experts and computes with them; see quire.ops.moe for each."""
+    """Packing of experts and their products; see quire.ops.moe for each."""
 
     def __init__(self, runtime: CpuRuntime, dtype: torch.dtype) -> None:
         """dtype: that of the model's activations."""
@@ -206,7 +206,7 @@ def _into(memory: Tensor, pack: Callable[..., CpuLinear]) -> Callable[..., CpuLi
 
 
 def _finish_of(args: MoeArgs) -> tuple[str, float]:
-    """What becomes of the sums of gates and ups, and its limit (csrc/kernels/kernels.hpp)."""
+    """Activation of the sums of gates and ups, and its limit (csrc/kernels/kernels.hpp)."""
     if args.clamp is not None:
         return "limited", args.clamp
     if args.bound is not None:

@@ -42,7 +42,7 @@ def _to_line(count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Where the parts of one KV head are in a block, in bytes from the head's beginning.
+    """Offsets of the parts of one KV head in a block, in bytes from the head's beginning.
 
     Keys first: tiles of `tile` slots, [Dp / pack, tile, pack] each, where Dp is head_dim rounded up
     to `pack`. Then values [S, D]; for int8, fp32 scales [S] of keys and of values; then `padding`,

@@ -36,7 +36,7 @@ AnyWeight = Tensor | RowStack | CodedWeight
 
 @dataclass(frozen=True, slots=True)
 class CodeFacts:
-    """What a weight in codes has besides its panels: the scales' type, whether there are zero
+    """Facts of a weight in codes besides its panels: the scales' type, whether there are zero
     points, how rows are rounded (type, group, scale), and the table that codes are indices of.
     """
 
@@ -80,7 +80,7 @@ class CpuLinear:
 
 
 class LinearOps:
-    """What packs weights, multiplies with them and looks up their rows; see quire.ops for each."""
+    """Packing of weights, products with them and lookup of their rows; see quire.ops for each."""
 
     def __init__(self, runtime: CpuRuntime, dtype: torch.dtype) -> None:
         """dtype: that of the model's activations."""
@@ -515,5 +515,5 @@ def packed_memory(keys: Sequence[str | None], num_bytes: int) -> Tensor | None:
 
 
 def address_of(tensor: Tensor | None) -> int:
-    """Where the kernels find a tensor; 0 for None."""
+    """Address of a tensor's data for the kernels; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -42,7 +42,7 @@ class CpuLora:
 
 
 class LoraOps:
-    """What keeps adapters, and computes with them; see quire.ops.formats.lora for each."""
+    """Banks of adapters and products with them; see quire.ops.formats.lora for each."""
 
     def __init__(self, runtime: CpuRuntime) -> None:
         self._runtime = runtime
@@ -179,5 +179,5 @@ class LoraOps:
 
 
 def bank_tensors(bank: CpuBank) -> tuple[Tensor, ...]:
-    """What products with the bank read."""
+    """Tensors that products with the bank read."""
     return bank.a, bank.b, bank.ranks, bank.pieces

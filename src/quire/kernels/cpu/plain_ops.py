@@ -128,7 +128,7 @@ def _recordable(name: str, function: Callable[..., Any], runtime: CpuRuntime) ->
 
 
 def _first(value: Any, axis: int | None, num_tokens: int) -> Any:
-    """What the argument is in a step of num_tokens."""
+    """The argument as it is in a step of num_tokens."""
     if isinstance(value, CurrentPlan):
         return value.plan
     return value if axis is None or value is None else value.narrow(axis, 0, num_tokens)

@@ -111,7 +111,7 @@ class CpuPlan:
 
 
 class RecordingRuntime(Protocol):
-    """What a program needs of the runtime whose calls it records (runtime.py)."""
+    """The runtime whose calls a program records (runtime.py)."""
 
     native: ModuleType
     context: Any

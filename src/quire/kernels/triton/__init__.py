@@ -49,7 +49,7 @@ shape and no keys are shared: a token computed alone is then the token computed 
 
 _SMS = 132
 _PROGRAMS = 2 * _SMS
-"""What keeps a large GPU's memory busy; of latents, a program for each SM."""
+"""Programs that keep a large GPU's memory busy; for latents, one for each SM."""
 _KV_HEADS = 8
 """Of a model that does not say."""
 

@@ -1,4 +1,4 @@
-"""How Triton kernels are compiled and launched here.
+"""Compilation and launch of Triton kernels.
 
 A kernel's facts are of two kinds. What a model fixes (widths, head counts, dtypes) is `constexpr`,
 so that the compiler can vectorise. What a step decides (numbers of rows, lengths) is never
@@ -70,7 +70,7 @@ class Kernel(JITFunction):  # type: ignore[type-arg]
 
 
 def _kind(value: Any) -> Any:
-    """What Triton tells apart in an argument that is no constant."""
+    """The part of an argument that is not a constant by which Triton specializes."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % ALIGNMENT == 0
     if isinstance(value, int):
@@ -125,8 +125,8 @@ def power_of_2(n: int, least: int = 1) -> int:
 
 
 def columns_of(width: int) -> tuple[int, int]:
-    """How many programs share a row that is computed element by element, and how many columns each
-    has. A program has one row, so that its mask depends on constants alone and memory is moved 16
+    """The number of programs that share a row computed element by element, and the columns of
+    each. A program has one row, so that its mask depends on constants alone and memory is moved 16
     bytes at a time; rows are on axis 0 of the grid, the one that is longer than 65,535.
     """
     block = min(_COLUMNS, power_of_2(width))

@@ -38,7 +38,7 @@ def statistics(
     EPS: tl.constexpr,
     OVER: tl.constexpr,
 ) -> Any:
-    """What float32 x, 0 outside, is normalised with: its mean (0 where the kind keeps it) and one
+    """Statistics that normalise float32 x, 0 outside: its mean (0 where the kind keeps it) and one
     over its deviation.
     """
     mean = tl.zeros((), tl.float32)

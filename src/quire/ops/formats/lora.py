@@ -37,7 +37,7 @@ class LoraPiece:
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """What a bank has room for: `num_slots` adapters of a product whose outputs are `pieces`, in
+    """Capacity of a bank: `num_slots` adapters of a product whose outputs are `pieces`, in
     order and without gaps. `segments` are those of the inputs. is_table: the inputs are ids of a
     table, of which a row has one.
     """
@@ -53,7 +53,7 @@ class LoraShape:
 
     @property
     def num_parts(self) -> int:
-        """How many pairs of matrices an adapter has at most."""
+        """The most pairs of matrices that an adapter has."""
         return 1 + max(piece.part for piece in self.pieces)
 
     @property
@@ -136,7 +136,7 @@ def load_lora(bank: PlainBank, slot: int, parts: Sequence[LoraPart | None]) -> N
 
 @op(format="linear", only_for="adapters")
 def lora(x: Tensor, bank: PlainBank, slots: Tensor) -> Addend:
-    """What the rows' adapters add to the product of x [T, in]; slots [T] int32, NO_ADAPTER or below
+    """The adapters' addend to the product of x [T, in]; slots [T] int32, NO_ADAPTER or below
     for a row without.
     """
     return lora_total(lora_partial(x, bank, slots), bank, slots)
@@ -158,7 +158,7 @@ def lora_partial(x: Tensor, bank: PlainBank, slots: Tensor) -> Tensor:
 
 @op(format="linear", only_for="adapters")
 def lora_total(parts: Tensor, bank: PlainBank, slots: Tensor) -> Addend:
-    """What `lora` makes of the segments' factors [T, S, width] of all workers, in the order of the
+    """Result of `lora` from the segments' factors [T, S, width] of all workers, in the order of the
     inputs.
     """
     factors = add_up(parts).unflatten(1, (-1, bank.shape.max_rank))

@@ -20,7 +20,7 @@ _MOST = {"e4m3": LARGEST, "int8": MOST}
 
 @dataclass(frozen=True, slots=True)
 class RowRounding:
-    """How rows of activations are rounded: to numbers of a type times scales.
+    """Rounding of rows of activations to numbers of a type times scales.
 
     scale: of all values, as a calibration found it, an fp32 number; None: what maps the largest
     magnitude of each `group` inputs, or with a group of 0 of the row, to the type's largest number.

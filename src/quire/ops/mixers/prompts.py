@@ -90,7 +90,7 @@ def attend_prompts(
 
 @dataclass(frozen=True, slots=True)
 class RelativeScores:
-    """What the distance of a key from its query adds to scores, for H heads of D values.
+    """Addend to scores by the distance of a key from its query, for H heads of D values.
 
     `columns` [2R + 1] int64 has the column, of W, for each distance key - query from -R to R; what
     is farther has that of the end. `bias` [H, W] fp32 is added as it is; `keys` and `queries` [H,
@@ -178,7 +178,7 @@ def _attend_one(
 
 
 def _near(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Which of `length` tokens see each other; None where all do."""
+    """Mask of which of `length` tokens see each other; None where all do."""
     if window is None or window >= length:
         return None
     places = torch.arange(length, device=device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.ops.sampling.vocab_row import VocabRow
 
 _NUCLEUS_HEAD = 256
-"""How many of the largest entries are tried first; sorting a row takes 15 ms at V = 152k."""
+"""Number of the largest entries that are tried first; sorting a row takes 15 ms at V = 152k."""
 _BINS_PER_NAT = 16
 _NUM_BINS = 512
 
@@ -66,5 +66,5 @@ def _everything(row: VocabRow, weights: Tensor, wanted: float) -> Tensor:
 
 
 def _cut(mass: Tensor, wanted: float) -> int:
-    """How many tokens have less than `wanted` before them, given the inclusive mass [n]."""
+    """The number of tokens with less than `wanted` before them, given the inclusive mass [n]."""
     return 1 + int((mass[:-1] < wanted).count_nonzero())

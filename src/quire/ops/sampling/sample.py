@@ -22,11 +22,11 @@ from quire.ops.sampling.noise import negative_waiting_times, noise_bits
 from quire.ops.sampling.vocab_row import BLOCK, VocabRow
 
 _ENTRIES_TOGETHER = 2**17
-"""How many logits are worked on at once: half a MiB stays in a core's cache."""
+"""Number of logits that are worked on at once: half a MiB stays in a core's cache."""
 
 
 class TopLogits(NamedTuple):
-    """What log-probabilities are made of: log p(entry) = (entry - peak) - log_sum.
+    """Ingredients of log-probabilities: log p(entry) = (entry - peak) - log_sum.
 
     top_ids [R, n] int32 and top_values [R, n] fp32: the largest entries, largest first, the lower
     id first among equals. ranks [R] int32: how many entries are >= the given token's. peaks [R]
@@ -95,7 +95,7 @@ def draw(logits: Tensor, settings: Tensor, keys: Tensor, hashes: Tensor) -> tupl
 
 @op(is_invariant=True)
 def truncate(logits: Tensor, settings: Tensor) -> Tensor:
-    """What `draw` draws from: logits [R, V] fp32 divided by the temperature, and -inf for all that
+    """Logits [R, V] fp32 as `draw` uses them: divided by the temperature, and -inf for all that
     the filters drop -> [R, V]. Temperature 0 and rows without a finite peak are not filtered.
     """
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
@@ -112,7 +112,7 @@ def truncate(logits: Tensor, settings: Tensor) -> Tensor:
 
 @op(is_invariant=True)
 def rank(logits: Tensor, token_ids: Tensor, num_top: int) -> TopLogits:
-    """What the log-probabilities of a token [R] int64 of each row of logits [R, V] fp32 need, and
+    """Parts of the log-probabilities of a token [R] int64 of each row of logits [R, V] fp32, and
     of the num_top <= V largest entries.
     """
     rows = [VocabRow(row) for row in logits]

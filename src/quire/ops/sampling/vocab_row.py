@@ -45,7 +45,7 @@ class VocabRow:
         return ids[self.values[ids] >= threshold]
 
     def count_at_least(self, threshold: float) -> int:
-        """How many entries are >= threshold: the rank of an entry with this value."""
+        """The number of entries >= threshold: the rank of an entry with this value."""
         blocks = (self._maxima >= threshold).nonzero().flatten()
         if 4 * blocks.shape[0] > self._maxima.shape[0]:
             return int((self.values >= threshold).count_nonzero())

@@ -1,4 +1,4 @@
-"""What a chat template may build: every text and list is counted before it is made.
+"""Bounds of what a chat template may build: every text and list is counted before it is made.
 
 The sandbox of Jinja keeps templates from Python's objects. It does not keep them from `join`,
 `replace`, `'%0999999999d'` or a text that is doubled thirty times.
@@ -36,7 +36,7 @@ DROPPED_FILTERS = ("urlize", "wordwrap", "xmlattr")
 """For web pages, and slow or hard to bound."""
 
 _ESCAPED = 6
-"""How many characters one becomes when it is escaped, at most; most of the time it stays one."""
+"""The most characters that one becomes when it is escaped; most of the time it stays one."""
 _PLAIN_FILTERS = (
     *("batch", "capitalize", "dictsort", "groupby", "lower", "pprint", "reverse", "slice", "sort"),
     *("string", "striptags", "sum", "title", "trim", "truncate", "unique", "upper", "items"),
@@ -48,7 +48,7 @@ _NESTED_SPEC = re.compile(r":[^{}]*\{")
 
 
 class Budget:
-    """What one rendering may still do. Its methods raise SecurityError."""
+    """Budget of one rendering. Its methods raise SecurityError."""
 
     def __init__(self, max_characters: int) -> None:
         self._max_characters = max_characters
@@ -72,7 +72,7 @@ class Budget:
             self.step(length >> 10)
 
     def length_of(self, value: Any, indent: int = 0) -> int:
-        """How many characters `value` has as text, roughly and from above, with `indent` blanks per
+        """Number of characters of `value` as text, roughly and from above, with `indent` blanks per
         level. What it holds twice counts twice.
         """
         if type(value) is str:

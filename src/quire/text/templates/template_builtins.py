@@ -1,4 +1,4 @@
-"""What chat templates find in their environment: the names, the filter and the tag that Hugging
+"""The environment of chat templates: the names, the filter and the tag that Hugging
 Face templates use, made harmless.
 """
 

@@ -1,4 +1,4 @@
-"""Which tokenizer file of a folder counts. Nothing of the tokenizers library is imported here."""
+"""Choice of a folder's tokenizer file. Nothing of the tokenizers library is imported here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_HUB = ("tokenizer.json", "vocab.json")
 
 
 def found_mode(folder: Path) -> str:
-    """What tokenizer_mode="auto" means there: "mistral" for a folder with none but Mistral's own
+    """The meaning of tokenizer_mode="auto": "mistral" for a folder with none but Mistral's own
     files, else "hf".
     """
     if any(has_file(folder / name, MOST_VOCABULARY_BYTES) for name in _OF_HUB):

@@ -1,4 +1,4 @@
-"""What a reader of a tokenizer file hands over."""
+"""The product of a reader of tokenizer files."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def pages_of(
 
 @kernel
 def within_page(key: tl.tensor, n: tl.tensor, S: tl.constexpr, BLOCK_N: tl.constexpr) -> Any:
-    """Where in their pages keys lie."""
+    """Offsets of keys within their pages."""
     if BLOCK_N % S == 0:
         return n % S
     return key % S
@@ -118,7 +118,7 @@ def _scores(
 
 @kernel
 def _unit(SCALE: tl.constexpr, SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr) -> Any:
-    """What _scores are to be multiplied by to be powers of two. Where nothing is done to products
+    """The factor that makes products of _scores powers of two. Where nothing is done to products
     but this, they are the scores, and weighing them is one operation.
     """
     if SOFTCAP > 0.0 or HAS_ALIBI:

@@ -90,7 +90,7 @@ def _of_keys(pages: tl.tensor, S: tl.constexpr, BLOCK_N: tl.constexpr) -> Any:
 def _line_at(
     begin: tl.tensor, line: tl.tensor, H: tl.constexpr, TOKEN: tl.constexpr, HEAD: tl.constexpr
 ) -> Any:
-    """Where line `line` of the tokens from `begin` on begins: line by line in most tensors."""
+    """Offset of line `line` of the tokens from `begin` on: line by line in most tensors."""
     if TOKEN == H * HEAD:
         return (begin.to(tl.int64) * H + line) * HEAD
     else:  # a second path for the compiler, not for Python

@@ -22,7 +22,7 @@ from quire.ops.rotary import QKNorm, RotaryTable, refuse_several_positions
 
 @kernel
 def load_clipped(at: tl.tensor, inside: tl.tensor, CLIP: tl.constexpr) -> Any:
-    """What stands there in float32, cut at +-CLIP and rounded to its type again."""
+    """The values at `at` in float32, cut at +-CLIP and rounded to their type again."""
     x = tl.load(at, inside, other=0.0)
     if CLIP > 0.0:
         x = tl.clamp(x.to(tl.float32), -CLIP, CLIP, KEEP_NAN).to(x.dtype)

@@ -25,7 +25,7 @@ from quire.kernels.triton.launch import is_interpreted, kernel
 from quire.ops.quantized import QuantizedLinear
 
 WHOLE_SCALE = 16.0
-"""What `widened` multiplies whole numbers with: their four bits stay the upper ones of a byte."""
+"""Factor that `widened` gives whole numbers: their four bits stay the upper ones of a byte."""
 
 TO_WHOLE = """{
 .reg .b32 up;
@@ -60,7 +60,7 @@ TO_FLOAT16 = _to_floats(0x64086408, 0x3C003C00, 0xE408E408, "f16")
 
 
 def ptx_for(dot: Any) -> str | None:
-    """What widens to operands of this type; None where nothing does: float32, and all in Triton's
+    """PTX that widens to operands of this type; None where there is none: float32, and in Triton's
     interpreter.
     """
     known = {tl.int8: TO_WHOLE, tl.bfloat16: TO_BFLOAT16, tl.float16: TO_FLOAT16}

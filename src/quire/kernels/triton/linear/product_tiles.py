@@ -1,4 +1,4 @@
-"""Which tile a program of a product multiplies: chosen by the class of the number of rows and by
+"""The tile that a program of a product multiplies: chosen by the class of the number of rows and by
 the weight, when the product is launched.
 
 With few rows a product takes the time in which its weight is read. Then memory must be kept busy:

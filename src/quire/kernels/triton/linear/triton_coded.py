@@ -175,7 +175,7 @@ def _rounded(x: Tensor, rounding: RowRounding) -> tuple[Tensor, Tensor]:
 
 
 def obstacle(weight: CodedWeight, device: torch.device) -> str:
-    """Why the kernel does not multiply with these codes; "" if it does."""
+    """The reason why the kernel does not multiply with these codes; "" if it does."""
     group = 0 if weight.group >= weight.in_features else weight.group
     if group % _LEAST_RUN:
         return f"groups of {group} inputs"

@@ -53,7 +53,7 @@ class Pairs:
 def programs_of(
     pairs: Pairs | None, x: Tensor, num_rows: int, tile_rows: int
 ) -> tuple[int, tuple[Tensor, ...]]:
-    """How many programs share out the rows of a product, and what says which rows a program has;
+    """The number of programs that share the rows of a product, and the map from programs to rows;
     without pairs kernels do not read it, and x stands in.
     """
     if pairs is None:

@@ -91,7 +91,7 @@ def moe(
 
 
 def _added(x: Tensor, shared: int, bank: Any, slots: Tensor | None) -> Addend | None:
-    """What adapters add to a product of pairs, of which pair p reads row p // shared of x."""
+    """The adapters' addend to a product of pairs, of which pair p reads row p // shared of x."""
     if bank is None or slots is None:
         return None
     return lora.addend(x.repeat_interleave(shared, 0) if shared > 1 else x, bank, slots)

@@ -1,4 +1,4 @@
-"""Which experts tokens choose, and the pairs of token and expert grouped by expert: three launches.
+"""The experts of tokens, and the pairs of token and expert grouped by expert: three launches.
 
 Nothing here waits for the device, and nothing depends on the order in which programs run.
 """
@@ -53,7 +53,7 @@ def _best_groups(
     GROUP_BEST: tl.constexpr,
     LANES: tl.constexpr,
 ) -> Any:
-    """Which groups [LANES] have the largest sums of their one or two best of rank [LANES,
+    """Marks the groups [LANES] with the largest sums of their one or two best of rank [LANES,
     members].
     """
     group = tl.arange(0, LANES)
@@ -173,7 +173,7 @@ def _tiles_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Which pairs the programs of a product multiply, for BLOCK programs: see `Pairs`."""
+    """Assigns pairs to the programs of a product, for BLOCK programs: see `Pairs`."""
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, LANES)
     tiles = (tl.load(counts + lane, lane < E, other=0) + ROWS - 1) // ROWS

@@ -35,7 +35,7 @@ def is_finite(x: tl.tensor) -> Any:
 
 
 def chunks_of(width: int) -> tuple[int, int]:
-    """How many chunks a row has, and of how many entries."""
+    """The number of chunks of a row, and of entries in each."""
     chunk = min(_CHUNK, power_of_2(width))
     return -(-width // chunk), chunk
 

@@ -1,4 +1,4 @@
-"""Where min-p, top-k and top-p cut a row of logits, found without sorting it, whatever is in it.
+"""Cuts of min-p, top-k and top-p in a row of logits, found without sorting it, whatever is in it.
 
 Floats become whole numbers of the same order, and a cut is found digit by digit: up to eight passes
 over the row, each of which sums what lies at or above sixteen edges. One program has one row and
@@ -184,7 +184,7 @@ def searched(
     V: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> Any:
-    """What top-k and top-p leave of the entries from key `floor` on: `low` and `last` of
+    """Result of top-k and top-p on the entries from key `floor` on: `low` and `last` of
     `is_kept`. The peak is finite.
     """
     low = floor

@@ -1,4 +1,4 @@
-"""What log-probabilities are made of: see `quire.ops.sampling.sample.rank`."""
+"""Ingredients of log-probabilities: see `quire.ops.sampling.sample.rank`."""
 
 # ruff: noqa: N803  (constants of kernels are in capitals)
 
@@ -57,7 +57,7 @@ def _join_descriptions_kernel(
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """What the chunks of row program_id(0) found, joined."""
+    """Joins the results of the chunks of row program_id(0)."""
     index = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK)
     inside = chunk < CHUNKS

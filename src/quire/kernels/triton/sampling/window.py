@@ -1,4 +1,4 @@
-"""Which entries of a row a cut may fall on, known from a sample of it.
+"""The window of entries of a row on which a cut may fall, known from a sample of it.
 
 Most entries surely stay and most surely fall. Some thousand, evenly spread over the row, say
 between which two keys the cut lies, but for four deviations of what a sample can be wrong. What
@@ -30,12 +30,12 @@ _DEVIATIONS = tl.constexpr(4.0)
 _NO_KEY = tl.constexpr(0xFFFFFFFF)
 """Above the keys of all numbers."""
 _FINEST = tl.constexpr(1 << 12)
-"""How exactly keys of a window are sought."""
+"""Precision with which keys of a window are sought."""
 _ID_BITS = tl.constexpr(20)
 MAX_WIDTH = 1 << 20
 """Of a row, so that a key and an id are one number."""
 _UNIT = tl.constexpr(1 << 40)
-"""What the largest entry weighs, where weights are whole numbers."""
+"""Weight of the largest entry, where weights are whole numbers."""
 
 
 @kernel
@@ -98,7 +98,7 @@ def window_of_p(
 
 @kernel
 def _tail(key: tl.tensor, weight: tl.tensor, edge: tl.tensor) -> Any:
-    """What the sample below the edge weighs, and how wrong that can be."""
+    """Weight of the sample below the edge, and the error that it can have."""
     below = tl.where(key < edge, weight, 0.0)
     return tl.sum(below, 0), _DEVIATIONS * tl.sqrt(tl.sum(below * below, 0))
 
@@ -210,22 +210,22 @@ def settle(
 
 
 def sample_of(width: int) -> int:
-    """How many entries of a row are looked at first."""
+    """The number of entries of a row that are looked at first."""
     return min(_SAMPLE, power_of_2(width))
 
 
 def room_of(width: int) -> int:
-    """How many open entries a row may have."""
+    """The most open entries that a row may have."""
     return min(_ROOM, power_of_2(width))
 
 
 def few_of(width: int) -> int:
-    """How many are settled together where they are few, which is the common case."""
+    """The number of entries settled together where they are few, which is the common case."""
     return min(_FEW, power_of_2(width))
 
 
 def open_entries(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """How many each row of logits [R, V] has [R] int32, and memory for them [R, room] int64."""
+    """Counts of open entries of logits [R, V]: [R] int32, and memory for them [R, room] int64."""
     rows, width = logits.shape
     counts = logits.new_empty(rows, dtype=torch.int32)
     return counts, logits.new_empty(rows, room_of(width), dtype=torch.int64)
