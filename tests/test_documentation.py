@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from quire import errors
 from quire.cli.main import COMMANDS
 from quire.config.args.command_line import QuireParser
 from quire.testing import make_checkpoint
@@ -31,6 +32,26 @@ BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 COMMAND = re.compile(r"(?:\$ )?(?:\w+=\S* )*quire (?=\w)")
 ELSEWHERE = ("CHANGELOG.md", "docs/life_of_a_request.md")
 """Pages whose blocks are of the past, or run in test_tiny.py."""
+
+
+def test_the_order_of_the_documentation_has_every_page():
+    linked = set(re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs" / "README.md").read_text("utf-8")))
+    assert linked == {path.name for path in ROOT.glob("docs/*.md")} - {"README.md"}
+
+
+def test_the_tree_of_errors_is_the_one_that_is_drawn():
+    def below(error):
+        for child in error.__subclasses__():
+            if child.__module__ == errors.__name__:
+                yield child.__name__, error.__name__
+                yield from below(child)
+
+    drawn, parents = set(), ["EngineError"]
+    for branches, name in re.findall(r"^    ([│ ]*[├└]── )(\w+)", errors.__doc__, re.M):
+        depth = len(branches) // 4
+        drawn.add((name, parents[depth - 1]))
+        parents[depth:] = [name]
+    assert drawn == set(below(errors.EngineError))
 
 
 def blocks(page, *languages):

@@ -1,8 +1,36 @@
 """Every exception that Quire raises on purpose, in one tree.
 
-The class tells who can fix it: `RequestError` the sender (HTTP 400), `LoadError` the operator.
-`CapacityError` is temporary (503, try again), `EngineDeadError` needs a restart. Where users of
-this field expect a `ValueError` or `TypeError`, the class is one of these too.
+The class tells who can fix it. Where users of this field expect a `ValueError` or `TypeError`, the
+class is one of these too.
+
+    EngineError
+    ├── RequestError                   the sender can: HTTP 400
+    │   ├── InvalidParameter           a value that is not allowed
+    │   │   ├── InvalidType            ... because of its type
+    │   │   ├── UnknownParameter       a name that does not exist
+    │   │   └── NotBuiltYet            a documented value that is not built
+    │   ├── ContextLengthExceeded
+    │   │   ├── PromptTooLong
+    │   │   └── OutputTooLong
+    │   └── BadAdapter
+    │       └── AdapterNotFound
+    ├── CapacityError                  nobody has to: HTTP 503, try again
+    │   ├── QueueOverflowError
+    │   └── MaxQueuedTokensError
+    ├── GenerationError                it failed while it ran
+    │   └── EngineGenerateError
+    ├── InputStreamError               the caller's own stream of inputs raised
+    ├── ProfilerAlreadyActive
+    ├── EngineDeadError                a restart
+    │   └── PeersLost
+    └── LoadError                      the operator can, before the engine starts
+        ├── ModelNotFound
+        ├── UnsupportedArchitecture
+        ├── UnknownConfigKey
+        ├── UnsupportedConfigValue
+        ├── WeightMismatch
+        ├── CorruptCheckpoint
+        └── PluginError
 """
 
 from __future__ import annotations

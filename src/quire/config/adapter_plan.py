@@ -1,4 +1,4 @@
-"""How many LoRA adapters an engine serves, how large they may be, and where they are kept."""
+"""LoRA adapters that an engine serves: their number, their size, and where they are kept."""
 
 from __future__ import annotations
 

@@ -51,14 +51,14 @@ class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftWish(msgspec.Struct, frozen=True):
-    """What the arguments say about drafts, and the files of the draft; None: there are none."""
+    """Arguments about drafts, and the files of the draft; None: there are none."""
 
     config: SpeculativeConfig
     draft: DraftFacts | None
 
     @property
     def memories(self) -> tuple[LayerMemory | None, ...]:
-        """What the draft's layers remember of a request."""
+        """The memory of a request in each of the draft's layers."""
         return () if self.draft is None else self.draft.memories
 
 

@@ -1,4 +1,4 @@
-"""Which layers' weights stay in host memory while a GPU runs the model, by the options that say so.
+"""Layers whose weights stay in host memory while a GPU runs the model, by the options that say so.
 
 Pure arithmetic over the sizes of layers; `config/resolve/offload.py` and `quire show` use it.
 """
@@ -30,7 +30,7 @@ class Offload(msgspec.Struct, frozen=True):
 
     @property
     def saved_bytes(self) -> int:
-        """What the device no longer holds."""
+        """Bytes that the device no longer holds."""
         return self.host_bytes - self.device_bytes
 
     def describe(self) -> str:
@@ -65,7 +65,7 @@ def is_wanted(args: EngineOptions) -> bool:
 
 
 def choose_offload(args: EngineOptions, layers: Sequence[Mapping[str, float]]) -> Offload:
-    """What the options offload of `layers`, whose products have so many bytes.
+    """The layers among `layers`, whose products have so many bytes, that the options offload.
 
     Raises InvalidParameter for names that no layer has, for more than can be offloaded, and for
     options that would save nothing.

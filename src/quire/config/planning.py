@@ -310,7 +310,7 @@ def _token_id(folder: str | None, mode: str, token: str) -> int | None:
 def _lengths(
     config: dict[str, Any], files: SentenceFiles, decoder: AnyDecoder, tokenizer: str | None
 ) -> dict[str, Any]:
-    """What `ModelFacts` says of lengths: those of config.json, or of what a model that only pools
+    """Lengths in `ModelFacts`: those of config.json, or of what a model that only pools
     was trained with.
     """
     own = length_facts(config)
@@ -438,7 +438,7 @@ def _header_dtype(file: Path) -> str:
 
 
 def _header(file: Path) -> dict[str, dict[str, Any]]:
-    """What the header of a safetensors file says of each tensor. Raises LoadError."""
+    """The header of a safetensors file: a record for each tensor. Raises LoadError."""
     text = read_header(file)
     try:
         entries = {k: dict(v) for k, v in json.loads(text).items() if k != "__metadata__"}
@@ -484,7 +484,7 @@ def _embedded_folder() -> Path:
 
 
 def _wanted_files(args: EngineOptions) -> What:
-    """Which files to download: no weights for dummy ones, no tokenizer if another is used."""
+    """Files to download: no weights for dummy ones, no tokenizer if another is used."""
     own_tokenizer = args.tokenizer is None and not args.skip_tokenizer_init
     if args.load_format == "dummy":
         return "tokenizer" if own_tokenizer else "config"
@@ -580,7 +580,7 @@ def _num_in_encoder(config: dict[str, Any], decoder: Decoder) -> int:
 
 
 def _storage(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
-    """What `ModelFacts` says of a checkpoint that is stored in codes."""
+    """Storage of a checkpoint in codes, for `ModelFacts`."""
     if isinstance(decoder, ForeignDecoder):
         return _foreign_storage(config, decoder)
     storage = read_storage(config)

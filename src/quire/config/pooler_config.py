@@ -1,4 +1,4 @@
-"""What a user may say of a pooler: the fields of `pooler_config`, checked."""
+"""A user's settings of a pooler: the fields of `pooler_config`, checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GONE = {
 
 
 class PoolerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How hidden states are pooled; None: as the model's files say.
+    """Pooling of hidden states; None: as the model's files say.
 
     `task` is the one that is served. `pooling_type` is one of both types, by its value.
     `use_activation`: whether vectors are normalised and labels activated. `dimensions` cuts

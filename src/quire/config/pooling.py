@@ -33,7 +33,7 @@ _TWO_WAYS, _AS_THEY_ARE = "from_2_way_softmax", "no_post_processing"
 
 
 def choose_form(args: EngineOptions, files: SentenceFiles) -> Form | None:
-    """What is made of a model that generates; None: nothing. Raises NotBuiltYet for the runner
+    """The form of pooling of a model that generates; None: none. Raises NotBuiltYet for the runner
     "draft".
     """
     runner, convert = args.runner, args.convert
@@ -80,7 +80,7 @@ def check_runner(args: EngineOptions, architecture: str, pooler: PoolerSpec | No
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """Where the settings of a pooler come from."""
+    """Sources of a pooler's settings."""
 
     asked: PoolerConfig
     files: SentenceFiles

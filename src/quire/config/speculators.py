@@ -42,7 +42,7 @@ def with_verifier(args: EngineOptions, config: Mapping[str, Any]) -> EngineOptio
 
 
 def proposed_tokens(config: Mapping[str, Any]) -> int | None:
-    """How many tokens such a network was made to draft; None where its config does not say."""
+    """Number of tokens that such a network was made to draft; None where its config is silent."""
     methods = _at(config, _KEY, "proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else None
     found = first.get("speculative_tokens") if isinstance(first, Mapping) else None

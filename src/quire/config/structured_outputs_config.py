@@ -1,4 +1,4 @@
-"""How structured outputs are generated: the fields of `structured_outputs_config`, checked."""
+"""Settings of structured outputs: the fields of `structured_outputs_config`, checked."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 from quire.errors import PeersLost
 
 LOOK_S = 0.5
-"""How often a waiting rank calls `while_waiting`, in seconds."""
+"""Interval in which a waiting rank calls `while_waiting`, in seconds."""
 
 
 class GlooGroup:

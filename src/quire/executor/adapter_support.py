@@ -1,4 +1,4 @@
-"""What a worker needs for adapters: how much room its model has, and how a file becomes one."""
+"""Support for adapters in a worker: the room of its model, and reading a file into an adapter."""
 
 from __future__ import annotations
 

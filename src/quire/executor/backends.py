@@ -59,7 +59,7 @@ def find_executor(name: str) -> OpenExecutor:
 
 
 class NamesExecutor(Protocol):
-    """What an engine was made from, as far as it names its executor."""
+    """Source of an engine, as far as it names its executor."""
 
     @property
     def parallel(self) -> ParallelPlan: ...

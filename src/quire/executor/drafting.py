@@ -1,4 +1,4 @@
-"""What drafts for a worker's model. What is not used is not imported."""
+"""Drafters for a worker's model. Modules that are not used are not imported."""
 
 from __future__ import annotations
 

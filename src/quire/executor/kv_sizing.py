@@ -1,4 +1,4 @@
-"""How many KV blocks a device has room for, measured with everything else in place."""
+"""Number of KV blocks that fit a device, measured with everything else in place."""
 
 from __future__ import annotations
 

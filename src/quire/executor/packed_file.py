@@ -105,7 +105,7 @@ def _is_packed_whole(model: ModelPlan, parallel: ParallelPlan) -> bool:
 
 
 def _files_key(folder: Path) -> list[list[Any]]:
-    """What tells a model folder from one with other contents: its files' names, sizes, and times of
+    """Identity of a model folder's contents: its files' names, sizes, and times of
     change; that of the inode cannot be set back.
     """
     found = []

@@ -1,4 +1,4 @@
-"""What loads the weights of a worker, at the start and after sleep, and what saves them."""
+"""Loading of a worker's weights, at the start and after sleep, and saving of them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def make_saver(
 
 
 def _files(config: WorkerConfig, platform: Platform, group: WorkerGroup | None) -> dict[str, Any]:
-    """How the files of a worker's weights are read, as arguments of `check_weights` and
+    """Ways of reading the files of a worker's weights, as arguments of `check_weights` and
     `save_sharded_state`.
     """
     return {

@@ -82,7 +82,7 @@ class Worker:
 
     @property
     def device(self) -> torch.device:
-        """Where the model and the tensors of steps are."""
+        """Device of the model and of the tensors of steps."""
         return self.model_runner.device.torch
 
     @property

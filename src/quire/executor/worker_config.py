@@ -70,7 +70,7 @@ class WorkerConfig:
 
     @property
     def weights_folder(self) -> Path | None:
-        """Where weights are kept in mapped files; None: in memory."""
+        """Folder of mapped weights; None: they are in memory."""
         folder = self.model.weights_folder
         return None if folder is None else Path(folder)
 
@@ -86,7 +86,7 @@ class WorkerConfig:
 
     @property
     def logprobs_mode(self) -> LogprobsMode:
-        """Which values log-probabilities are made of."""
+        """The values from which log-probabilities are made."""
         return cast(LogprobsMode, self.sampling.logprobs_mode)
 
     @property

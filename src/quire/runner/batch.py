@@ -68,7 +68,7 @@ class StepInputs:
 
 @dataclass(slots=True)
 class _Layout:
-    """Which rows compute how many tokens; steps of a steady decode share one layout.
+    """Rows and their numbers of tokens; steps of a steady decode share one layout.
 
     For each token, including padding: `row_of_token`, and `offsets`, how many tokens of this step
     its row has before it (None: always 0). For each token to be drawn: `ahead`, how many drafts are

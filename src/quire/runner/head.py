@@ -76,7 +76,7 @@ class RowHead(Watcher, Protocol):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What such requests may ask for, under the names of the field."""
+        """Tasks of such requests, under the names of the field."""
         ...
 
     def needs_host_ids(self, params: RequestParams) -> bool:

@@ -144,7 +144,7 @@ class _Surrounded:
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """Where a tensor is within its layer's bytes, and its form."""
+    """Offset of a tensor within its layer's bytes, and its form."""
 
     tensor: Tensor
     at: int

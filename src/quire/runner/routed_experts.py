@@ -69,7 +69,7 @@ class ExpertRecorder:
         self._chosen[slots[:, None], self._layers] = chosen.to(torch.int16)
 
     def spans(self, inputs: StepInputs) -> list[_Span]:
-        """What each row of the step has to report: from the first token that was not reported, or
+        """The span that each row of the step has to report: from the first token not reported, or
         that is computed again, to the last of the step.
         """
         rows, starts = inputs.rows, self._rows.num_computed[inputs.rows]

@@ -158,7 +158,7 @@ class Rows:
         self.advance_verified(rows, counts[kept], rows, drafts[kept], accepted[kept])
 
     def capacity(self, rows: np.ndarray) -> np.ndarray:
-        """How many tokens the blocks of these rows [n] hold."""
+        """Number of tokens that the blocks of these rows [n] hold."""
         sizes = [size for size in self.block_sizes if size is not None]
         counts = [
             self._num_blocks[group, rows]

@@ -199,7 +199,7 @@ class Heads:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What requests may ask for."""
+        """Tasks that requests may ask for."""
         return tuple(task for head in self._by_kind.values() for task in head.tasks)
 
     def watch(self, watcher: Watcher) -> None:

@@ -1,4 +1,4 @@
-"""Which text of a pair each token belongs to, for models that add an embedding of it."""
+"""The text of a pair to which each token belongs, for models that add an embedding of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the served model can do, which decides what routes there are."""
+"""Abilities of the served model, which decide what routes there are."""
 
 from __future__ import annotations
 

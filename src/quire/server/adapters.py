@@ -93,8 +93,8 @@ class ServedAdapters:
 
     @asynccontextmanager
     async def _one_at_a_time(self, name: str) -> AsyncIterator[None]:
-        """What loads or unloads a name waits for the one before: loading takes a while, and whether
-        the name is free is known only after it.
+        """Makes each load or unload of a name wait for the one before: loading takes a while, and
+        whether the name is free is known only after it.
         """
         lock, num_users = self._locks.get(name, (asyncio.Lock(), 0))
         self._locks[name] = lock, num_users + 1

@@ -32,13 +32,13 @@ class SleepQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WakeQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """What is taken back: weights, kv_cache, scheduling; none named: all."""
+    """Parts to take back: weights, kv_cache, scheduling; none named: all."""
 
     tags: list[Literal["weights", "kv_cache", "scheduling"]] | None = None
 
 
 class PauseQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """What happens to running requests and to cached blocks."""
+    """Treatment of running requests and of cached blocks."""
 
     mode: PauseMode = "abort"
     clear_cache: bool = True
@@ -61,7 +61,7 @@ class RpcRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ScaleRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How many cores, and how long those that go may take to finish (seconds)."""
+    """Number of cores, and the time that those which go may take to finish (seconds)."""
 
     new_data_parallel_size: Annotated[int, Meta(ge=1, le=1024)]
     drain_timeout: Annotated[float, Meta(gt=0)] = 120
@@ -74,7 +74,7 @@ class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProfileRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the files of a trace are named."""
+    """Names of the files of a trace."""
 
     profile_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
 

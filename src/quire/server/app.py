@@ -24,7 +24,7 @@ from quire.server.http.security import KeyGuard
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use the server, and what is logged. `origins`: web pages that may. `hosts`: public
+    """Access to the server, and its log. `origins`: web pages that may use it. `hosts`: public
     names of the server, which are checked unless None.
     """
 

@@ -32,7 +32,7 @@ from quire.text.tokenizer import Tokenizer
 
 _NO_VOCABULARY = 2**18
 _BATCHES_AT_ONCE = 2
-"""How many full batches of one request are in the engine at a time."""
+"""Number of full batches of one request that are in the engine at a time."""
 _DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
 """The fields of a plan that answers depend on."""
 
@@ -57,7 +57,7 @@ def build_server(
     keys: Sequence[str],
     siblings: Siblings | None = None,
 ) -> Server:
-    """What every handler needs. `keys` are the API keys that are accepted."""
+    """Builds the context of every handler. `keys` are the API keys that are accepted."""
     siblings = siblings or Siblings()
     kept = (args.num_stored_responses, args.max_stored_bytes)
     parser_plan = _parser_plan(tokenizer, plan, args)
@@ -136,7 +136,7 @@ async def load_modules(adapters: ServedAdapters, args: ServerArgs) -> None:
 
 
 def _pooling_settings(plan: EnginePlan, *, cuts: bool) -> PoolingSettings:
-    """How a model that pools is served."""
+    """Settings of a model that pools."""
     config = plan.model.pooler_config or PoolerConfig()
     longest = config.max_embed_len
     if not config.enable_chunked_processing:
@@ -151,7 +151,7 @@ def _pooling_settings(plan: EnginePlan, *, cuts: bool) -> PoolingSettings:
 
 
 def _parser_plan(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs) -> ParserPlan:
-    """How outputs are parsed. Raises InvalidParameter for a format that does not exist."""
+    """Parsing of outputs. Raises InvalidParameter for a format that does not exist."""
     template = None
     if tokenizer is not None and (plan.model.chat_template or tokenizer.chat_template):
         template = tokenizer.get_chat_template(plan.model.chat_template, tools=())
@@ -167,7 +167,7 @@ def _reasoning_marks(parser_plan: ParserPlan) -> ReasoningMarks | None:
 
 
 def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:
-    """Who may use the server."""
+    """Access to the server, from its arguments."""
     is_open_to_pages = (
         not keys and not args.ssl_certfile and not args.uds and is_loopback(args.host)
     )
@@ -185,7 +185,7 @@ def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:
 
 
 def listening_of(args: ServerArgs) -> Listening:
-    """How connections are accepted and bounded."""
+    """Acceptance and bounds of connections, from the server's arguments."""
     tls = Tls(
         certfile=args.ssl_certfile,
         keyfile=args.ssl_keyfile,
@@ -203,7 +203,7 @@ def listening_of(args: ServerArgs) -> Listening:
 
 
 def _fingerprint(plan: EnginePlan, args: ServerArgs) -> str | None:
-    """What `system_fingerprint` says: two servers with equal ones give equal answers to a seed."""
+    """The `system_fingerprint`: two servers with equal ones give equal answers to a seed."""
     if args.fingerprint_mode == "none":
         return None
     if args.fingerprint_mode == "custom":

@@ -1,4 +1,4 @@
-"""What every handler needs: the engine, the model's names, the settings and the limits."""
+"""Context of every handler: the engine, the model's names, the settings and the limits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ADAPTER_SLOT = "quire.adapter"
 _MOST_LISTED = 20
 """Names of adapters that a reply lists."""
 _LARGE_BODIES = 4
-"""How many of the largest bodies may be held at once."""
+"""Number of the largest bodies that may be held at once."""
 AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
 
 
@@ -102,7 +102,7 @@ M = TypeVar("M", bound=NamesModel)
 
 
 class Routed(Protocol):
-    """What a body says of how its prompts are run."""
+    """The fields of a body that say how its prompts are run."""
 
     cache_salt: str | None
     priority: int | None
@@ -141,13 +141,13 @@ class Server:
 
     @cached_property
     def abilities(self) -> Abilities:
-        """What the model can do."""
+        """Abilities of the model."""
         limits = self.engine.front_end.inputs.limits
         return Abilities(limits.pooling, limits.generates)
 
     @cached_property
     def body_budget(self) -> BodyBudget:
-        """What the bodies of all requests together may take."""
+        """Budget of the bodies of all requests together."""
         return BodyBudget(_LARGE_BODIES * self.limits.body_bytes)
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Server:
         return Refusal(404, text, param="model")
 
     def name_of(self, asked: str | None) -> str:
-        """What replies call the model: the name of the adapter that was asked for, which may have
+        """The model's name in replies: the name of the adapter that was asked for, which may have
         been unloaded since, else the first of the model's.
         """
         return asked if asked and asked not in self.names else self.names[0]
@@ -220,7 +220,7 @@ class Server:
         return self.tokenizer
 
     def need_texts(self) -> LongTexts:
-        """What tokenizes and renders, or Refusal (501) of an engine without a tokenizer."""
+        """Tokenizes and renders; raises Refusal (501) for an engine without a tokenizer."""
         self.need_tokenizer()
         assert self.texts is not None, "servers with a tokenizer are made with it"
         return self.texts

@@ -137,7 +137,7 @@ def raise_error(output: RequestOutput) -> None:
 
 
 def failure_of(text: str) -> RequestError | EngineGenerateError:
-    """What a request failed by that ended with this error in the engine."""
+    """The failure of a request that ended with this error in the engine."""
     if text.startswith(ADAPTER_FAILED):
         return RequestError(text, parameter="model")
     return EngineGenerateError(text)

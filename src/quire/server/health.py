@@ -36,12 +36,12 @@ async def ready(server: Server, request: Request) -> Response:
 
 
 async def version(server: Server, request: Request) -> Response:
-    """Which release this is."""
+    """Answers with the release."""
     return json_response({"version": __version__})
 
 
 async def load(server: Server, request: Request) -> Response:
-    """How many requests are being answered."""
+    """Answers with the number of requests in progress."""
     count = {"server_load": server.in_flight.num_everywhere}
     return json_response(count)
 

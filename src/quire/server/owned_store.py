@@ -1,4 +1,4 @@
-"""What clients make and ask for again, such as responses: kept in memory, a bounded number."""
+"""Objects that clients make and ask for again, such as responses: in memory, a bounded number."""
 
 from __future__ import annotations
 

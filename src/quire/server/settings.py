@@ -1,4 +1,4 @@
-"""What the operator decided of conversations, prompts that are pooled and replies."""
+"""The operator's decisions about conversations, prompts that are pooled and replies."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ChatSettings:
 
 @dataclass(frozen=True, slots=True)
 class PoolingSettings:
-    """How prompts are pooled. `prompts`: what may be put before texts, by name. `window`: how many
-    inputs of one request are in the engine at a time. `longest`: the most tokens of a text that is
-    embedded (None: any number); `has_pieces`: it may be longer than the model takes; `cuts`: one
-    that is longer is cut unless the request says how.
+    """Settings of pooling. `prompts`: what may be put before texts, by name. `window`: number of
+    inputs of one request that are in the engine at a time. `longest`: the most tokens of a text
+    that is embedded (None: any number); `has_pieces`: it may be longer than the model takes;
+    `cuts`: one that is longer is cut unless the request says how.
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class PoolingSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReplySettings:
-    """What replies carry in addition to the answer."""
+    """Parts of replies in addition to the answer."""
 
     tokens_as_ids: bool = False
     forces_usage: bool = False

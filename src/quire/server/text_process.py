@@ -24,7 +24,7 @@ from quire.text.markup import draw
 from quire.text.tokenizer import Tokenizer
 
 _BEGINNING = 8
-"""How many characters for each token that fits a text is first tried with."""
+"""Number of characters for each token that fits with which a text is first tried."""
 
 
 class TextStart(TaskStart, kw_only=True):

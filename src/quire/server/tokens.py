@@ -94,8 +94,8 @@ async def _ids_of(server: Server, request: Request, body: TokenizeRequest) -> li
 
 
 async def tokenizer_info(server: Server, request: Request) -> Response:
-    """What a client needs to use the tokenizer as the server does (--enable-tokenizer-info-endpoint
-    serves it).
+    """The facts that a client needs to use the tokenizer as the server does
+    (--enable-tokenizer-info-endpoint serves it).
     """
     tokenizer = server.need_tokenizer()
     return json_response(

@@ -60,7 +60,7 @@ def meant(word: str, names: Iterable[str]) -> str:
 
 
 def unknown_words(words: Sequence[str], flags: Iterable[str]) -> str:
-    """What to say about the words that no argument takes: flags of other servers by name."""
+    """A sentence about words that no argument takes: flags of other servers by name."""
     unknown = [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
     if not unknown:
         return "unexpected argument" + "s" * (len(words) > 1) + ": " + " ".join(words)
@@ -123,7 +123,7 @@ def _not_built(action: argparse.Action, option: Option) -> str:
 
 
 def topics(parser: argparse.ArgumentParser) -> list[str]:
-    """What `--help=` takes, for the words of an error."""
+    """Values of `--help=`, for the words of an error."""
     flags = [flag.lstrip("-") for action in parser._actions for flag in action.option_strings]
     return [EVERYTHING, *_groups(parser), *flags]
 

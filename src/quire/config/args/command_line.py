@@ -153,7 +153,7 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], option: Option) -> None
 
 
 def _value_form(option: Option) -> dict[str, Any]:
-    """How many values a flag takes, and how the help names them."""
+    """The number of values of a flag, and their names in the help."""
     if option.kind in (Kind.NAMES, Kind.NAME_SET, Kind.PROCESSORS):
         return {"nargs": "+", "metavar": "NAME"}
     if option.kind is Kind.TOKEN:

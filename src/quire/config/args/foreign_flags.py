@@ -109,7 +109,7 @@ _INSTEAD: dict[str, str] = {
     "Leave it out: ranks are processes of one machine.": "worker-use-ray engine-use-ray",
     "Adapters may have what docs/lora.md lists; leave it out.": "enable-lora-bias",
 }
-"""What to do instead -> the flags that it goes for, without dashes."""
+"""Advice -> the flags that it goes for, without dashes."""
 
 
 def _by_name() -> Iterator[tuple[str, str]]:

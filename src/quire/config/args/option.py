@@ -1,4 +1,4 @@
-"""What one engine option is: how its text is read, which values it takes, and the sentence that
+"""One engine option: how its text is read, which values it takes, and the sentence that
 documents it.
 
 An option lives in the metadata of the dataclass field that it describes, so that the declaration of

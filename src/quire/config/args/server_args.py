@@ -235,12 +235,12 @@ class ServerArgs(CommandLineOptions):
 
     @property
     def num_api_servers(self) -> int:
-        """How many processes answer HTTP."""
+        """Number of processes that answer HTTP."""
         return self.api_server_count or 1
 
     @property
     def num_stored_responses(self) -> int:
-        """How many responses are kept."""
+        """Number of responses that are kept."""
         if self.max_stored_responses is None:
             return _KEPT_RESPONSES if self.num_api_servers == 1 else 0
         return self.max_stored_responses

@@ -36,7 +36,7 @@ def choose_device(args: EngineOptions, machine: MachineFacts) -> tuple[MachineFa
 
 
 def _trouble(machine: MachineFacts) -> str:
-    """Why no GPU can be used; empty if one can."""
+    """The reason why no GPU can be used; empty if one can."""
     gpu = machine.gpu
     if machine.torch_other:
         return (

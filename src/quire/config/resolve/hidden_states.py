@@ -43,7 +43,7 @@ def decide_hidden_states(d: Decisions) -> None:
 
 
 def _folder(given: Mapping[str, Any] | None) -> str:
-    """Where files go; the keys of the connector are taken away one by one."""
+    """The folder for files; the keys of the connector are taken away one by one."""
     left = dict(given or {})
     name = left.pop("kv_connector", None)
     if name != _CONNECTOR:

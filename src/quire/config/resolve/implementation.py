@@ -24,7 +24,7 @@ _WITHOUT = {
     "enable_expert_parallel": "Leave it out: each copy has all experts.",
     "enable_return_routed_experts": "Leave it out.",
 }
-"""What only Quire's own decoder has -> what to do."""
+"""Features of Quire's own decoder alone -> advice."""
 
 
 def decide_implementation(d: Decisions) -> None:

@@ -74,7 +74,7 @@ def _num_cores(d: Decisions) -> int:
 
 
 def _obstacle(d: Decisions, weights: int) -> str:
-    """Why the weights cannot be mapped; "" if they can."""
+    """The reason why the weights cannot be mapped; "" if they can."""
     machine, needed = d.machine, int(weights * _DISK_SHARE) * _num_cores(d)
     if machine.memory_limit_source == "ulimit -v":
         return "ulimit -v counts mapped files like memory"

@@ -96,7 +96,7 @@ def _decide_snapshots(d: Decisions, pool: KVPool) -> None:
 
 
 def _times(pool: KVPool) -> str:
-    """How often a running request has its recurrent state."""
+    """The number of copies of its recurrent state that a running request has, in words."""
     return "twice" if not pool.num_drafts else f"{pool.num_drafts + 2} times"
 
 
@@ -159,7 +159,7 @@ def _given_share(d: Decisions) -> float | None:
 
 
 def _num_blocks(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
-    """How many blocks the pool has, the null block included."""
+    """Number of blocks of the pool, including the null block."""
     args = d.args
     if args.num_gpu_blocks_override is not None:
         return args.num_gpu_blocks_override, "num_gpu_blocks_override was given"

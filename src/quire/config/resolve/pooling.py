@@ -11,7 +11,7 @@ _WITHOUT = {
     "enable_return_routed_experts": "Leave it out.",
     "enable_expert_parallel": "Leave it out: each copy has all experts.",
 }
-"""What engines that pool, and what those that do nothing else do not have -> what to do."""
+"""Features that engines which pool, and those that do nothing else, do not have -> advice."""
 _NO_TEMPLATE = (
     "Scores of Qwen3-Reranker mean nothing without the prompt that it was trained with: give "
     "chat_template, to the engine or in each call."

@@ -164,7 +164,7 @@ def _decide_stall(d: Decisions) -> None:
 
 
 def _decide_queue(d: Decisions) -> None:
-    """How much may wait before a serving engine says no; offline callers are never refused."""
+    """Bounds the queue of a serving engine; offline callers are never refused."""
     if d.args.max_num_queued_reqs is None:
         unfinished = _QUEUED_BATCHES * d.value("max_num_seqs")
         d.decide("max_num_queued_reqs", unfinished, f"{_QUEUED_BATCHES} * max_num_seqs")

@@ -107,7 +107,7 @@ def _ngram(config: SpeculativeConfig) -> NgramRules:
 
 
 def _rounding(d: Decisions, config: SpeculativeConfig, draft: DraftFacts) -> str | None:
-    """How the draft's weights are rounded while they are loaded; None: they are as stored."""
+    """Rounding of the draft's weights while they are loaded; None: they are as stored."""
     given, storage = config.quantization, read_storage(draft.hf_config)
     name = "speculative_config['quantization']"
     if storage is not None:

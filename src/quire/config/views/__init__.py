@@ -54,12 +54,12 @@ class PlanViews:
 
     @property
     def parallel_config(self) -> ParallelView:
-        """How many cores and workers there are, and where."""
+        """Number and place of cores and workers."""
         return ParallelView(self)
 
     @property
     def scheduler_config(self) -> SchedulerView:
-        """What bounds a step."""
+        """Bounds of a step."""
         return SchedulerView(self)
 
     @property
@@ -69,37 +69,37 @@ class PlanViews:
 
     @property
     def load_config(self) -> LoadView:
-        """Where the weights come from."""
+        """Source of the weights."""
         return LoadView(self)
 
     @property
     def observability_config(self) -> ObservabilityView:
-        """Where traces go."""
+        """Destination of traces."""
         return ObservabilityView(self)
 
     @property
     def lora_config(self) -> AdapterPlan | None:
-        """How LoRA adapters are served; None: they are not."""
+        """Settings of LoRA adapters; None: they are not served."""
         plan: Any = self
         adapters: AdapterPlan | None = plan.adapters
         return adapters
 
     @property
     def speculative_config(self) -> SpeculativeView | None:
-        """How tokens are drafted; None: they are not."""
+        """Source of draft tokens; None: there are none."""
         plan: Any = self
         return None if plan.speculation is None else SpeculativeView(self)
 
     @property
     def structured_outputs_config(self) -> StructuredOutputsConfig:
-        """How structured outputs are generated."""
+        """Settings of structured outputs."""
         plan: Any = self
         found: StructuredOutputsConfig = plan.sampling.structured_outputs
         return found
 
     @property
     def profiler_config(self) -> ProfilerConfig | None:
-        """What `start_profile` traces; None: nothing can be profiled."""
+        """Scope of `start_profile`; None: nothing can be profiled."""
         plan: Any = self
         found: ProfilerConfig | None = plan.parallel.profiler
         return found

@@ -71,7 +71,7 @@ class ParallelView(PlanView):
 
     @property
     def data_parallel_master_ip(self) -> str:
-        """Where cores on other machines find the front end; this machine where there are none."""
+        """Address of the front end for cores on other machines; this one where there are none."""
         address: str | None = self.plan.parallel.data_parallel_address
         return address or "127.0.0.1"
 
@@ -133,7 +133,7 @@ class SpeculativeView(PlanView):
 
     @property
     def method(self) -> str:
-        """Who drafts."""
+        """Method of drafting."""
         return str(self.plan.speculation.method)
 
     @property

@@ -79,7 +79,7 @@ class ModelView(PlanView):
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What requests may ask for."""
+        """Tasks that requests may ask for."""
         pooled: tuple[str, ...] = (
             () if self.plan.model.pooler is None else self.plan.model.pooler.tasks
         )
@@ -172,7 +172,7 @@ class ModelView(PlanView):
         return attention.head_dim
 
     def get_sliding_window(self) -> int | None:
-        """How far back the first layer with attention sees; None: to the beginning."""
+        """Reach of the first layer with attention, in tokens; None: to the beginning."""
         attention = self._attention
         if attention is None or isinstance(attention, LatentAttention | BlockAttention):
             return None

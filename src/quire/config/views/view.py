@@ -1,4 +1,4 @@
-"""What every view of the plan is: names that read a field of the plan, or a value that is fixed."""
+"""Base of the views of the plan: names that read a field of the plan, or a value that is fixed."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Fetched(Protocol):
 
 
 class Device(Protocol):
-    """Where tensors live and steps run.
+    """Place of tensors and of steps.
 
     The small arrays of a step go to the device together: `begin` opens a step with those that every
     step has, `stage` adds others, `flush` sends them. Steps that begin with arrays of the same

@@ -13,7 +13,7 @@ from quire.runner.drafting.suffix import OutputCache, SuffixGuesser
 
 
 def open_guessers(plan: SpeculationPlan) -> OpenGuesser:
-    """What guesses from the tokens alone. Raises InvalidParameter for a class that is none."""
+    """The guesser from tokens alone. Raises InvalidParameter for a class that is not a guesser."""
     if plan.method == "ngram":
         return partial(_open_ngram, plan)
     if plan.method == "custom_class":

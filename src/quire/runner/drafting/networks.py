@@ -46,7 +46,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class NetworkInputs:
-    """What a network reads in its first pass: `lag` 1 and the target's states, those that enter
+    """Inputs of a network's first pass: `lag` 1 and the target's states, those that enter
     layers where `takes_aux`; 0: ids alone.
     """
 
@@ -104,7 +104,7 @@ class NetworkDrafter:
         return [int(count) for count in counts]
 
     def _num_wanted(self, rows: Rows, sampled: Array, limits: Array) -> Array:
-        """How many tokens to guess in each row [R]: what its blocks have room for."""
+        """Number of tokens to guess in each row [R]: those that its blocks have room for."""
         num_tokens = rows.num_tokens[sampled]
         room = rows.capacity(sampled) + 1 + self._reads.lag - num_tokens
         return np.minimum(np.minimum(room, self._max_len - num_tokens), limits).clip(0)
@@ -198,7 +198,7 @@ class NetworkDrafter:
 
 
 def valid_counts(step: VerifiedStep) -> Array:
-    """How many tokens of each row of the step [R] are right: all but wrong drafts."""
+    """Number of tokens of each row of the step [R] that are right: all but wrong drafts."""
     counts = step.inputs.counts.copy()
     accepted = np.array([len(new) for new in step.new_tokens], dtype=np.int64)
     places = {row: place for place, row in enumerate(step.inputs.rows.tolist())}

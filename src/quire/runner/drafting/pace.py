@@ -1,4 +1,4 @@
-"""How many drafts are worth their costs: from what was accepted and how long steps took.
+"""Number of drafts worth their costs: from what was accepted and how long steps took.
 
 A draft at place j of a row is accepted with probability a^j, where a is a moving average of the
 row's; a step of n tokens takes T(n), which is learnt from the steps themselves. The number of
@@ -228,7 +228,7 @@ class StepTimes:
         return np.asarray(found + beyond * self._slope(sizes, times))
 
     def _slope(self, sizes: Array, times: Array) -> float:
-        """What a token beyond the largest known step costs."""
+        """Cost of a token beyond the largest known step."""
         if len(sizes) == 1:
             return float(_FIRST_SLOPE * times[-1])
         return float((times[-1] - times[0]) / (sizes[-1] - sizes[0]))

@@ -1,1 +1,1 @@
-"""How a model's forward pass is run: eagerly, recorded, or as captured graphs."""
+"""Ways to run a model's forward pass: eagerly, recorded, or as captured graphs."""

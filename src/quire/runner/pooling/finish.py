@@ -1,4 +1,4 @@
-"""What is left of pooling on the host: cut, normalise, scale, activate and compare, request by
+"""The part of pooling on the host: cut, normalise, scale, activate and compare, request by
 request.
 
 Each row is computed by itself, in fp64, and rounded once, so that its bits do not depend on the
@@ -38,7 +38,7 @@ def finished(values: Array, spec: PoolerSpec, params: PoolingParams) -> Array:
 
 
 def _score(query: QueryVectors, vectors: Array, similarity: Similarity) -> Array:
-    """How near a prompt's vectors are to those of a query -> [1]."""
+    """Similarity of a prompt's vectors to those of a query -> [1]."""
     asked = np.frombuffer(query.data, dtype=np.float32).reshape(query.shape)
     if vectors.ndim > 1:
         return np.array([largest_similarities(asked, vectors)], dtype=np.float32)

@@ -35,7 +35,7 @@ _NOT_FINITE = (
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What is kept of a prompt between its chunks.
+    """State of a prompt between its chunks.
 
     `slot` is that of its adapter, or 0. `ids` are its tokens, where their places count.
     `carried_over` is what each pooling keeps of its tokens so far, () before the first; `pieces`
@@ -195,7 +195,7 @@ class PoolingStep:
         return range(start, end)
 
     def _before_pooling(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
-        """What is pooled of hidden [T, C]: the states, or what a late classifier's layers make."""
+        """Input of pooling from hidden [T, C]: the states, or the output of a late classifier."""
         poolers = [self._head.pooler(part.prompt.slot) for part in parts]
         if not poolers[0].is_late:
             return hidden

@@ -1,6 +1,4 @@
-"""What the language-model head makes of prompts whose vectors are weights of the vocabulary's
-tokens.
-"""
+"""Language-model heads for prompts whose vectors are weights of the vocabulary's tokens."""
 
 from __future__ import annotations
 

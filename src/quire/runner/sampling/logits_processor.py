@@ -37,7 +37,7 @@ MovedRequest = tuple[int, int, MoveDirectionality]
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """What changed since the last call, in the rows of the logits that `apply` will get. To be
+    """Changes since the last call, in the rows of the logits that `apply` will get. To be
     carried out in the order removed, added (which replaces the request at its index), moved (one
     after the other); an index may be as large as the larger of the old and the new batch.
     """

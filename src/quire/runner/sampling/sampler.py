@@ -391,7 +391,7 @@ class Sampler:
         return SamplerOutput(token_ids, peaks, logprobs, errors, self._count_nans(logits, peaks))
 
     def _count_nans(self, logits: Tensor, peaks: Tensor) -> dict[int, int]:
-        """How many of the logits are NaN, of the rows that have some. On a device that computes
+        """Number of NaN among the logits of the rows that have some. On a device that computes
         later nothing is counted: to read all logits of all steps once more is too much for it.
         """
         known = self._known(peaks)

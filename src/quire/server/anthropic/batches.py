@@ -104,7 +104,7 @@ async def delete(server: Server, request: Request) -> Response:
 
 
 def _place(request: Request, name: str, ids: list[str]) -> int | None:
-    """Where the batch is that the query names, if it does. Raises InvalidParameter."""
+    """Index of the batch that the query names, if it does. Raises InvalidParameter."""
     id = request.query_params.get(name)
     if id is not None and id not in ids:
         raise InvalidParameter(name, id[:80], "it must be the id of one of the batches")

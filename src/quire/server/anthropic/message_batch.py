@@ -31,7 +31,7 @@ class BatchedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RequestCounts(msgspec.Struct):
-    """How far the requests of a batch are."""
+    """Counts of a batch's requests by state."""
 
     processing: int = 0
     succeeded: int = 0

@@ -14,7 +14,7 @@ class TextBlock(msgspec.Struct, tag="text", tag_field="type"):
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking", tag_field="type"):
-    """What the model thought; nothing is signed here."""
+    """The model's reasoning; nothing is signed here."""
 
     thinking: str = ""
     signature: str = ""
@@ -56,7 +56,7 @@ class MessageReply(msgspec.Struct, kw_only=True):
 
 
 class Count(msgspec.Struct):
-    """How many tokens a prompt has."""
+    """Number of tokens of a prompt."""
 
     input_tokens: int
     context_management: dict[str, int]

@@ -51,7 +51,7 @@ class ThinkingConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How much effort, and in which shape."""
+    """Effort and shape of an answer."""
 
     effort: Effort | None = None
     format: dict[str, Any] | None = None

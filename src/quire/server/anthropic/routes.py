@@ -42,7 +42,7 @@ async def messages(server: Server, request: Request) -> Response:
 
 
 async def count_tokens(server: Server, request: Request) -> Response:
-    """How many tokens the prompt of a conversation has."""
+    """Counts the tokens of a conversation's prompt."""
     body = await server.read_for_model(request, CountRequest)
     prompt = await chat_prompt(server, request, body.as_chat(max_tokens=1))
     num_tokens = len(prompt.ids)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message
 
 @dataclass(slots=True)
 class DirectReply:
-    """What the app answered; header names are in lower case."""
+    """Answer of the app; header names are in lower case."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)

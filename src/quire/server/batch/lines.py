@@ -144,7 +144,7 @@ class _DeliveryFields(msgspec.Struct):
 
 
 def _check(request: BatchRequest) -> None:
-    """What is the same for every body; the rest the app judges."""
+    """Checks the part that is the same for every body; the app judges the rest."""
     if request.method != "POST":
         raise InvalidLine(f"method {_shown(request.method)} is not POST.", request.custom_id)
     if request.url not in URLS:

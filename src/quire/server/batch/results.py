@@ -21,7 +21,7 @@ _ID = re.compile(r"batch_req_(\d{1,18})_[0-9a-f]{16}")
 
 
 class BatchResponse(msgspec.Struct, frozen=True):
-    """What the app answered; `body` is its JSON."""
+    """Answer of the app; `body` is its JSON."""
 
     status_code: int
     request_id: str
@@ -29,7 +29,7 @@ class BatchResponse(msgspec.Struct, frozen=True):
 
 
 class BatchError(msgspec.Struct, frozen=True):
-    """Why a line failed: the status as text, and a sentence."""
+    """Error of a line: the status as text, and a sentence."""
 
     code: str
     message: str
@@ -45,7 +45,7 @@ class BatchResult(msgspec.Struct, frozen=True):
 
 
 class _Kept(msgspec.Struct):
-    """What is read of a result that is in the file."""
+    """The fields of a result in the file that are read."""
 
     id: str
     error: msgspec.Raw = msgspec.Raw(b"null")

@@ -1,1 +1,1 @@
-"""What every HTTP request passes: sockets, bounds, keys, bodies, errors, the request log."""
+"""The way of every HTTP request: sockets, bounds, keys, bodies, errors, the request log."""

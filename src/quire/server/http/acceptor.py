@@ -57,7 +57,7 @@ def raise_descriptor_limit() -> None:
 
 
 def most_connections() -> int:
-    """How many connections the descriptors of this process suffice for, as things are now."""
+    """Number of connections for which the free descriptors of this process suffice."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     free = limit - len(os.listdir("/dev/fd"))
     found = max(1, free - min(RESERVE, max(_LEAST_RESERVE, free // 2)))

@@ -1,4 +1,4 @@
-"""What other people's web pages may not do with a server on a loopback address that has no API key.
+"""Bars other people's web pages from a server on a loopback address that has no API key.
 
 A page reaches such a server from its user's browser, either as the foreign page that it is, or by
 DNS rebinding: its own name is made to resolve to 127.0.0.1, and the browser takes the server for

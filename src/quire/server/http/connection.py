@@ -184,8 +184,8 @@ class _Bounded(HttpToolsProtocol):
 
 
 def _what_is_wrong(version: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """Why a head is refused that may mean different things to a proxy and to us (RFC 9112, 3.2 and
-    6.1), or whose body could not be read.
+    """The reason to refuse a head that may mean different things to a proxy and to us (RFC 9112,
+    3.2 and 6.1), or whose body could not be read.
     """
     if version not in ("1.0", "1.1"):
         return f"HTTP/{version} is not served; send HTTP/1.1."

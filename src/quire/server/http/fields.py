@@ -121,7 +121,7 @@ SAME_MEANING: tuple[tuple[str, ...], ...] = (
 """Fields that different APIs have for the same, for the text of a refusal."""
 
 PlainObject = tuple[str, dict[str, Any], frozenset[str]]
-"""Where an object is in its body, the object, and the names of its fields."""
+"""Path of an object in its body, the object, and the names of its fields."""
 
 
 @runtime_checkable
@@ -173,11 +173,11 @@ HARMLESS_IN_OBJECTS: Mapping[str, Accepts] = dict.fromkeys(
      "additional_kwargs", "response_metadata"),
     _any,
 )  # fmt: skip
-"""What frameworks leave in the messages that they send back."""
+"""Fields that frameworks leave in the messages that they send back."""
 
 
 class FieldRules:
-    """How strict the fields of bodies are read. `is_strict`: a field that is not declared is
+    """Strictness about the fields of bodies. `is_strict`: a field that is not declared is
     refused, whatever it is.
     """
 

@@ -34,7 +34,7 @@ ID_SLOT = "quire.request_id"
 TRACE_SLOT = "quire.traceparent"
 """Key of the `traceresponse` header of the request's span, once it has one."""
 _MAX_NAMES = 32
-"""How many ignored fields the header names."""
+"""The most ignored fields that the header names."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _UNCOUNTED = frozenset(
     (

@@ -34,7 +34,7 @@ def json_response(content: object) -> Response:
 
 
 class BodyBudget:
-    """How many bytes of large bodies all requests together may hold; small ones are not counted."""
+    """Bytes of large bodies that all requests together may hold; small ones are not counted."""
 
     def __init__(self, num_bytes: int) -> None:
         self._free = num_bytes
@@ -91,7 +91,7 @@ def _check_encoding(encodings: str) -> None:
 
 
 def _weighed(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str]]:
-    """What `decode` returns, unless that would take too much work."""
+    """Decodes like `decode`, unless that would take too much work."""
     if len(data) > LIGHT_BYTES:
         check_weight(data, getattr(type, "MOST_CONTAINERS", MOST_CONTAINERS))
     return decode(data, type, rules)

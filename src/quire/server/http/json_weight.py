@@ -60,7 +60,7 @@ def _refuse_above(most: int, found: int, what: str) -> None:
 
 
 def _outside_of_strings(data: bytes) -> Iterator[bytes]:
-    """What is outside of strings in each chunk of `data`, with a quote for each string."""
+    """The bytes outside of strings in each chunk of `data`, with a quote for each string."""
     is_inside = place = 0
     while place < len(data):
         chunk = data[place : place + _CHUNK]

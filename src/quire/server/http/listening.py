@@ -45,7 +45,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """How connections are accepted and bounded."""
+    """Acceptance and bounds of connections."""
 
     tls: Tls = Tls()
     keep_alive_s: float = 5.0
@@ -116,7 +116,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def address_of(listener: socket.socket, tls: Tls) -> str:
-    """Where a client finds the server."""
+    """Address at which a client finds the server."""
     name: Any = listener.getsockname()
     if isinstance(name, str):
         return f"unix:{name}"

@@ -155,7 +155,7 @@ def _tag(entry: RouteEntry) -> str:
 
 
 def _named(schema: Schema) -> str:
-    """Which component a schema refers to."""
+    """The component that a schema refers to."""
     return str(schema.get("$ref", "")).rpartition("/")[2]
 
 

@@ -8,7 +8,7 @@ from quire.errors import InvalidParameter
 
 
 def page_limit(query: QueryParams, most: int) -> int:
-    """How many items the query asks for, 20 by default. Raises InvalidParameter."""
+    """Number of items that the query asks for, 20 by default. Raises InvalidParameter."""
     limit = query.get("limit", "20")
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= most):
         raise InvalidParameter("limit", limit[:80], f"it must be 1 to {most}")

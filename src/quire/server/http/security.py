@@ -17,7 +17,7 @@ from quire.server.http.failures import Refusal, error_response
 
 FREE_PATHS = frozenset({"/", "/health", "/ping", "/ready"})
 KEY_SLOT = "quire.key"
-"""Where the guard leaves the digest of the key that was given, in the scope's state."""
+"""Key in the scope's state under which the guard leaves the digest of the given API key."""
 
 
 def owner_of(request: Request) -> bytes | None:

@@ -216,7 +216,7 @@ class _CompletionWriter(ReplyWriter):
     def _text_offsets(
         self, prompt: int, completion: CompletionOutput, token_ids: list[int], *, is_first: bool
     ) -> list[int]:
-        """Where the tokens begin in the text of their choice; all at 0 without a tokenizer."""
+        """Offsets of the tokens in the text of their choice; all 0 without a tokenizer."""
         number, given = self._number(prompt, completion), self._prompts[prompt]
         if self.server.tokenizer is None:
             return [0] * len(token_ids)

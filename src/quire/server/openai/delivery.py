@@ -98,7 +98,7 @@ def experts_file(completion: CompletionOutput) -> str | None:
 
 
 def num_logprobs(positions: PromptLogprobs | SampleLogprobs | None) -> int:
-    """How many logprobs a list of positions has: about, since those of the last one are counted."""
+    """Number of logprobs in a list of positions: about, since those of the last one are counted."""
     return len(positions) * len(positions[-1] or ()) if positions else 0
 
 
@@ -150,7 +150,7 @@ class ReplyWriter(ABC):
         self.shows_tokens_as_ids = server.replies.tokens_as_ids if own is None else own
 
     def size(self, prompt: int, output: RequestOutput) -> int:
-        """How many logprobs the reply, or the chunks for this delta, have of `output`."""
+        """Number of logprobs of `output` in the reply, or in the chunks for this delta."""
         listed = [completion.logprobs for completion in output.outputs]
         return sum(map(num_logprobs, [output.prompt_logprobs, *listed]))
 

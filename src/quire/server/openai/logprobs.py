@@ -61,7 +61,7 @@ def _likeliest(
 
 
 def token_name(token_id: int, entry: Logprob, as_ids: bool) -> str:
-    """How a token is written in logprobs: its text, or `token_id:N`."""
+    """A token in logprobs: its text, or `token_id:N`."""
     return f"token_id:{token_id}" if as_ids else entry.decoded_token or ""
 
 

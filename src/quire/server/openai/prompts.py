@@ -22,7 +22,7 @@ class MediaOptions(Protocol):
 
 
 _OF_ANY = 2
-"""What any value counts, as much work as so many characters."""
+"""Weight of any value: as much work as so many characters."""
 
 
 async def prompt_ids(
@@ -64,7 +64,7 @@ async def text_ids(
 
 
 def _num_equal(ids: list[int], others: list[int]) -> int:
-    """How many ids at the beginning are the same."""
+    """Number of equal ids at the beginning."""
     pairs = zip(ids, others, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -159,7 +159,7 @@ def output_budget(
 
 
 def size_of(value: object, *, most: int) -> int:
-    """How large a JSON value is: the characters of its texts, and some for everything else; a count
+    """Size of a JSON value: the characters of its texts, and some for everything else; a count
     above `most` ends early.
     """
     size, waiting = 0, [value]

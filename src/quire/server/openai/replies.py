@@ -18,7 +18,7 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """What completion tokens were spent on."""
+    """Completion tokens by kind."""
 
     reasoning_tokens: int = 0
 
@@ -152,7 +152,7 @@ class ToolCallDelta(msgspec.Struct):
 
 
 class ChatDelta(msgspec.Struct):
-    """What a chunk adds to an answer."""
+    """The addition of a chunk to an answer."""
 
     role: str | UnsetType = UNSET
     content: str | None | UnsetType = UNSET

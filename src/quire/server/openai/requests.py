@@ -46,7 +46,7 @@ _BAD_WORD_CHARS = 2**15
 _LOGPROBS = 2**20
 _LISTED = 21
 EXTRA_ARGS = frozenset({"timeout_s"})
-"""What the engine itself reads of `vllm_xargs`."""
+"""Keys of `vllm_xargs` that the engine itself reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Limits:
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream carries in addition to its deltas."""
+    """Parts of a stream in addition to its deltas."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -82,7 +82,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True):
-    """Which repetition ends the output."""
+    """Repetition that ends the output."""
 
     max_pattern_size: int = 0
     min_pattern_size: int = 0
@@ -90,7 +90,7 @@ class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat completions share."""
+    """The fields that completions and chat completions share."""
 
     WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = (
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
@@ -143,7 +143,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
 
     @property
     def num_drawn(self) -> int:
-        """How many completions are generated for each prompt."""
+        """Number of completions generated for each prompt."""
         return 1 if self.n is None else self.n
 
     def field_of(self, parameter: str) -> str:
@@ -183,7 +183,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
 
     @property
     def num_prompt_copies(self) -> int:
-        """How often the reply has the prompt's logprobs."""
+        """Number of copies of the prompt's logprobs in the reply."""
         return 1
 
     def check_logprobs(
@@ -292,7 +292,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_embedded(self) -> int:
-        """How many of its prompts are embeddings."""
+        """Number of prompts that are embeddings."""
         given = self.prompt_embeds
         return len(given) if isinstance(given, list) else int(given is not None)
 
@@ -325,7 +325,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_prompt_copies(self) -> int:
-        """How often the reply has the prompt's logprobs: each choice has them, and an echo again.
+        """Number of copies of the prompt's logprobs in the reply: one a choice, and an echo's.
 
         Each choice has them because vLLM's do.
         """
@@ -439,8 +439,8 @@ class ChatRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are reported; None: no logprobs, or those of the tokens
-        that are named.
+        """Number of the likeliest tokens that are reported; None: no logprobs, or those of named
+        tokens.
         """
         if self.logprob_token_ids is not None:
             return None
@@ -448,5 +448,5 @@ class ChatRequest(GenerationFields):
 
 
 def _num_listed(num: int | None, vocab_size: int) -> int:
-    """How many logprobs a position has with the `num` likeliest tokens (-1: all; None: none)."""
+    """Number of logprobs of a position with the `num` likeliest tokens (-1: all; None: none)."""
     return 0 if num is None else 1 + (vocab_size if num == -1 else num)

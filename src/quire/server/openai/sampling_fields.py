@@ -12,7 +12,7 @@ RequestId = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class RequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which model is asked, and how the request is treated; null: default."""
+    """The model that is asked, and the treatment of the request; null: default."""
 
     model: str | None = None
     priority: int | None = None
@@ -22,7 +22,7 @@ class RequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RequestSamplingFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen and when the output ends; null: default."""
+    """The choice of tokens and the end of the output; null: default."""
 
     stream: bool | None = None
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a completion begin in the text that is sent."""
+"""Offsets of a completion's tokens in the text that is sent."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class _InputReader:
         return self._read(text)
 
     def finish(self) -> str:
-        """What is held when the arguments have ended."""
+        """Returns the text that is held when the arguments have ended."""
         held, self._held = self._held, ""
         return held + self._string.finish()
 

@@ -53,7 +53,7 @@ class Delimiters:
         return "" if rest in self._beginnings and position + len(rest) == len(text) else None
 
     def _beginning(self, text: str, start: int) -> int:
-        """Where the end of the text begins to look like a delimiter; its length if it does not."""
+        """Index from which the text may be a delimiter; its length if there is none."""
         while (found := self._first.search(text, start)) is not None:  # type: ignore[union-attr]
             start = found.start()
             if text[start:] in self._beginnings:

@@ -1,4 +1,4 @@
-"""Why a reader stops: what all of them return."""
+"""Reasons for a reader to stop, which all of them return."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from enum import Enum, auto
 
 
 class End(Enum):
-    """Why a reader stopped without having met a delimiter."""
+    """Reason for a reader to stop without having met a delimiter."""
 
     MORE = auto()
-    """What it was given is used up, or may be the beginning of something."""
+    """Its input is used up, or may be the beginning of something."""
     DONE = auto()
-    """What it reads is complete."""
+    """The thing that it reads is complete."""
     MISFIT = auto()
     """The text is not what it reads; what it took so far belongs to the text around."""
 

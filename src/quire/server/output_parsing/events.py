@@ -59,7 +59,7 @@ class ParsedOutput:
 
 
 def whole(events: Iterable[Event]) -> ParsedOutput:
-    """What a stream of events adds up to: the answer of a request that is not streamed."""
+    """The sum of a stream of events: the answer of a request that is not streamed."""
     reasoning: list[str] = []
     content: list[str] = []
     started: list[CallStarted] = []

@@ -95,7 +95,7 @@ class OutputParser:
         self.is_filled = False
 
     def feed(self, text: str) -> list[Event]:
-        """What the next piece of the output says; often nothing, never an exception."""
+        """Events of the next piece of the output; often none, never an exception."""
         self._text, self._at, self._kept = self._rest + text, 0, 0
         while self._step():
             pass
@@ -103,7 +103,7 @@ class OutputParser:
         return self._out.take()
 
     def finish(self) -> list[Event]:
-        """What is left to say when the output has ended; nothing may be fed after it."""
+        """The last events, when the output has ended; nothing may be fed after it."""
         out = self._out
         if out.is_checked:
             out.finish(self._rest)
@@ -122,7 +122,7 @@ class OutputParser:
 
     @property
     def num_calls(self) -> int:
-        """How many calls have started, those that were left out included."""
+        """Number of calls that have started, including those that were left out."""
         return self._out.num_calls
 
     def _step(self) -> bool:
@@ -147,7 +147,7 @@ class OutputParser:
         return True
 
     def _keep(self) -> None:
-        """What was read since the last time is of the call that is checked, if there is one."""
+        """Keeps the text read since the last time for the call that is checked, if there is one."""
         if self._out.is_checked:
             self._out.keep(self._text[self._kept : self._at])
         self._kept = self._at
@@ -208,7 +208,7 @@ class OutputParser:
         self._be(place)
 
     def _home_of(self, state: ParserState) -> str:
-        """Where text belongs that turns out to be no call, if it is now that it may begin one."""
+        """Home of text that turns out not to be a call, if it may begin one now."""
         if state.reads is Reads.LEAD and state.then is not None:
             return state.then if self._table.states[state.then].reads in FLOWING else "content"
         if self.state.reads not in FLOWING:

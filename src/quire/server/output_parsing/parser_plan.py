@@ -1,4 +1,4 @@
-"""How a server reads its model's outputs: one tool format and one reasoning format, joined."""
+"""Parsing of a model's outputs in a server: one tool format and one reasoning format, joined."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ASSUMED = "assumed"
 ANSWER = "answer"
 """The place after the reasoning: where the answer of the table in use begins."""
 PROMPT_END_CHARS = 256
-"""How much of the prompt's end can say where the output begins."""
+"""Number of characters of the prompt's end that can say where the output begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FormStart:
 
 
 class ParserPlan:
-    """What is decided once for a model; each output then gets its own parser.
+    """Decisions made once for a model; each output then gets its own parser.
 
     `is_needed`: the model has a format of its own, so that every output has to be parsed.
     `tools_as_text`: prompts describe tools in the generic form; None: if the chat template reads no
@@ -95,7 +95,7 @@ class ParserPlan:
         return self._with_tools.format.has_reasoning
 
     def place(self, prompt: str, continued: str = "") -> str:
-        """Where an output begins, by the text of its prompt.
+        """State in which an output begins, by the text of its prompt.
 
         A chat template that opens or closes the reasoning does so at the very end; delimiters
         before the end may be text of a message. `continued` is the text of the message that the

@@ -16,7 +16,7 @@ from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
 
 class Reader(Protocol):
-    """What reads the text of one state, from entering it to leaving it."""
+    """Reader of the text of one state, from entering it to leaving it."""
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
         """Take text from `start`; see the module."""
@@ -94,7 +94,7 @@ class Undecided:
 
 
 class HeadReader:
-    """What says what comes next; the writer holds it. `text` is what there is of it so far."""
+    """Reader of a head, which says what comes next; the writer holds it. `text` so far."""
 
     __slots__ = ("_has_begun", "_delimiters", "_state", "_text", "num_chars")
 
@@ -127,7 +127,7 @@ class HeadReader:
         return end, delimiter or End.MORE
 
     def _end(self, text: str, start: int, end: int) -> int:
-        """Where the first barred character is."""
+        """Index of the first barred character."""
         found = [text.find(char, start, end) for char in self._state.bars]
         return min((place for place in found if place >= 0), default=end)
 

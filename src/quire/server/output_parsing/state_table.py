@@ -36,7 +36,7 @@ from quire.server.output_parsing.delimiters import Delimiters
 
 
 class Reads(Enum):
-    """What the text of a state is, up to the state's delimiters."""
+    """Kind of the text of a state, up to the state's delimiters."""
 
     CONTENT = auto()
     """The answer. Blanks that touch nothing but calls are markup."""
@@ -47,7 +47,7 @@ class Reads(Enum):
     BLANK = auto()
     """Blanks within a call's markup; other text belongs to `then`, or says that this is no call."""
     HEAD = auto()
-    """What comes: the name of a call, or where a message goes. `head` reads it."""
+    """An announcement: the name of a call, or the destination of a message. `head` reads it."""
     ENVELOPE = auto()
     """One JSON object with a call's name and arguments; `then` follows it."""
     JSON = auto()
@@ -69,7 +69,7 @@ class Reads(Enum):
 
 
 FLOWING = frozenset({Reads.CONTENT, Reads.REASONING})
-"""What a client sees as text; every other state is undecided text or part of a call."""
+"""Kinds that a client sees as text; every other state is undecided text or part of a call."""
 OPENING = frozenset({Reads.LEAD, Reads.BLANK, Reads.HEAD, Reads.ENVELOPE, Reads.PYTHON})
 """States whose text is held back until it is known to be a call."""
 ENDING = frozenset({Reads.ENVELOPE, Reads.JSON, Reads.PYTHON, Reads.LOOSE})
@@ -78,7 +78,7 @@ ENDING = frozenset({Reads.ENVELOPE, Reads.JSON, Reads.PYTHON, Reads.LOOSE})
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a HEAD says. With a `name` a call starts (`call_id` if the model gave one); without
+    """Content of a HEAD. With a `name` a call starts (`call_id` if the model gave one); without
     one, what was read so far is markup (`is_held`: if a call follows, else text). `then` overrules
     the delimiter's state.
     """
@@ -252,7 +252,7 @@ def check_states(name: str, states: Mapping[str, ParserState], start: str) -> No
 
 
 def _check_then(where: str, state: ParserState, states: Mapping[str, ParserState]) -> None:
-    """What is handed on unread must be read in the end: chains of `then` have one step."""
+    """Checks that text which is handed on is read in the end: chains of `then` have one step."""
     hands_on = state.reads in (Reads.CONTENT, Reads.BLANK) and state.then is not None
     if hands_on and states[state.then].reads in (Reads.CONTENT, Reads.LEAD, Reads.BLANK):  # type: ignore[index]
         follower = states[state.then]  # type: ignore[index]

@@ -65,12 +65,12 @@ class Writer:
             self._held.append(text)
 
     def drop(self) -> None:
-        """What is held was markup."""
+        """Drops the held text, which was markup."""
         self._held.clear()
         self.is_undecided = False
 
     def release(self, is_reasoning: bool = False) -> None:
-        """What is held was no call."""
+        """Releases the held text, which was not a call."""
         text = "".join(self._held)
         self.drop()
         if is_reasoning:
@@ -107,7 +107,7 @@ class Writer:
     def start_call(
         self, name: str, call_id: str | None = None, *, is_checked: bool = False
     ) -> None:
-        """What is held was the beginning of a call."""
+        """Starts a call, of which the held text was the beginning."""
         beginning = "".join(self._held)
         if self.is_checked:
             written = "".join(self._written)

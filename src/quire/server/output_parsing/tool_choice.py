@@ -1,4 +1,4 @@
-"""What the tools of a request mean for its prompt, for its structured output and for the parser."""
+"""Effects of a request's tools on its prompt, its structured output and the parser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What was decided for one request.
+    """Decisions about the tools of one request.
 
     `tools`: what the parser of its outputs is given; None: calls are not read. `in_prompt`: what
     the chat template is given. `forced`, `writes_input` and `max_calls`: see `ParserPlan.open`.
@@ -88,7 +88,7 @@ def decide_tool_use(
     max_calls: int | None = None,
     hides_unused: bool = False,
 ) -> ToolUse:
-    """What the tools of a request and its `tool_choice` (None: auto if there are tools) ask for.
+    """Decides about the tools of a request and its `tool_choice` (None: auto if there are tools).
 
     Required and named calls are made by a grammar, so that they need no format; `auto` leaves the
     model free and reads what it writes in the format of `plan`. There are at most `max_calls`.

@@ -1,4 +1,4 @@
-"""What the tools of a request say about the types of their arguments."""
+"""Types of the arguments of a request's tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 MAX_REFERENCES = 16
-"""How many schemas one argument's types are gathered from: a schema may refer to itself."""
+"""The most schemas from which one argument's types are gathered: a schema may refer to itself."""
 TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 OTHER_TYPES = {
     other: kind

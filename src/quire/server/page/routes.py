@@ -25,7 +25,7 @@ _SHOWN_DEFAULTS = (
 
 
 class PageFacts(msgspec.Struct, kw_only=True):
-    """What applies to requests that leave it open, and whether answers can be drawn.
+    """Defaults of requests that leave them open, and whether answers can be drawn.
 
     `sampling`: the parameters of sampling. `max_tokens`: the most tokens of an answer, None for
     what the context has room for; `max_tokens_of_completion` likewise where a text is continued.

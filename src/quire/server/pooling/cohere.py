@@ -91,7 +91,7 @@ class BilledUnits(msgspec.Struct):
 
 
 class CohereMeta(msgspec.Struct):
-    """What Cohere says of a request."""
+    """Cohere's statements about a request."""
 
     api_version: ApiVersion
     billed_units: BilledUnits

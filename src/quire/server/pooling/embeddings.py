@@ -30,7 +30,7 @@ from quire.server.pooling.vectors import ITEM_BYTES, as_bytes
 _MOST_DESCRIBED = 256
 """The vectors that the header of a reply in bytes describes, in 32 KiB."""
 _OF_ITEM = 8
-"""What an item takes in addition to its numbers, in numbers."""
+"""Cost of an item in addition to its numbers, in numbers."""
 
 
 async def embeddings(server: Server, request: Request) -> Response:
@@ -186,7 +186,7 @@ async def _reply(
 def _metadata(
     server: Server, body: VectorFields, name: RequestName, results: Sequence[Pooled]
 ) -> str:
-    """Where each vector is in a reply of bytes."""
+    """Positions of the vectors in a reply of bytes."""
     dtype = body.embed_dtype or "float32"
     data, start = [], 0
     for index, result in enumerate(results):

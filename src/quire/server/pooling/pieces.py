@@ -11,7 +11,7 @@ from quire.server.pooling.inputs import PoolingPrompt
 from quire.server.pooling.runs import Pooled
 
 _UNIT = 1e-2
-"""How far the length of a vector may be from 1 that counts as normalised."""
+"""Deviation from 1 up to which the length of a vector counts as normalised."""
 
 
 async def pieces_of(

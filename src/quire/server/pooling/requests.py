@@ -26,11 +26,11 @@ _OF_CONVERSATIONS = (
     *("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
 )
 _ENGINE_NAMES = ("prompt", "text", "prompt_token_ids", "multi_modal_data")
-"""What the engine calls an input."""
+"""The engine's names of an input."""
 
 
 class PooledBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
-    """What all requests to models that pool share. `INPUT` is the field of what is pooled."""
+    """The fields of all requests to models that pool. `INPUT` is the field of what is pooled."""
 
     INPUT: ClassVar[str] = "input"
 
@@ -45,7 +45,7 @@ class PooledBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def truncation(self) -> dict[str, Any]:
-        """How inputs are cut, by the engine's names."""
+        """Truncation of inputs, by the engine's names."""
         return {}
 
     def field_of(self, parameter: str) -> str:
@@ -54,7 +54,7 @@ class PooledBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class PoolingFields(PooledBody, kw_only=True):
-    """What is not Cohere's."""
+    """The fields that are not Cohere's."""
 
     WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ("user",)
 
@@ -87,7 +87,7 @@ class PoolingFields(PooledBody, kw_only=True):
 
 
 class InputFields(PoolingFields, kw_only=True):
-    """What is pooled: `input` or `messages`, each one or a list."""
+    """The input: `input` or `messages`, each one or a list."""
 
     input: str | list[Any] | None = None
     messages: list[Any] | None = None
@@ -134,7 +134,7 @@ class InputFields(PoolingFields, kw_only=True):
 
 
 class VectorFields(InputFields, kw_only=True):
-    """How numbers are written."""
+    """Form of the numbers in a reply."""
 
     encoding_format: Encoding | None = None
     embed_dtype: DType | None = None
@@ -173,7 +173,7 @@ class ClassificationRequest(InputFields, kw_only=True):
 
 
 class PairFields(PoolingFields, kw_only=True):
-    """How two texts are compared."""
+    """Comparison of two texts."""
 
     INPUT: ClassVar[str] = "documents"
 
@@ -196,7 +196,7 @@ class PairFields(PoolingFields, kw_only=True):
         return given
 
     def most_read(self) -> dict[str, int]:
-        """How many tokens of a query and of a document are read; 0: all."""
+        """The most tokens that are read of a query and of a document; 0: all."""
         names = ("max_tokens_per_query", "max_tokens_per_doc")
         return {name: getattr(self, name) or 0 for name in names}
 

@@ -22,7 +22,7 @@ from quire.server.pooling.runs import Pooled, collected, in_time, pooled
 from quire.text.templates.template_bounds import MAX_CHARACTERS
 
 _OF_ITEM = 8
-"""What an item takes, in numbers."""
+"""Cost of an item, in numbers."""
 _CHARS_OF_NUMBER = 16
 
 

@@ -71,7 +71,7 @@ def _fp8(numbers: Array, values: Array) -> Array:
 
 
 def sign_bits(numbers: Array) -> Array:
-    """Which numbers [D] are 0 or more, packed to bytes [D / 8] with the first in the highest bit.
+    """Bits of numbers [D], 1 where they are 0 or more, in bytes [D / 8], the first bit the highest.
     Raises InvalidParameter where D is no multiple of 8.
     """
     if numbers.shape[-1] % 8:

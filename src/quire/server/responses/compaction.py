@@ -19,7 +19,7 @@ REQUEST = (
     "their reasons, names, numbers and file names that matter, the results of tools, and what is "
     "still to be done. Write the summary only."
 )
-"""What the model is asked at the end of the conversation."""
+"""The request to the model at the end of the conversation."""
 _OPENING = "Summary of the conversation before this point:\n\n"
 
 

@@ -26,7 +26,7 @@ def conversation(given: str | list[dict[str, Any]], field: str = "input") -> lis
 
 
 def in_namespace(space: str, name: str) -> str:
-    """How the model knows a function of a namespace."""
+    """The model's name of a function of a namespace."""
     return f"{space}.{name}"
 
 

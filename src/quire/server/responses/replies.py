@@ -29,7 +29,7 @@ class OutputTextPart(msgspec.Struct, tag="output_text", tag_field="type"):
 
 
 class ReasoningItem(msgspec.Struct, tag="reasoning", tag_field="type"):
-    """What the model thought before it answered."""
+    """The model's reasoning before its answer."""
 
     id: str
     content: list[ReasoningTextPart] = []
@@ -72,14 +72,14 @@ Item: TypeAlias = ReasoningItem | MessageItem | CallItem | CustomCallItem
 
 
 class InputDetails(msgspec.Struct):
-    """Where input tokens came from."""
+    """Input tokens by source."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct):
-    """What output tokens were spent on."""
+    """Output tokens by kind."""
 
     reasoning_tokens: int = 0
 
@@ -129,7 +129,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
 
 class InputTokens(msgspec.Struct):
-    """How many tokens an input has."""
+    """Number of tokens of an input."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"

@@ -25,7 +25,7 @@ _INCLUDES = (
     *("web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs"),
     *("computer_call_output.output.image_url", "message.input_image.image_url"),
 )
-"""What an output may be asked to include; of calls that other servers run there is nothing."""
+"""Values of `include` for an output; of calls that other servers run there is nothing."""
 _OF_ITEMS = frozenset(
     {
         *("type", "role", "content", "id", "status", "call_id", "name", "arguments", "output"),
@@ -38,7 +38,7 @@ _OF_PARTS = frozenset(
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How much the model may think."""
+    """Effort of reasoning."""
 
     effort: Effort | None = None
 

@@ -115,7 +115,7 @@ async def retrieve(server: Server, request: Request) -> Response:
 
 
 async def input_tokens(server: Server, request: Request) -> Response:
-    """How many tokens the prompt of an input has."""
+    """Counts the tokens of an input's prompt."""
     body, _, before = await _asked(server, request)
     chat = body.as_chat(before)
     chat.check()
@@ -151,7 +151,7 @@ async def compact(server: Server, request: Request) -> Response:
 
 
 async def input_items(server: Server, request: Request) -> Response:
-    """What the request of a kept response was made of, page by page."""
+    """Lists the input of a kept response, page by page."""
     stored = _kept(server, request, request.path_params["id"])
     page = page_of(stored.input_items, request.query_params)
     return json_response(page)

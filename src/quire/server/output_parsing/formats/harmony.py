@@ -32,7 +32,7 @@ ENDS = {"<|end|>": "between", "<|return|>": "between", "<|call|>": "between", "<
 
 
 def whole_head(text: str) -> Head | None:
-    """Where a message goes: to a function, or to the client, as its channel says."""
+    """Destination of a message: a function, or the client, as its channel says."""
     recipient = RECIPIENT.search(text)
     if recipient and recipient[1].startswith(FUNCTIONS) and recipient[1] != FUNCTIONS:
         return Head(recipient[1].removeprefix(FUNCTIONS))
@@ -40,7 +40,7 @@ def whole_head(text: str) -> Head | None:
 
 
 def reader_head(text: str) -> Head | None:
-    """Where a message goes without functions: analysis is reasoning, the rest is content."""
+    """Destination of a message without functions: analysis is reasoning, the rest is content."""
     channel = CHANNEL_NAME.search(text)
     is_reasoning = channel is not None and channel[1] == ANALYSIS
     return Head(then="reasoning" if is_reasoning else "content")

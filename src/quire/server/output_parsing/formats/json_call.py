@@ -49,7 +49,7 @@ class JsonCall:
         self._next: Callable[[str, int, str, Writer], Step] = self._open
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """How far the object goes. A delimiter counts before it, and once its call has started."""
+        """End of the object. A delimiter counts before it, and once its call has started."""
         outcome: Outcome | None = None
         while outcome is None:
             if self._next in (self._arguments, self._other_value):

@@ -55,7 +55,7 @@ class JsonValue:
         self._plain = re.compile(rf"[^{re.escape(SCALAR_END + delimiters.first_chars)}]*+")
 
     def read(self, text: str, start: int) -> tuple[int, Outcome]:
-        """How far the value goes in this text; a delimiter is given back without being passed."""
+        """End of the value in this text; a delimiter is given back without being passed."""
         outcome: Outcome | None = None
         while outcome is None and start < len(text):
             if self._in_string:
@@ -150,7 +150,7 @@ def json_type(text: str) -> str | None:
 
 
 def _an_integer(digits: str) -> int:
-    """Which integer does not matter, and Python refuses to read very long ones."""
+    """Some integer: its value does not matter, and Python refuses to read very long ones."""
     return 0
 
 

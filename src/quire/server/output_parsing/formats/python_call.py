@@ -48,7 +48,7 @@ class PythonCall:
         self._next: Callable[[str, int, Writer], Step] = self._read_name
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """How far the call goes."""
+        """End of the call in this text."""
         outcome: Outcome | None = None
         while outcome is None:
             start, outcome = self._next(text, start, out)
@@ -103,7 +103,7 @@ class PythonCall:
         return end + 1, None if text[end] == "," else self._close(out)
 
     def _value_end(self, text: str, start: int) -> tuple[int, bool]:
-        """How far the value goes, and whether it ends there. A quote at the end of the text may be
+        """End of the value, and whether it is complete. A quote at the end of the text may be
         the first of three.
         """
         while True:
@@ -139,6 +139,6 @@ class PythonCall:
 
 
 def _more(beginning: re.Pattern[str], text: str, start: int) -> tuple[int, End]:
-    """What is not there yet: more text is needed if this may be its beginning."""
+    """The end of an incomplete text: more is needed if this may be the expression's beginning."""
     is_beginning = beginning.fullmatch(text, start) is not None
     return start, End.MORE if is_beginning else End.MISFIT

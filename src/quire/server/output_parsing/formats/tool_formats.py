@@ -332,7 +332,7 @@ REFUSED = {
 
 
 def required_calls() -> ToolFormat:
-    """What a grammar makes of `tool_choice="required"`: a list of `{"name", "parameters"}`."""
+    """The format of a grammar for `tool_choice="required"`: a list of `{"name", "parameters"}`."""
     states = listed()
     return ToolFormat(
         "required", {**states, "start": ParserState(Reads.BLANK, {"[": "item"}, then="content")},
@@ -341,8 +341,8 @@ def required_calls() -> ToolFormat:
 
 
 def named_call(name: str, *, as_text: bool = False) -> ToolFormat:
-    """What a grammar makes of a named `tool_choice`: the arguments and nothing else, as one JSON
-    value, or as text that is the input of a custom tool.
+    """The format of a grammar for a named `tool_choice`: the arguments and nothing else, as one
+    JSON value, or as text that is the input of a custom tool.
     """
     reads = Reads.TEXT if as_text else Reads.JSON
     states = {
