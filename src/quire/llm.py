@@ -283,7 +283,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
 
     @property
     def model_config(self) -> ModelView:
-        """What the plan says of the model."""
+        """The part of the plan about the model."""
         return self.llm_engine.model_config
 
     @property
@@ -293,7 +293,7 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What requests may ask for."""
+        """Tasks that requests may ask for."""
         return self.get_supported_tasks()
 
     def get_world_size(self, include_dp: bool = True) -> int:

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+from itertools import pairwise
 
 import quire
 from tests.house.package import MODULES
@@ -61,6 +62,27 @@ def test_modules_and_public_definitions_are_documented():
             if is_public and not ast.get_docstring(node):
                 missing.append(f"{module.place} {name}")
     assert not missing, "no docstring"
+
+
+def documented_in(module):
+    """Docstrings, and the texts below attributes."""
+    for node in module.nodes:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node, ast.get_docstring(node)
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for before, text in pairwise(node.body):
+                if isinstance(before, ast.AnnAssign | ast.Assign) and isinstance(text, ast.Expr):
+                    yield text, getattr(text.value, "value", None)
+
+
+def test_docstrings_begin_with_the_thing_and_not_with_a_question():
+    questions = ("What", "Which", "How", "Where", "Who", "Why")
+    assert not [
+        f"{module.place}:{getattr(node, 'lineno', 1)} {text[:40]}"
+        for module in MODULES
+        for node, text in documented_in(module)
+        if isinstance(text, str) and text.split()[:1] and text.split()[0] in questions
+    ]
 
 
 def names_in(module):

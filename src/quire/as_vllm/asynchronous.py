@@ -28,7 +28,7 @@ async def collect_from_async_generator(iterator: AsyncIterator[T]) -> list[T]:
 async def merge_async_iterators(
     *iterators: AsyncIterator[T],
 ) -> AsyncIterator[tuple[int, T]]:
-    """What comes of several, as it comes, with the number of the one that it is from. Those that
+    """Merges the items of several, as they come, with the number of their source. Those that
     have not ended are closed with this.
     """
     waiting = {asyncio.ensure_future(anext(it)): number for number, it in enumerate(iterators)}

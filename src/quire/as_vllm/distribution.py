@@ -21,5 +21,5 @@ class ServedDistribution(Distribution):
         }.get(filename)
 
     def locate_file(self, path: str | PathLike[str]) -> Path:
-        """Where a file of it would be."""
+        """Path that a file of it would have."""
         return Path(__file__).parent / path

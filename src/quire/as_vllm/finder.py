@@ -93,7 +93,7 @@ class ServedLoader:
         module.__all__ = sorted(name for name in names if name == name.strip("_"))  # type: ignore[attr-defined]
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """What `python -m` runs: for a program of the table a call of ours."""
+        """Code for `python -m`: for a program of the table a call of ours."""
         text = PROGRAMS.get(fullname.removesuffix(".__main__"), "")
         return compile(text, f"<{fullname}>", "exec")
 

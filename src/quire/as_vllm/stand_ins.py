@@ -27,7 +27,7 @@ TokenizerLike: TypeAlias = Any
 
 
 class UsageContext(enum.StrEnum):
-    """Who makes an engine; for reports of usage, which are never sent."""
+    """Maker of an engine; for reports of usage, which are never sent."""
 
     UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
     LLM_CLASS = "LLM_CLASS"
@@ -89,7 +89,7 @@ class ShardedFiles:
 
 
 class DeviceKind:
-    """What models run on in this process: an NVIDIA device if torch sees one, else the CPU."""
+    """Device of models in this process: an NVIDIA device if torch sees one, else the CPU."""
 
     @property
     def device_type(self) -> str:

@@ -1,4 +1,4 @@
-"""What stands for what: modules of vLLM, as programs import them, and our names for theirs."""
+"""The table of counterparts: modules of vLLM, as programs import them, and our names for theirs."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ PROGRAMS = {
         "import sys; from quire.as_vllm.server import batch_runner; sys.exit(batch_runner())"
     ),
 }
-"""What `python -m` runs of them."""
+"""Modules -> the function that `python -m` runs."""
 
 VERSION_TUPLE = tuple(int(part) for part in VERSION.split("."))
 
@@ -350,7 +350,7 @@ _REASONS = {
     "it.",
     "vllm.worker": "The worker has no parts to replace; worker_extension_cls adds methods to it.",
 }
-"""Why something is missing, for all that begins so; the longest beginning counts."""
+"""Reasons for missing names, by their beginning; the longest beginning counts."""
 
 
 @cache

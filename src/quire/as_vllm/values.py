@@ -47,6 +47,6 @@ def chunk_list(lst: Sequence[T], chunk_size: int) -> Iterator[Sequence[T]]:
 
 
 def resolve_obj_by_qualname(qualname: str) -> Any:
-    """What `module.name` names."""
+    """The object that `module.name` names."""
     module, _, name = qualname.rpartition(".")
     return getattr(importlib.import_module(module), name)

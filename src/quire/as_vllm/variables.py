@@ -63,7 +63,7 @@ _WORDS = {"true": "1", "false": "0"}
 _HERE = Path(__file__).parent
 
 _INTERPRETER = "AS_VLLM_PYTHON"
-"""What child_bin/vllm runs."""
+"""Variable with the interpreter that child_bin/vllm runs."""
 
 logger = logging.getLogger(__name__)
 

@@ -69,7 +69,7 @@ ALIVE_S = 10.0
 STALL_S = 10.0
 """An event loop that is blocked for this long is logged with the stacks of all threads."""
 _START_POLL_S = 0.02
-"""How often it is looked for a core that has started."""
+"""Interval of looking for a core that has started, in seconds."""
 SLICE_ROWS = 256
 """The output handler yields to consumers after this many rows: about a millisecond of work."""
 
@@ -578,7 +578,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
 
     @property
     def dead_error(self) -> BaseException:
-        """Why the engine is dead."""
+        """The reason why the engine is dead."""
         return self._error or EngineDeadError("The output handler has ended.")
 
     def _cores(self) -> list[Any]:

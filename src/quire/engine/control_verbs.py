@@ -46,7 +46,7 @@ def _place_of_weights(
 
 
 class WorkerVerbs:
-    """What is asked of the workers. A client that blocks has these, too: programs of others look
+    """Verbs for the workers. A client that blocks has these, too: programs of others look
     for them there (`engine_core.save_sharded_state`).
     """
 

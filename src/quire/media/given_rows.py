@@ -77,7 +77,7 @@ class RowsReader:
 
 
 def rows_given(data: Any, reader: RowsReader) -> list[Any] | None:
-    """What `multi_modal_data["image"]` has where that are rows: one value for each picture. None:
+    """The rows in `multi_modal_data["image"]` where it has some: one value for each picture. None:
     it has pictures.
     """
     if isinstance(data, Mapping):

@@ -100,7 +100,7 @@ class _Piece:
 
 
 def _embeddings(ids: Tensor, x: Tensor) -> Tensor:
-    """What layers with a shared transformer read."""
+    """Input of layers with a shared transformer."""
     return x
 
 

@@ -1,4 +1,4 @@
-"""What a spec costs: parameters, arithmetic and traffic per token. Functions of the spec, the same
+"""Costs of a spec: parameters, arithmetic and traffic per token. Functions of the spec, the same
 for all families.
 """
 
@@ -62,7 +62,7 @@ def coded_tensors(family: Family, decoder: Decoder, storage: Storage) -> list[St
 
 
 def size_in_codes(coded: Iterable[StoredTensor]) -> tuple[int, int]:
-    """How many weights these tensors of codes have, and their bytes with scales and zero points."""
+    """Number of weights in these tensors of codes, and their bytes with scales and zero points."""
     count = num_bytes = 0
     for tensor in coded:
         assert tensor.layout is not None, "the tensor is stored as it is"

@@ -114,7 +114,7 @@ class DecoderModel(FixedWeights):
 
     @property
     def stage(self) -> Embedding | DraftStage | StageInput:
-        """What comes before the layers."""
+        """The part before the layers."""
         return self._embedding
 
     @property

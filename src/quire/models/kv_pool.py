@@ -1,5 +1,5 @@
-"""How the layers of one or more models share the blocks of one pool: their KV groups, what a block
-is made of, and how many blocks a request needs. Free of torch.
+"""The pool whose blocks the layers of one or more models share: their KV groups, the parts of a
+block, and the number of blocks that a request needs. Free of torch.
 
 Layers that keep the same tokens have one block table; they are a KV group, latents apart from keys
 and values. All groups draw blocks from one pool, so every block must be as big as every other:
@@ -34,7 +34,7 @@ from quire.scheduling.settings import KVGroupSpec
 
 _CLOSE = 1.5  # kinds whose layer counts differ by less than this factor get one group each
 _MOST_LARGER = 8
-"""How many times larger than `block_size` a block may get to fill its page: a prefix hit is a
+"""Factor by which a block may exceed `block_size` to fill its page: a prefix hit is a
 multiple of it."""
 SNAPSHOT_SHARE = 0.25
 """Of all blocks, that snapshots of recurrent states may have."""
@@ -109,7 +109,7 @@ class KVPool:
 
     @property
     def block_sizes(self) -> list[int]:
-        """How many tokens blocks have, ascending."""
+        """Numbers of tokens of blocks, ascending."""
         return sorted({group.block_size for group in self.groups})
 
     def unused(self, group: KVGroup) -> float:

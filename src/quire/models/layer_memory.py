@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 MemoryKind = Literal["full", "sliding", "source", "state", "none"]
-"""What a layer keeps: every token, those of a window, a second content, one state per request,
+"""Memory of a layer: every token, those of a window, a second content, one state per request,
 nothing.
 """
 
@@ -54,7 +54,7 @@ class KeyValues:
         return 2 * self.kv_heads * self.head_dim
 
     def num_seen(self, context: int) -> int:
-        """How many of `context` tokens are kept for the next query, or rows of the source."""
+        """Number of `context` tokens that are kept for the next query, or rows of the source."""
         if self.source is not None:
             return self.source
         return context if self.window is None else min(context, self.window)
@@ -99,7 +99,7 @@ class Latents:
         return self.index_dim is not None
 
     def num_seen(self, context: int) -> int:
-        """How many of `context` tokens are kept for the next query: all."""
+        """Number of `context` tokens that are kept for the next query: all."""
         return context
 
     def token_bytes(self, number: NumberBytes) -> int:
@@ -138,7 +138,7 @@ class RecurrentState:
 
 
 TokenMemory = KeyValues | Latents
-"""What grows with every token."""
+"""Memory that grows with every token."""
 
 LayerMemory = TokenMemory | RecurrentState
 """In its place, None stands for a mixer that sees the step's own tokens and keeps nothing."""

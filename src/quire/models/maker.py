@@ -82,7 +82,7 @@ class Maker:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.weights.device
 
     def format_of(self, role: Role, leaf: str | None = None) -> WeightFormat | None:
@@ -138,7 +138,7 @@ class Maker:
         return tensor
 
     def ones(self, count: int) -> Tensor:
-        """What stands for a norm's weight where it has none."""
+        """Stand-in for the weight of a norm that has none."""
         return torch.ones(count, dtype=self.dtype, device=self.device)
 
     def norm(self, at: str, n: Norm, divisor: float = 1.0) -> NormWeight:

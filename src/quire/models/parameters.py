@@ -96,18 +96,18 @@ def outer_parameters(decoder: Decoder) -> dict[str, Parameter]:
 
 
 def num_parameters(decoder: Decoder) -> int:
-    """How many values the weights have; a tied embedding counts once."""
+    """Number of values of the weights; a tied embedding counts once."""
     return sum(p.size for p in outer_parameters(decoder).values()) + _num_in_layers(decoder, "")
 
 
 def num_expert_parameters(decoder: Decoder) -> int:
-    """How many values the weights of experts have."""
+    """Number of values of the experts' weights."""
     return _num_in_layers(decoder, ".experts.")
 
 
 def num_repeated_parameters(decoder: Decoder) -> int:
-    """How many more values a token is multiplied with than the weights have: those of repeated
-    layers, and those of shared transformers for each of their uses but the first.
+    """Number of values by which a token is multiplied beyond those of the weights: those of
+    repeated layers, and those of shared transformers for each of their uses but the first.
     """
     blocks = decoder.blocks
     again = Counter(blocks[b.repeats] for b in blocks if b.repeats is not None)
@@ -122,7 +122,7 @@ def num_repeated_parameters(decoder: Decoder) -> int:
 
 
 def adapter_size(decoder: Decoder) -> int:
-    """How many values of one rank a low-rank adapter of all matrices has, of the embedding and of a
+    """Number of values of one rank in a low-rank adapter of all matrices, of the embedding and of a
     head that shares its table.
     """
     counts = Counter(decoder.blocks)
@@ -139,7 +139,7 @@ def adapter_size(decoder: Decoder) -> int:
 
 
 def _num_in_layers(d: Decoder, part: str) -> int:
-    """How many values those leaves of layers have whose names contain `part`. Equal layers are
+    """Number of values of those leaves of layers whose names contain `part`. Equal layers are
     looked at once: mixtures have tens of thousands of leaves.
     """
     counts = Counter(d.blocks)
@@ -313,7 +313,7 @@ def _streams(at: str, s: Streams, norm: Norm, dim: int) -> Iterator[Parameter]:
 
 
 def _shared_transformer(at: str, s: SharedTransformer, dim: int) -> Iterator[Parameter]:
-    """What its uses have in common."""
+    """Parameters that its uses share."""
     yield from norm_leaves(at + "attn_pre", s.norm, 2 * dim)
     yield from _attention(at + "attn.", s.attention, 2 * dim, dim)
     yield from norm_leaves(at + "mlp_pre", s.norm, dim)
@@ -321,7 +321,7 @@ def _shared_transformer(at: str, s: SharedTransformer, dim: int) -> Iterator[Par
 
 
 def _use_of_shared(at: str, s: SharedTransformer, dim: int) -> Iterator[Parameter]:
-    """What belongs to one layer: `_a` of an adapter makes the rank's numbers, `_b` its results."""
+    """Parameters of one layer: `_a` of an adapter makes the rank's numbers, `_b` its results."""
     a, rank = s.attention, s.attention_rank
     if rank:
         for part in "qkv":

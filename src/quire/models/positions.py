@@ -1,4 +1,4 @@
-"""How positions enter attention, as values: rotations of queries and keys, biases on scores,
+"""Positions in attention, as values: rotations of queries and keys, biases on scores,
 temperatures. Parts of a spec (`models/spec.py`).
 """
 

@@ -43,7 +43,7 @@ def rotary_table(rope: Rope, max_model_len: int, device: torch.device) -> Rotary
 
 
 def query_factors(t: Temperature, max_model_len: int) -> Tensor:
-    """What queries are multiplied with at positions below `max_model_len`, fp32."""
+    """Factors of queries at positions below `max_model_len`, fp32."""
     positions = torch.arange(max_model_len, dtype=torch.float32)
     return torch.log1p(((positions + t.first) / t.interval).floor()) * t.strength + 1.0
 

@@ -1,4 +1,4 @@
-"""What a decoder *is*, as values: every architecture is one `Decoder` made of these dataclasses and
+"""Decoders as values: every architecture is one `Decoder` made of these dataclasses and
 those of `models/positions.py` and `models/mixers/recurrent/spec.py`.
 
 A spec holds facts that change the answers and nothing else; it is frozen, hashable, comparable and
@@ -382,7 +382,7 @@ class AttentionOverEmbedding:
 
 
 Mixer = SingleMixer | ParallelMixers | MixerAfterShared | AttentionOverEmbedding
-"""What mixes tokens."""
+"""Mixer of tokens."""
 
 
 def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
@@ -398,7 +398,7 @@ def shares(mixer: SingleMixer) -> bool:
 
 
 FeedForward = Mlp | Moe | DenseAndExperts
-"""What treats each token by itself."""
+"""Treatment of each token by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +475,7 @@ class Block:
 
     @property
     def memories(self) -> tuple[LayerMemory | None, ...]:
-        """What the layer remembers, one entry for each of its mixers but those that read what
+        """Memory of the layer, one entry for each of its mixers but those that read what
         another layer remembers.
         """
         if self.repeats is not None:
@@ -581,7 +581,7 @@ class Decoder:
 
     @property
     def memories(self) -> tuple[LayerMemory | None, ...]:
-        """What its layers remember. A layer without a mixer has no entry."""
+        """Memory of its layers. A layer without a mixer has no entry."""
         return tuple(memory for block in self.blocks for memory in block.memories)
 
 

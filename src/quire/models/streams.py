@@ -22,7 +22,7 @@ _HALF = 1 / math.sqrt(2.0)
 
 @dataclass(frozen=True, slots=True)
 class StreamRouter:
-    """What the matrices of a layer depend on: n numbers of a token."""
+    """Router of streams, on which the matrices of a layer depend: n numbers of a token."""
 
     ops: Ops
     norm: NormWeight

@@ -32,12 +32,12 @@ from typing import Literal
 from quire.ops import WeightFormat
 
 Role = Literal["projection", "expert", "head", "router"]
-"""What a weight is for. Embedding tables, norms and biases have no role: they are never rounded."""
+"""Use of a weight. Embedding tables, norms and biases have no role: they are never rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the weights of a model are stored; None keeps the model's dtype.
+    """Storage of a model's weights; None keeps the model's dtype.
 
     projections: those of attention, feed-forward layers and experts. Routers are never rounded:
     they are small, and a rounded score may choose another expert. choose: the format of a leaf of

@@ -1,1 +1,1 @@
-"""How a front end reaches engine cores: in this process or in processes of their own."""
+"""Ways from a front end to engine cores: in this process or in processes of their own."""

@@ -10,7 +10,7 @@ from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS
 from quire.processes.process_state import is_stopped
 
 CHECK_S = 0.5
-"""How often a client looks for hung cores."""
+"""Interval in which a client looks for hung cores, in seconds."""
 SILENT_S = 10.0
 """A core without a sign of life for this long is killed."""
 LONGEST_TURN_S = 300.0
@@ -38,7 +38,9 @@ def status_of(connection: CoreConnection) -> CoreStatus:
 
 
 def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_turn_s: float) -> str:
-    """Why a core counts as hung at the time `now` (of `time.monotonic`); empty if it does not."""
+    """The reason why a core counts as hung at the time `now` (of `time.monotonic`); empty if it
+    does not.
+    """
     quiet_s = now - connection.last_sign
     if not connection.has_joined:
         is_late = quiet_s > HANDSHAKE_TIMEOUT_MINS * 60

@@ -49,11 +49,11 @@ from quire.processes.codec import (
 logger = logging.getLogger(__name__)
 
 LINGER_MS = 1000
-"""How long closing waits until the last messages have gone to other machines."""
+"""Milliseconds that closing waits until the last messages have gone to other machines."""
 
 
 OVERDUE_S = 5.0
-"""How long a message that a heartbeat has counted may take to arrive. Only time in which the
+"""Seconds that a message which a heartbeat has counted may take to arrive. Only time in which the
 receiver read its input counts, so neither a long step of the core nor a pause of this process loses
 any.
 """
@@ -151,7 +151,7 @@ class CoreSockets:
 
     @property
     def addresses(self) -> EngineZmqAddresses:
-        """Where cores find these sockets."""
+        """Addresses of these sockets for cores."""
         return EngineZmqAddresses(_endpoint(self.to_cores), _endpoint(self.from_cores))
 
     # cores
@@ -317,5 +317,5 @@ class CoreSockets:
 
 
 def _endpoint(socket: zmq.Socket[bytes]) -> str:
-    """Where a bound socket is found, with the port that the system has chosen."""
+    """Address of a bound socket, with the port that the system has chosen."""
     return cast(bytes, socket.last_endpoint).rstrip(b"\0").decode()

@@ -18,13 +18,13 @@ from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Started
 
 CLEARING_TOKENS = 2
-"""How many tokens in one incarnation of a core clear a request: the first comes from computing its
-prompt and all earlier output, the second from a step that decodes it.
+"""Number of tokens in one incarnation of a core that clear a request: the first comes from
+computing its prompt and all earlier output, the second from a step that decodes it.
 """
 
 
 class Death(NamedTuple):
-    """What a death means: requests in `blamed` must not run again, those in `lost` cannot."""
+    """Verdict on a death: requests in `blamed` must not run again, those in `lost` cannot."""
 
     blamed: list[int]
     lost: list[int]

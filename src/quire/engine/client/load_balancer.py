@@ -1,4 +1,4 @@
-"""Which of several cores gets a request: the least loaded one, unless another has the beginning of
+"""The choice of a core for a request: the least loaded one, unless another has the beginning of
 the prompt in its prefix cache.
 """
 
@@ -12,7 +12,7 @@ from quire.engine.wire.messages import EngineCoreRequest, SchedulerStats
 CHUNK_TOKENS = 128
 """Prompts are compared in steps of this many tokens."""
 MAX_CHUNKS = 50_000
-"""How many prefixes are remembered, the most recently used ones."""
+"""Number of prefixes that are remembered, the most recently used ones."""
 AFFINITY = 4.0
 """A core that has seen the whole prompt may have this many more requests than another."""
 
@@ -46,7 +46,7 @@ class LoadBalancer:
             del self._seen[key]
 
     def _shares(self, keys: list[int]) -> dict[int, float]:
-        """How much of the prompt each core has seen, from 0 to 1."""
+        """Share of the prompt that each core has seen, from 0 to 1."""
         shares: dict[int, float] = {}
         for count, key in enumerate(keys, start=1):
             index = self._seen.get(key)

@@ -51,7 +51,7 @@ class MPClient(HasCounterparts):
 
     @property
     def num_restarts(self) -> int:
-        """How many times the supervisor has restarted a core."""
+        """Number of restarts of a core by the supervisor."""
         return 0 if self.supervisor is None else self.supervisor.num_restarts
 
     def add_request(self, request: EngineCoreRequest) -> None:

@@ -57,7 +57,7 @@ class RemoteCores:
     """
 
     next_check_s = CHECK_S
-    """How soon `check_health` should be called again."""
+    """Seconds until `check_health` should be called again."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class RemoteCores:
         return [index for index, each in self.sockets.connections.items() if each.is_admitted]
 
     def core_status(self, engine_index: int) -> CoreStatus:
-        """What is known of one core now."""
+        """The known state of one core now."""
         return status_of(self.sockets.connections[engine_index])
 
     def start_core(self, engine_index: int, *, is_admitted: bool = True) -> None:

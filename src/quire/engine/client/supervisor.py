@@ -225,7 +225,7 @@ class Supervisor:
 
     @property
     def next_check_s(self) -> float:
-        """How soon something is due."""
+        """Seconds until something is due."""
         due_s = min(self._restart_at.values(), default=float("inf")) - self._clock()
         if self._remaking:
             due_s = min(due_s, REMAKING_S)

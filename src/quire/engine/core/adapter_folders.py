@@ -43,7 +43,9 @@ class ReadAdapter:
 
 
 def signature_of(folder: str) -> Signature | None:
-    """What tells the files in a folder from others; None if none can be seen."""
+    """Signature of the files in a folder, by which they differ from others; None if none can be
+    seen.
+    """
     found: list[tuple[int, ...] | None] = []
     for name in _FILES:
         try:

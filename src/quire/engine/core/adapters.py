@@ -290,7 +290,7 @@ class AdapterStore(CoreFeature):
             _settle(answer, self._no_memory(read.number))
 
     def _no_memory(self, number: int) -> RequestError | None:
-        """Why an adapter that was read could not stay in memory."""
+        """The reason why an adapter that was read could not stay in memory."""
         if self._is_there(number) or len(self._slots.pinned) < self._most_kept:
             return None
         return RequestError(f"all {self._most_kept} adapters in memory (max_cpu_loras) are pinned")

@@ -72,7 +72,7 @@ def core_over(
 def core_parts(
     plan: EnginePlan, executor: BuiltExecutor, exchange: ExpertExchange | None = None
 ) -> dict[str, Any]:
-    """What `EngineCore` is made of, by the names of its arguments."""
+    """Parts of an `EngineCore`, by the names of its arguments."""
     facts = executor.facts
     tier = plan.memory.kv_tier
     index = None

@@ -29,7 +29,7 @@ from quire.processes.start_message import ORPHANED, ChildStart
 logger = logging.getLogger(__name__)
 
 PUBLISH_S = 0.1
-"""How often counts that have changed are published; others are every `REPEAT_S`."""
+"""Interval of publishing counts that have changed; others are every `REPEAT_S`."""
 REPEAT_S = 5.0
 
 
@@ -44,7 +44,7 @@ class CoordinatorMessage(ChildStart, kw_only=True):
 
 
 class Waves:
-    """Which wave the cores are in, by their own reports. Pure.
+    """Wave of the cores, by their own reports. Pure.
 
     All cores of a group have the same incarnation; reports of earlier ones are ignored. A wave that
     was requested is started once every core has subscribed.

@@ -1,4 +1,4 @@
-"""How cores on other machines join a front end: HELLO, WELCOME.
+"""The way of cores on other machines to a front end: HELLO, WELCOME.
 
 A headless launcher sends the indices of its cores; the front end answers with the addresses of the
 sockets, or with the reason why it refuses them.

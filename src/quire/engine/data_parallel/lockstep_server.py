@@ -33,7 +33,7 @@ from quire.processes.codec import has_input
 ASK_AGAIN_S = 0.5
 
 FAREWELL_S = 0.5
-"""How long the message to end may take to reach all cores."""
+"""Seconds that the message to end may take to reach all cores."""
 
 
 class DPEngineCoreProc(EngineCoreProc):

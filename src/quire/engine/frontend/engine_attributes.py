@@ -34,7 +34,7 @@ class EngineAttributes(HasCounterparts):
 
     @property
     def model_config(self) -> ModelView:
-        """What the plan says of the model."""
+        """The part of the plan about the model."""
         return self.vllm_config.model_config
 
     @property

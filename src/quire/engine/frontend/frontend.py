@@ -259,7 +259,7 @@ class FrontEnd(Generic[Client]):
             self._set_deadline(time.monotonic() + limit_s, group.internal_id)
 
     def _files_of(self, request: EngineCoreRequest) -> Mapping[str, str] | None:
-        """What a request's last output says of the files that the engine writes for it."""
+        """Files that the engine writes for a request, for its last output."""
         plan = None if self.plan is None else self.plan.sampling.hidden_states
         if plan is None:
             return None

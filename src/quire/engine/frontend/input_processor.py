@@ -81,7 +81,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """How a model's outputs delimit their reasoning; `is_assumed`: outputs begin inside reasoning
+    """Delimiters of reasoning in a model's outputs; `is_assumed`: outputs begin inside reasoning
     unless the prompt has a delimiter.
     """
 
@@ -284,7 +284,7 @@ class InputProcessor(HasCounterparts):
         }
 
     def _inputs_of(self, params: object) -> KindOfInputs:
-        """What processes requests with such parameters. Raises RequestError where nothing does."""
+        """The processing of requests with such parameters. Raises RequestError if there is none."""
         for kind, inputs in self._by_kind.items():
             if isinstance(params, kind):
                 return inputs

@@ -87,7 +87,7 @@ class OutputProcessor(HasCounterparts):
 
     @property
     def num_unfinished(self) -> int:
-        """How many completions are not finished."""
+        """Number of completions that are not finished."""
         return len(self._states)
 
     def get_num_unfinished_requests(self) -> int:

@@ -56,10 +56,10 @@ class RequestGroup:
     prompt_logprobs: object = None
     prompt_token_id_logprobs: object = None
     mailbox: RequestOutputCollector | None = None
-    """Where the outputs go; None: they are returned by the engine's step."""
+    """Receiver of the outputs; None: they are returned by the engine's step."""
     ended: list[CompletionOutput] = field(default_factory=list)
     kv_transfer_params: Mapping[str, Any] | None = None
-    """What the last output says of files that the engine has written."""
+    """Fields of the last output about files that the engine has written."""
 
     @property
     def is_finished(self) -> bool:

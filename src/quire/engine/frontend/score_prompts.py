@@ -90,7 +90,9 @@ def _texts(name: str, given: object) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class TextsRead:
-    """How many tokens of a pair's two texts are read (0: all), and the parameters without that."""
+    """Numbers of tokens of a pair's two texts that are read (0: all), and the parameters without
+    them.
+    """
 
     limits: tuple[int, ...]
     params: PoolingParams

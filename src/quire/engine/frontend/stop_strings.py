@@ -55,8 +55,8 @@ class StopStringFinder:
 
 
 def length_of_beginning(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of a text may be the beginning of a stop string: the longest
-    end that is one, but for whole stop strings.
+    """Number of characters at the end of a text that may be the beginning of a stop string: the
+    longest end that is one, but for whole stop strings.
     """
     longest = 0
     for stop in stops:

@@ -28,8 +28,8 @@ from quire.processes.start_message import send_last_words
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 330.0
-"""How long a core waits for the others of its lock-step group. The front end notices earlier that
-one of them is dead, is stopped, or has been in a turn for more than 300 s, and ends them all.
+"""Seconds that a core waits for the others of its lock-step group. The front end notices earlier
+that one of them is dead, is stopped, or has been in a turn for more than 300 s, and ends them all.
 """
 
 

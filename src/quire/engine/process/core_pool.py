@@ -23,7 +23,7 @@ CORE_PROGRAM = "quire.engine.process.core_main"
 """The module of a core process's program."""
 
 SPARE_AFTER_S = 0.5
-"""How long after the last start of a core a spare process is started."""
+"""Seconds from the last start of a core to the start of a spare process."""
 
 
 class CorePool:
@@ -123,7 +123,7 @@ class CorePool:
                 logger.debug("No spare process now: %s", error)
 
     def _num_spares(self) -> int:
-        """How many spares there should be; cores that restart together need one each."""
+        """Number of spares that there should be; cores that restart together need one each."""
         when = self._message.plan.parallel.spare_core
         has_restarted = max(self.incarnations.values(), default=0) > 1
         if when == "never" or (when == "after_death" and not has_restarted):

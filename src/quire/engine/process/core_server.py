@@ -57,7 +57,7 @@ from quire.step.faults import contained
 logger = logging.getLogger(__name__)
 
 LINGER_MS = 4000
-"""How long the last outputs may take to leave a process that ends."""
+"""Milliseconds that the last outputs may take to leave a process that ends."""
 
 STALL_S = 60.0
 """A turn of the loop that takes longer is reported with the stacks of all threads. A long prompt

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 STATUS_S = 0.5
 GATHER_S = 2.0
-"""How long a server may take to answer; later answers are left out."""
+"""Seconds that a server may take to answer; later answers are left out."""
 MOST_UNSENT_BYTES = 256 * 2**20
 """A server with more unread output than this is disconnected."""
 

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REPORT_S = 0.5
-"""How often a server reports."""
+"""Interval of a server's reports, in seconds."""
 _GONE = "The process that owns the engine is gone."
 
 Answerer = Callable[[list[Any]], Awaitable[object]]
@@ -133,8 +133,8 @@ class CoreBrokerClient:
         return self._events.popleft()
 
     def wait_output(self, limit_s: float) -> EngineCoreOutputs | None:
-        """What has come already: more comes only while the event loop runs. Raises EngineDeadError
-        where nothing has, so that nobody waits for it.
+        """Outputs that have come already: more come only while the event loop runs. Raises
+        EngineDeadError where nothing has, so that nobody waits for it.
         """
         if self._events:
             return self._events.popleft()

@@ -1,4 +1,4 @@
-"""How much each API server of one engine has to do, in memory that they share.
+"""Load of each API server of one engine, in memory that they share.
 
 Each writes its own row and adds up those of the others. So a limit on what may wait holds for all
 of them together, up to what several admit at the same moment.

@@ -1,4 +1,4 @@
-"""What became of drafts, in the metrics and in the log."""
+"""Totals of drafts, in the metrics and in the log."""
 
 from __future__ import annotations
 

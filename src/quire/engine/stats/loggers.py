@@ -28,7 +28,7 @@ GROUP = "stat_logger_plugins"
 """The group of plugins that are stat loggers."""
 
 _HIT_WINDOW = 1000
-"""How many requests the hit rate of the log line covers."""
+"""Number of requests that the hit rate of the log line covers."""
 
 
 class StatLoggerBase(ABC):

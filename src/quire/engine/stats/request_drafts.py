@@ -1,4 +1,4 @@
-"""What became of the drafts of one completion, for its output and its reply."""
+"""Counts of one completion's drafts, for its output and its reply."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ P = ParamSpec("P")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What happens to unfinished requests: aborted, finished first, or frozen."""
+"""Treatment of unfinished requests: aborted, finished first, or frozen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def joined(answers: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def united(answers: Sequence[Iterable[Any]]) -> list[Any]:
-    """What any of the cores gave, once and in order."""
+    """Union of the cores' answers, once and in order."""
     return sorted({result for each in answers for result in each})
 
 

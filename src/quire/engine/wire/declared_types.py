@@ -204,8 +204,8 @@ _LOOKS: dict[type, CheckContents] = {
     Integral: _fits_64_bits,
     str: _is_text,
 }
-"""What is looked at besides the class. The fields of messages are not: the front end has completed
-them, and what cannot be encoded all the same is refused where it is.
+"""Checks besides that of the class. The fields of messages are not checked: the front end has
+completed them, and what cannot be encoded all the same is refused where it is.
 """
 
 

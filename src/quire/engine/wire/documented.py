@@ -161,8 +161,8 @@ def _own_outputs(*, timestamp: float = 0.0, **own: Any) -> messages.EngineCoreOu
 
 
 class DocumentedOutputs(messages.EngineCoreOutputs, metaclass=Documented):
-    """What a core gave in a step. Made from the reference's fields or from those of its base class;
-    requests are named by the `request_id` that the core was given, or by their handles.
+    """Outputs of a core in a step. Made from the reference's fields or from those of its base
+    class; requests are named by the `request_id` that the core was given, or by their handles.
     """
 
     documented: ClassVar = frozenset(("outputs", "scheduler_stats", "finished_requests"))

@@ -174,7 +174,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Names of the LoRA adapters of these requests."""
     num_draft_tokens: int = 0
     num_accepted: list[int] = []
-    """How many times so many drafts of a request in a step were right; [] where none were verified.
+    """Counts of steps by the number of a request's drafts that were right; [] where none were
+    verified.
     """
     external_prefix_cache_queries: int = 0
     external_prefix_cache_hits: int = 0
@@ -184,7 +185,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
     @property
     def spec_decoding_stats(self) -> SpecDecodingStats | None:
-        """What became of the drafts since the last stats; None where there were none."""
+        """Counts of the drafts since the last stats; None where there were none."""
         if not self.num_draft_tokens:
             return None
         return SpecDecodingStats.of(self.num_draft_tokens, self.num_accepted)
@@ -235,7 +236,7 @@ class SpecDecodingStats:
 
 @dataclass(slots=True, frozen=True)
 class PrefixCacheStats:
-    """How many requests looked for how many tokens (`queries`), of which `hits` were found."""
+    """Counts of requests that looked for `queries` tokens, of which `hits` were found."""
 
     requests: int = 0
     queries: int = 0
@@ -381,8 +382,8 @@ class Hello(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineZmqAddresses(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """Where cores find the front end and the coordinator: the endpoints to receive `input` from,
-    and to send `output` to.
+    """Addresses of the front end and the coordinator for cores: the endpoints to receive `input`
+    from, and to send `output` to.
     """
 
     input: str
@@ -441,7 +442,7 @@ class Counts(msgspec.Struct, array_like=True, gc=False):
 
 
 class ReconfigureRankType(enum.IntEnum):
-    """What happens to a core when the number of cores changes. Reserved: for groups of cores that
+    """Fate of a core when the number of cores changes. Reserved: for groups of cores that
     are rebuilt while they serve; `scale_elastic_ep` adds and ends whole cores.
     """
 

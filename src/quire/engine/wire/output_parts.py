@@ -11,7 +11,7 @@ import msgspec
 
 
 class FinishReason(enum.IntEnum):
-    """Why a request ended; `str()` is the word that users see."""
+    """Reason for the end of a request; `str()` is the word that users see."""
 
     STOP = 0
     LENGTH = 1

@@ -20,7 +20,7 @@ Change = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoom:
-    """What a model's banks have room for: `num_slots` adapters of rank `max_rank` at most, whose
+    """Room in a model's banks: `num_slots` adapters of rank `max_rank` at most, whose
     matrices are kept in `dtype`. `leaves`: those that adapters may change, by canonical name
     without `.weight`; None: all that can be changed.
     """
@@ -48,11 +48,11 @@ class _Product:
     own: tuple[LeafPart | None, ...]
 
     def place(self, slot: int) -> int:
-        """Where a slot, counted from 1, is in the bank."""
+        """Index of a slot, counted from 1, in the bank."""
         return (slot - 1) * self.count + self.number
 
     def parts(self, products: Mapping[str, LowRank]) -> list[LoraPart | None]:
-        """What an adapter adds, by leaf."""
+        """An adapter's addends, by leaf."""
         return [self._part(number, products.get(leaf)) for number, leaf in enumerate(self.leaves)]
 
     def _part(self, number: int, low: LowRank | None) -> LoraPart | None:

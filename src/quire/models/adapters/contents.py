@@ -40,7 +40,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file changes: linear modules and embeddings; by module, parameters of all experts, the
+    """Contents of a file: linear modules and embeddings; by module, parameters of all experts, the
     one that was wrapped first in front; and tensors of the pooling head, by name in the file.
     """
 

@@ -45,7 +45,7 @@ _MOST_RANK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What the config of a LoRA adapter says of its tensors.
+    """The config of a LoRA adapter, as far as it is about tensors.
 
     `target_parameters`: parameters, by the ends of their names, that were adapted without being
     modules' weights. `keeps_tied`: of a tied model, embedding and head have the same adapter, and
@@ -68,7 +68,7 @@ class PeftConfig:
         return int(self.ranks.value_of(module, self.rank))
 
     def scaling_of(self, module: str) -> float:
-        """What B @ A of a module is multiplied with."""
+        """Factor of B @ A of a module."""
         rank, alpha = self.rank_of(module), self.alphas.value_of(module, self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 
@@ -100,7 +100,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
 
 
 def _problems(config: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a config, one clause each."""
+    """Problems of a config, one clause each."""
     found = []
     if config.get("peft_type") != "LORA":
         found.append(f"peft_type is {_shown(config.get('peft_type'))}, and only LORA is supported")

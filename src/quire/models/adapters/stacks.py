@@ -34,7 +34,7 @@ class Stack:
 
     @property
     def experts(self) -> int:
-        """How many it holds, E."""
+        """Number of experts, E."""
         return self.stored.shape[0]
 
     @property
@@ -51,8 +51,8 @@ class Stack:
 def stacks_of(
     wrapped: Mapping[str, Sequence[Pair]], model: AdapterTargets, config: PeftConfig
 ) -> Iterator[Stack]:
-    """Which parameter each pair adapts: wrapped modules do not say it. Raises BadAdapter where that
-    is not certain.
+    """The parameter that each pair adapts: wrapped modules do not say it. Raises BadAdapter where
+    that is not certain.
     """
     for module, pairs in wrapped.items():
         parameters = {_name_in(module, stored): stored for stored in model.stack(module)}

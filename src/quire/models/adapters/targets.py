@@ -1,4 +1,4 @@
-"""What LoRA adapters may change in a model: its leaves, by the names that modules have in
+"""Targets of LoRA adapters in a model: its leaves, by the names that modules have in
 checkpoints of its family and in transformers. Free of torch.
 """
 
@@ -18,7 +18,7 @@ from quire.models.spec import Decoder
 Found = TypeVar("Found")
 
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
-"""What names may begin with besides the family's own prefix, by the class that was trained."""
+"""Beginnings of names besides the family's own prefix, by the class that was trained."""
 _IN_TRANSFORMERS = (
     (".block_sparse_moe.gate.", ".mlp.router."),
     (".block_sparse_moe.", ".mlp."),
@@ -35,7 +35,7 @@ _IN_TRANSFORMERS = (
     (".attention.", ".self_attn."),
     ("word_embeddings.", "embed_tokens."),
 )
-"""What checkpoints call parts of a model, and what transformers may call them."""
+"""Names of parts of a model in checkpoints, and those that transformers may have for them."""
 _EXPERT = re.compile(r"(?P<at>(?:\w+\.)*experts)\.(?P<expert>\d+)\.(?P<part>\w+)")
 _LAYER = re.compile(r"layers\.\d+\.")
 _PARTS_OF_EXPERTS = {

@@ -122,7 +122,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _place(entry: Mapping[str, Any], size: int) -> _Place:
-    """Where a tensor is, by its entry in the header of a file with `size` bytes of data."""
+    """Place of a tensor, by its entry in the header of a file with `size` bytes of data."""
     shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
     if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
         raise ValueError("a shape or a place is not made of whole numbers")

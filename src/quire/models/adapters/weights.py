@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What is added to a leaf's weight [out, in] (of `embed`, as of `head`, [V, C]): b @ a, with
+    """Addend to a leaf's weight [out, in] (of `embed`, as of `head`, [V, C]): b @ a, with
     the scaling in `b`.
 
     a [r, in], b [out, r], both in the adapter's dtype, on the CPU, contiguous; columns and rows in

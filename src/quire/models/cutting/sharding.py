@@ -48,7 +48,7 @@ INPUTS_AT_ONCE = 4
 
 
 def shard(decoder: Decoder, size: int, group: int = 0) -> Decoder:
-    """What each of `size` workers has of a decoder whose weights have a scale for every `group`
+    """The share of each of `size` workers in a decoder whose weights have a scale for every `group`
     inputs (0: not). Raises LoadError for heads, widths or experts that so many cannot share.
     """
     assert size > 1, "a part is less than the whole"
@@ -57,7 +57,9 @@ def shard(decoder: Decoder, size: int, group: int = 0) -> Decoder:
 
 
 def kept_whole(decoder: Decoder, size: int, group: int = 0) -> Mapping[str, list[int]]:
-    """Why parts of layers are whole on each of `size` workers, with the numbers of the layers."""
+    """Reasons why parts of layers are whole on each of `size` workers, with the numbers of the
+    layers.
+    """
     found: dict[str, list[int]] = {}
     for layer, block in enumerate(decoder.blocks):
         mixers = block.mixer.mixers if isinstance(block.mixer, ParallelMixers) else [block.mixer]
@@ -73,7 +75,7 @@ def kept_whole(decoder: Decoder, size: int, group: int = 0) -> Mapping[str, list
 
 
 def num_segments(units: int, inputs: int, group: int = 0) -> int:
-    """How many segments the inputs of a product form, each summed by itself (`ops/segments.py`):
+    """Number of segments of the inputs of a product, each summed by itself (`ops/segments.py`):
     as many as the most workers, or fewer where these are not equal, between whole units (heads)
     and groups of inputs with one scale.
     """
@@ -216,7 +218,7 @@ def _check_heads(attn: Attention | LatentAttention, layer: int, size: int) -> No
 
 
 def _why_whole(mixer: Mixer, size: int, group: int) -> str | None:
-    """Why every worker has all of a mixer, whose heads so many could share; None if they do."""
+    """The reason why each worker has all of a mixer with heads that could be cut; None if cut."""
     if isinstance(mixer, Attention):
         why = _why_whole_attention(mixer)
     elif isinstance(mixer, LatentAttention):

@@ -107,8 +107,8 @@ def read_eagle3(config: Mapping[str, Any], target: Decoder, names: Collection[st
 
 
 def _readers(config: Mapping[str, Any]) -> tuple[ConfigReader, ConfigReader]:
-    """What reads the network's keys and those of its layers; one, unless they are in the layout of
-    speculators.
+    """Readers of the network's keys and of those of its layers; one, unless they are in the layout
+    of speculators.
     """
     c = ConfigReader(config)
     if "speculators_model_type" not in c:

@@ -25,7 +25,7 @@ class MedusaSpec:
     bias: bool = False
 
     def num_parameters(self, dim: int) -> int:
-        """How many values the weights have, for hidden states of `dim` numbers."""
+        """Number of values of the weights, for hidden states of `dim` numbers."""
         products = 1 if self.has_one_head else self.heads
         return self.heads * self.blocks * dim * (dim + self.bias) + products * self.vocab * dim
 

@@ -21,7 +21,7 @@ _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a family names the parts, after `at`; the layer's own parts are at `layer`. `{n}` is the
+    """A family's names of the parts, after `at`; the layer's own parts are at `layer`. `{n}` is the
     number of the target's layers. `is_first_kind`: the layer is of the kind of the target's first
     layer, not of its last one with attention.
     """

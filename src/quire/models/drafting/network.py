@@ -11,9 +11,9 @@ from quire.models.spec import Decoder
 
 @dataclass(frozen=True, slots=True)
 class DraftNetwork:
-    """What a draft network is, a decoder of its own or one with `DraftInputs`, and how its tensors
-    are named. `ids`: the tensor that says which of the target's ids its own are, as distances;
-    None: they are the same.
+    """A draft network, a decoder of its own or one with `DraftInputs`, and the names of its
+    tensors. `ids`: the tensor that says which of the target's ids its own are, as distances; None:
+    they are the same.
     """
 
     spec: Decoder

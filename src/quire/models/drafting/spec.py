@@ -1,4 +1,4 @@
-"""What a draft network has that a decoder has not: the stage before its layers, which reads hidden
+"""The part of a draft network that a decoder lacks: the stage before its layers, which reads hidden
 states of the model whose tokens it guesses, the target. Its layers are those of every decoder.
 
 A row of position t reads the token at t + 1 and the target's states at t, and guesses the token at
@@ -16,7 +16,7 @@ from quire.models.spec import Decoder, Norm
 
 @dataclass(frozen=True, slots=True)
 class DraftInputs:
-    """How token embeddings e and the target's states become the input x of a draft network's
+    """The way from token embeddings e and the target's states to the input x of a draft network's
     layers.
 
     `num_states` states of `width` numbers each come from the target, those that enter `aux_layers`

@@ -1,4 +1,4 @@
-"""Which family describes an architecture, and the way from a config to a spec. Families are
+"""The family of an architecture, and the way from a config to a spec. Families are
 imported when asked for.
 """
 
@@ -308,7 +308,7 @@ def family_of(architecture: str) -> Family:
 
 
 def summary_of(architecture: str) -> str:
-    """What the module of the architecture's family says of it: its docstring in one line."""
+    """Summary of the architecture's family: the docstring of its module in one line."""
     if architecture in ADDED:
         return f"Added by {ADDED.holder(architecture)}."
     module, _, _ = _HOMES[architecture].partition(".")

@@ -1,4 +1,4 @@
-"""What families of encoders have in common: their poolers, and the forms of their checkpoints."""
+"""Common parts of encoders' families: their poolers, and the forms of their checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POOLER_RULES = (rule("{prefix}pooler.dense.{leaf}", "pooler.layers.0.{leaf}"), *
 
 
 class TermHead(NamedTuple):
-    """What predicts masked tokens: it weighs the terms of sparse vectors."""
+    """Head that predicts masked tokens: it weighs the terms of sparse vectors."""
 
     describe: Callable[[ConfigReader], TermWeights]
     rules: tuple[Rule, ...]

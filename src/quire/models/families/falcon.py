@@ -84,7 +84,7 @@ def _attention(c: ConfigReader, is_new: bool, bias: bool) -> Attention:
 
 
 def _parallel(c: ConfigReader, is_new: bool) -> Literal["no", "two_norms", "one_norm"]:
-    """How the parts of a block are joined."""
+    """The way in which the parts of a block are joined."""
     if is_new:
         c.only("parallel_attn", True)
         norms = c.integer("num_ln_in_parallel_attn", 2, maximum=2)

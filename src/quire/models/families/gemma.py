@@ -21,7 +21,7 @@ def gemma_attention(c: ConfigReader, dim: int | None = None, **facts: Any) -> At
 
 
 def gemma_top(c: ConfigReader) -> dict[str, Any]:
-    """What all Gemma models have around their blocks."""
+    """Fields around the blocks, the same in all Gemma models."""
     return {
         "embed_scale": c.integer("hidden_size") ** 0.5,
         "tie": c.flag("tie_word_embeddings", True),

@@ -1,4 +1,4 @@
-"""What Gemma 3n and Gemma 4 have in common: layers that read the keys and values of an earlier one,
+"""Common parts of Gemma 3n and Gemma 4: layers that read the keys and values of an earlier one,
 and inputs of their own for every layer.
 """
 
@@ -43,7 +43,7 @@ def layer_inputs_of(c: ConfigReader, norm: Norm) -> LayerInputs | None:
 
 
 def num_sharing_of(c: ConfigReader, default: int) -> int:
-    """How many of the last layers have no keys and values of their own."""
+    """Number of the last layers that have no keys and values of their own."""
     shared: int = c.integer("num_kv_shared_layers", default, minimum=0)
     if shared >= num_layers_of(c):
         raise unsupported("num_kv_shared_layers", shared, "less than num_hidden_layers")

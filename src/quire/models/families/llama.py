@@ -90,7 +90,7 @@ def num_experts_of(c: ConfigReader, key: str) -> int:
 
 
 def most_experts(c: ConfigReader, layers_key: str = "num_hidden_layers") -> int:
-    """How many experts a layer may have."""
+    """The most experts of a layer."""
     return _MOST_EXPERTS // num_layers_of(c, layers_key)
 
 

@@ -17,7 +17,7 @@ MAMBA2_NAMES = {
     "norm": "norm",
     **CONV_NAMES,
 }
-"""What checkpoints call the parts of a mixer, and what we do."""
+"""Names of the parts of a mixer in checkpoints, and ours."""
 
 
 def mixer_rules(at: str, names: Mapping[str, str]) -> tuple[Rule, ...]:
@@ -65,7 +65,7 @@ def mamba(c: ConfigReader) -> Mamba:
 
 
 def rank_of(c: ConfigReader, dim: int) -> int:
-    """How many numbers the steps of all channels are made from."""
+    """Number of values from which the steps of all channels are made."""
     rank = c.raw("time_step_rank", "auto")
     return -(-dim // 16) if rank == "auto" else c.integer("time_step_rank")
 

@@ -28,12 +28,12 @@ _UNUSED = (
     "time_step_limit expand mtp_layers_block_type num_nextn_predict_layers time_step_rank "
     "mtp_hybrid_override_pattern moe_shared_expert_overlap rope_theta partial_rotary_factor"
 )
-"""What mixers of other families have, attention that rotates, and layers that only draft."""
+"""Keys of mixers of other families, of attention that rotates, and of layers that only draft."""
 _EXPERTS = (
     "n_routed_experts num_local_experts n_shared_experts moe_intermediate_size num_experts_per_tok "
     "moe_shared_expert_intermediate_size n_group routed_scaling_factor topk_group norm_topk_prob"
 )
-"""What only layers with experts have."""
+"""Keys of layers with experts."""
 
 
 def _describe(c: ConfigReader) -> Decoder:

@@ -41,7 +41,7 @@ def _rotated(c: ConfigReader) -> list[bool]:
 
 
 def _windowed(c: ConfigReader, block: Block, rotated: list[bool]) -> list[Block]:
-    """Where windows are switched on, the layers that do not rotate have one."""
+    """Blocks with windows, where they are switched on, in the layers that do not rotate."""
     window = window_of(c)
     is_on = c.flag("use_sliding_window", False) and window is not None
     kinds = read_layer_types(c, lambda layer: is_on and not rotated[layer])

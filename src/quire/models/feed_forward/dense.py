@@ -78,7 +78,7 @@ def make_dense(make: Maker, at: str, m: Mlp) -> FeedForward:
 
 
 def _activation(make: Maker, at: str, m: Mlp) -> Callable[[Tensor], Tensor]:
-    """What follows the first product where that is an op of its own."""
+    """The step after the first product where that is an op of its own."""
     ops = make.ops
     if m.clamp is not None:
         assert m.gated and m.act == "silu", "gates without another form"

@@ -24,7 +24,7 @@ STEP = "quire_step"
 
 
 class AttentionCalls(Protocol):
-    """What the layers of a pass are called with."""
+    """Arguments of the layers of a pass."""
 
     def attend(
         self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]

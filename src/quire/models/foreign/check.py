@@ -76,7 +76,7 @@ def own_logits(model: Any, spec: ForeignDecoder) -> Expected:
 
 
 class Staging(Protocol):
-    """What sends a step's arrays to a device: see `quire.runner.devices.device.Device`."""
+    """Sends a step's arrays to a device: see `quire.runner.devices.device.Device`."""
 
     torch: torch.device
 

@@ -267,8 +267,8 @@ def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Tensor]
 
 
 def _seen_from(mask_function: Callable[..., Tensor], query: int) -> int | str:
-    """How many keys a query sees: the last ones up to its own; "later" if it sees some after it,
-    "odd" if it sees others.
+    """Number of keys that a query sees: the last ones up to its own; "later" if it sees some after
+    it, "odd" if it sees others.
     """
     zero, keys = torch.tensor(0), torch.arange(_FAR + 1)
     seen = mask_function(zero, zero, torch.tensor(query), keys).expand(keys.shape)
@@ -387,8 +387,8 @@ class _Unseen:
 
 
 def _counted_positions(name: str, model: Any) -> tuple[int, int | None]:
-    """What the model adds to positions when it counts them by itself, and how many its table has
-    then (None: no table tells). RoBERTa's begin after the padding token's id.
+    """Offset that the model adds to positions when it counts them by itself, and the size of its
+    table then (None: no table tells). RoBERTa's begin after the padding token's id.
     """
     body, _ = split(name, model)
     given, own = (_looked_up(name, body, has_positions) for has_positions in (True, False))

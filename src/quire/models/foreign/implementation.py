@@ -81,7 +81,7 @@ def describe_with_foreign(
 
 
 def _foreign_to_transformers(config: Mapping[str, Any]) -> tuple[LeftKey, ...]:
-    """What transformers ignores of a config.json, but for what says nothing."""
+    """Keys of a config.json that transformers ignores, but for those that say nothing."""
     reference = reference_of(config["architectures"], config.get("model_type"))
     if reference is None:
         return ()

@@ -1,4 +1,4 @@
-"""What Quire knows of a model that runs through transformers. Free of torch."""
+"""Facts of a model that runs through transformers. Free of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `quire show` prints about a model that runs through transformers."""
+"""Words of `quire show` about a model that runs through transformers."""
 
 from __future__ import annotations
 

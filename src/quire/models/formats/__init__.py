@@ -1,4 +1,4 @@
-"""How a checkpoint stores the weights that are quantised: what `quantization_config` says, read as
+"""Storage of a checkpoint's quantised weights: the `quantization_config`, read as
 strictly as the rest of config.json. Free of torch; `models/loading/codes/code_layouts.py` reads the
 tensors.
 """
@@ -67,7 +67,7 @@ FILE = "quantization_file"
 
 
 def read_storage(config: Mapping[str, Any]) -> Storage | None:
-    """What a config.json says about quantised weights; None where none are.
+    """Storage of quantised weights by a config.json; None where there are none.
 
     Raises UnsupportedConfigValue, UnknownConfigKey or LoadError for what is not known here.
     """

@@ -67,7 +67,7 @@ def read_auto_round(reader: ConfigReader) -> Storage:
 def _entries(
     reader: ConfigReader, layout: CodeLayout
 ) -> tuple[dict[str, CodeLayout | None], list[tuple[re.Pattern[str], CodeLayout | None]]]:
-    """What `extra_config` says of modules by their names, and of those whose names match."""
+    """Entries of `extra_config` for modules by their names, and for those whose names match."""
     section = reader.section("extra_config")
     if section is None:
         return {}, []

@@ -60,7 +60,7 @@ def read_gptq(reader: ConfigReader) -> Storage:
 
 
 def _dynamic(reader: ConfigReader, layout: CodeLayout) -> list[tuple[Any, CodeLayout | None]]:
-    """What `dynamic` says of modules whose names match, None of those that are kept as they are:
+    """Entries of `dynamic` for modules whose names match, None for those that are kept as they are:
     the first match counts.
     """
     section = reader.section("dynamic")

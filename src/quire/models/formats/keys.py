@@ -17,10 +17,10 @@ OF_AUTO_ROUND: tuple[str, ...] = (
     *("gradient_accumulate_steps", "iters", "lr", "minmax_lr", "low_gpu_mem_usage"),
     *("nsamples", "seqlen", "train_bs", "amp"),
 )
-"""What AutoRound adds to the keys of AWQ and GPTQ: how it was made."""
+"""Keys that AutoRound adds to those of AWQ and GPTQ: how it was made."""
 
 OF_CALIBRATION = ("observer", "observer_kwargs")
-"""How compressed-tensors found scales."""
+"""Keys about the way in which compressed-tensors found scales."""
 
 _MOST_NAMES = 100_000
 """On a list; a mixture's experts may be named one by one."""

@@ -1,4 +1,4 @@
-"""What a checkpoint's quantisation is to the loader: the layout of each module's codes."""
+"""A checkpoint's quantisation for the loader: the layout of each module's codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Packing = Literal[
     "quark-int4-order",
     "quark-mxfp4",
 ]
-"""How codes, scales and zero points are packed into tensors; bytes and 8-bit floats are not. The
+"""Packing of codes, scales and zero points into tensors; bytes and 8-bit floats are not packed. The
 four from mxfp4 on are of 4-bit floats.
 """
 
@@ -128,7 +128,7 @@ FOUR_BIT_FLOATS: Mapping[Packing, FourBitFloats] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class RowScheme:
-    """How activations are rounded, to the type of the weight's codes: with a scale for every
+    """Rounding of activations to the type of the weight's codes: with a scale for every
     `group` inputs (0: the row) that is found while the model runs, or with a stored one.
     """
 
@@ -138,7 +138,7 @@ class RowScheme:
 
 @dataclass(frozen=True, slots=True)
 class CodeLayout:
-    """How the weight of a module is stored as codes of `bits` bits.
+    """Storage of a module's weight as codes of `bits` bits.
 
     group: inputs with one scale; None: all of them. has_zeros: with a zero point each, else it is
     the middle of the codes. is_reordered: each input has the group that g_idx names.
@@ -214,7 +214,7 @@ class CodeLayout:
         return min(self.group or inputs, inputs)
 
     def groups(self, inputs: int) -> int:
-        """How many scales an output has."""
+        """Number of scales of an output."""
         return 1 if self.group is None else -(-inputs // self.group_in(inputs))
 
 

@@ -61,7 +61,7 @@ def used_cache_scales(
 
 
 def _by_layer(files: WeightFiles, names: list[str]) -> dict[str, FixedScales]:
-    """Where a layer has one alone it is for keys and values."""
+    """Scales by layer; where a layer has one alone it is for keys and values."""
     of_keys: dict[str, float] = {}
     of_values: dict[str, float] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Which files of a model folder describe the model, and which have its weights. Free of torch."""
+"""Files of a model folder that describe the model, and those with its weights. Free of torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
 _MOST_HEADER_BYTES = 16 << 20
 """Some 100,000 tensors."""
 _POINTER = b"version https://git-lfs"
-"""What a repository has in the place of a large file that has not been fetched."""
+"""Beginning of the pointer that a repository has in place of a large file that was not fetched."""
 _NO_WEIGHTS = (
     *("training_args.bin", "optimizer.bin", "optimizer.pt"),
     *("scheduler.pt", "scaler.pt", "rng_state.pth"),

@@ -1,4 +1,4 @@
-"""What reads the weights in each format of files.
+"""Readers of weights in each format of files.
 
 To add a format of files, write a class with `entries`, `read` and `close` and give it a row here;
 plugins register theirs (plugins/tables.py).
@@ -30,7 +30,7 @@ class WeightFiles(Protocol):
 
     @property
     def entries(self) -> Mapping[str, TensorEntry]:
-        """What is stored where, from the headers alone."""
+        """Names of the stored tensors and their places, from the headers alone."""
         ...
 
     def read(self, name: str) -> Tensor:

@@ -87,7 +87,7 @@ def fitted(
 
 
 def _why_not(stored: StoredTensor, storage: Storage | None) -> str:
-    """Why one of its tensors cannot have any type."""
+    """The reason why one of its tensors cannot have any type."""
     if stored.layout is not None:
         return "config.json says that it is a part of a quantised weight"
     left_plain = None if storage is None else stored.in_codes(storage)

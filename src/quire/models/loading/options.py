@@ -1,4 +1,4 @@
-"""How a decoder is built beyond its spec and its weights."""
+"""Options of building a decoder besides its spec and its weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in the files of a model that also takes pictures or sound its text part is."""
+"""Place of the text part in the files of a model that also takes pictures or sound."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def find_part(family: Family, stored: Sequence[StoredTensor], names: Collection[
 
 
 def _prefix_of(own: Sequence[str], names: Collection[str], usual: str) -> str:
-    """What stands before the names of the text's tensors: where most of them are."""
+    """Prefix of the names of the text's tensors: that of most of them."""
     first = own[0]
     found = [n.removesuffix(first) for n in names if n == first or n.endswith("." + first)]
     counts = Counter({prefix: sum(prefix + name in names for name in own) for prefix in found})
@@ -73,7 +73,7 @@ def _named(name: str, family: Family, prefix: str, names: Collection[str]) -> st
 
 
 def _levels_shared(one: str, other: str) -> int:
-    """How many modules two names have in common."""
+    """Number of modules that two names have in common."""
     count = 0
     for a, b in zip(one.split("."), other.split("."), strict=False):
         if a != b:

@@ -45,7 +45,7 @@ _SENTENCES = [
     "*_Dense/config.json",
     "*_Normalize/config.json",
 ]
-"""What sentence-transformers says of a model."""
+"""Files of sentence-transformers about a model."""
 _DENSE = ["*_Dense/model.safetensors", "*_Dense/pytorch_model.bin"]
 """The weights of its Dense modules."""
 _PICKLES = ["*.bin", "*.bin.index.json", "*.pt", "*.pth"]

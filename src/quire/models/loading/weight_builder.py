@@ -147,7 +147,7 @@ class WeightBuilder:
         return self._cache_scales.get(".".join(at.split(".")[:2]))
 
     def rows(self, *names: str) -> list[int]:
-        """How many outputs each of these projections has, which are still to be taken."""
+        """Number of outputs of each of these projections, which are still to be taken."""
         return [self._left[name + ".weight"].shape[0] for name in names]
 
     def skip(self, names: Sequence[str]) -> None:

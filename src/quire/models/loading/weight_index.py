@@ -20,7 +20,7 @@ _LONGEST_NAME = 255
 
 
 class _Index(msgspec.Struct):
-    """What is read of an index; the rest of the file is not built."""
+    """The part of an index that is read; the rest of the file is not built."""
 
     weight_map: dict[str, str]
 

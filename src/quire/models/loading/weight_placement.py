@@ -1,4 +1,4 @@
-"""Where the weights of a decoder's layers are kept: the seam for weights that do not stay on the
+"""Placement of the weights of a decoder's layers: the seam for weights that do not stay on the
 device.
 """
 

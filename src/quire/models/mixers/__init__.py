@@ -1,1 +1,1 @@
-"""What mixes tokens, as parts of a decoder that run: built from specs and weights."""
+"""Token mixers, as parts of a decoder that run: built from specs and weights."""

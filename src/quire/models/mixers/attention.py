@@ -185,7 +185,7 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
 
 
 def _change_of_inputs(a: Attention) -> Callable[[Tensor], Tensor] | None:
-    """What makes rows of queries, keys and values of the stored ones: keys twice where they are the
+    """Changes rows of stored queries, keys and values: keys twice where they are the
     values, too, and zeros after each head's values where these are shorter than keys.
     """
     own = a.kv_heads * a.head_dim

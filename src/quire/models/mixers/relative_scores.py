@@ -29,7 +29,7 @@ def make_shared_table(make: Maker, scores: DistanceScores) -> Tensor:
 def make_relative_scores(
     make: Maker, at: str, a: Attention, qkv: LinearWeight, table: Tensor | None
 ) -> RelativeScores | None:
-    """What distances add to the scores of the attention whose leaves' names begin with `at`; None:
+    """Addend of distances to the scores of the attention whose leaves' names begin with `at`; None:
     nothing. `qkv` is its packed product, `table` that of all layers.
     """
     if a.alibi is not None:

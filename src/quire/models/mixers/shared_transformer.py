@@ -34,7 +34,7 @@ class AdaptedProjection:
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """What all uses have in common: `gate_up` makes gates and then inputs of the hidden layer."""
+    """Weights of all uses: `gate_up` makes gates and then inputs of the hidden layer."""
 
     norm: NormWeight
     attention: AttentionLayer

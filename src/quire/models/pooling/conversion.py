@@ -17,7 +17,7 @@ from quire.models.spec import Decoder
 Form = Literal[
     "embed", "terms", "classify", "token_classify", "reward", "process_reward", "value_head"
 ]
-"""What is made of a generator; "terms" only of encoders."""
+"""Form into which a generator is converted; "terms" only for encoders."""
 
 STEP_TAG = 151651
 """The token behind each step of a solution that Qwen's process reward models score."""

@@ -73,7 +73,7 @@ def _labels(c: ConfigReader) -> dict[int, str]:
 
 
 def label_activation(c: ConfigReader, num_labels: int) -> LabelActivation:
-    """What the config says becomes of the scores of so many labels."""
+    """Activation of the scores of so many labels, by the config."""
     problem = c.choice_of("problem_type", *_PROBLEMS) if "problem_type" in c else None
     stated = _stated(c)
     if problem == "regression":
@@ -86,7 +86,7 @@ def label_activation(c: ConfigReader, num_labels: int) -> LabelActivation:
 
 
 def _stated(c: ConfigReader) -> LabelActivation | None:
-    """What sentence-transformers has written into the config."""
+    """Activation that sentence-transformers has written into the config."""
     section: Any = c.raw("sentence_transformers", {})
     older = c.raw("sbert_ce_default_activation_function", None)
     stated = section.get("activation_fn") if isinstance(section, dict) else None

@@ -42,7 +42,7 @@ _SWITCHES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""What older files have in place of names, in the order of their vectors."""
+"""Keys that older files have in place of names, in the order of their vectors."""
 _ACTIVATIONS: dict[str, HeadActivation] = {
     "linear.Identity": "identity",
     "activation.Tanh": "tanh",
@@ -77,12 +77,12 @@ _PLACES = {
 of Dense.
 """
 _POOLED = "sentence_embedding"
-"""What modules after Pooling read and write."""
+"""Output that modules after Pooling read and write."""
 
 
 @dataclass(frozen=True, slots=True)
 class TermPooling:
-    """How a SpladePooling module makes weights of scores: fields of `TermWeights`."""
+    """The way of a SpladePooling module from scores to weights: fields of `TermWeights`."""
 
     pooling: Literal["max", "sum"]
     is_damped: bool
@@ -90,7 +90,7 @@ class TermPooling:
 
 @dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """What the files say.
+    """Contents of the files.
 
     `poolings` (): they name none; the vectors of several follow each other. `normalizes` None:
     there is no list of modules. `dense_inputs`: the width that each of the `dense` layers reads.
@@ -158,7 +158,7 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
 
 
 def _similarity(name: Any) -> Similarity | None:
-    """How vectors are compared, by its name in the files."""
+    """Comparison of vectors, by its name in the files."""
     if name is None or (isinstance(name, str) and name.lower() == "maxsim"):
         return None  # as token vectors always are
     allowed: tuple[Similarity, ...] = get_args(Similarity)

@@ -17,7 +17,7 @@ _POOLED: dict[SequencePooling, str] = {
 
 
 def pooler_lines(p: PoolerSpec, dim: int) -> Iterator[str]:
-    """What becomes of hidden states x with `dim` numbers."""
+    """Lines about the way of hidden states x with `dim` numbers."""
     if p.terms is not None:
         yield from _term_lines(p.terms, dim, " / |p|" if p.activates else "")
         return

@@ -1,4 +1,4 @@
-"""What a pooling model makes of hidden states, as a value: the `pooler` of a `Decoder` spec.
+"""Pooling of hidden states, as a value: the `pooler` of a `Decoder` spec.
 
 The order for a vector is: pool, cast to the head's dtype, `dense` layers, cut to the dimensions
 asked for, normalise; for labels: pool, cast, the classifier's layers (before pooling where it is
@@ -19,14 +19,14 @@ TOKEN_TASKS = ("token_embed", "token_classify")
 can do.
 """
 SequencePooling = Literal["cls", "mean", "last", "max", "mean_sqrt", "weightedmean"]
-"""What a prompt's vector is: its first token's hidden state, the mean, its last token's, of each
+"""A prompt's vector: its first token's hidden state, the mean, its last token's, of each
 number the largest, the sum divided by the root of the length, the mean in which token i counts i
 times.
 """
 TokenPooling = Literal["all", "step"]
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
-"""How two vectors are compared; of the latter two it is the negative distance."""
+"""Comparison of two vectors; of the latter two it is the negative distance."""
 LabelActivation = Literal["identity", "sigmoid", "softmax"]
 
 

@@ -1,3 +1,3 @@
-"""What keys of config.json mean where a family does not read them, and which of them describe text.
+"""Keys of config.json that no family reads: their meaning, and which of them describe text.
 Free of torch.
 """

@@ -26,7 +26,7 @@ _RENAMED = {
 }
 _LENGTHS = ("max_position_embeddings", "max_seq_len")
 _DEFAULT_LENGTH = 128_000
-"""What other engines take for files that do not say."""
+"""Length that other engines take for files without one."""
 _MOST_LAYERS = 10_000
 """Of a list that is made here, with an entry for each."""
 _OFF = {

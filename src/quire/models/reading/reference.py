@@ -37,7 +37,7 @@ class Reference:
         return f"rope.{path[-1]}" not in self.keys and path[-1] not in self.ropes.get(rope_type, ())
 
     def default(self, path: tuple[str, ...], rope_type: str | None) -> Any:
-        """What an absent key means, None where code computes it."""
+        """Meaning of an absent key, None where code computes it."""
         return self.keys.get(".".join(path) if rope_type is None else f"rope.{path[-1]}")
 
 

@@ -18,7 +18,7 @@ from quire.ops.formats.tables import E2M1
 from quire.ops.rounding import TINY
 
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight outputs the four bits of a word hold, from the lowest on."""
+"""Outputs of eight that the four bits of a word hold, from the lowest on."""
 _SIGNS = -0x77777778
 """The sign bits of a word's codes of four bits: 0x88888888."""
 _ONES = {4: 0x11111111, 8: 0x01010101}
@@ -103,7 +103,7 @@ def _has_nan(codes: Tensor) -> bool:
 
 
 def _rounding(layout: CodeLayout, module: str, parts: Parts) -> RowRounding | None:
-    """How activations are rounded."""
+    """Rounding of activations."""
     rows = layout.rows
     if rows is None:
         return None

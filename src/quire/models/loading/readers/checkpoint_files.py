@@ -22,7 +22,7 @@ from quire.models.loading.weight_index import check_name, read_index
 from quire.text.model_files import has_file
 
 _NO_ROOM = "unable to mmap"
-"""What torch says where the system has no room for a file."""
+"""Words of torch where the system has no room for a file."""
 _REMAP_BYTES = (
     256 << 20
 )  # mapped bytes after which a file is mapped again, so that read weights do not stay resident
@@ -51,7 +51,7 @@ MISTRAL = FileNames(
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a stored tensor lies and what its header claims; the reader has checked the claim
+    """Place of a stored tensor and the claims of its header; the reader has checked the claim
     against the file's size.
     """
 
@@ -157,7 +157,7 @@ def check_index(path: Path, index: dict[str, str], entries: Mapping[str, TensorE
 def weight_files(
     folder: Path, names: FileNames, index: dict[str, str] | None, found: list[Path]
 ) -> list[Path]:
-    """Which files have the weights, `found` where neither an index nor a name says it. Raises
+    """Files with the weights, `found` where neither an index nor a name says it. Raises
     LoadError where there is none, or nothing says which of several belong together.
     """
     if index is not None:

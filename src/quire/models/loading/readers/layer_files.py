@@ -15,11 +15,11 @@ from quire.models.loading.readers.checkpoint_files import CheckpointFiles, FileN
 from quire.models.loading.readers.pickled_files import PickledFiles
 
 _BEGINNINGS = ("linear.", "", "dense.")
-"""What may stand before `weight` and `bias` in a layer's file."""
+"""Beginnings of `weight` and `bias` in a layer's file."""
 
 
 class _Files(Protocol):
-    """What reads the tensors of some files, as `WeightFiles`."""
+    """Reader of the tensors of some files, as `WeightFiles`."""
 
     @property
     def entries(self) -> Mapping[str, TensorEntry]: ...

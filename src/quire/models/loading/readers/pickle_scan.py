@@ -106,11 +106,11 @@ class _Named:
 
 
 _MARK, _ORDERED, _OTHER = object(), object(), object()
-"""Where a list of values begins, an OrderedDict, and a value that does not matter."""
+"""The beginning of a list of values, an OrderedDict, and a value that does not matter."""
 
 
 def scan_pickle(file: Path, stream: BufferedIOBase | IO[bytes], most_bytes: int) -> ScannedPickle:
-    """What is in the pickle that `stream` is at the beginning of; it is left at its end.
+    """Contents of the pickle at whose beginning `stream` is; it is left at its end.
 
     Raises CorruptCheckpoint, which names `file`, for a pickle with what a dict of tensors does not
     need, with tensors that are not within their storages, or of more than `most_bytes`.

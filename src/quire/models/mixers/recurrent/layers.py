@@ -1,4 +1,4 @@
-"""What runs the mixers with a recurrent state: projections and the ops of `ops/mixers/state.py`."""
+"""Mixers with a recurrent state: projections and the ops of `ops/mixers/state.py`."""
 
 from __future__ import annotations
 
