@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from quire.cli import main
+from benchmarks import overhead
+from quire.cli.bench import run_measurement
 
 
 @pytest.mark.full
@@ -12,7 +13,7 @@ def test_overhead_is_measured_with_and_without_a_model(capsys, cache):
     file = cache / "o.json"
     words = ["--concurrency", "4", "--num-rounds", "1", "--input-len", "8", "--output-len", "6"]
     limits = ["--idle-seconds", "0.1", "--max-model-len", "64", "--num-gpu-blocks-override", "80"]
-    assert main.main(["bench", "overhead", *words, *limits, "--output-json", str(file)]) == 0
+    assert run_measurement(overhead, "overhead", [*words, *limits, "--output-json", str(file)]) == 0
     figures = json.loads(file.read_text())
     for name, value in figures.items():
         assert name == "model_id" or value >= 0, name

@@ -1,21 +1,19 @@
-"""`quire bench speculation` with the embedded model: what it reports, not how fast it is."""
+"""benchmarks/speculation.py with the embedded model: what it reports, not how fast it is."""
 
 import json
 
 import pytest
 
-from quire.cli import bench
-from quire.config.args.command_line import QuireParser
+from benchmarks import speculation
+from quire.cli.bench import run_measurement
 from quire.testing import make_checkpoint
 
 
 def ran(tmp_path, *flags):
-    parser = QuireParser()
-    bench.add_arguments(parser)
     file = tmp_path / "figures.json"
     common = ["--output-len", "24", "--num-iters", "1", "--max-model-len", "128"]
-    words = ["speculation", *common, "--output-json", str(file), *flags]
-    assert bench.run(parser.parse_args(words)) == 0
+    words = [*common, "--output-json", str(file), *flags]
+    assert run_measurement(speculation, "speculation", words) == 0
     return json.loads(file.read_text())["results"]
 
 

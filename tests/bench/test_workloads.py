@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from quire.bench import report, scheduler, workload
+from benchmarks import scheduler
+from quire.bench import report, workload
 from quire.cli import main
+from quire.cli.bench import run_measurement
 
 FLAGS = ["--random-model", "tiny", "--input-len", "5", "--output-len", "3", "--max-model-len", "64"]
 FLAGS += ["--max-num-seqs", "2", "--dtype", "float32"]
@@ -14,7 +16,7 @@ FLAGS += ["--max-num-seqs", "2", "--dtype", "float32"]
 def test_scheduler_bench_writes_its_figures(capsys, tmp_path):
     file = tmp_path / "figures.json"
     words = ["--num-requests", "4", "9", "--num-steps", "20", "--num-trials", "1"]
-    assert main.main(["bench", "scheduler", *words, "--output-json", str(file)]) == 0
+    assert run_measurement(scheduler, "scheduler", [*words, "--output-json", str(file)]) == 0
     figures = json.loads(file.read_text())
     assert set(figures["us_per_request_step"]) == {"4", "9"}
     assert all(cost > 0 for cost in figures["us_per_request_step"].values())

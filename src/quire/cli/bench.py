@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
+from types import ModuleType
 
 from quire.config.args.command_line import QuireParser
 
 _COMMANDS = {
-    "scheduler": "the cost of deciding what runs, without a model",
     "throughput": "tokens per second of many requests at once",
     "latency": "seconds for one batch from start to end",
-    "speculation": "what drafts are worth, by batch size and temperature",
     "serve": "a server under load",
     "startup": "seconds from a process's start to its first token",
-    "overhead": "what the engine costs around a tiny model",
 }
 
 
@@ -31,7 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Hand over to the measurement."""
     module = importlib.import_module(f"quire.bench.{args.measurement}")
-    parser = QuireParser(prog=f"quire bench {args.measurement}", description=module.__doc__)
+    return run_measurement(module, f"quire bench {args.measurement}", args.flags)
+
+
+def run_measurement(module: ModuleType, prog: str, words: Sequence[str] | None = None) -> int:
+    """Runs a module that has `add_arguments` and `run` with the words of a command line (None:
+    those of this process) -> its exit code. The scripts of benchmarks/ are run by it, too.
+    """
+    parser = QuireParser(prog=prog, description=module.__doc__)
     module.add_arguments(parser)
-    code: int = module.run(parser.parse_args(args.flags))
+    code: int = module.run(parser.parse_args(words))
     return code

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 
 from quire.bench.report import add_output_flag, at_least, finish
+from quire.cli.bench import run_measurement
 from quire.params import SamplingParams
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
@@ -23,7 +25,7 @@ _TOKEN = 7
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `quire bench scheduler`."""
+    """The flags of `python -m benchmarks.scheduler`."""
     parser.add_argument("--num-requests", type=at_least(1), nargs="+", default=[256, 1024])
     parser.add_argument("--num-steps", type=at_least(1), default=300, help="steps of one trial")
     parser.add_argument("--num-trials", type=at_least(1), default=5, help="the fastest counts")
@@ -178,3 +180,7 @@ def naive_cost_us(num_requests: int, num_steps: int) -> float:
             if lengths[row] >= limit:
                 raise AssertionError("the bare loop never reaches its limit")
     return (time.perf_counter() - start) / (num_steps * num_requests) * 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(run_measurement(sys.modules[__name__], "python -m benchmarks.scheduler"))

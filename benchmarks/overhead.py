@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from typing import Any
 
 import msgspec
 import psutil
 
+from benchmarks.stand_ins.steady_core import SteadyCore
 from quire.bench.report import add_output_flag, at_least, finish, percentile
-from quire.bench.steady_core import SteadyCore
 from quire.bench.workload import add_model_flags, engine_args_from, random_prompts
+from quire.cli.bench import run_measurement
 from quire.config.plan import EnginePlan
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.client import AsyncEngineCoreClient
@@ -46,8 +48,8 @@ class OverheadResult(msgspec.Struct):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `quire bench overhead`."""
-    parser.usage = "quire bench overhead [flags]"
+    """The flags of `python -m benchmarks.overhead`."""
+    parser.usage = "python -m benchmarks.overhead [flags]"
     parser.add_argument("--input-len", type=at_least(1), default=128)
     parser.add_argument("--output-len", type=at_least(1), default=128)
     parser.add_argument("--concurrency", type=at_least(1), default=64)
@@ -136,7 +138,7 @@ async def _without_model(
 
 def engine_without_model(plan: EnginePlan) -> AsyncLLM:
     """An engine with a core process that has everything but a model."""
-    cores = start(plan, ChildProcess("quire.bench.steady_main"))
+    cores = start(plan, ChildProcess("benchmarks.stand_ins.steady_main"))
     client = AsyncMPClient(cores, plan.parallel.max_core_restarts)
     front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, client)
     client.wait_until_ready()
@@ -205,3 +207,7 @@ def _core_cpu_s(engine: AsyncLLM) -> float:
     pids = {client.core_status(index).pid for index in client.engine_indices}
     times = [psutil.Process(pid).cpu_times() for pid in pids if pid != psutil.Process().pid]
     return float(sum(spent.user + spent.system for spent in times))
+
+
+if __name__ == "__main__":
+    sys.exit(run_measurement(sys.modules[__name__], "python -m benchmarks.overhead"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -27,18 +28,19 @@ from quire.bench.workload import (
     random_prompts,
     settings,
 )
+from quire.cli.bench import run_measurement
 from quire.config.plan import EnginePlan
 from quire.config.speculation import SpeculationPlan
 
 if TYPE_CHECKING:
+    from benchmarks.stand_ins.replay import Watched
     from quire import LLM
-    from quire.bench.replay import Watched
     from quire.params import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `quire bench speculation`."""
-    parser.usage = "quire bench speculation [flags]"
+    """The flags of `python -m benchmarks.speculation`."""
+    parser.usage = "python -m benchmarks.speculation [flags]"
     parser.add_argument("--batch-size", type=at_least(1), nargs="+", default=[1, 8, 32])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--input-len", type=at_least(1), default=32)
@@ -158,7 +160,7 @@ def _drafting(
     """Have an engine's drafts watched, replayed where there is an `error`, and always of
     `num_tokens` unless that is None.
     """
-    from quire.bench.replay import ReplayDrafter, Watched
+    from benchmarks.stand_ins.replay import ReplayDrafter, Watched
     from quire.params import SamplingParams
     from quire.runner.drafting.drafting import Drafting
     from quire.runner.drafting.networks import NetworkDrafter
@@ -249,3 +251,7 @@ def _without_draft(plan: EnginePlan) -> SpeculationPlan:
     """The plan of the drafts without the config of their model, which is long."""
     assert plan.speculation is not None, "some method was asked for"
     return msgspec.structs.replace(plan.speculation, draft=None)
+
+
+if __name__ == "__main__":
+    sys.exit(run_measurement(sys.modules[__name__], "python -m benchmarks.speculation"))
