@@ -22,7 +22,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("P
 
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
-# A busy machine is no failure: examples may take as long as they take.
+# A busy machine is not a failure: examples may take as long as they take.
 settings.register_profile(
     "patient",
     deadline=None,

@@ -121,7 +121,7 @@ class BegunPrompt:
 def parse_prompt(prompt: object) -> ParsedPrompt:
     """Read one prompt of any form.
 
-    Raises InvalidType for what is no prompt, UnknownParameter for a key that does not exist,
+    Raises InvalidType for what is not a prompt, UnknownParameter for a key that does not exist,
     NotBuiltYet for forms that are not implemented. Token ids are checked to be ints here, and
     against the vocabulary later.
     """

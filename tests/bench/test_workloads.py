@@ -82,7 +82,7 @@ def test_latency_without_decode_steps_has_no_decode_rate(capsys, cache):
 @pytest.mark.parametrize(
     ("kind", "flag"),
     [("throughput", "--num-prompts"), ("throughput", "--num-trials"), ("latency", "--num-iters")]
-    + [("scheduler", "--num-requests"), ("serve", "--num-prompts"), ("startup", "--num-trials")],
+    + [("serve", "--num-prompts"), ("startup", "--num-trials")],
 )
 def test_counts_without_sense_are_refused_by_name(capsys, kind, flag, given):
     with pytest.raises(SystemExit) as caught:

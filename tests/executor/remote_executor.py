@@ -160,5 +160,5 @@ def serve(source: Any, sink: Any) -> None:
 
 if __name__ == "__main__":
     out = sys.stdout.buffer
-    sys.stdout = sys.stderr  # what the engine prints is no reply
+    sys.stdout = sys.stderr  # what the engine prints is not a reply
     serve(sys.stdin.buffer, out)

@@ -34,7 +34,7 @@ def tracked():
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        pytest.skip("this is no git repository")
+        pytest.skip("this is not a git repository")
     return [name for name in done.stdout.split() if (ROOT / name).exists()]
 
 

@@ -1,5 +1,5 @@
-"""The slopes of linear biases against transformers, for numbers of heads that are no power of two,
-too.
+"""The slopes of linear biases against transformers, for numbers of heads that are not powers of
+two, too.
 """
 
 import pytest

@@ -1,4 +1,6 @@
-"""A model folder that lies, or holds what is no file: one clear error, before memory is taken."""
+"""A model folder that lies, or holds what is not a file: one clear error, before memory is
+taken.
+"""
 
 import json
 import os
@@ -218,7 +220,7 @@ def test_what_no_message_can_carry_is_no_config(folder):
 
 def test_a_deep_index_is_one_clear_error(folder):
     (folder / "model.safetensors.index.json").write_text("[" * 100_000)
-    with pytest.raises(LoadError, match="is no weight index"):
+    with pytest.raises(LoadError, match="is not a weight index"):
         CheckpointFiles(folder)
 
 

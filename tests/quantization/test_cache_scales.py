@@ -128,5 +128,5 @@ def test_without_any_nothing_is_said(source, tmp_path, caplog):
 def test_what_is_no_scale_is_one_clear_error(source, tmp_path, value):
     folder, _ = source
     target = with_scales(folder, tmp_path / "model", {"k_scale": value})
-    with pytest.raises(CorruptCheckpoint, match=r"layers\.0\.self_attn\.k_scale is .* no scale"):
+    with pytest.raises(CorruptCheckpoint, match=r"layers\.0\.self_attn\.k_scale is .* not a scale"):
         load(target, E4M3)

@@ -349,7 +349,7 @@ TENSORS = {
             lambda t: t.view(torch.uint8).index_fill(0, torch.tensor(0), 255).view(t.dtype),
         ),
         CorruptCheckpoint,
-        "q_proj has a scale that is no finite number",
+        "q_proj has a scale that is not a finite number",
     ),
     "one scale": (
         "fp8-blocks",
@@ -361,7 +361,7 @@ TENSORS = {
         "compressed-w4a16",
         set_value("weight_scale", float("inf")),
         CorruptCheckpoint,
-        "q_proj has a scale that is no finite number",
+        "q_proj has a scale that is not a finite number",
     ),
     "group that is none": (
         "gptq-v2-act_order",
@@ -399,19 +399,19 @@ TENSORS = {
         "mxfp4",
         set_value("weight_scale", 255),
         CorruptCheckpoint,
-        "q_proj has a scale that is no finite number",
+        "q_proj has a scale that is not a finite number",
     ),
     "factor of zero": (
         "nvfp4",
         set_value("weight_global_scale", 0.0, 0),
         CorruptCheckpoint,
-        "q_proj has a scale that is no finite number",
+        "q_proj has a scale that is not a finite number",
     ),
     "endless magnitude": (
         "bitsandbytes-int8",
         set_value("SCB", float("inf"), 3),
         CorruptCheckpoint,
-        "q_proj has a scale that is no finite number",
+        "q_proj has a scale that is not a finite number",
     ),
     "order of an old GPU": (
         "bitsandbytes-int8",
@@ -435,7 +435,7 @@ TENSORS = {
         "bitsandbytes-nf4-nested",
         set_value("weight.nested_absmax", float("nan"), 0),
         CorruptCheckpoint,
-        "q_proj has a scale that is no finite number",
+        "q_proj has a scale that is not a finite number",
     ),
     "scales that are not nested": (
         "bitsandbytes-nf4-nested",

@@ -92,7 +92,7 @@ def test_config_json_is_believed_first(plain, tmp_path):
         ({"bits": 3}, r"^quantize_config\.json: quantization_config\.bits=3 .*4 or 8"),
         ({"wish": 3}, r"^quantize_config\.json has keys .* quantization_config\.wish"),
         ({"bits": None}, r"^quantize_config\.json lacks quantization_config\.bits"),
-        ({"damp_percent": 2**70}, r"quantize_config\.json has a value that is no plain data"),
+        ({"damp_percent": 2**70}, r"quantize_config\.json has a value that is not plain data"),
     ],
     ids=["value", "key", "absence", "number"],
 )

@@ -33,7 +33,7 @@ OTHERS = {
     "deepseek_v3": "compressed-float-w8a16",
 }
 """Families with biases, fused projections, experts and latents (whose matrices are absorbed, and
-whose routers are no linear modules), in one layout each.
+whose routers are not linear modules), in one layout each.
 """
 OF_BYTES = BYTE_FORMATS | PEAK_FORMATS
 FIRST_BYTES = (

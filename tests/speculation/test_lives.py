@@ -1,5 +1,6 @@
-"""The same tokens and log-probabilities with drafts where a request's life is no straight line: its
-prompt comes in parts, or it is preempted with a recurrent state that goes back over wrong drafts.
+"""The same tokens and log-probabilities with drafts where a request's life is not a straight line:
+its prompt comes in parts, or it is preempted with a recurrent state that goes back over wrong
+drafts.
 """
 
 import asyncio

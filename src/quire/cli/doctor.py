@@ -253,4 +253,5 @@ def _environment() -> Lines:
     environment = read_environment()
     known = ", ".join(variable.name for variable in VARIABLES)
     lines = [("cache folder", str(environment.cache_dir)), ("environment", f"reads {known}")]
-    return lines + [(name, "is set, but is no variable of Quire's") for name in environment.unknown]
+    unknown = [(name, "is set, but is not a variable of Quire's") for name in environment.unknown]
+    return lines + unknown

@@ -76,7 +76,7 @@ def run_command(name: str, words: Sequence[str]) -> int:
         environment = read_environment()
         debug = environment.debug
         for unknown in environment.unknown:
-            _say(f"warning: {unknown} is no variable of Quire's; see docs/engine_args.md")
+            _say(f"warning: {unknown} is not a variable of Quire's; see docs/engine_args.md")
         code: int = module.run(args)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -52,7 +52,7 @@ def eos_token_ids(
     file: Mapping[str, Any], override: Mapping[str, Any], vocab_size: int
 ) -> tuple[int, ...]:
     """The ids that end a generation by the generation config, in its order. Raises
-    UnsupportedConfigValue for what is no id of the vocabulary.
+    UnsupportedConfigValue for what is not an id of the vocabulary.
     """
     value = {**file, **override}.get("eos_token_id")
     return tuple(dict.fromkeys(token_ids("eos_token_id", value, vocab_size, "generation config")))

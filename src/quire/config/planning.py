@@ -449,7 +449,7 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
         raise LoadError(
-            f"{file} is no safetensors file: its header names no types ({why})."
+            f"{file} is not a safetensors file: its header names no types ({why})."
         ) from error
 
 

@@ -148,7 +148,7 @@ def check_keys(config: SpeculativeConfig) -> None:
 
 
 def _given(args: EngineOptions) -> dict[str, Any]:
-    """The keys from the dict and the short forms. `{}` is no wish."""
+    """The keys from the dict and the short forms. `{}` is not a wish."""
     given = {}
     for key, value in (args.speculative_config or {}).items():
         given[key.replace("-", "_")] = value

@@ -25,7 +25,7 @@ def with_verifier(args: EngineOptions, config: Mapping[str, Any]) -> EngineOptio
     config.json this is. Keys of `speculative_config` count, but for method and model. Raises
     LoadError for a config that does not name the verifier.
     """
-    assert args.model is not None, "the embedded model is no draft network"
+    assert args.model is not None, "the embedded model is not a draft network"
     model = os.fspath(args.model)
     verifier = _at(config, _KEY, "verifier", "name_or_path")
     if not isinstance(verifier, str) or not verifier:

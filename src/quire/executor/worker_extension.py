@@ -16,8 +16,8 @@ def worker_class(extension: str | None) -> type[Worker]:
     """The class of workers: with the methods of the class that `extension` names, as
     "module.Class"; None: without any.
 
-    Raises InvalidParameter for what cannot be imported, is no class that others can be made of, or
-    has a name that workers have already.
+    Raises InvalidParameter for what cannot be imported, is not a class that others can be made of,
+    or has a name that workers have already.
     """
     if extension is None:
         return Worker

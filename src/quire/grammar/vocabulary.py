@@ -24,7 +24,7 @@ class VocabularySource:
 
 
 class Vocabulary:
-    """Bytes by token id, as the detokeniser writes them, and which ids are no text at all.
+    """Bytes by token id, as the detokeniser writes them, and which ids are not text at all.
 
     `tokens` has V entries, b"" for ids that the tokenizer does not know. `special_ids` are control
     tokens, `eos_ids` those of them that end a text. Calling it encodes a text into ordinary tokens.

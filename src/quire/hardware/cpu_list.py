@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """The numbers that `text` lists; a part that is no number or range is left out."""
+    """The numbers that `text` lists; a part that is not a number or range is left out."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, dash, last = part.partition("-")

@@ -21,7 +21,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     Such a room has one logical CPU of each of its cores, and often more cores than threads: which
     of them a thread runs on is the system's choice, which knows what else is running. An empty
-    room is no restriction. `reason` says how the threads were counted.
+    room is not a restriction. `reason` says how the threads were counted.
     """
 
     num_threads: int

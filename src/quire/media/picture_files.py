@@ -26,7 +26,7 @@ _SCOPES = ("images_kwargs", "videos_kwargs", "audio_kwargs", "text_kwargs", "com
 @dataclass(frozen=True, slots=True)
 class PictureSettings:
     """`processor` is the JSON of the image processor as the processor class changes it; `rule` is
-    None for models whose pictures are no part of a prompt (CLIP).
+    None for models whose pictures are not part of a prompt (CLIP).
     """
 
     processor: dict[str, Any]
@@ -104,7 +104,7 @@ def picture_settings(name: str | None, facts: PromptFacts) -> PictureSettings:
 
 
 ENCODERS_ALONE = frozenset({"CLIPProcessor", "SiglipProcessor", "Siglip2Processor"})
-"""Processors of models whose pictures are no part of a prompt."""
+"""Processors of models whose pictures are not part of a prompt."""
 _USUAL = {"clip": "CLIPProcessor", "siglip": "SiglipProcessor", "siglip2": "Siglip2Processor"}
 """By the `model_type` of models whose early files do not name it."""
 

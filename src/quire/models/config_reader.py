@@ -45,7 +45,7 @@ def read_whole_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not has_file(path):
         raise ModelNotFound(
-            f"{folder} has no config.json: it is no model folder in Hugging Face form."
+            f"{folder} has no config.json: it is not a model folder in Hugging Face form."
         )
     config: dict[str, Any] = decoded(read_plain_json(path))
     return config
@@ -76,7 +76,7 @@ def is_number(
 
 def token_ids(key: str, value: object, vocab_size: int, file: str = "config.json") -> list[int]:
     """The ids that a key lists: one, a list of them, or null. Raises UnsupportedConfigValue for
-    what is no id of the vocabulary.
+    what is not an id of the vocabulary.
     """
     listed = value if isinstance(value, list) else [] if value is None else [value]
     ids = [i for i in listed if isinstance(i, int) and not isinstance(i, bool)]

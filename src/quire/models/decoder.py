@@ -183,8 +183,8 @@ class DecoderModel(FixedWeights):
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The weight tensors by name as they are kept: fused, tied ones once.
 
-        What a provider packed into a form of its own is no tensor and is left out; `weight_bytes`
-        counts it.
+        What a provider packed into a form of its own is not a tensor and is left out;
+        `weight_bytes` counts it.
         """
         for name, part in self._parts:
             yield from tensors_of(name, part)

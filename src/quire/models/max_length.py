@@ -40,7 +40,7 @@ class LengthFacts:
 
 def length_facts(config: Mapping[str, Any]) -> LengthFacts:
     """The length limit and default of a model. `model_max_length` replaces the other keys. Raises
-    UnsupportedConfigValue for what is no length.
+    UnsupportedConfigValue for what is not a length.
     """
     for key in ("model_max_length", *_KEYS):
         _check(key, config.get(key))
@@ -87,7 +87,7 @@ def _original(config: Mapping[str, Any], rope: Mapping[str, Any], length: int) -
 
 
 def _check(key: str, value: object) -> None:
-    """Raise UnsupportedConfigValue for what is no length, as the text "8192"."""
+    """Raise UnsupportedConfigValue for what is not a length, as the text "8192"."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:

@@ -353,8 +353,8 @@ class SharedTransformer:
 
 @dataclass(frozen=True, slots=True)
 class MixerAfterShared:
-    """A mixer that reads norm(x + t), where t is what a shared transformer makes of x; t is no part
-    of the residual sum.
+    """A mixer that reads norm(x + t), where t is what a shared transformer makes of x; t is not
+    part of the residual sum.
     """
 
     shared: SharedTransformer

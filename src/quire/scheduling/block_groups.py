@@ -53,7 +53,7 @@ def block_group(spec: KVGroupSpec, block_size: int, num_drafts: int) -> BlockGro
     """Build the group that a spec describes. Raises ValueError for an invalid block size."""
     size = spec.block_size or block_size
     if size % block_size:
-        raise ValueError(f"a group's block size {size} is no multiple of {block_size}")
+        raise ValueError(f"a group's block size {size} is not a multiple of {block_size}")
     if spec.kind == "state":
         return StateGroup(block_size, num_drafts)
     if spec.kind == "source":

@@ -394,8 +394,8 @@ def _priority(request: Request, asked: int | None) -> int:
 
 
 def _rank(request: Request, asked: int | None) -> int | None:
-    """The core that the client requests, by the body or by a header; a header that is no number is
-    ignored.
+    """The core that the client requests, by the body or by a header; a header that is not a number
+    is ignored.
     """
     text = request.headers.get("x-data-parallel-rank", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else asked

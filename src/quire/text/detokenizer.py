@@ -121,7 +121,7 @@ class ByteLevelText:
 class ByteFallbackText:
     """Text tokens between runs of byte tokens.
 
-    `pending`: the run's bytes that are no character yet. `invalid`: the run has had an invalid
+    `pending`: the run's bytes that are not a character yet. `invalid`: the run has had an invalid
     byte, so the rest of it is U+FFFD byte by byte, as the library decodes it. `num_stripped`:
     leading characters still to be taken away.
     """

@@ -31,7 +31,7 @@ def read_plain_json(path: Path) -> dict[str, Any]:
         msgspec.msgpack.encode(value)
     except (ValueError, OverflowError, RecursionError) as error:
         raise LoadError(
-            f"{path} has a value that is no plain data: a number of more than 64 bits, half a "
+            f"{path} has a value that is not plain data: a number of more than 64 bits, half a "
             f"character, or too deep a nesting ({error})."
         ) from error
     return value

@@ -27,7 +27,7 @@ _KINDS = {
 
 def has_file(path: Path, most_bytes: int | None = MOST_BYTES) -> bool:
     """Whether there is such a file; nothing is opened. Raises LoadError for a link that leads
-    nowhere, for what is no regular file, and for one of more than `most_bytes` (None: any size).
+    nowhere, for what is not a regular file, and for one of more than `most_bytes` (None: any size).
     """
     try:
         found = path.stat()
@@ -44,8 +44,8 @@ def has_file(path: Path, most_bytes: int | None = MOST_BYTES) -> bool:
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file. Raises LoadError for what is no regular file of at most `most_bytes` in
-    UTF-8.
+    """The text of a file. Raises LoadError for what is not a regular file of at most `most_bytes`
+    in UTF-8.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:

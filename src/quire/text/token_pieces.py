@@ -26,7 +26,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.decoders import Decoder
 
-# What stands for bytes that are no character.
+# What stands for bytes that are not a character.
 REPLACEMENT = "\ufffd"
 
 Kind = Literal["byte_level", "byte_fallback", "words", "other"]
@@ -133,7 +133,7 @@ def byte_level_bytes(token: str) -> bytes | None:
 
 
 def token_of(library: LibraryTokenizer, index: int) -> str | None:
-    """The token of an id, or None for whatever is no id of the vocabulary."""
+    """The token of an id, or None for whatever is not an id of the vocabulary."""
     try:
         return library.id_to_token(operator.index(index))
     except (TypeError, OverflowError):

@@ -24,7 +24,7 @@ class TokenTexts:
         self._alone: dict[int, str] = {}
 
     def text(self, index: int, context: Sequence[int] = ()) -> str:
-        """The id's text; `context` are the ids before it, oldest first. "" for what is no id."""
+        """The id's text; `context` are the ids before it, oldest first. "" for other values."""
         text = self._alone.get(index)
         if text is None:
             if (token := token_of(self._library, index)) is None:

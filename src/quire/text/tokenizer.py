@@ -208,7 +208,7 @@ class Tokenizer:
         return {text: index for index, text in sorted(self.added_token_texts.items())}
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The id of a token, or a list of ids; `unk_token_id` for a text that is no token."""
+        """The id of a token, or a list of ids; `unk_token_id` for a text that is not a token."""
         if isinstance(tokens, str):
             index = self.library.token_to_id(tokens)
             return self.unk_token_id if index is None else index
@@ -392,8 +392,8 @@ class Tokenizer:
         clean_up_tokenization_spaces: bool | None = None,
         **unknown: Any,
     ) -> str:
-        """The text of `ids`; ids outside the vocabulary give nothing, bytes that are no character
-        give U+FFFD.
+        """The text of `ids`; ids outside the vocabulary give nothing, bytes that are not a
+        character give U+FFFD.
 
         `clean_up_tokenization_spaces` (default: the file's word) joins WordPiece's " ." to "."; for
         BPE, whose spaces are text, it does nothing. Raises InvalidType or UnknownParameter.

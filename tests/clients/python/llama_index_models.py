@@ -52,7 +52,7 @@ def chat_async(url, model):
 
 
 def completion(url, model):
-    """A model that is no chat model is asked for completions."""
+    """A model that is not a chat model is asked for completions."""
     made = _model(url, model, is_chat_model=False)
     assert made.complete(PROMPT).text
     assert "".join(chunk.delta for chunk in made.stream_complete(PROMPT))

@@ -107,7 +107,7 @@ def chat_native_output(url, model):
 
 
 def chat_prompted_output(url, model):
-    """`json_object` and a prompt: what comes back may not have the form, which is no fault."""
+    """`json_object` and a prompt: what comes back may not have the form, which is not a fault."""
     with suppress(UnexpectedModelBehavior):
         _form(_chat, url, model, PromptedOutput)
 

@@ -64,7 +64,7 @@ CONFIGS = {
     "patterns-as-list": ({"rank_pattern": ["q"]}, "rank_pattern must map patterns of names"),
     "rank-pattern-of-zero": ({"rank_pattern": {"q": 0}}, "rank_pattern must map patterns"),
     "names-as-numbers": ({"target_parameters": [1]}, "target_parameters must be a list of names"),
-    "no-expression": ({"alpha_pattern": {"(": 2}}, "which is no regular expression"),
+    "no-expression": ({"alpha_pattern": {"(": 2}}, "which is not a regular expression"),
     "endless": ({"rank_pattern": {"(a+)+$": 2}}, "which may take long to match"),
     "many-stars": ({"rank_pattern": {".*a.*b.*c": 2}}, "which may take long to match"),
     "any-or-none": ({"rank_pattern": {".?" * 99 + "!": 2}}, "which may take long to match"),

@@ -63,15 +63,15 @@ def twice(text):
 
 
 HEADERS = {
-    "overlapping": (overlapping, "model.safetensors is no valid safetensors file"),
+    "overlapping": (overlapping, "model.safetensors is not a valid safetensors file"),
     "the same name twice": (twice, "a name is there twice"),
-    "a shape of 2**62": (changed(shape=[2**62, 2**62]), "is no valid safetensors file"),
-    "a shape of zeros": (changed(shape=[0] * 9), "is no valid safetensors file"),
-    "no integers": (changed(shape=[1.5]), "is no valid safetensors file"),
-    "a type of nobody": (changed(dtype="F7"), "is no valid safetensors file"),
-    "a type of another size": (changed(dtype="F64"), "is no valid safetensors file"),
-    "a list": (lambda text: "[1]", "is no valid safetensors file"),
-    "depth": (lambda text: "[" * 100_000, "is no valid safetensors file"),
+    "a shape of 2**62": (changed(shape=[2**62, 2**62]), "is not a valid safetensors file"),
+    "a shape of zeros": (changed(shape=[0] * 9), "is not a valid safetensors file"),
+    "no integers": (changed(shape=[1.5]), "is not a valid safetensors file"),
+    "a type of nobody": (changed(dtype="F7"), "is not a valid safetensors file"),
+    "a type of another size": (changed(dtype="F64"), "is not a valid safetensors file"),
+    "a list": (lambda text: "[1]", "is not a valid safetensors file"),
+    "depth": (lambda text: "[" * 100_000, "is not a valid safetensors file"),
 }
 
 
@@ -153,10 +153,10 @@ def test_an_index_names_files_of_its_folder_only(folder, file):
 
 
 INDICES = {
-    "a list": ("[]", "is no weight index: Expected `object`, got `array`"),
-    "empty": ("", "is no weight index: Input data was truncated"),
-    "no map": ("{}", "is no weight index: Object missing required field `weight_map`"),
-    "depth": ('{"weight_map": ' + "[" * 100_000, "is no weight index"),
+    "a list": ("[]", "is not a weight index: Expected `object`, got `array`"),
+    "empty": ("", "is not a weight index: Input data was truncated"),
+    "no map": ("{}", "is not a weight index: Object missing required field `weight_map`"),
+    "depth": ('{"weight_map": ' + "[" * 100_000, "is not a weight index"),
     "a name of lines": (
         '{"weight_map": {"a\\nb": "model.safetensors"}}',
         r"has a tensor .*'a\\nb'",

@@ -163,7 +163,7 @@ def test_what_is_not_within_the_file_is_refused_before_torch_reads_it(
     tmp_path, monkeypatch, form, lie
 ):
     monkeypatch.setattr(torch, "load", None)
-    with pytest.raises(CorruptCheckpoint, match="is no valid file of torch.save") as caught:
+    with pytest.raises(CorruptCheckpoint, match="is not a valid file of torch.save") as caught:
         read_pickle(FORMS[form](tmp_path / "a", *LIES[lie]))
     assert "NoneType" not in str(caught.value)
 

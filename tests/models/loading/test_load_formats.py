@@ -184,7 +184,7 @@ SPOILED = {
     "tuples of themselves": (pickled_as(PAIRS + TEXT), "has one tuple in several places"),
     "an empty stack": (pickled_as(b"\x86"), "a value is taken from an empty stack"),
     "another storage": (pickled_as(TEXT + TEXT + b"Q"), "names a storage in another way"),
-    "a long text": (pickled_as(b"X\xff\xff\xff\x7fa"), "is no valid file of torch.save"),
+    "a long text": (pickled_as(b"X\xff\xff\xff\x7fa"), "is not a valid file of torch.save"),
     "a short record": (with_records(**{"0": [b"1234"]}), "data/0 has 4 bytes, and the tensors"),
     "no record": (with_records(**{"0": []}), "data/0 has no bytes, and the tensors"),
     "two records": (with_records(**{"0": [b"1", b"2"]}), "has two records of one name"),
@@ -197,18 +197,18 @@ SPOILED = {
     "numbers": (saved({"epoch": 3}), "'epoch' is a int, and a checkpoint has only tensors"),
     "a wrapper": (saved({"state_dict": {"a": torch.ones(1)}}), "is a dict, and a checkpoint has"),
     "other keys": (saved({3: torch.ones(1)}), "'3' is a Tensor"),
-    "sparse": (saved({"a": torch.eye(3).to_sparse()}), "a is no plain tensor"),
-    "without values": (saved({"a": torch.ones(3, device="meta")}), "a is no plain tensor"),
+    "sparse": (saved({"a": torch.eye(3).to_sparse()}), "a is not a plain tensor"),
+    "without values": (saved({"a": torch.ones(3, device="meta")}), "a is not a plain tensor"),
     "another protocol": (
         lambda folder: (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}, 4)),
         "has the pickle instruction FRAME.*Use a safetensors version",
     ),
-    "empty": (cut(0), "is no valid file of torch.save"),
+    "empty": (cut(0), "is not a valid file of torch.save"),
     "truncated": (cut(-3000), "is an archive whose end is missing"),
     "a few bytes": (cut(100), "is an archive whose end is missing"),
     "a page": (
         lambda folder: (folder / "pytorch_model.bin").write_text("<!DOCTYPE html>"),
-        "is no valid file of torch.save",
+        "is not a valid file of torch.save",
     ),
 }
 
@@ -347,7 +347,7 @@ PARAMS = {
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"rope_theta": 2**70}, r"params\.json has a value that is no plain data"),
+        ({"rope_theta": 2**70}, r"params\.json has a value that is not plain data"),
         ({"n_layers": 10**12, "sliding_window": [4, None]}, r"params\.json: sliding_window=\[4, N"),
     ],
 )

@@ -170,7 +170,7 @@ def test_other_values_are_refused_by_name(tmp_path, name, keys, message):
         (
             "torchao-int8",
             lambda t: t[f"{PROJECTION}._weight_scale"].fill_(torch.inf),
-            f"{PROJECTION} has a scale that is no finite number",
+            f"{PROJECTION} has a scale that is not a finite number",
         ),
         (
             "torchao-int4",

@@ -54,7 +54,7 @@ def test_stop_sequences_are_named(client):
 
 
 def test_an_answer_whose_time_is_over_is_cut_off(server):
-    """Its stop reason in the engine, "timeout", is no sequence of the request."""
+    """Its stop reason in the engine, "timeout", is not a sequence of the request."""
     messages, extra = [{"role": "user", "content": "a"}], {"timeout_s": 1e-6}
     body = {"max_tokens": 3000, "messages": messages, "vllm_xargs": extra}
     reply = server.post("/v1/messages", body).json()

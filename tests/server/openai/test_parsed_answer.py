@@ -74,7 +74,7 @@ def _add(whole, piece):
     data=st.data(),
 )
 def test_deltas_add_up_to_the_message(plan, choice, scraps, is_legacy, data):
-    is_legacy = is_legacy and choice not in CHOICES[3:]  # functions are no custom tools
+    is_legacy = is_legacy and choice not in CHOICES[3:]  # functions are not custom tools
     text = "".join(scraps)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=12)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]

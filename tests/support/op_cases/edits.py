@@ -1,5 +1,5 @@
-"""Cases of the edits before temperature: histories with and without output, ids that are no tokens,
-logits that are not finite.
+"""Cases of the edits before temperature: histories with and without output, ids that are not
+tokens, logits that are not finite.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cases of the ops on KV memory: attention, rotary embedding with the KV write, and moving blocks.
 
 Every slot that a step may not read holds NaN: other blocks, slots beyond a row's length, slots
-behind its window. Table entries beyond the length hold numbers that are no blocks at all.
+behind its window. Table entries beyond the length hold numbers that are not blocks at all.
 """
 
 from __future__ import annotations

@@ -629,7 +629,7 @@ class Trace:
         right, reason = expectation.answer(self.config)
         got = expectation.output
         if expectation.is_cut:
-            assert got == right[: len(got)], f"request {handle}: {got} is no prefix of {right}"
+            assert got == right[: len(got)], f"request {handle}: {got} is not a prefix of {right}"
             return
         assert got == right, f"request {handle}: {got} instead of {right}"
         assert expectation.reason is reason, f"request {handle}: ended by {expectation.reason}"

@@ -686,7 +686,7 @@ class World:
         )  # fmt: skip
         got, reason = story.output, story.end.reason
         where = f"request {handle}: {got}, {reason!s}"
-        assert got == right[: len(got)], f"{where}, is no beginning of {right}"
+        assert got == right[: len(got)], f"{where}, is not a beginning of {right}"
         if story.is_aborted:
             return
         if handle in self.unreadable:

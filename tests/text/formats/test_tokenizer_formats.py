@@ -212,7 +212,7 @@ SPOILED = {
     "none unknown": (piece("a"), "not exactly one piece"),
     "twice": (KNOWN + piece("a") + piece("a"), "pieces that are empty or equal"),
     "without text": (KNOWN + piece(""), "pieces that are empty or equal"),
-    "no score": (KNOWN + piece("a", float("nan")), "whose score is no number"),
+    "no score": (KNOWN + piece("a", float("nan")), "whose score is not a number"),
     "words": (KNOWN + message(2, b"\x18\x03"), "pieces of type 3"),
     "suffixes": (KNOWN + message(2, TRAINER + number(24 << 3) + b"\1"), "at the end of its pieces"),
     "half a character": (message(1, message(1, b"\xff")), "can't decode byte"),
@@ -321,8 +321,8 @@ def edited(edit):
 
 
 TEKKENS = {
-    "a list": ([], "is no tekken file"),
-    "no pattern": (edited(lambda c: c["config"].pop("pattern")), "is no tekken file"),
+    "a list": ([], "is not a tekken file"),
+    "no pattern": (edited(lambda c: c["config"].pop("pattern")), "is not a tekken file"),
     "no base64": (edited(lambda c: c["vocab"][3].update(token_bytes="%%")), "no base64"),
     "a rank twice": (edited(lambda c: c["vocab"][3].update(rank=4)), "ranks that are not 0, 1"),
     "a rank too far": (edited(lambda c: c["vocab"][3].update(rank=2**62)), "ranks that are not"),

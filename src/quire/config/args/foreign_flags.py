@@ -1,4 +1,4 @@
-"""Flags of `vllm serve` that are no options here, each with what to do instead.
+"""Flags of `vllm serve` that are not options here, each with what to do instead.
 
 Command lines move between servers; such a flag is refused by its name, not as an unknown one. Those
 that are accepted at the value that changes nothing are in unbuilt_args.py.

@@ -158,7 +158,7 @@ def columns_of(
     outputs: Iterable[EngineCoreOutput] | None, finished_requests: Iterable[str] | None
 ) -> dict[str, Any]:
     """The columns, by name, of outputs that a program made; of `finished_requests` those without an
-    output were aborted. Ids that are no handle become negative ones, whose `names` they are.
+    output were aborted. Ids that are not handles become negative ones, whose `names` they are.
     """
     made, names = list(outputs or ()), _Names()
     for output in made:

@@ -142,7 +142,7 @@ class AttentionOps:
         return CpuPlan.of(query_start, seq_lens, block_table, block_size=block_size, window=window)
 
     def attend(self, q: Tensor, kv: CpuKV, plan: CpuPlan, args: AttentionArgs) -> Tensor:
-        """q [T, H, D] -> [T, H*D]. Raises IndexError for a block id that is no block's, or a row
+        """q [T, H, D] -> [T, H*D]. Raises IndexError for a block id that is not a block's, or a row
         with more new tokens than tokens."""
         assert args.window == plan.window, "the plan was made for another window"
         assert kv.block_size == plan.block_size and kv.dtype in (q.dtype, torch.int8)

@@ -358,7 +358,7 @@ class LinearOps:
 
     def embed_packed(self, ids: Tensor, w: CpuLinear, scale: float = 1.0) -> Tensor:
         """ids [T] -> [T, in]: columns of panels, put together again."""
-        assert w.scales is None and w.panels.dtype is w.dtype, "a rounded weight is no table"
+        assert w.scales is None and w.panels.dtype is w.dtype, "a rounded weight is not a table"
         runtime = self._runtime
         ids = runtime.dense(ids)
         runtime.keep(len(ids), ids, w.panels)

@@ -9,7 +9,7 @@ from quire.kernels.cpu.runtime import CpuRuntime
 
 
 class MaskOps:
-    """`mask_logits` on a runtime; it computes at once and is no part of a recorded program."""
+    """`mask_logits` on a runtime; it computes at once and is not part of a recorded program."""
 
     def __init__(self, runtime: CpuRuntime) -> None:
         self._runtime = runtime

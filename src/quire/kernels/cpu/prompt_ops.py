@@ -34,8 +34,8 @@ class PromptOps:
         scale: float,
         window: int | None,
     ) -> Tensor:
-        """q [T, H, D], k and v [T, K, D] -> [T, H*D]. Raises IndexError for a row that is no whole
-        prompt.
+        """q [T, H, D], k and v [T, K, D] -> [T, H*D]. Raises IndexError for a row that is not a
+        whole prompt.
         """
         runtime = self._runtime
         q, k, v = runtime.dense(q), runtime.dense(k), runtime.dense(v)

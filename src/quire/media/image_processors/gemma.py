@@ -133,7 +133,7 @@ class Gemma4Processor:
 
     def arrays(self, image: Image, layout: PictureLayout) -> Arrays:
         """`pixel_values` [max patches, P * P * 3] and `image_position_ids` (x, y), -1 where there
-        is no patch.
+        is not a patch.
         """
         channels = self.levels.channels(resized(image, layout.resized, self.resample))
         patches = patch_rows(channels, self.patch_size)

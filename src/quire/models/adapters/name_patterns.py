@@ -41,7 +41,7 @@ class NamePatterns:
 
 
 def name_patterns(key: str, values: Mapping[str, float]) -> NamePatterns:
-    """Read the patterns of `key` in a config. Raises BadAdapter for one that is no regular
+    """Read the patterns of `key` in a config. Raises BadAdapter for one that is not a regular
     expression or may take long.
     """
     names: dict[str, tuple[int, float]] = {}
@@ -72,7 +72,7 @@ def _compiled(key: str, text: str, expressions: Expressions) -> re.Pattern[str]:
     try:
         return expressions.one(rf"(.*\.)?({text})$")
     except (re.error, OverflowError, RecursionError) as error:
-        raise BadAdapter(f"{where}, which is no regular expression: {error}.") from error
+        raise BadAdapter(f"{where}, which is not a regular expression: {error}.") from error
     except TooManyWays as error:
         raise BadAdapter(slow) from error
 

@@ -95,8 +95,8 @@ class _Safetensors:
             }
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise BadAdapter(
-                f"{path} is no valid safetensors file ({error}). It may be an incomplete download: "
-                "fetch it again."
+                f"{path} is not a valid safetensors file ({error}). It may be an incomplete "
+                "download: fetch it again."
             ) from error
         self._begin = _HEADER_START + len(header)
         self.shapes: Mapping[str, tuple[int, ...]] = {

@@ -323,7 +323,7 @@ def read_spec(
 
     Raises UnsupportedArchitecture, UnknownConfigKey for a key of unknown meaning,
     UnsupportedConfigValue for a known key at a value that is not implemented, LoadError for a
-    missing key. How the weights are quantised is checked as well; it is no part of the spec.
+    missing key. How the weights are quantised is checked as well; it is not part of the spec.
     """
     return read_with_foreign(config, pooler, form)[0]
 

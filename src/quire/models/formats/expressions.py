@@ -54,7 +54,7 @@ class Expressions:
 
     def one(self, text: str) -> re.Pattern[str]:
         """Compile one. Raises TooManyWays where it would take too long, re.error, RecursionError or
-        OverflowError for what is no expression.
+        OverflowError for what is not an expression.
         """
         if len(text) > _MOST_PATTERN:
             raise TooManyWays("it is too long")
@@ -77,7 +77,7 @@ class Expressions:
 def count_ways(text: str) -> int:
     """In how many ways a search may try to match a name with a regular expression, roughly; the
     last repeat does not count, with nothing behind it that could fail. Raises TooManyWays where
-    they are countless or there are flags, re.error for what is no expression.
+    they are countless or there are flags, re.error for what is not an expression.
     """
     tree = _parse(text)
     if tree.state.flags & ~re.UNICODE:

@@ -24,7 +24,7 @@ SIDE_FILES = {
 def with_side_file(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """`config`, with the content of the folder's only such file as its `quantization_config` where
     it has none, and the file's name under `FILE`. Raises LoadError where there are several files,
-    or it is no plain data.
+    or it is not plain data.
     """
     if any(config.get(key) for key in KEYS):
         return config

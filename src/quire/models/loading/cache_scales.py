@@ -37,7 +37,7 @@ def used_cache_scales(
 ) -> dict[str, FixedScales]:
     """Those that memory of `kv_dtype` is written with, by layer; says so where there are others.
 
-    Raises CorruptCheckpoint for what is no scale.
+    Raises CorruptCheckpoint for what is not a scale.
     """
     if storage is None:
         return {}
@@ -72,7 +72,7 @@ def _by_layer(files: WeightFiles, names: list[str]) -> dict[str, FixedScales]:
             continue
         scale = float(files.read(name).float())
         if not TINY < scale < 1 / TINY:
-            raise CorruptCheckpoint(f"{name} is {scale:g}, which is no scale.")
+            raise CorruptCheckpoint(f"{name} is {scale:g}, which is not a scale.")
         for part, scales in (("k", of_keys), ("v", of_values)):
             if part in kind:
                 scales[layer] = scale

@@ -89,7 +89,7 @@ def next_header(file: Path, stream: BinaryIO) -> bytes:
     size = int.from_bytes(first, "little")
     if size > _MOST_HEADER_BYTES:
         raise CorruptCheckpoint(
-            f"{file} is no valid safetensors file: its header would have {size} bytes, and "
+            f"{file} is not a valid safetensors file: its header would have {size} bytes, and "
             f"such a header may have at most {_MOST_HEADER_BYTES}."
         )
     return stream.read(size)

@@ -83,7 +83,7 @@ def locate(
         raise ModelNotFound(f"{str(model)!r} is a file. {hint}")
     if not _is_hub_id(model):
         raise ModelNotFound(
-            f"There is no folder {str(model)!r}, and it is no hub id (owner/name) either."
+            f"There is no folder {str(model)!r}, and it is not a hub id (owner/name) either."
         )
     fetch = partial(_fetch, str(model), revision, token, download_dir)
     found = fetch(_patterns(what, load_format))
@@ -171,7 +171,7 @@ def _why(repo: str, revision: str | None, error: Exception) -> str:
         (errors.RevisionNotFoundError, "the repository has no such revision"),
         (errors.LocalEntryNotFoundError, "the hub cannot be reached and the cache lacks it"),
         (errors.OfflineModeIsEnabled, "offline mode is on and the cache lacks it"),
-        (errors.HFValidationError, "this is no valid hub id"),
+        (errors.HFValidationError, "this is not a valid hub id"),
     ]
     for kind, reason in reasons:
         if isinstance(error, kind):

@@ -34,11 +34,11 @@ def read_index(path: Path, ending: str) -> dict[str, str] | None:
         return None
     text = read_text(path, _MOST_INDEX_BYTES)
     if text.count(":") > _MOST_INDEX_NAMES:
-        raise CorruptCheckpoint(f"{path} is no weight index: it has too many entries.")
+        raise CorruptCheckpoint(f"{path} is not a weight index: it has too many entries.")
     try:
         found = msgspec.json.decode(text, type=_Index).weight_map
     except (msgspec.DecodeError, RecursionError) as error:
-        raise CorruptCheckpoint(f"{path} is no weight index: {error}.") from error
+        raise CorruptCheckpoint(f"{path} is not a weight index: {error}.") from error
     if not all(_is_file_name(file, ending) for file in set(found.values())):
         raise CorruptCheckpoint(
             f"{path}: weight_map must map tensor names to file names in its folder that end with "

@@ -181,7 +181,7 @@ def _modules(folder: Path) -> list[tuple[str, str]] | None:
     for _, inside in found:
         parts = PurePosixPath(inside).parts
         if ".." in parts or PurePosixPath(inside).is_absolute() or "\0" in inside:
-            raise LoadError(f"{path}: {inside!r} is no folder of the model.")
+            raise LoadError(f"{path}: {inside!r} is not a folder of the model.")
     modules = [(_type(path, kind), inside) for kind, inside in found]
     _check_order(path, [name for name, _ in modules])
     return modules

@@ -1,4 +1,4 @@
-"""The sixteen numbers of types of four bits that are no whole numbers."""
+"""The sixteen numbers of types of four bits that are not whole numbers."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Penalties as in Keskar et al. 2019 (repetition) and the OpenAI API (frequency, p
 
 The rows that an op edits are named by places [P, 4] int64: index in the logits, row of the history,
 length of the prompt, position of the token to be drawn. history [N, L] int32 holds each row's ids,
-prompt first; what lies from the position on is never read. An id that is no token (below 0, or V
+prompt first; what lies from the position on is never read. An id that is not a token (below 0, or V
 and more: what stands for an embedding) is not counted and not edited.
 """
 
@@ -78,7 +78,7 @@ def forbid_words(logits: Tensor, history: Tensor, places: Tensor, words: Tensor)
     [R, V] fp32, in place.
 
     words [n, 2 + M] int32: which of the places; M tokens, the word's own on the right, WILD before
-    them; the last token. The prompt is no part of the output.
+    them; the last token. The prompt is not part of the output.
     """
     index, row, border, position = places[words[:, 0].long()].unbind(1)
     length = words.shape[1] - 2

@@ -31,7 +31,7 @@ OpenGuesser = Callable[[Sequence[int], Sequence[int]], Guesser]
 
 
 class GuessingDrafter:
-    """Drafts with a guesser for each row. Guesses that are no token ids, or too many, are cut."""
+    """Drafts with a guesser for each row. Guesses that are not token ids, or too many, are cut."""
 
     def __init__(self, open_guesser: OpenGuesser, vocab_size: int) -> None:
         self._open = open_guesser
@@ -63,7 +63,7 @@ class GuessingDrafter:
         return counts
 
     def _valid(self, drafts: Sequence[int], most: int) -> list[int]:
-        """The drafts up to the first that is no token of the vocabulary."""
+        """The drafts up to the first that is not a token of the vocabulary."""
         valid = []
         for draft in drafts[:most]:
             if not 0 <= draft < self._vocab_size:

@@ -33,7 +33,7 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InvalidLine(Exception):
-    """A line that is no request; its text says why. `custom_id` is the line's, if it has one."""
+    """A line that is not a request; its text says why. `custom_id` is the line's, if it has one."""
 
     def __init__(self, message: str, custom_id: str | None = None) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class Line:
 
 
 def check_input(file: Path) -> None:
-    """Raise InvalidParameter for what is no file that can be read twice."""
+    """Raise InvalidParameter for what is not a file that can be read twice."""
     if not file.is_file():
         hint = "Download it first." if ":/" in str(file) else ""
         raise InvalidParameter("--input-file", str(file), "it must be a file", hint)

@@ -21,7 +21,7 @@ def answer_or_calls(
     control_tokens: Collection[str],
 ) -> str | None:
     """The structural tag of an output that is JSON of `schema`, or begins as calls in `tool_format`
-    do and then is free. `control_tokens` are those of the tokenizer, which are no text.
+    do and then is free. `control_tokens` are those of the tokenizer, which are not text.
 
     None: calls of this format begin with a control token that a grammar cannot ask for.
     """

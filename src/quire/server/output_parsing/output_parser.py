@@ -216,7 +216,7 @@ class OutputParser:
         return self.state.then or self.place
 
     def _give_up(self) -> None:
-        """This is no call, or no longer one; the text goes on as what it was before."""
+        """This is not a call, or no longer one; the text goes on as what it was before."""
         if self._out.is_undecided:
             self._out.release(self._table.states[self._home].reads is Reads.REASONING)
             self._be(self._home)

@@ -255,7 +255,7 @@ def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[s
     tags = dict.fromkeys(reasoning.answer_tags, tools.start)
     content = tools.states["content"]
     closed = replace(content, delimiters={**dict.fromkeys(tags, "content"), **content.delimiters})
-    closings = dict.fromkeys(reasoning.ends, "content")  # of nothing: a control token is no text
+    closings = dict.fromkeys(reasoning.ends, "content")  # of nothing: a control token is not text
     reopened = replace(content, delimiters={**openings, **closings, **content.delimiters})
     tagged = {"opening": ParserState(Reads.LEAD, tags, then=tools.start), "content": closed}
     after = "opening" if tags else "trimmed" if reasoning.trims_answer else tools.start

@@ -45,7 +45,9 @@ class Reads(Enum):
     LEAD = auto()
     """Blanks before a delimiter that is markup by itself; other text belongs to `then`."""
     BLANK = auto()
-    """Blanks within a call's markup; other text belongs to `then`, or says that this is no call."""
+    """Blanks within a call's markup; other text belongs to `then`, or says that this is not a
+    call.
+    """
     HEAD = auto()
     """An announcement: the name of a call, or the destination of a message. `head` reads it."""
     ENVELOPE = auto()
@@ -90,7 +92,7 @@ class Head:
 
 
 def name_alone(text: str) -> Head | None:
-    """The head of most formats: the name of a call and nothing else. None: this is no call."""
+    """The head of most formats: the name of a call and nothing else. None: this is not a call."""
     return Head(text.strip()) if text.strip() else None
 
 
@@ -237,7 +239,7 @@ class ReasoningFormat:
 
 
 def check_states(name: str, states: Mapping[str, ParserState], start: str) -> None:
-    """Raise ValueError with the first reason why these states are no table."""
+    """Raise ValueError with the first reason why these states are not a table."""
     if "content" not in states or states["content"].reads is not Reads.CONTENT:
         raise ValueError(f"Format {name!r} needs a state 'content' that reads CONTENT.")
     for place, state in {"start": ParserState(Reads.LEAD, then=start), **states}.items():

@@ -16,7 +16,7 @@ from quire.server.output_parsing.events import (
 )
 
 MAX_HEAD_CHARS = 512
-"""Longer than any tool's name and any message's header: more is no call."""
+"""Longer than any tool's name and any message's header: more is not a call."""
 
 
 class Writer:

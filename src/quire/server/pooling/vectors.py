@@ -72,9 +72,9 @@ def _fp8(numbers: Array, values: Array) -> Array:
 
 def sign_bits(numbers: Array) -> Array:
     """Bits of numbers [D], 1 where they are 0 or more, in bytes [D / 8], the first bit the highest.
-    Raises InvalidParameter where D is no multiple of 8.
+    Raises InvalidParameter where D is not a multiple of 8.
     """
     if numbers.shape[-1] % 8:
-        allowed = f"vectors of {numbers.shape[-1]} numbers are no whole bytes of bits"
+        allowed = f"vectors of {numbers.shape[-1]} numbers are not whole bytes of bits"
         raise InvalidParameter("embedding_types", "binary", allowed)
     return np.packbits(numbers >= 0)

@@ -304,7 +304,7 @@ def json_length(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> int:
 
 def _joined_length(budget: Budget, text: str, values: Any = ()) -> int:
     if not isinstance(values, list | tuple | dict | str):
-        raise SecurityError("a join of what is no list")
+        raise SecurityError("a join of what is not a list")
     return budget.length_of(values) + len(values) * len(text)
 
 

@@ -46,7 +46,7 @@ def build_byte_pairs(
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise LoadError(
-            f"{place} has no tokens for {len(missing)} of the 256 bytes: it is no byte-level "
+            f"{place} has no tokens for {len(missing)} of the 256 bytes: it is not a byte-level "
             "vocabulary."
         )
     longest = max(map(len, ranks))

@@ -88,7 +88,7 @@ def _check(path: Path, model: _Model) -> None:
     if max(map(len, texts)) > _MOST_PIECE:
         raise LoadError(f"{path} has a piece of more than {_MOST_PIECE} characters.")
     if not all(-1e30 < piece.score < 1e30 for piece in model.pieces):
-        raise LoadError(f"{path} has a piece whose score is no number.")
+        raise LoadError(f"{path} has a piece whose score is not a number.")
     if _number(model.trainer, 24, 0):
         raise LoadError(f"{path} has blanks at the end of its pieces, which is not implemented.")
 
@@ -257,7 +257,7 @@ def _number(fields: dict[int, Value], field: int, default: int) -> int:
     """An integer field; negative ones take 64 bits."""
     value = fields.get(field, default)
     if not isinstance(value, int):
-        raise ValueError(f"field {field} is no integer")
+        raise ValueError(f"field {field} is not an integer")
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

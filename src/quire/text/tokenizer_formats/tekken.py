@@ -55,7 +55,7 @@ def read_tekken(path: Path) -> ForeignTokenizer:
     try:
         file = msgspec.json.decode(text, type=_File)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise LoadError(f"{path} is no tekken file: {error}.") from error
+        raise LoadError(f"{path} is not a tekken file: {error}.") from error
     config = file.config
     first_id, size = config.default_num_special_tokens, config.default_vocab_size
     if not 0 <= first_id < size <= _MOST_TOKENS:

@@ -33,7 +33,7 @@ _PATTERNS = {
 
 
 def is_tiktoken(path: Path) -> bool:
-    """Whether the file is one: SentencePiece files have the same name, and are no text."""
+    """Whether the file is one: SentencePiece files have the same name, and are not text."""
     with path.open("rb") as stream:
         first = stream.readline(4096).split()
     return len(first) == 2 and first[1].isdigit()
@@ -67,6 +67,6 @@ def _ranks(path: Path) -> dict[bytes, int]:
         pairs = [line.split() for line in lines if line]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     except (ValueError, binascii.Error) as error:
-        raise LoadError(f"{path} is no tiktoken file: {error}.") from error
+        raise LoadError(f"{path} is not a tiktoken file: {error}.") from error
     check_ranks(ranks, len(pairs), str(path))
     return ranks

@@ -181,7 +181,7 @@ def settle(
 
     low, high: between which keys entries are open; `floor`: below which min-p drops them.
     sure_count, sure_weight: of the entries above them. whole: what top_p is a share of where there
-    is no top-k.
+    is not a top-k.
     """
     is_open = tl.arange(0, SIZE) < count
     least = low.to(tl.int64) << _ID_BITS

@@ -51,7 +51,7 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
             f"{inputs}]."
         )
     if not bool(scales.isfinite().all()):
-        raise CorruptCheckpoint(f"{module} has a scale that is no finite number.")
+        raise CorruptCheckpoint(f"{module} has a scale that is not a finite number.")
     if zeros is not None and bool((zeros == 1 << (layout.bits - 1)).all()):
         zeros = None
     rounding = _rounding(layout, module, parts)
@@ -111,7 +111,7 @@ def _rounding(layout: CodeLayout, module: str, parts: Parts) -> RowRounding | No
     if "input_zero_point" in parts and bool(parts["input_zero_point"].any()):
         raise CorruptCheckpoint(f"{module}.input_zero_point is not 0, as symmetric ones are.")
     if scale is not None and not TINY < scale < 1 / TINY:
-        raise CorruptCheckpoint(f"{module}.input_scale is {scale:g}, which is no scale.")
+        raise CorruptCheckpoint(f"{module}.input_scale is {scale:g}, which is not a scale.")
     return RowRounding("e4m3" if layout.packing in _FLOATS else "int8", rows.group, scale)
 
 

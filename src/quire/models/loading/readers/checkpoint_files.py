@@ -140,7 +140,7 @@ def _opened(file: Path) -> Iterator[Any]:
                 "smaller files, as save_pretrained(max_shard_size=...) of transformers does."
             ) from error
         raise CorruptCheckpoint(
-            f"{file} is no valid safetensors file ({error}). It may be an incomplete download: "
+            f"{file} is not a valid safetensors file ({error}). It may be an incomplete download: "
             "fetch it again."
         ) from error
 

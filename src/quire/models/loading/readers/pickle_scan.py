@@ -187,7 +187,7 @@ class _Scan:
 
     def _extend(self, values: Sequence[Any]) -> None:
         if not isinstance(self._stack[-1], list):
-            raise _broken(self._file, "its pickle extends what is no list")
+            raise _broken(self._file, "its pickle extends what is not a list")
         self._stack[-1].extend(values)
 
     def set_item(self, _: Any) -> None:
@@ -263,13 +263,13 @@ class _Scan:
                     raise _broken(self._file, "a tensor is not within its storage")
                 self._stack.append(_made(name, arguments))
             case _:
-                raise _broken(self._file, "its pickle calls what is no function of torch's")
+                raise _broken(self._file, "its pickle calls what is not a function of torch's")
 
     def build(self, _: Any) -> None:
         """Attributes of a dict; those of a tensor could give it another storage."""
         self._popped(1)
         if self._stack[-1] is not _ORDERED:
-            raise _broken(self._file, "its pickle sets attributes of what is no dict")
+            raise _broken(self._file, "its pickle sets attributes of what is not a dict")
 
 
 def _made(name: str, arguments: tuple[Any, ...]) -> Any:
@@ -363,6 +363,6 @@ class _Bounded:
 
 def _broken(file: Path, why: str) -> CorruptCheckpoint:
     return CorruptCheckpoint(
-        f"{file} is no valid file of torch.save ({why}). It may be an incomplete download: "
+        f"{file} is not a valid file of torch.save ({why}). It may be an incomplete download: "
         "fetch it again."
     )

@@ -133,7 +133,7 @@ def _check_old(file: Path) -> None:
 def _why(file: Path, error: Exception) -> str:
     first = str(error).strip().split("\n", 1)[0][:200]
     return (
-        f"{file} is no valid file of torch.save ({type(error).__name__}: {first}). It may be an "
+        f"{file} is not a valid file of torch.save ({type(error).__name__}: {first}). It may be an "
         "incomplete download: fetch it again."
     )
 
@@ -146,7 +146,7 @@ def _check_tensor(file: Path, name: object, tensor: object) -> None:
         )
     check_name(file, name)
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        raise LoadError(f"{file}: {name} is no plain tensor with all of its values.")
+        raise LoadError(f"{file}: {name} is not a plain tensor with all of its values.")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -25,8 +25,8 @@ class JsonCall:
     """Reads one object, in whichever order its keys come.
 
     The call starts when its name is known and its arguments begin; until then, anything that the
-    object cannot be says that this is no call. `names` are those of the request's tools. The first
-    name and the first arguments count; other keys are part of the markup.
+    object cannot be says that this is not a call. `names` are those of the request's tools. The
+    first name and the first arguments count; other keys are part of the markup.
     """
 
     __slots__ = ("_decoded", "_early", "_format", "_has_arguments", "_is_first", "_key",

@@ -33,7 +33,7 @@ class PythonCall:
     """Reads one call with keyword arguments, each of which is written when it is complete.
 
     The call starts when its first argument is complete, or at the `)` of an empty one: before, it
-    may be prose. An argument that is no literal ends it, and is content.
+    may be prose. An argument that is not a literal ends it, and is content.
     """
 
     __slots__ = ("_closers", "_key", "_name", "_next", "_num_chars", "_num_written", "_quote",

@@ -16,7 +16,7 @@ from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK
 from quire.server.output_parsing.formats.json_value import json_type
 
 MAX_LITERAL_CHARS = 2**20
-"""A longer value is no literal."""
+"""A longer value is not a literal."""
 MAX_NUMBER_CHARS = 512
 """A longer number is refused, unless JSON has it too."""
 MAX_BLANKS = 256
