@@ -107,7 +107,7 @@ FAILURES = {
     "gated": (errors.GatedRepoError, "pass hf_token"),
     "offline": (errors.OfflineModeIsEnabled, "offline mode is on"),
     "no network": (errors.LocalEntryNotFoundError, "cannot be reached"),
-    "bad id": (errors.HFValidationError, "no valid hub id"),
+    "bad id": (errors.HFValidationError, "not a valid hub id"),
     "anything": (ConnectionResetError, "could not be fetched: ConnectionResetError"),
 }
 

@@ -299,8 +299,8 @@ def test_modules_that_read_something_else(tmp_path, kind):
     [
         ([{"type": OLD + "LSTM", "path": ""}], "modules of type sentence_transformers.models.LSTM"),
         ([{"type": "os.path.Dense", "path": ""}], "modules of type os.path.Dense"),
-        ([{"type": OLD + "Pooling", "path": "../1"}], "no folder of the model"),
-        ([{"type": OLD + "Pooling", "path": "/etc"}], "no folder of the model"),
+        ([{"type": OLD + "Pooling", "path": "../1"}], "not a folder of the model"),
+        ([{"type": OLD + "Pooling", "path": "/etc"}], "not a folder of the model"),
         ({"type": 3}, "must be a list of modules"),
         ([3], "must be a list of modules"),
     ],

@@ -271,7 +271,7 @@ def test_a_checkpoint_must_fit(nanochat, tmp_path):
     with pytest.raises(LoadError, match="would apply this adapter"):
         engine(tmp_path, max_model_len=LENGTH)
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(LoadError, match="no valid safetensors file"):
+    with pytest.raises(LoadError, match="not a valid safetensors file"):
         engine(tmp_path, max_model_len=LENGTH)
 
 

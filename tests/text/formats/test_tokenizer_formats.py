@@ -323,7 +323,7 @@ def edited(edit):
 TEKKENS = {
     "a list": ([], "is not a tekken file"),
     "no pattern": (edited(lambda c: c["config"].pop("pattern")), "is not a tekken file"),
-    "no base64": (edited(lambda c: c["vocab"][3].update(token_bytes="%%")), "no base64"),
+    "no base64": (edited(lambda c: c["vocab"][3].update(token_bytes="%%")), "not base64"),
     "a rank twice": (edited(lambda c: c["vocab"][3].update(rank=4)), "ranks that are not 0, 1"),
     "a rank too far": (edited(lambda c: c["vocab"][3].update(rank=2**62)), "ranks that are not"),
     "a token twice": (edited(lambda c: c["vocab"][3].update(token_bytes="AA==")), "or equal"),
