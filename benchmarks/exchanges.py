@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from quire.distributed.gloo_group import GlooGroup
-from quire.distributed.gloo_workers import GlooWorkers
+from quire.distributed.network_workers import NetworkWorkers
 from quire.distributed.shared_group import SharedExchange, SharedGroup
 from quire.ops.segments import add_up
 
@@ -76,7 +76,7 @@ def rank_main(
     """Measure as one rank; the first one reports."""
     torch.set_num_threads(1)
     shared = SharedGroup(memory, rank)
-    gloo = GlooWorkers(GlooGroup(Path(store), rank, size, 60.0))
+    gloo = NetworkWorkers(lambda _: GlooGroup.of_file(Path(store), rank, size, 60.0))
     for num_bytes in sizes:
         for name, group in (("shared", shared), ("gloo", gloo)):
             found = measure(group, num_bytes)

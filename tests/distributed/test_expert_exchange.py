@@ -128,7 +128,7 @@ def test_the_same_over_gloo(tmp_path):
 
     def task(rank):
         def run(_):
-            core = Core(GlooGroup(tmp_path / "group", rank, 3, 30))
+            core = Core(GlooGroup.of_file(tmp_path / "group", rank, 3, 30))
             first = core.forward(batches[rank])
             assert core.exchange.idle_round(rank == 1) is True
             assert core.exchange.idle_round(False) is False
@@ -244,17 +244,17 @@ def test_a_gloo_group_whose_others_stay_away_gives_up(tmp_path):
     calls = []
 
     def waits(_):
-        group = GlooGroup(tmp_path / "group", 0, 2, 1.0)
+        group = GlooGroup.of_file(tmp_path / "group", 0, 2, 1.0)
         with pytest.raises(PeersLost, match="silent"):
             group.all_gather([1], lambda: calls.append(1))
         ready.set()
 
     def silent(_):
-        _group = GlooGroup(tmp_path / "group", 1, 2, 1.0)
+        _group = GlooGroup.of_file(tmp_path / "group", 1, 2, 1.0)
         assert ready.wait(30)
 
     ready = threading.Event()
     assert together(2, waits, silent, groups=[None, None]) == [None, None]
     assert calls
     with pytest.raises(PeersLost, match="did not come"):
-        GlooGroup(tmp_path / "lonely", 0, 2, 0.5)
+        GlooGroup.of_file(tmp_path / "lonely", 0, 2, 0.5)

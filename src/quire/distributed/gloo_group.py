@@ -1,7 +1,9 @@
-"""The cores of one engine as a group that exchanges bytes, by gloo over the loopback interface.
+"""Processes as a group that exchanges bytes, by gloo: the cores of one engine over the loopback
+interface, or ranks of several hosts.
 
 A group is an object, not torch's one per process: two engines can live in one process. Its
-addresses are in a file that only this user can read, in the folder of the engine's sockets.
+addresses are in a store: for cores a file that only this user can read, in the folder of the
+engine's sockets.
 """
 
 from __future__ import annotations
@@ -9,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
 
 from quire.errors import PeersLost
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 LOOK_S = 0.5
 """Interval in which a waiting rank calls `while_waiting`, in seconds."""
@@ -25,9 +30,16 @@ class GlooGroup:
     same order; one whose partner is gone, or waits longer than `timeout_s`, raises PeersLost.
     """
 
-    def __init__(self, rendezvous: Path, rank: int, size: int, timeout_s: float) -> None:
-        """Wait until all processes have joined. `rendezvous` is a file that no earlier group has
-        used.
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        address: str = "127.0.0.1",
+    ) -> None:
+        """Wait until all processes have joined. `store` has nothing of an earlier group, and
+        `address` is one of this host that the others reach.
         """
         self.rank, self.size = rank, size
         self._timeout_s = timeout_s
@@ -35,12 +47,19 @@ class GlooGroup:
         options = gloo._Options()
         options._timeout = timedelta(seconds=timeout_s + 4 * LOOK_S)  # ours comes first
         options._threads = 1
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._devices = [gloo.create_device(hostname=address)]
         try:
-            store = distributed.FileStore(str(rendezvous), size)  # type: ignore[attr-defined]
             self._group: Any = gloo(store, rank, size, options)
         except RuntimeError as error:
-            raise PeersLost(f"The other cores of the group did not come: {error}") from error
+            raise PeersLost(f"The others of the group did not come: {error}") from error
+
+    @classmethod
+    def of_file(cls, file: Path, rank: int, size: int, timeout_s: float) -> GlooGroup:
+        """The group of processes of this host that meet in a file which no earlier group has
+        used.
+        """
+        store = distributed.FileStore(str(file), size)  # type: ignore[attr-defined]
+        return cls(store, rank, size, timeout_s)
 
     def all_gather(
         self, values: Sequence[int], while_waiting: Callable[[], None] = lambda: None
@@ -55,7 +74,7 @@ class GlooGroup:
         while not self._wait(work, LOOK_S):
             waited_s += LOOK_S
             if waited_s >= self._timeout_s:
-                raise PeersLost(f"The other cores of the group were silent for {waited_s:g} s.")
+                raise PeersLost(f"The others of the group were silent for {waited_s:g} s.")
             while_waiting()
         return all_.view(self.size, len(values)).tolist()
 
@@ -74,9 +93,13 @@ class GlooGroup:
             self._finish(self._group._allgather_base(received.view(-1), sent))
         return received
 
+    def close(self) -> None:
+        """Close the connections, which ends the calls of the others with PeersLost. Idempotent."""
+        self._group = None
+
     def _finish(self, work: distributed.Work) -> None:
         if not self._wait(work, self._timeout_s):
-            raise PeersLost(f"The other cores of the group were silent for {self._timeout_s:g} s.")
+            raise PeersLost(f"The others of the group were silent for {self._timeout_s:g} s.")
 
     def _wait(self, work: distributed.Work, timeout_s: float) -> bool:
         """Wait for the work; returns whether it is done in time."""
@@ -84,6 +107,6 @@ class GlooGroup:
             work.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             if work.is_completed() or "timed out" not in str(error).lower():
-                raise PeersLost(f"Another core of the group is gone: {error}") from error
+                raise PeersLost(f"Another one of the group is gone: {error}") from error
             return False
         return True

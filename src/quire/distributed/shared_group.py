@@ -115,6 +115,9 @@ class SharedGroup:
         """As `SharedExchange.abort`, for a rank that will not come to the next collective."""
         self._exchange.abort(reason)
 
+    def rejoin(self, number: int) -> None:
+        """Do nothing: whoever has made the `SharedExchange` resets it for all."""
+
     # as calls of a native context, which computes or records them
 
     def gather_by(self, context: Any, x: Tensor, out: Tensor) -> None:

@@ -1,7 +1,7 @@
 """The exchange between the workers of one model while a step runs.
 
 A provider is anything with these methods: threads of one process (inproc_group.py), processes that
-share memory (shared_group.py) or talk over a network (gloo_workers.py).
+share memory (shared_group.py) or talk over a network (network_workers.py).
 """
 
 from __future__ import annotations
@@ -52,4 +52,20 @@ class WorkerGroup(Protocol):
 
     def broadcast(self, x: Tensor) -> Tensor:
         """The tensor of rank 0, on every worker; it is not to be changed."""
+        ...
+
+
+class RankGroup(WorkerGroup, Protocol):
+    """Workers that are processes of their own: one that fails ends the wait of the others."""
+
+    def abort(self, reason: str) -> None:
+        """End the wait of all, which raise ExchangeAborted, now and until the group is joined
+        again.
+        """
+        ...
+
+    def rejoin(self, number: int) -> None:
+        """Make this side usable again after the `number`th abort of the group, counted from 1; no
+        rank is in a collective. Nothing happens where it has rejoined so often already.
+        """
         ...

@@ -89,7 +89,9 @@ def _group(message: StartMessage) -> Group:
 
     assert message.socket_folder is not None, "they are on the front end's machine"
     rendezvous = Path(message.socket_folder) / f"experts-{message.incarnation}"
-    return GlooGroup(rendezvous, message.engine_index, message.data_parallel_size, LONGEST_WAIT_S)
+    return GlooGroup.of_file(
+        rendezvous, message.engine_index, message.data_parallel_size, LONGEST_WAIT_S
+    )
 
 
 def build_warm_core(plan: EnginePlan, *, group: Group | None) -> EngineCore:

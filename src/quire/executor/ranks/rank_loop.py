@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Protocol
 
 import msgspec
 import torch
 from torch import Tensor
 
 from quire.distributed.mesh import MeshPlace
-from quire.distributed.worker_group import ExchangeAborted, WorkerGroup
+from quire.distributed.worker_group import ExchangeAborted, RankGroup
 from quire.encodable import NotEncodable
 from quire.errors import EngineDeadError
 from quire.executor.ranks.failures import failure_of
@@ -41,14 +40,6 @@ from quire.step.plan import StepPlan
 logger = logging.getLogger(__name__)
 
 _FAILED, _NOTHING, _STATES = b"failed", b"nothing", b"states"
-
-
-class AbortableGroup(WorkerGroup, Protocol):
-    """A group of processes."""
-
-    def abort(self, reason: str) -> None:
-        """End the wait of all, which raise ExchangeAborted."""
-        ...
 
 
 class DroppedStep(Exception):
@@ -112,7 +103,7 @@ class RankLoop:
         place: MeshPlace,
         link: RankLink,
         *,
-        group: AbortableGroup | None,
+        group: RankGroup | None,
         stages: StageLinks,
         note_done: Callable[[], None],
     ) -> None:

@@ -1,23 +1,27 @@
 """Workers that talk by gloo get what workers in one process get."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from quire.distributed.gloo_group import GlooGroup
-from quire.distributed.gloo_workers import GlooWorkers
 from quire.distributed.inproc_group import InprocExchange
+from quire.distributed.network_workers import NetworkWorkers
 from quire.distributed.worker_group import ExchangeAborted
 
 SIZE = 2
 
 
+def joined(folder: Path, rank: int, timeout_s: float = 20.0) -> NetworkWorkers:
+    return NetworkWorkers(lambda n: GlooGroup.of_file(folder / f"{n}", rank, SIZE, timeout_s))
+
+
 @pytest.fixture
 def groups(tmp_path):
     with ThreadPoolExecutor(SIZE) as pool:
-        opened = pool.map(lambda rank: GlooGroup(tmp_path / "store", rank, SIZE, 20.0), range(SIZE))
-        return [GlooWorkers(group) for group in opened]
+        return list(pool.map(lambda rank: joined(tmp_path, rank), range(SIZE)))
 
 
 def on_all(work, groups):
@@ -49,3 +53,22 @@ def test_a_worker_that_is_gone_ends_the_others(groups):
     groups.pop()
     with pytest.raises(ExchangeAborted, match="gone"):
         groups[0].gather(torch.zeros(3))
+
+
+def test_an_abort_ends_the_wait_of_the_others_until_all_have_rejoined(groups):
+    def fail(group):
+        if group.rank:
+            group.abort("rank 1 cannot go on")
+        with pytest.raises(ExchangeAborted, match="gone" if group.rank == 0 else "cannot go on"):
+            group.gather(torch.zeros(3))
+        with pytest.raises(ExchangeAborted):
+            group.broadcast(torch.zeros(3))
+
+    def again(group):
+        group.rejoin(1)
+        group.rejoin(1)  # what has rejoined stays
+        return group.gather(torch.tensor([group.rank]))
+
+    on_all(fail, groups)
+    for found in on_all(again, groups):
+        assert found.tolist() == [[0, 1]]
