@@ -268,3 +268,14 @@ def max_sequences() -> int:
 def may_send_functions() -> bool:
     """Whether functions travel between processes, as the environment says now."""
     return _flag(os.environ, "QUIRE_ALLOW_INSECURE_SERIALIZATION")
+
+
+_OF_LAUNCHERS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)  # fmt: skip
+
+
+def launcher_variables() -> dict[str, str]:
+    """The variables that torchrun and launchers like it set for each of their processes."""
+    return {name: os.environ[name] for name in _OF_LAUNCHERS if name in os.environ}

@@ -84,7 +84,7 @@ def test_a_sum_in_another_order_is_said(tmp_path):
         ),
         (
             {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"},
-            NotBuiltYet, "external_launcher",
+            InvalidParameter, "started 1 processes .* form groups of 2",
         ),
         ({"distributed_executor_backend": "ray"}, NotBuiltYet, "ray"),
         ({"tensor_parallel_size": 2, "enable_lora": True}, NotBuiltYet, "enable_lora"),

@@ -116,8 +116,11 @@ PARTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 WHOLE = ("speculation", "adapters", "media")
 """The fields of a plan that are one decision each; None: there is no such thing."""
 
-NOT_SHOWN = ("hf_config", "generates", "pooler_config", "embedding_size", "lowers_input", "prompts")
-"""Fields that are long, or that follow from `pooler` and the model's files."""
+NOT_SHOWN = (
+    "hf_config", "generates", "pooler_config", "embedding_size", "lowers_input", "prompts",
+    "launched",
+)  # fmt: skip
+"""Fields that are long, or that follow from `pooler`, the model's files or the environment."""
 
 
 def _fields(part: msgspec.Struct) -> list[tuple[str, object]]:

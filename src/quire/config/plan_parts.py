@@ -12,6 +12,7 @@ import msgspec
 
 from quire.config.ec_transfer_config import ECTransferConfig
 from quire.config.hidden_states import HiddenStatesPlan
+from quire.config.launched import LaunchedProcess
 from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
@@ -74,7 +75,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     other machines and connect to `data_parallel_address`. Each core's model is cut into stages of
     `stage_layers`, and each stage is shared by `tensor_parallel_size` workers. `num_threads` are
     each worker's own; `thread_cpus` lists the logical CPUs that the threads of each worker of these
-    cores may run on, "" for any.
+    cores may run on, "" for any. `launched`: this process among those of an external launcher, of
+    which each has one worker; None: the engine starts its workers itself.
     """
 
     device: str
@@ -93,6 +95,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_rpc_port: int
     enable_expert_parallel: bool
     distributed_executor_backend: str
+    launched: LaunchedProcess | None
     use_graphs: bool
     is_deterministic: bool
     profiler: ProfilerConfig | None

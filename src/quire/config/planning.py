@@ -20,6 +20,7 @@ from quire.config.args.engine_options import EngineOptions
 from quire.config.args.option import is_neutral, options_of
 from quire.config.draft_facts import gather_draft_wish
 from quire.config.facts import ModelFacts
+from quire.config.launched import LaunchedProcess, launched_process
 from quire.config.plan import EnginePlan
 from quire.config.pooling import (
     TokenIds,
@@ -31,6 +32,7 @@ from quire.config.pooling import (
 from quire.config.resolve.media import takes_pictures
 from quire.config.resolve.resolve import check_args, resolve
 from quire.config.speculators import is_speculator, with_verifier
+from quire.environment import launcher_variables
 from quire.errors import (
     CorruptCheckpoint,
     InvalidParameter,
@@ -100,8 +102,22 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
     if args.io_processor_plugin is not None:
         find_io_processor(args.io_processor_plugin)
     model, machine = gather_model_facts(args), gather_machine_facts()
+    launched = _launched(args)
     processors = [point.value for point in installed("logits_processors")]
-    return resolve(args, model, machine, is_headless=is_headless, installed_processors=processors)
+    return resolve(
+        args,
+        model,
+        machine,
+        is_headless=is_headless,
+        installed_processors=processors,
+        launched=launched,
+    )
+
+
+def _launched(args: EngineOptions) -> LaunchedProcess | None:
+    """The place of this process among those of an external launcher; None: it is not one."""
+    is_launched = args.distributed_executor_backend == "external_launcher"
+    return launched_process(launcher_variables()) if is_launched else None
 
 
 def with_plain_values(args: EngineOptions) -> EngineOptions:

@@ -106,6 +106,13 @@ class Meeting:
             timeout_s=self._timeout_s,
         )
 
+    def anew(self) -> Meeting:
+        """Meet again under a name that these processes have not used: each counts how often it has
+        come, so that one process may have several engines, one after the other.
+        """
+        times = self._store.add(f"times/{self.rank}", 1)
+        return self.among(f"{times}", range(self.size))
+
     # groups
 
     def open_group(self, device: str = "cpu") -> OpenedGroup:

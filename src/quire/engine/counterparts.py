@@ -136,8 +136,8 @@ COUNTERPARTS: Mapping[str, Mapping[str, str]] = {
     "EngineAttributes": {
         "observability_config": "Read vllm_config.observability_config.",
         "scheduler_config": "Read vllm_config.scheduler_config.",
-        "external_launcher_dp": "Launchers from outside are not built: data_parallel_size starts "
-        "copies.",
+        "external_launcher_dp": "Processes of a launcher beyond those of one model are copies of "
+        "the engine, which know nothing of each other.",
         "should_execute_dummy_batch": "Cores that share experts do that in their processes.",
         "logger_manager": _STATS,
         "dp_group": "Cores that share experts are processes of their own.",

@@ -11,6 +11,7 @@ from quire.distributed.expert_exchange import ExpertExchange
 from quire.errors import InvalidParameter, PluginError
 from quire.executor.abstract import BuiltExecutor, Executor
 from quire.executor.platform import Platform
+from quire.executor.ranks.launched import ExternalLauncherExecutor, open_external_launcher
 from quire.executor.ranks.multiproc import MultiprocExecutor, open_multiproc
 from quire.executor.uniproc import UniprocExecutor, open_uniproc
 from quire.executor.worker_config import WorkerConfig
@@ -34,11 +35,11 @@ class OpenExecutor(Protocol):
 
 
 EXECUTORS: Mapping[str, OpenExecutor] = MappingProxyType(
-    {"uni": open_uniproc, "mp": open_multiproc}
+    {"uni": open_uniproc, "mp": open_multiproc, "external_launcher": open_external_launcher}
 )
 
 _CLASSES: Mapping[str, type[Executor]] = MappingProxyType(
-    {"uni": UniprocExecutor, "mp": MultiprocExecutor}
+    {"uni": UniprocExecutor, "mp": MultiprocExecutor, "external_launcher": ExternalLauncherExecutor}
 )
 
 

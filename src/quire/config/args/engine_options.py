@@ -310,7 +310,8 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     distributed_executor_backend: str | type | None = _SCHEDULE.text(
         None,
         "Who runs the workers: 'uni' one worker in its core's process, 'mp' a process for each of "
-        "several, or a class of your own (docs/plugins.md); None: as many workers need.",
+        "several, 'external_launcher' the processes that torchrun has started, or a class of your "
+        "own (docs/plugins.md); None: as many workers need.",
         choices=("uni", "mp", "external_launcher"),
         takes_classes=True,
         refused={

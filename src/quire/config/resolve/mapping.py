@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.config.kv_pool_size import gib
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import weight_bytes
+from quire.config.resolve.ranks import num_workers
 from quire.errors import InvalidParameter, LoadError
 
 _DISK_SHARE = 1.1
@@ -70,6 +71,9 @@ def free_bytes(d: Decisions) -> int:
 
 
 def _num_cores(d: Decisions) -> int:
+    launched = d.value("launched")
+    if launched is not None:
+        return max(1, int(launched.local_world_size) // num_workers(d))
     return max(1, len(d.value("data_parallel_ranks")))
 
 

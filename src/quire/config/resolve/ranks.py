@@ -53,6 +53,8 @@ def _decide_executor(d: Decisions, size: int) -> None:
     if isinstance(given, type) or (given is not None and set(given) & {".", ":"}):
         d.decide(name, importable_name(name, given), f"{name} was given")
         return
+    if given == "external_launcher":
+        _check_launched(d, size)
     if size == 1:
         why = f"one worker, in its core's process ({name}={given})" if given else ""
         d.decide(name, "uni", why or "one worker, in its core's process")
@@ -60,8 +62,32 @@ def _decide_executor(d: Decisions, size: int) -> None:
     if given == "uni":
         raise InvalidParameter(name, given, f"it runs one worker, not {size}", "Use 'mp'.")
     if given == "external_launcher":
-        raise NotBuiltYet(name, given, f"Use 'mp', which starts the {size} processes itself.")
+        d.decide(name, given, f"each of {size} processes of a launcher has an engine and a worker")
+        return
     d.decide(name, "mp", f"a process for each of {size} workers")
+
+
+def _check_launched(d: Decisions, size: int) -> None:
+    """Raise InvalidParameter for processes that do not form groups of `size`, and for what differs
+    between engines that must plan the same steps.
+    """
+    launched, backend = d.value("launched"), d.args.distributed_executor_backend
+    if d.args.data_parallel_size > 1:
+        allowed = f"the processes of a launcher are copies, where they are more than {size}"
+        hint = "Leave it out and start more processes."
+        raise InvalidParameter("data_parallel_size", d.args.data_parallel_size, allowed, hint)
+    assert launched is not None, "the environment was read for this backend"
+    if launched.world_size % size:
+        raise InvalidParameter(
+            "distributed_executor_backend", backend,
+            f"the launcher has started {launched.world_size} processes (WORLD_SIZE), which do not "
+            f"form groups of {size}, one for each worker",
+            "Start as many as the product of tensor_parallel_size and pipeline_parallel_size, or a "
+            "multiple of that.",
+        )  # fmt: skip
+    if size > 1 and d.args.max_stall_ms:
+        allowed = "engines that plan the same steps, each for itself, cannot look at the clock"
+        raise InvalidParameter("max_stall_ms", d.args.max_stall_ms, allowed, "Leave it out.")
 
 
 def _check(d: Decisions, *sizes: tuple[str, int]) -> None:

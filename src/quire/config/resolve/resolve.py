@@ -16,6 +16,7 @@ from quire.config.args.option import check, options_of, tuning_of
 from quire.config.facts import ModelFacts
 from quire.config.generation_defaults import eos_token_ids, sampling_defaults
 from quire.config.histogram_buckets import histogram_buckets
+from quire.config.launched import LaunchedProcess
 from quire.config.plan import EnginePlan
 from quire.config.profiler_config import profiler_config
 from quire.config.resolve.adapters import decide_adapters
@@ -57,10 +58,11 @@ def resolve(
     *,
     is_headless: bool = False,
     installed_processors: Sequence[str] = (),
+    launched: LaunchedProcess | None = None,
 ) -> EnginePlan:
     """Decide everything about an engine. Pure; `args` is not changed. `is_headless`: its cores
     serve a front end elsewhere. `installed_processors`: the logits processors that packages bring,
-    as "module:Class".
+    as "module:Class". `launched`: this process, where an external launcher has started it.
 
     Raises InvalidParameter, InvalidType or NotBuiltYet for an invalid argument, LoadError if the
     model does not fit the machine.
@@ -69,6 +71,8 @@ def resolve(
     machine, reason = choose_device(args, machine)
     decisions = Decisions(args, model, machine)
     decisions.decide("device", machine.device, reason)
+    why = "not an external launcher" if launched is None else "as the launcher's environment says"
+    decisions.decide("launched", launched, f"who starts processes: {why}")
     _decide_model(decisions)
     decide_dtype(decisions)
     decide_quantization(decisions)
@@ -185,6 +189,9 @@ def _is_walked(memory: LayerMemory | None) -> bool:
 
 
 def _decide_threads(d: Decisions) -> None:
+    if d.value("launched") is not None:
+        _decide_own_threads(d, d.value("launched"))
+        return
     workers, given = num_workers(d), d.args.cpu_threads
     size = max(1, len(d.value("data_parallel_ranks"))) * workers
     each = None if given is None else max(1, given // workers)
@@ -198,6 +205,16 @@ def _decide_threads(d: Decisions) -> None:
     else:
         rooms = tuple(format_cpus(room) for room in placement.rooms)
         d.decide("thread_cpus", rooms, "one of each core that should compute")
+
+
+def _decide_own_threads(d: Decisions, launched: LaunchedProcess) -> None:
+    """Those of one of several processes that share the machine."""
+    size = launched.local_world_size
+    placement = place(d.machine, num_engines=size, num_threads=d.args.cpu_threads)
+    d.decide("num_threads", placement.num_threads, placement.reason)
+    room = placement.rooms[launched.local_rank] if d.machine.device == "cpu" else ()
+    why = f"process {launched.local_rank} of {size} on this host"
+    d.decide("thread_cpus", (format_cpus(room) if room else "",), why)
 
 
 def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:

@@ -150,6 +150,9 @@ def _decide_stall(d: Decisions) -> None:
     if given is not None:
         seconds = given / 1000 if given else None
         d.decide("max_stall_s", seconds, "max_stall_ms was given")
+    elif d.value("distributed_executor_backend") == "external_launcher":
+        why = "engines that plan the same steps, each for itself, do not look at the clock"
+        d.decide("max_stall_s", None, why)
     elif d.args.max_num_batched_tokens is not None:
         why = "max_num_batched_tokens was given, and bounds what streams wait for"
         d.decide("max_stall_s", None, why)

@@ -9,6 +9,8 @@ from quire.config.views.view import Fact, Fixed, PlanView, Tuned
 if TYPE_CHECKING:
     import torch
 
+    from quire.config.launched import LaunchedProcess
+
 
 class CacheView(PlanView):
     """`vllm_config.cache_config`: sizes of the KV cache; `num_gpu_blocks` counts the null block."""
@@ -37,7 +39,6 @@ class ParallelView(PlanView):
     data_parallel_rpc_port = Fact()
     enable_expert_parallel = Fact()
     distributed_executor_backend = Fact()
-    rank = Fixed(0)
     nnodes = Fixed(1)
     node_rank = Fixed(0)
 
@@ -45,6 +46,12 @@ class ParallelView(PlanView):
     def worker_extension_cls(self) -> str:
         """The class whose methods workers have besides their own; empty without one."""
         return str(self.plan.parallel.worker_extension_cls or "")
+
+    @property
+    def rank(self) -> int:
+        """The number of this process's worker in its core."""
+        launched: LaunchedProcess | None = self.plan.parallel.launched
+        return 0 if launched is None else launched.rank % self.world_size
 
     @property
     def world_size(self) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from functools import partial
+from typing import Any
 
 from quire.engine.core.adapter_folders import ReadAdapter, read_unchanged
 from quire.engine.wire.messages import AdapterRef
@@ -39,15 +41,30 @@ class AdapterLoading:
         return self.future is not None and self.future.done()
 
 
+class AtOnce(Executor):
+    """Runs what it is given in the calling thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Return a future that is done."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
 class FolderReader:
-    """Reads folders in a thread: by turns one that a slot waits for, and the one that has waited
-    longest. `read` gives the number of a folder's contents. Iterating gives what was not taken.
+    """Reads folders, in a thread or at once: by turns one that a slot waits for, and the one that
+    has waited longest. `read` gives the number of a folder's contents. Iterating gives what was
+    not taken.
     """
 
-    def __init__(self, read: Callable[[str], int]) -> None:
+    def __init__(self, read: Callable[[str], int], *, is_aside: bool = True) -> None:
         self._read = read
+        self._is_aside = is_aside
         self._loadings: dict[str, AdapterLoading] = {}
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: Executor | None = None
         self._num_begun = 0
 
     def __iter__(self) -> Iterator[AdapterLoading]:
@@ -74,7 +91,8 @@ class FolderReader:
         room = _READ_AT_ONCE - (len(self._loadings) - len(waiting))
         for _ in range(min(room, len(waiting))):
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+                aside = partial(ThreadPoolExecutor, 1, thread_name_prefix="adapters")
+                self._thread = aside() if self._is_aside else AtOnce()
             self._num_begun += 1
             loading = waiting[0]
             if self._num_begun % 2:

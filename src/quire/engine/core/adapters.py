@@ -52,7 +52,15 @@ class AdapterStore(CoreFeature):
 
     fields = ("adapter",)
 
-    def __init__(self, scheduler: Scheduler, workers: Executor, most_kept: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        workers: Executor,
+        most_kept: int,
+        *,
+        reads_aside: bool = True,
+    ) -> None:
+        """`reads_aside`: while steps run, in a thread; else steps wait."""
         assert scheduler.adapters is not None, "the scheduler has slots"
         self._scheduler = scheduler
         self._slots = scheduler.adapters
@@ -67,7 +75,7 @@ class AdapterStore(CoreFeature):
         """By handle, what each request asked for; some that have ended are still there."""
         self._pins: dict[int, str] = {}
         """By id, the folder that is pinned: its contents, whatever they come to be."""
-        self._reader = FolderReader(workers.read_adapter)
+        self._reader = FolderReader(workers.read_adapter, is_aside=reads_aside)
         self._failed: list[tuple[int, str]] = []
 
     # requests

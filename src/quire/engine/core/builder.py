@@ -10,6 +10,7 @@ from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.client.inproc import InprocClient
 from quire.engine.core.adapters import AdaptersOff, AdapterStore
+from quire.engine.core.alike import ReadyFirst
 from quire.engine.core.constrained_outputs import ConstrainedOutputs
 from quire.engine.core.core import EngineCore
 from quire.engine.core.features import CoreFeature
@@ -96,28 +97,31 @@ def core_parts(
         ),
         tier=index,
     )
+    is_alike = plan.parallel.distributed_executor_backend == "external_launcher"
     adapters: CoreFeature = AdaptersOff()
     if plan.adapters is not None:
-        adapters = AdapterStore(scheduler, executor, plan.adapters.max_cpu_loras)
+        most = plan.adapters.max_cpu_loras
+        adapters = AdapterStore(scheduler, executor, most, reads_aside=not is_alike)
     grammars = GrammarCompiler(
         vocabulary_source(plan.model, plan.sampling),
         plan.sampling.structured_outputs,
         plan.parallel.num_threads,
     )
     grammars.prepare()
+    features = [
+        ConstrainedOutputs(grammars, scheduler),
+        adapters,
+        MediaOfPrompts(facts.media),
+        *([] if index is None else [KVTier(scheduler, executor, index)]),
+        *_kv_events(plan.memory.kv_events, scheduler, adapters),
+    ]
     return {
         "scheduler": scheduler,
         "executor": executor,
         "depth": plan.steps.max_steps_in_flight,
         "log_stats": plan.serving.log_stats,
         "has_own_memory": facts.has_own_memory,
-        "features": [
-            ConstrainedOutputs(grammars, scheduler),
-            adapters,
-            MediaOfPrompts(facts.media),
-            *([] if index is None else [KVTier(scheduler, executor, index)]),
-            *_kv_events(plan.memory.kv_events, scheduler, adapters),
-        ],
+        "features": [*features, ReadyFirst(scheduler, features)] if is_alike else features,
         "lock_step": exchange,
         "pace": None if plan.steps.max_stall_s is None else StepPace(plan.steps.max_stall_s),
     }

@@ -18,8 +18,22 @@ _COUNT = struct.Struct("<Q")
 _READ_BYTES = 1 << 18
 
 
-def _bytes_of(frame: Frame) -> memoryview:
-    return memoryview(buffer_of(frame)).cast("B")
+def framed(frames: Sequence[Frame]) -> list[memoryview]:
+    """A message as it is sent: the number and the sizes of its frames, and the frames."""
+    sizes = [num_bytes(frame) for frame in frames]
+    header = b"".join(map(_COUNT.pack, (len(sizes), *sizes)))
+    return [memoryview(header), *(memoryview(buffer_of(frame)).cast("B") for frame in frames)]
+
+
+def frames_in(whole: memoryview) -> list[memoryview]:
+    """The frames of a message that has come whole."""
+    count = _COUNT.unpack_from(whole)[0]
+    at, frames = (count + 1) * _COUNT.size, []
+    for place in range(count):
+        (length,) = _COUNT.unpack_from(whole, (place + 1) * _COUNT.size)
+        frames.append(whole[at : at + length])
+        at += length
+    return frames
 
 
 class RankLink:
@@ -39,9 +53,7 @@ class RankLink:
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Send a message. Raises OSError when the other end is closed."""
-        sizes = [num_bytes(frame) for frame in frames]
-        header = b"".join(map(_COUNT.pack, (len(sizes), *sizes)))
-        left = [memoryview(header), *(_bytes_of(frame) for frame in frames)]
+        left = framed(frames)
         while left:
             try:
                 sent = self._socket.sendmsg(left[:64])
@@ -99,13 +111,7 @@ class RankLink:
         while (size := self._first_size()) is not None and len(self._received) >= size:
             whole = memoryview(bytes(self._received[:size]))
             del self._received[:size]
-            count = _COUNT.unpack_from(whole)[0]
-            at, frames = (count + 1) * _COUNT.size, []
-            for place in range(count):
-                (length,) = _COUNT.unpack_from(whole, (place + 1) * _COUNT.size)
-                frames.append(whole[at : at + length])
-                at += length
-            self._messages.append(frames)
+            self._messages.append(frames_in(whole))
 
     def _first_size(self) -> int | None:
         """Bytes of the first message with its header; None: the header has not come whole."""

@@ -11,14 +11,11 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-import msgspec
 import torch
-from torch import Tensor
 
 from quire.distributed.mesh import MeshPlace
 from quire.distributed.worker_group import ExchangeAborted, RankGroup
 from quire.encodable import NotEncodable
-from quire.errors import EngineDeadError
 from quire.executor.ranks.failures import failure_of
 from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import (
@@ -30,68 +27,19 @@ from quire.executor.ranks.messages import (
     Sample,
     Task,
 )
+from quire.executor.ranks.stage_links import StageLinks
+from quire.executor.ranks.step_ends import only_changes, read_step
 from quire.executor.worker import Worker
-from quire.processes.codec import Frame, MessageDecoder, MessageEncoder
+from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.runner.runner import NoTokens, Step
 from quire.step.faults import contained
 from quire.step.grammar_mask import GrammarMask
-from quire.step.plan import StepPlan
 
 logger = logging.getLogger(__name__)
-
-_FAILED, _NOTHING, _STATES = b"failed", b"nothing", b"states"
 
 
 class DroppedStep(Exception):
     """The core has given a step up before its tokens were drawn."""
-
-
-def _only_changes(plan: StepPlan) -> StepPlan:
-    return msgspec.structs.replace(plan, decode_rows=[], decode_drafts=None, chunks=[])
-
-
-class StageLinks:
-    """The links of a rank to the stages before and after its own; None: there is none."""
-
-    def __init__(self, before: RankLink | None, after: RankLink | None, dtype: torch.dtype) -> None:
-        self._before, self._after, self._dtype = before, after, dtype
-
-    def receive(self, width: int) -> Tensor | None:
-        """The hidden states [T, width] of the stage before; None: of a step without tokens, or
-        there is no such stage. Raises ExchangeAborted when that stage has failed.
-        """
-        if self._before is None:
-            return None
-        try:
-            kind, data = self._before.receive()
-        except EOFError as error:
-            raise ExchangeAborted("an earlier stage is gone") from error
-        if kind == _FAILED:
-            raise ExchangeAborted("an earlier stage has failed")
-        if kind == _NOTHING:
-            return None
-        return torch.frombuffer(bytearray(data), dtype=self._dtype).view(-1, width)
-
-    def send(self, states: Tensor | None) -> None:
-        """Send hidden states on. Raises ExchangeAborted when the next stage is gone."""
-        if states is None:
-            self._send(_NOTHING, b"")
-            return
-        data = states.contiguous().view(torch.uint8).numpy()
-        self._send(_STATES, data.reshape(-1).data)
-
-    def send_failure(self) -> None:
-        """Have the next stage fail, too."""
-        with suppress(ExchangeAborted):
-            self._send(_FAILED, b"")
-
-    def _send(self, kind: bytes, data: Frame) -> None:
-        if self._after is None:
-            return
-        try:
-            self._after.send([kind, data])
-        except (OSError, EOFError) as error:
-            raise ExchangeAborted("the next stage is gone") from error
 
 
 class RankLoop:
@@ -169,7 +117,7 @@ class RankLoop:
             if not is_sent:
                 self._stages.send_failure()
             if not is_launched:  # its changes of rows count on all ranks
-                self._worker.launch(_only_changes(task.plan), None, task.tokens)
+                self._worker.launch(only_changes(task.plan), None, task.tokens)
             return
         if moves_rows and not self._place.samples:
             step.advance_unsampled()
@@ -194,26 +142,10 @@ class RankLoop:
         return bool(self._group.gather(torch.tensor([int(moves_rows)]))[0, 0])
 
     def _end(self, serial: int, step: Step | NoTokens, moves_rows: bool) -> None:
-        """Answer the step that has advanced the rows; what goes wrong now fails no more than the
-        reading of its results.
-        """
-        try:
-            output = step.result()
-        except EngineDeadError:
-            raise
-        except Exception:
-            logger.exception("failed to read the results of a step")
-            try:
-                output = step.result()
-            except Exception as error:
-                if self._place.samples:
-                    self._answer(RankAnswer(serial, unread=f"{type(error).__name__}: {error}"))
-                    return
-                raise
-        if self._place.samples:
-            follows = moves_rows or self._place.mesh.pp > 1
-            tokens = step.new_tokens() if follows else None
-            self._answer(RankAnswer(serial, output=output, tokens=tokens, moves_rows=moves_rows))
+        """Answer the step that has advanced the rows."""
+        answer = read_step(step, serial, self._place, moves_rows=moves_rows)
+        if answer is not None:
+            self._answer(answer)
 
     def _fail(self, serial: int, error: BaseException) -> None:
         """Tell the core, and only then those who wait for this rank."""

@@ -14,7 +14,8 @@ from quire.executor.platform import open_platform
 from quire.executor.ranks.board import RankBoard
 from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import RankStart
-from quire.executor.ranks.rank_loop import RankLoop, StageLinks
+from quire.executor.ranks.rank_loop import RankLoop
+from quire.executor.ranks.stage_links import StageLinks
 from quire.executor.uniproc import take_torch_threads
 from quire.executor.worker_builder import build_worker
 from quire.executor.worker_config import WorkerConfig
@@ -47,7 +48,7 @@ def run_rank(
     native, _ = find_native()
     take_torch_threads(config.parallel.num_threads if native is None else 1)
     group = SharedGroup(start.exchange, place.tp_rank) if mesh.tp > 1 else None
-    worker = build_worker(config, open_platform(config), group=group, stage=_stage(config, place))
+    worker = build_worker(config, open_platform(config), group=group, stage=stage_of(config, place))
     worker.rank = start.rank
     on_ready()
     link = _link(start.link)
@@ -74,7 +75,7 @@ def _link(fd: int) -> RankLink | None:
     return RankLink(found)
 
 
-def _stage(config: WorkerConfig, place: MeshPlace) -> PipelineStage | None:
+def stage_of(config: WorkerConfig, place: MeshPlace) -> PipelineStage | None:
     """The layers of the rank's stage; None: it has all."""
     if place.mesh.pp == 1:
         return None
