@@ -12,11 +12,11 @@ import msgspec
 
 from quire.config.ec_transfer_config import ECTransferConfig
 from quire.config.hidden_states import HiddenStatesPlan
-from quire.config.launched import LaunchedProcess
 from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
+from quire.hardware.launched import LaunchedProcess
 from quire.models.formats.rounding_rules import RoundingRules
 from quire.models.pooling.spec import PoolerSpec
 from quire.tiers.kv_events_config import KVEventsPlan

@@ -20,7 +20,6 @@ from quire.config.args.engine_options import EngineOptions
 from quire.config.args.option import is_neutral, options_of
 from quire.config.draft_facts import gather_draft_wish
 from quire.config.facts import ModelFacts
-from quire.config.launched import LaunchedProcess, launched_process
 from quire.config.plan import EnginePlan
 from quire.config.pooling import (
     TokenIds,
@@ -42,6 +41,7 @@ from quire.errors import (
     UnknownConfigKey,
 )
 from quire.hardware.host import gather_machine_facts
+from quire.hardware.launched import LaunchedProcess, launched_process
 from quire.io_processor import find_io_processor
 from quire.models import find_family
 from quire.models.config_reader import LARGEST_SIZE, token_ids, unsupported

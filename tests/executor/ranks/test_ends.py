@@ -8,20 +8,22 @@ import os
 import select
 import socket
 from collections import deque
-from types import SimpleNamespace
 
 import pytest
 
 from quire.distributed.mesh import Mesh
 from quire.distributed.worker_group import ExchangeAborted
 from quire.errors import EngineDeadError, LoadError
-from quire.executor.ranks import processes as processes_module
+from quire.executor.ranks import local_ranks
 from quire.executor.ranks.board import RankSigns
 from quire.executor.ranks.link import RankLink
+from quire.executor.ranks.local_ranks import LocalRanks
 from quire.executor.ranks.messages import Call, FailedTask, RankAnswer, Task
 from quire.executor.ranks.multiproc import MultiprocExecutor
 from quire.executor.ranks.processes import RankProcesses
-from quire.executor.ranks.rank_loop import RankLoop, StageLinks
+from quire.executor.ranks.rank_loop import RankLoop
+from quire.executor.ranks.stage_links import StageLinks
+from quire.executor.ranks.wiring import RankWiring
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerFacts
 from quire.processes.codec import MessageDecoder, MessageEncoder
@@ -85,8 +87,6 @@ class Processes(RankProcesses):
         self.children = [Child(each) for each in words]
         self.answers = [deque([RankAnswer(0, facts=FACTS)] if are_ready else []) for _ in range(2)]
         self.links = [Link(lambda task, rank=rank: self.serve(rank, task)) for rank in range(2)]
-        self.board = SimpleNamespace(signs=lambda: [RankSigns(0, 0)] * 2, close=lambda: None)
-        self._exchanges = []
         self.awaited = lambda: None
         self.seen = []
 
@@ -96,6 +96,12 @@ class Processes(RankProcesses):
         self.seen.append(self.awaited())
         failure = FailedTask("ValueError", "no") if (task.method, rank) == ("sleep", 1) else None
         self.answers[rank].append(RankAnswer(task.serial, failure=failure))
+
+    def signs(self):
+        return [RankSigns(0, 0)] * 2
+
+    def collectives(self):
+        return [0, 0]
 
     def reset(self):
         self.events.append("reset")
@@ -178,9 +184,9 @@ def test_processes_that_cannot_all_be_started_are_killed(monkeypatch):
         def kill(self):
             ended.append("killed")
 
-    monkeypatch.setattr(processes_module, "ChildProcess", Started)
+    monkeypatch.setattr(local_ranks, "ChildProcess", Started)
     with pytest.raises(OSError, match="Too many open files"):
-        RankProcesses("module", None, Mesh(pp=2), ())
+        LocalRanks("module", None, Mesh(pp=2), ())
     assert ended == ["full", "killed"]
 
 
@@ -203,10 +209,8 @@ def test_a_rank_whose_core_ends_in_the_middle_of_a_task_ends_quietly(method, cap
         def abort(self, reason):
             raise AssertionError("nobody waits")
 
-    loop = RankLoop(
-        Working(), Mesh().place(0), rank, group=Group(),
-        stages=StageLinks(None, None, None), note_done=lambda: done.append(1),
-    )  # fmt: skip
+    wiring = RankWiring(rank, StageLinks(None, None, None), Group(), lambda number: None)
+    loop = RankLoop(Working(), Mesh().place(0), wiring, note_done=lambda: done.append(1))
     core.send(MessageEncoder().encode(Call(1, {}, method, [], {})))
     loop.run()
     rank.close()

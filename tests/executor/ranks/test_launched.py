@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from quire.config.launched import launched_process
 from quire.engine.core.builder import build_core
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError, InvalidParameter, LoadError
+from quire.hardware.launched import launched_process
 from quire.hardware.native import find_native
 from quire.testing import make_checkpoint
 from tests.executor.ranks.test_multiproc import DRAFTS, EXTENSION, SHAPE, repeating

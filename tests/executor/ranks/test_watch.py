@@ -3,7 +3,14 @@
 import os
 
 from quire.executor.ranks.board import RankBoard, RankSigns
-from quire.executor.ranks.watch import LOOK_S, SILENT_S, STOPPED_S, RankJudge
+from quire.executor.ranks.watch import (
+    IMPORTING_S,
+    LOADING_S,
+    LOOK_S,
+    SILENT_S,
+    STOPPED_S,
+    RankJudge,
+)
 
 NOBODY = lambda rank: False  # noqa: E731
 
@@ -11,8 +18,9 @@ NOBODY = lambda rank: False  # noqa: E731
 class Ranks:
     """Two ranks whose signs a test sets, and looks at them at the right times."""
 
-    def __init__(self):
+    def __init__(self, *, is_loading=False):
         self.judge = RankJudge(2)
+        self.judge.is_loading = is_loading
         self.beats, self.done, self.collectives = [0, 0], [0, 0], [0, 0]
 
     def look(self, seconds, *, beating=(0, 1), every=LOOK_S, step_tokens=None, is_stopped=NOBODY):
@@ -42,6 +50,22 @@ def test_a_stopped_rank_hangs_at_once_and_one_that_is_merely_silent_does_not():
     assert Ranks().look(2 * STOPPED_S, beating=[0]) is None
     assert Ranks().look(2 * STOPPED_S, beating=[0], is_stopped=stopped)[0] == 1
     assert Ranks().look(2 * STOPPED_S, is_stopped=stopped) is None
+
+
+def test_a_rank_that_is_stopped_while_it_loads_hangs_at_once():
+    stopped = lambda rank: rank == 1  # noqa: E731
+    assert Ranks(is_loading=True).look(2 * STOPPED_S, beating=[0], is_stopped=stopped)[0] == 1
+
+
+def test_loading_may_be_silent_for_longer_and_importing_for_longer_still():
+    ranks = Ranks(is_loading=True)
+    assert ranks.look(IMPORTING_S - 1, beating=[0]) is None
+    assert ranks.look(2.0, beating=[0])[0] == 1
+    ranks = Ranks(is_loading=True)
+    assert ranks.look(1.0) is None
+    assert ranks.look(LOADING_S - 1, beating=[0]) is None
+    assert ranks.look(2.0, beating=[0])[0] == 1
+    ranks.judge.is_loading = False
 
 
 def test_a_watcher_that_was_late_judges_nobody():

@@ -16,7 +16,6 @@ from quire.config.args.option import check, options_of, tuning_of
 from quire.config.facts import ModelFacts
 from quire.config.generation_defaults import eos_token_ids, sampling_defaults
 from quire.config.histogram_buckets import histogram_buckets
-from quire.config.launched import LaunchedProcess
 from quire.config.plan import EnginePlan
 from quire.config.profiler_config import profiler_config
 from quire.config.resolve.adapters import decide_adapters
@@ -43,6 +42,7 @@ from quire.config.structured_outputs_config import structured_outputs_config
 from quire.errors import InvalidParameter
 from quire.hardware.cpu_list import format_cpus
 from quire.hardware.facts import MachineFacts
+from quire.hardware.launched import LaunchedProcess
 from quire.hardware.placement import place
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory, RecurrentState
 from quire.models.loading.folder_files import AUTOMATIC_FORMATS

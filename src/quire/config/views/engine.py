@@ -9,7 +9,7 @@ from quire.config.views.view import Fact, Fixed, PlanView, Tuned
 if TYPE_CHECKING:
     import torch
 
-    from quire.config.launched import LaunchedProcess
+    from quire.hardware.launched import LaunchedProcess
 
 
 class CacheView(PlanView):

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from dataclasses import dataclass
+
+SIGNS = struct.Struct("<QQ")
+"""`RankSigns` as a rank sends them over a network."""
 
 _WORDS = 8
 """Words of 8 bytes in the line of a rank, which fills a cache line."""

@@ -7,30 +7,29 @@ whose worker samples, which tells the others: so all engines know the same, and 
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from quire.config.launched import LaunchedProcess
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.meeting import Meeting, OpenedGroup
 from quire.distributed.mesh import Mesh, MeshPlace
 from quire.errors import EngineDeadError, LoadError, PeersLost
 from quire.executor.platform import Platform, open_platform
 from quire.executor.ranks.failures import cause_of, failure_of
-from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import RankAnswer
 from quire.executor.ranks.peers import Peers
 from quire.executor.ranks.rank_main import stage_of
 from quire.executor.ranks.stage_links import StageLinks
 from quire.executor.ranks.step_ends import only_changes, read_step
+from quire.executor.ranks.wiring import open_stages
 from quire.executor.uniproc import LocalWorkers, take_torch_threads
 from quire.executor.worker import Worker
 from quire.executor.worker_builder import build_worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
+from quire.hardware.launched import LaunchedProcess
 from quire.hardware.native import find_native
 from quire.params import RequestParams
 from quire.processes.codec import MessageDecoder, MessageEncoder
@@ -308,14 +307,8 @@ def connect(launched: LaunchedProcess, mesh: Mesh, config: WorkerConfig) -> Laun
     if mesh.tp > 1:
         stage = meeting.among(f"tp {place.pp_rank}", place.group("tp"))
         tensors = stage.open_group(config.parallel.device)
-    to = None if place.is_last_stage else rank + mesh.tp
-    after, before = meeting.connect(to, None if place.is_first_stage else rank - mesh.tp)
-    stages = StageLinks(_link(before), _link(after), config.dtype)
+    stages = open_stages(meeting, place, config.dtype)
     return LaunchConnections(place, meeting, peers, tensors, stages)
-
-
-def _link(connection: socket.socket | None) -> RankLink | None:
-    return None if connection is None else RankLink(connection)
 
 
 def _agreed(config: WorkerConfig, peers: Peers) -> WorkerConfig:

@@ -21,11 +21,23 @@ from quire.step.plan import StepPlan
 from quire.step.result import NewTokens
 
 
+class DistantRank(msgspec.Struct, frozen=True):
+    """Where a rank finds its core and the others: what the core's listeners have told for its
+    `link` and its `signs` of life, and the store at `address`:`port`, where the ranks meet.
+    """
+
+    link: bytes
+    signs: bytes
+    address: str
+    port: int
+
+
 class RankStart(ChildStart, kw_only=True):
     """The start message of a rank. `plan` is the engine's, `cpus` lists the logical CPUs of its
     threads ("": any). The others are descriptors that it inherits, -1 where there is nothing: the
     `link` to its core, the `board` of signs of life, the memory of the `exchange` with the workers
-    of its stage, links to the stages `before` and `after`.
+    of its stage, links to the stages `before` and `after`. A rank that is reached over a network
+    inherits none: `distant` says where it finds them.
     """
 
     protocol_version: int = 1
@@ -34,22 +46,24 @@ class RankStart(ChildStart, kw_only=True):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     cpus: str
-    link: int
-    board: int
-    exchange: int
-    before: int
-    after: int
+    link: int = -1
+    board: int = -1
+    exchange: int = -1
+    before: int = -1
+    after: int = -1
+    distant: DistantRank | None = None
 
 
 class Launch(msgspec.Struct, tag=True, frozen=True, gc=False):
     """Run a step, whose mask follows. `tokens`: those of earlier steps that the rank has not
-    drawn itself.
+    drawn itself. `num_aborts`: after how many aborts of the exchanges.
     """
 
     serial: int
     settled: dict[int, bool]
     plan: StepPlan
     tokens: list[NewTokens]
+    num_aborts: int = 0
 
 
 class Sample(msgspec.Struct, tag=True, frozen=True, gc=False):
@@ -61,13 +75,16 @@ class Sample(msgspec.Struct, tag=True, frozen=True, gc=False):
 
 
 class Call(msgspec.Struct, tag=True, frozen=True):
-    """Call a method of the worker by name, or a function with the worker in front."""
+    """Call a method of the worker by name, or a function with the worker in front. `num_aborts`: as
+    that of `Launch`.
+    """
 
     serial: int
     settled: dict[int, bool]
     method: Any
     args: list[Any]
     kwargs: dict[str, Any]
+    num_aborts: int = 0
 
 
 class AskHostIds(msgspec.Struct, tag=True, frozen=True):

@@ -20,6 +20,7 @@ from quire.errors import EngineDeadError, InvalidParameter
 from quire.executor.platform import Platform
 from quire.executor.ranks.failures import RankFailure, cause_of, error_of
 from quire.executor.ranks.link import RankLink
+from quire.executor.ranks.local_ranks import LocalRanks
 from quire.executor.ranks.messages import (
     AskHostIds,
     Call,
@@ -65,7 +66,7 @@ class MultiprocExecutor:
         self._encoder = MessageEncoder()
         self._decoder = MessageDecoder(RankAnswer)
         self._outbox = TokenOutbox(self.mesh.world_size)
-        self._serial = 0
+        self._serial = self._num_aborts = 0
         self._settled: dict[int, bool] = {}
         """Steps that have ended since the last task of all ranks: whether they have succeeded."""
         self._launched: RemoteStep | None = None
@@ -87,11 +88,12 @@ class MultiprocExecutor:
             self._poll.register(fd, select.POLLIN)
         self._watch = RankWatch(
             processes.children,
-            processes.board.signs,
+            processes.signs,
             processes.collectives,
             lambda: self._awaited_tokens,
             self._fail,
         )
+        self._watch.start()
         try:
             ready = self._all_answers(0, {}, {})
         except BaseException:
@@ -100,7 +102,7 @@ class MultiprocExecutor:
             raise
         facts = [answer.facts for answer in ready if answer.facts is not None]
         self.facts: WorkerFacts = _of_all(facts)
-        self._watch.start()
+        self._watch.judge.is_loading = False
 
     # steps
 
@@ -175,7 +177,8 @@ class MultiprocExecutor:
             tokens = self._outbox.take(rank)
             key = tuple(new.step_id for new in tokens)
             if key not in encoded:
-                encoded[key] = self._encode(Launch(step.serial, settled, step.plan, tokens))
+                task = Launch(step.serial, settled, step.plan, tokens, self._num_aborts)
+                encoded[key] = self._encode(task)
             self._send(link, encoded[key])
 
     def _send_sample(self, step: RemoteStep, mask: GrammarMask | None) -> None:
@@ -265,6 +268,9 @@ class MultiprocExecutor:
         finally:
             self._awaited_tokens = None
         self._processes.reset()
+        self._num_aborts += 1
+        if self._processes.ranks_rejoin:
+            self._call_all(_SYNC, (), {}, {}, {})
 
     # calls
 
@@ -313,7 +319,8 @@ class MultiprocExecutor:
         """
         serial = self._next_serial()
         try:
-            frames = self._encode(Call(serial, self._settled, method, list(args), kwargs))
+            call = Call(serial, self._settled, method, list(args), kwargs, self._num_aborts)
+            frames = self._encode(call)
         except NotEncodable as error:
             allowed = f"it cannot be sent to the processes of the workers: {error}"
             raise InvalidParameter("method", str(method), allowed) from error
@@ -470,7 +477,7 @@ def open_multiproc(
     parallel = config.parallel
     mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     return MultiprocExecutor(
-        RankProcesses(config.program, config.plan, mesh, parallel.thread_cpus), kind
+        LocalRanks(config.program, config.plan, mesh, parallel.thread_cpus), kind
     )
 
 

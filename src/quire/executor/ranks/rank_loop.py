@@ -14,10 +14,9 @@ from contextlib import suppress
 import torch
 
 from quire.distributed.mesh import MeshPlace
-from quire.distributed.worker_group import ExchangeAborted, RankGroup
+from quire.distributed.worker_group import ExchangeAborted
 from quire.encodable import NotEncodable
 from quire.executor.ranks.failures import failure_of
-from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import (
     AskHostIds,
     Call,
@@ -27,8 +26,8 @@ from quire.executor.ranks.messages import (
     Sample,
     Task,
 )
-from quire.executor.ranks.stage_links import StageLinks
 from quire.executor.ranks.step_ends import only_changes, read_step
+from quire.executor.ranks.wiring import RankWiring
 from quire.executor.worker import Worker
 from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.runner.runner import NoTokens, Step
@@ -49,17 +48,14 @@ class RankLoop:
         self,
         worker: Worker,
         place: MeshPlace,
-        link: RankLink,
+        wiring: RankWiring,
         *,
-        group: RankGroup | None,
-        stages: StageLinks,
         note_done: Callable[[], None],
     ) -> None:
         self._worker = worker
         self._place = place
-        self._link = link
-        self._group = group
-        self._stages = stages
+        self._link, self._stages = wiring.link, wiring.stages
+        self._group, self._rejoin = wiring.group, wiring.rejoin
         self._note_done = note_done
         self._encoder = MessageEncoder()
         self._decoder: MessageDecoder[Task] = MessageDecoder(Task)  # type: ignore[arg-type]
@@ -84,6 +80,7 @@ class RankLoop:
         if isinstance(task, AskHostIds):
             self._ask(task)
             return
+        self._rejoin(task.num_aborts)
         self._settle(task.settled)
         if isinstance(task, Launch):
             self._step(task)

@@ -9,13 +9,11 @@ import threading
 from collections.abc import Callable
 
 from quire.distributed.mesh import Mesh, MeshPlace
-from quire.distributed.shared_group import SharedGroup
+from quire.errors import EngineDeadError
 from quire.executor.platform import open_platform
-from quire.executor.ranks.board import RankBoard
-from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import RankStart
 from quire.executor.ranks.rank_loop import RankLoop
-from quire.executor.ranks.stage_links import StageLinks
+from quire.executor.ranks.wiring import SignsOfLife, open_signs, open_wiring
 from quire.executor.uniproc import take_torch_threads
 from quire.executor.worker_builder import build_worker
 from quire.executor.worker_config import WorkerConfig
@@ -37,42 +35,31 @@ def run_rank(
     """Build the worker of a rank and serve until the core ends it. `on_ready` is called when the
     worker is built. Raises what keeps it from serving.
     """
-    mesh = Mesh(start.tensor_parallel_size, start.pipeline_parallel_size)
-    place = mesh.place(start.rank)
-    board = RankBoard(start.board, mesh.world_size)
-    signs = threading.Thread(
-        target=_give_signs, args=(pipe, board, start.rank), name="signs", daemon=True
-    )
-    signs.start()
+    signs = open_signs(start)
+    threading.Thread(target=_give_signs, args=(pipe, signs), name="signs", daemon=True).start()
+    serve_rank(start, config, signs, on_ready)
+
+
+def serve_rank(
+    start: RankStart, config: WorkerConfig, signs: SignsOfLife, on_ready: Callable[[], None]
+) -> None:
+    """As `run_rank`, of a rank that gives signs already."""
+    place = Mesh(start.tensor_parallel_size, start.pipeline_parallel_size).place(start.rank)
     bind_thread(parse_cpus(start.cpus))
     native, _ = find_native()
     take_torch_threads(config.parallel.num_threads if native is None else 1)
-    group = SharedGroup(start.exchange, place.tp_rank) if mesh.tp > 1 else None
-    worker = build_worker(config, open_platform(config), group=group, stage=stage_of(config, place))
+    wiring = open_wiring(start, place, config.dtype, config.parallel.device)
+    worker = build_worker(
+        config, open_platform(config), group=wiring.group, stage=stage_of(config, place)
+    )
     worker.rank = start.rank
     on_ready()
-    link = _link(start.link)
-    assert link is not None, "every rank has one to its core"
-    loop = RankLoop(
-        worker,
-        place,
-        link,
-        group=group,
-        stages=StageLinks(_link(start.before), _link(start.after), config.dtype),
-        note_done=lambda: board.note_done(start.rank),
-    )
+    loop = RankLoop(worker, place, wiring, note_done=signs.note_done)
     try:
         loop.run()
     finally:
         worker.close()
-
-
-def _link(fd: int) -> RankLink | None:
-    if fd < 0:
-        return None
-    found = socket.socket(fileno=fd)
-    found.set_inheritable(False)
-    return RankLink(found)
+        wiring.close()
 
 
 def stage_of(config: WorkerConfig, place: MeshPlace) -> PipelineStage | None:
@@ -83,11 +70,14 @@ def stage_of(config: WorkerConfig, place: MeshPlace) -> PipelineStage | None:
     return stages_of(decoder, config.parallel.stage_layers)[place.pp_rank]
 
 
-def _give_signs(pipe: socket.socket, board: RankBoard, rank: int) -> None:
+def _give_signs(pipe: socket.socket, signs: SignsOfLife) -> None:
     """Say that the process runs, and end it when its core has ended, whatever it is doing."""
     poll = select.poll()
     poll.register(pipe, 0)  # an end is reported in any case
     while True:
         if poll.poll(BEAT_S * 1000):
             os._exit(ORPHANED)
-        board.beat(rank)
+        try:
+            signs.beat()
+        except EngineDeadError:
+            os._exit(ORPHANED)

@@ -19,6 +19,12 @@ LOOK_S = 0.25
 """Seconds between two looks."""
 SILENT_S = 10.0
 """A rank without a sign of life for this long is hung."""
+LOADING_S = 60.0
+"""The limit while models are loaded, where one call may take long in which no thread of the
+interpreter runs.
+"""
+IMPORTING_S = 300.0
+"""The limit for the first sign of a process."""
 STOPPED_S = 1.2
 """The limit for a silent rank whose process is stopped."""
 LONGEST_STEP_S = 300.0
@@ -38,6 +44,8 @@ class RankJudge:
     def __init__(self, size: int) -> None:
         self.longest_step_s: float | None = None
         """The longest step so far; None: none has ended."""
+        self.is_loading = True
+        """Whether the ranks have not answered yet that they are ready."""
         self._most_tokens = 1
         """Those of the largest step so far."""
         self._step_tokens: int | None = None
@@ -75,7 +83,10 @@ class RankJudge:
     def verdict(self, is_stopped: Callable[[int], bool]) -> tuple[int, str] | None:
         """The rank that hangs, and why; None: none does. `is_stopped` of a rank."""
         for rank, silent_s in enumerate(self._silent_s):
-            if silent_s > SILENT_S or (silent_s > STOPPED_S and is_stopped(rank)):
+            bound_s = SILENT_S
+            if self.is_loading:
+                bound_s = LOADING_S if self._beats[rank] > 0 else IMPORTING_S
+            if silent_s > bound_s or (silent_s > STOPPED_S and is_stopped(rank)):
                 return rank, f"gave no sign of life for {silent_s:.1f} s"
         bound_s = self._bound_s()
         if self._stuck_s > bound_s:

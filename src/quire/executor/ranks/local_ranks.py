@@ -1,0 +1,97 @@
+"""Ranks on this machine, and what they share with their core: links for messages, signs of life,
+and the memory of exchanges.
+
+Nothing of it has a name in the system, so that nothing is left whatever dies.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from quire.distributed.mesh import Mesh
+from quire.distributed.shared_group import SharedExchange
+from quire.executor.ranks.board import RankBoard, RankSigns
+from quire.executor.ranks.link import RankLink
+from quire.executor.ranks.messages import RankStart
+from quire.executor.ranks.processes import RankProcesses
+from quire.processes.child_process import ChildProcess
+
+
+class LocalRanks(RankProcesses):
+    """Child processes, which inherit descriptors."""
+
+    def __init__(self, program: str, plan: Any, mesh: Mesh, cpus: Sequence[str]) -> None:
+        """`program` is the module of theirs, and `plan` the engine's; `cpus` lists the logical CPUs
+        of each rank's threads.
+        """
+        super().__init__(mesh)
+        self._program = program
+        self._exchanges: list[SharedExchange] = []
+        self._board = RankBoard.open(mesh.world_size)
+        try:
+            if mesh.tp > 1:
+                self._exchanges = [SharedExchange(mesh.tp) for _ in range(mesh.pp)]
+            self._start(plan, cpus)
+        except BaseException:
+            self.kill()
+            self.close()
+            raise
+
+    def signs(self) -> Sequence[RankSigns]:
+        return self._board.signs()
+
+    def collectives(self) -> Sequence[int]:
+        if not self._exchanges:
+            return [0] * self.mesh.world_size
+        return [count for exchange in self._exchanges for count in exchange.counts()]
+
+    def reset(self) -> None:
+        for exchange in self._exchanges:
+            exchange.reset()
+
+    def close(self) -> None:
+        super().close()
+        for exchange in self._exchanges:
+            exchange.close()
+        self._exchanges = []
+        self._board.close()
+
+    def _start(self, plan: Any, cpus: Sequence[str]) -> None:
+        mesh, ends = self.mesh, list[socket.socket]()
+        before: dict[int, socket.socket] = {}
+        after: dict[int, socket.socket] = {}
+        theirs: list[socket.socket] = []
+        try:
+            for _ in self.titles:
+                ours, own = socket.socketpair()
+                self.links.append(RankLink(ours))
+                theirs.append(own)
+            for rank in range(mesh.world_size - mesh.tp):
+                after[rank], before[rank + mesh.tp] = socket.socketpair()
+            ends = [*theirs, *before.values(), *after.values()]
+            starts = []
+            for rank, own in enumerate(theirs):
+                place = mesh.place(rank)
+                exchange = self._exchanges[place.pp_rank].fileno() if self._exchanges else -1
+                start = RankStart(
+                    plan=plan,
+                    rank=rank,
+                    tensor_parallel_size=mesh.tp,
+                    pipeline_parallel_size=mesh.pp,
+                    cpus=cpus[rank] if len(cpus) == mesh.world_size else "",
+                    link=own.fileno(),
+                    board=self._board.fileno(),
+                    exchange=exchange,
+                    before=before[rank].fileno() if rank in before else -1,
+                    after=after[rank].fileno() if rank in after else -1,
+                )
+                fds = (start.link, start.board, start.exchange, start.before, start.after)
+                self.children.append(ChildProcess(self._program, [fd for fd in fds if fd >= 0]))
+                starts.append(start)
+            for child, start in zip(self.children, starts, strict=True):
+                child.start(start)
+        finally:
+            for end in ends:
+                end.close()

@@ -1,0 +1,110 @@
+"""Ranks that their core reaches over a network: each has a connection for messages and one for its
+signs of life, and all meet at a store of the core's.
+
+Whoever starts their processes says where they run; on one machine, they share memory all the same.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch import distributed
+
+from quire.distributed.mesh import Mesh
+from quire.distributed.peer_sockets import PeerListener
+from quire.executor.ranks.board import SIGNS, RankSigns
+from quire.executor.ranks.link import RankLink
+from quire.executor.ranks.messages import DistantRank, RankStart
+from quire.executor.ranks.processes import RankProcesses
+from quire.processes.child_process import ChildProcess
+
+_CALLED_S = 300.0
+"""Seconds that a process may take to start and to connect."""
+
+
+class NetworkRanks(RankProcesses):
+    """Processes that `start_process` has started, by rank: it gives each its start message."""
+
+    ranks_rejoin = True
+
+    def __init__(
+        self,
+        start_process: Callable[[int], ChildProcess],
+        plan: Any,
+        mesh: Mesh,
+        cpus: Sequence[str],
+        address: str = "127.0.0.1",
+    ) -> None:
+        """`plan` is the engine's; `cpus` lists the logical CPUs of each rank's threads. `address`:
+        of this machine, as the ranks reach it. Raises PeersLost where a rank does not connect.
+        """
+        super().__init__(mesh)
+        self._signs = [RankSigns(0, 0) for _ in self.titles]
+        self._connections: list[socket.socket] = []
+        self._store = distributed.TCPStore(  # type: ignore[attr-defined]
+            address, 0, None, True, wait_for_workers=False
+        )
+        try:
+            self._start(start_process, plan, cpus, address)
+        except BaseException:
+            self.kill()
+            self.close()
+            raise
+
+    def signs(self) -> Sequence[RankSigns]:
+        """The last that each rank has sent."""
+        for rank, connection in enumerate(self._connections):
+            with suppress(BlockingIOError, OSError):
+                while data := connection.recv(SIGNS.size, socket.MSG_WAITALL | socket.MSG_DONTWAIT):
+                    if len(data) < SIGNS.size:
+                        data += connection.recv(SIGNS.size - len(data), socket.MSG_WAITALL)
+                    self._signs[rank] = RankSigns(*SIGNS.unpack(data))
+        return self._signs
+
+    def collectives(self) -> Sequence[int]:
+        """None is known: what a rank has done it counts by tasks."""
+        return [0] * self.mesh.world_size
+
+    def reset(self) -> None:
+        """Do nothing: ranks rejoin."""
+
+    def close(self) -> None:
+        super().close()
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
+
+    def _start(
+        self,
+        start_process: Callable[[int], ChildProcess],
+        plan: Any,
+        cpus: Sequence[str],
+        address: str,
+    ) -> None:
+        mesh, listeners = self.mesh, list[PeerListener]()
+        try:
+            for rank in range(mesh.world_size):
+                listeners += [PeerListener(address, _CALLED_S), PeerListener(address, _CALLED_S)]
+                link, signs = (listener.told for listener in listeners[-2:])
+                child = start_process(rank)
+                self.children.append(child)
+                child.start(
+                    RankStart(
+                        plan=plan,
+                        rank=rank,
+                        tensor_parallel_size=mesh.tp,
+                        pipeline_parallel_size=mesh.pp,
+                        cpus=cpus[rank] if len(cpus) == mesh.world_size else "",
+                        distant=DistantRank(link, signs, address, self._store.port),
+                    )
+                )
+            for place in range(mesh.world_size):
+                link_of, signs_of = listeners[2 * place : 2 * place + 2]
+                self.links.append(RankLink(link_of.accept()))
+                self._connections.append(signs_of.accept())
+        finally:
+            for listener in listeners:
+                listener.close()

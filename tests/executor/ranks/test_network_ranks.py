@@ -1,0 +1,106 @@
+"""Ranks that are reached over a network give the bits of one, and a request that fails on one of
+them ends alone.
+
+The ranks are threads here that know nothing of each other's memory: they are told to be on hosts of
+their own, so that gloo connects them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from quire.distributed import meeting
+from quire.distributed.mesh import Mesh
+from quire.engine.core.builder import core_over
+from quire.engine.core.worker_program import worker_config
+from quire.engine.wire.output_parts import FinishReason
+from quire.executor.ranks.multiproc import MultiprocExecutor
+from quire.executor.ranks.network_ranks import NetworkRanks
+from quire.executor.ranks.rank_main import serve_rank
+from quire.executor.ranks.wiring import open_signs
+from quire.executor.worker_extension import worker_class
+from quire.hardware.native import find_native
+from quire.processes.child_process import ChildProcess
+from quire.testing import make_checkpoint
+from tests.executor.ranks.test_multiproc import EXTENSION, SHAPE, answer_of_one
+from tests.executor.worker_cores import plan_of, requests, same_bits, serve
+
+pytestmark = pytest.mark.skipif(find_native()[0] is None, reason="ranks have native kernels")
+FOUR = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+
+
+class ThreadOfRank:
+    """A rank's process that is a thread of this one."""
+
+    def __init__(self, rank, config):
+        self.pid, self._rank, self._config = os.getpid(), rank, config
+        self.pipe, self._end = socket.socketpair()
+
+    def start(self, message):
+        self._thread = threading.Thread(target=self._run, args=(message,), name=f"{self._rank}")
+        self._thread.start()
+
+    def _run(self, message):
+        signs = open_signs(message)
+        signs.beat()
+        with self._end, signs.connection:
+            serve_rank(message, self._config, signs, lambda: None)
+
+    def end(self, timeout_s):
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self.pipe.close()
+
+    def last_words(self):
+        return None
+
+    def kill(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), SHAPE, "llama", dtype="float32")
+
+
+def core_of(plan, start_process, mesh):
+    ranks = NetworkRanks(start_process, plan, mesh, ())
+    kind = worker_class(plan.parallel.worker_extension_cls)
+    return core_over(plan, MultiprocExecutor(ranks, kind))
+
+
+@pytest.fixture
+def distant(monkeypatch):
+    """Hosts of their own for threads."""
+    monkeypatch.setattr(meeting, "_host_id", lambda: threading.current_thread().name.encode())
+
+
+def test_ranks_of_several_hosts_have_the_bits_of_one_and_fail_alone(folder, distant):
+    plan = plan_of(folder, worker_extension_cls=EXTENSION, **FOUR)
+    config = worker_config(plan)
+    core = core_of(plan, lambda rank: ThreadOfRank(rank, config), Mesh(2, 2))
+    right = answer_of_one(folder, list(requests(5)))
+    assert same_bits(serve(core, list(requests(5))), right)
+    core.executor.collective_rpc("fail_with", (1, 299), {})
+    given = list(requests(5))
+    given[2].prompt_token_ids = [299, 299, *given[2].prompt_token_ids]
+    found = serve(core, given)
+    core.executor.collective_rpc("fail_with", (1, None), {})
+    assert found.ends[2].reason is FinishReason.ERROR
+    others = [handle for handle in right.tokens if handle != 2]
+    assert {h: found.tokens[h] for h in others} == {h: right.tokens[h] for h in others}
+    assert same_bits(serve(core, list(requests(5))), right)
+    core.shutdown()
+
+
+@pytest.mark.full
+def test_processes_of_one_host_find_out_that_they_share_memory(folder):
+    plan = plan_of(folder, **FOUR)
+    program = worker_config(plan).program
+    core = core_of(plan, lambda rank: ChildProcess(program), Mesh(2, 2))
+    assert same_bits(serve(core, list(requests(5))), answer_of_one(folder, list(requests(5))))
+    core.shutdown()
