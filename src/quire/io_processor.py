@@ -1,5 +1,5 @@
 """Plugins that make prompts of data and data of what the model pools from them: the group
-`io_processor_plugins`, of which the option io_processor_plugin names one.
+`io_processor_plugins`, of which the option io_processor_plugin or else config.json names one.
 
 They run in the front end: `LLM.encode({"data": ...}, pooling_task="plugin")`, and `data` of
 `POST /pooling`.
@@ -72,7 +72,8 @@ def find_io_processor(name: str) -> type[IOProcessor]:
     found = load_group("io_processor_plugins")
     if name not in found:
         installed = ", ".join(sorted(found)) or "none is"
-        raise InvalidParameter(OPTION, name, f"it must be installed, and {installed}")
+        hint = f"Where config.json names it, hf_overrides={{{OPTION!r}: None}} does without."
+        raise InvalidParameter(OPTION, name, f"it must be installed, and {installed}", hint)
     try:
         kind = resolve_reference(found[name]())
     except PluginError as error:

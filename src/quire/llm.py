@@ -88,6 +88,11 @@ class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
 
     def _connect(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
+        plan = engine.front_end.plan
+        if plan is not None and (name := plan.sampling.structured_outputs.reasoning_parser):
+            from quire.server.output_parsing import FormsAfterReasoning  # few programs need it
+
+            engine.front_end.inputs.generation.form_places = FormsAfterReasoning(name)
         self._requests = OfflineRequests(engine)
         self._lock = threading.RLock()
         self._description = ""

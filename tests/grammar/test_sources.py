@@ -100,7 +100,7 @@ def test_engine_options_reach_every_form():
     [
         ({"backend": "outlines"}, NotBuiltYet, "Use 'guidance'"),
         ({"backend": "mine"}, InvalidParameter, "the backends are auto, guidance, xgrammar"),
-        ({"reasoning_parser": "qwen3"}, NotBuiltYet, "starts_after"),
+        ({"reasoning_parser_plugin": "a.py"}, NotBuiltYet, "Register the format"),
         ({"compile_time_s": 0}, InvalidParameter, "limits must be above 0"),
         ({"colour": 1}, InvalidParameter, "its fields are backend"),
         (

@@ -20,13 +20,15 @@ from quire.engine.wire.output_parts import Started
 from quire.environment import read_environment
 from quire.errors import (
     BadAdapter,
+    EngineError,
     InvalidParameter,
     InvalidType,
     ModelNotFound,
     NotBuiltYet,
     RequestError,
 )
-from quire.server.adapters import ServedAdapters, adapter_id, is_plain_name, parse_modules
+from quire.lora.resolver import FolderResolver, LoRAResolver, is_plain_name
+from quire.server.adapters import ServedAdapters, adapter_id, parse_modules
 from quire.server.context import Server
 
 ADAPTERS = Path(__file__).parent / "adapters"
@@ -383,6 +385,12 @@ def library(tmp_path, **config):
     (folder / "adapter_config.json").write_text(text)
 
 
+def resolving(load, *resolvers):
+    """Adapters that these find, named r0, r1, ..."""
+    named = {f"r{place}": resolver for place, resolver in enumerate(resolvers)}
+    return ServedAdapters(load, may_change=True, resolvers=named, models=("alias", "/base"))
+
+
 def test_a_folder_s_adapter_is_loaded_once(tmp_path):
     library(tmp_path)
     loaded = []
@@ -392,7 +400,7 @@ def test_a_folder_s_adapter_is_loaded_once(tmp_path):
         await asyncio.sleep(0)
         return True
 
-    served = ServedAdapters(load, may_change=True, folder=tmp_path, models=("base",))
+    served = resolving(load, FolderResolver(tmp_path, ("base",)))
 
     async def find():
         return await asyncio.gather(*(served.find("mine") for _ in range(5)), served.find("other"))
@@ -400,6 +408,76 @@ def test_a_folder_s_adapter_is_loaded_once(tmp_path):
     *found, other = asyncio.run(find())
     assert {one.lora_path for one in found} == {str(tmp_path / "mine")} == set(loaded)
     assert len(loaded) == 1 and other is None and not served._locks
+
+
+class Resolver(LoRAResolver):
+    """Finds `path` for any name, or raises it; notes what it is asked."""
+
+    def __init__(self, path):
+        self.path, self.asked = path, []
+
+    async def resolve_lora(self, base_model_name, lora_name):
+        self.asked.append((base_model_name, lora_name))
+        if isinstance(self.path, Exception):
+            raise self.path
+        return self.path and LoRARequest("its own name", 77, self.path)
+
+
+async def load_unless_bad(asked):
+    if asked.lora_path == "/bad":
+        raise RequestError("it is broken")
+    return True
+
+
+def test_resolvers_are_asked_in_their_order(caplog):
+    """The next is asked where one knows nothing, fails, or finds what cannot be loaded; the result
+    has the client's name.
+    """
+    resolvers = [Resolver(path) for path in (None, OSError("no net"), "/bad", "/good", "/never")]
+    served = resolving(load_unless_bad, *resolvers)
+    found = asyncio.run(served.find("org/../it"))
+    assert (found.lora_name, found.lora_path) == ("org/../it", "/good")
+    assert found.lora_int_id == adapter_id("org/../it")
+    assert [r.asked for r in resolvers] == [[("/base", "org/../it")]] * 4 + [[]]
+    assert "The LoRA resolver 'r1' failed" in caplog.text
+    assert asyncio.run(served.find("org/../it")) is found and len(resolvers[0].asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("paths", "error", "why"),
+    [
+        ([None], None, ""),
+        ([None, "/bad", OSError()], RequestError, "was found but could not be loaded: it is brok"),
+        ([OSError("no net"), None], EngineError, "the LoRA resolver 'r0', which might know it, fa"),
+    ],
+    ids=["unknown", "broken", "failed"],
+)
+def test_a_name_that_no_resolver_brings(paths, error, why):
+    served = resolving(load_unless_bad, *map(Resolver, paths))
+    if error is None:
+        assert asyncio.run(served.find("it")) is None
+        return
+    with pytest.raises(error, match=why) as caught:
+        asyncio.run(served.find("it"))
+    assert "no net" not in str(caught.value), "a client learns nothing of its inside"
+
+
+def test_a_resolver_that_returns_something_else_has_failed():
+    class Wrong(LoRAResolver):
+        async def resolve_lora(self, base_model_name, lora_name):
+            return "/path"
+
+    with pytest.raises(EngineError, match="'r0', which might know it, failed"):
+        asyncio.run(resolving(load_unless_bad, Wrong()).find("it"))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "a\0"])
+def test_resolvers_are_not_asked_for_names_that_are_not_printable(name):
+    resolver = Resolver("/good")
+    assert asyncio.run(resolving(load_unless_bad, resolver).find(name)) is None
+    served = ServedAdapters(load_unless_bad, resolvers={"r": resolver}, models=("base",))
+    assert asyncio.run(served.find("it")) is None, "the operator has not allowed it"
+    assert not resolver.asked
 
 
 def served_slowly():
@@ -476,5 +554,5 @@ def test_a_reply_is_called_by_its_adapter_s_name_after_an_unload_too():
 )  # fmt: skip
 def test_what_is_no_adapter_of_the_model_is_not_found(tmp_path, config):
     library(tmp_path, **config)
-    served = ServedAdapters(None, may_change=True, folder=tmp_path, models=("base",))
+    served = resolving(None, FolderResolver(tmp_path, ("base",)))
     assert asyncio.run(served.find("mine")) is None

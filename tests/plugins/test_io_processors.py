@@ -45,6 +45,26 @@ def test_without_the_option_there_is_none(install):
         llm.encode({"data": []}, pooling_task="plugin")
 
 
+def named_by_config(name, **more):
+    return LLM(
+        convert="embed", runner="pooling", hf_overrides={"io_processor_plugin": name}, **more
+    )
+
+
+def test_a_model_s_config_names_one(install):
+    """The option goes before it, and None stands for none."""
+    llm = named_by_config("lengths", strict_config=True)
+    [output] = llm.encode({"data": ["one"]}, pooling_task="plugin")
+    assert len(output.outputs["sizes"]) == 1
+    llm = named_by_config("absent", io_processor_plugin="lengths")
+    assert llm.encode({"data": ["one"]}, pooling_task="plugin")[0].outputs == output.outputs
+    with pytest.raises(InvalidParameter, match="No IOProcessor plugin installed"):
+        named_by_config(None).encode({"data": []}, pooling_task="plugin")
+    for name, why in (("absent", "must be installed, and .* does without"), (3, "by a text")):
+        with pytest.raises(InvalidParameter, match=why):
+            named_by_config(name)
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

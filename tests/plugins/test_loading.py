@@ -3,7 +3,9 @@
 import logging
 import subprocess
 import sys
+import textwrap
 import threading
+from zipfile import ZipFile
 
 import pytest
 
@@ -20,6 +22,7 @@ from quire.plugins import (
     records,
     register_all,
 )
+from quire.plugins.names_of_vllm import missing_names
 from quire.plugins.tables import EC_CONNECTORS, LOAD_FORMATS, OP_PROVIDERS
 
 GENERAL = "quire.general_plugins"
@@ -164,6 +167,40 @@ def test_entry_points_are_read_as_packaging_tools_write_them(packages):
     assert found == [("quire", "both", "acme:register"), ("vllm", "only", "acme:only")]
     [point] = installed("stat_logger_plugins")
     assert (point.package, point.version) == ("Acme_Tools", "2.1b1")
+
+
+def zipped(file, *, points="[quire.general_plugins]\nacme = acme_zipped:register\n"):
+    """A zip file with a package, as a wheel has it."""
+    with ZipFile(file, "w") as opened:
+        opened.writestr("acme_zipped.py", textwrap.dedent(ADDS))
+        opened.writestr("acme_for_vllm.py", "from vllm.attention import Attention\n")
+        opened.writestr("acme_zipped-1.2.dist-info/METADATA", "Name: acme-zipped\n")
+        opened.writestr("acme_zipped-1.2.dist-info/entry_points.txt", points)
+        opened.writestr("plain-1.0.dist-info/METADATA", "")
+        opened.writestr("nested/other-1.0.dist-info/entry_points.txt", points)
+    return str(file)
+
+
+def test_packages_in_zip_files_are_found(packages, monkeypatch, tmp_path):
+    wheel = zipped(tmp_path / "acme_zipped-1.2-py3-none-any.whl")
+    monkeypatch.syspath_prepend(wheel)
+    [point] = installed("general_plugins")
+    assert (point.package, point.version, point.folder) == ("acme_zipped", "1.2", wheel)
+    load_general_plugins()
+    assert ADDED["AcmeForCausalLM"] == LLAMA and "acme_zipped" in sys.modules
+    monkeypatch.delitem(sys.modules, "acme_zipped")
+    assert missing_names("acme_for_vllm") == ["vllm.attention.Attention"]
+
+
+@pytest.mark.parametrize("points", [b"PK no zip file", None, b"\xff\xfe"])
+def test_zip_files_that_cannot_be_read_have_none(packages, monkeypatch, tmp_path, points):
+    file = tmp_path / "acme.zip"
+    if points is not None and points.startswith(b"PK"):
+        file.write_bytes(points)
+    else:
+        zipped(file, points=points or "#" * (1 << 20) + "\n[quire.general_plugins]\na = b:c\n")
+    monkeypatch.syspath_prepend(str(file))
+    assert installed("general_plugins") == []
 
 
 def test_a_plugin_for_vllm_finds_its_names(packages, monkeypatch):

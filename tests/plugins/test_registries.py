@@ -8,12 +8,14 @@ from quire.as_vllm.parsers import ReasoningParserManager, ToolParserManager
 from quire.as_vllm.registries import (
     ECConnectorFactory,
     KVConnectorFactory,
+    LoRAResolverRegistry,
     register_model_loader,
     register_quantization_config,
 )
 from quire.config.args.engine_args import EngineArgs
 from quire.config.ec_transfer_config import ec_transfer_config
 from quire.errors import InvalidParameter, NotBuiltYet, PluginError
+from quire.lora.resolver import FolderResolver
 from quire.models.formats import METHODS
 from quire.models.formats.fp8 import read_fp8
 from quire.models.loading.readers.checkpoint_files import CheckpointFiles
@@ -74,6 +76,18 @@ def test_a_connector_is_found_by_its_name(packages):
     )
     with pytest.raises(NotImplementedError, match="Mine of acme .* OffloadingConnector"):
         KVConnectorFactory.register_connector("Mine", "acme", "Connector")
+
+
+def test_a_resolver_of_adapters_is_an_object(packages):
+    resolver = FolderResolver("/adapters")
+    LoRAResolverRegistry.register_resolver("mine", resolver)
+    assert LoRAResolverRegistry.get_resolver("mine") is resolver
+    assert set(LoRAResolverRegistry.get_supported_resolvers()) == {"mine"}
+    with pytest.raises(PluginError, match="resolver 'mine' is registered twice"):
+        LoRAResolverRegistry.register_resolver("mine", FolderResolver("/others"))
+    for wrong in (FolderResolver, "acme:Resolver"):
+        with pytest.raises(PluginError, match="an object with the coroutine resolve_lora"):
+            LoRAResolverRegistry.register_resolver("other", wrong)
 
 
 def test_parsers_are_tables(packages):

@@ -38,6 +38,8 @@ def tokenizer():
 class AnyForm:
     """Takes every form of output: a script follows none."""
 
+    reasoning_parser = ""
+
     def submit(self, form):
         return None
 

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import tomllib
 
+from quire.lora.resolver import LORA_RESOLVERS
 from quire.models.families import ADDED
 from quire.models.formats import METHODS
 from quire.plugins import entry_points, loading, tables
@@ -15,6 +16,7 @@ from quire.server.output_parsing import REASONING_PARSERS, TOOL_PARSERS
 TABLES = (
     *(ADDED, METHODS, TOOL_PARSERS, REASONING_PARSERS),
     *(tables.LOAD_FORMATS, tables.OP_PROVIDERS, tables.EC_CONNECTORS),
+    LORA_RESOLVERS,
 )
 
 

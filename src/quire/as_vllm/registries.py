@@ -5,9 +5,10 @@ What is registered has Quire's interfaces, whatever its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import NoReturn, TypeVar
 
+from quire.lora.resolver import LORA_RESOLVERS, LoRAResolver
 from quire.models.formats import METHODS
 from quire.plugins.tables import EC_CONNECTORS, LOAD_FORMATS
 
@@ -52,6 +53,25 @@ class ECConnectorFactory:
     def register_connector(name: str, module_path: str, class_name: str) -> None:
         """Register the class `class_name` of a module, below `ECConnectorBase`."""
         EC_CONNECTORS.register(name, f"{module_path}:{class_name}")
+
+
+class LoRAResolverRegistry:
+    """Resolvers of adapters by name."""
+
+    @staticmethod
+    def register_resolver(resolver_name: str, resolver: LoRAResolver) -> None:
+        """Register what a server asks for adapters that it does not know."""
+        LORA_RESOLVERS.register(resolver_name, resolver)
+
+    @staticmethod
+    def get_resolver(resolver_name: str) -> LoRAResolver:
+        """The resolver of a name. Raises KeyError."""
+        return LORA_RESOLVERS[resolver_name]
+
+    @staticmethod
+    def get_supported_resolvers() -> Set[str]:
+        """The names that are registered."""
+        return LORA_RESOLVERS.keys()
 
 
 class KVConnectorFactory:

@@ -170,6 +170,13 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.logits_process": {"quire.runner.sampling": "LogitsProcessor=RequestLogitsProcessor"},
     "vllm.logprobs": {"quire.outputs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs"},
     "vllm.lora.request": {"quire.lora.request": "LoRARequest"},
+    "vllm.lora.resolver": {
+        "quire.lora.resolver": "LoRAResolver",
+        "quire.as_vllm.registries": "LoRAResolverRegistry",
+    },
+    "vllm.plugins.lora_resolvers.filesystem_resolver": {
+        "quire.lora.resolver": "FilesystemResolver=FolderResolver"
+    },
     "vllm.model_executor.layers.quantization": {
         "quire.as_vllm.registries": "register_quantization_config"
     },

@@ -99,12 +99,10 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
     args = with_plain_values(args)
     check_args(args)
     _warn_of_tuning(args)
-    if args.io_processor_plugin is not None:
-        find_io_processor(args.io_processor_plugin)
     model, machine = gather_model_facts(args), gather_machine_facts()
     launched = _launched(args)
     processors = [point.value for point in installed("logits_processors")]
-    return resolve(
+    plan = resolve(
         args,
         model,
         machine,
@@ -112,6 +110,9 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
         installed_processors=processors,
         launched=launched,
     )
+    if plan.serving.io_processor_plugin is not None:
+        find_io_processor(plan.serving.io_processor_plugin)
+    return plan
 
 
 def _launched(args: EngineOptions) -> LaunchedProcess | None:

@@ -15,8 +15,7 @@ _UNBUILT_BACKENDS = {
     "lm-format-enforcer": "Use 'guidance', which takes JSON schemas and regular expressions.",
 }
 _UNBUILT = {
-    "reasoning_parser": "Say in the request where its form begins (`starts_after`).",
-    "reasoning_parser_plugin": "Say in the request where its form begins (`starts_after`).",
+    "reasoning_parser_plugin": "Register the format with a package (docs/plugins.md), and name it.",
 }
 """Documented keys that are refused unless they change nothing."""
 
@@ -27,7 +26,9 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
     "guidance" makes all masks with llguidance; "xgrammar" those of the forms that xgrammar enforces
     whole with it, and the others with llguidance. The two `disable` fields and
     `allow_additional_properties` hold for each request that does not say what it wants.
-    With `enable_in_reasoning` a form begins with the output, `starts_after` or not. A grammar may
+    `reasoning_parser` names a format of reasonings ("" none): forms that do not say `starts_after`
+    begin after the reasoning of an output, which the prompt may have opened or closed. With
+    `enable_in_reasoning` a form begins with the output, in spite of both. A grammar may
     take `compile_time_s` seconds of computing and `compile_memory_mib` MiB in the process that
     tries it; the last `max_cached_grammars` are kept. `prepare`: read the vocabulary at the start
     of the engine, in a thread, instead of with the first form (None: on engines that serve, where
@@ -38,6 +39,7 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     allow_additional_properties: bool = False
+    reasoning_parser: str = ""
     enable_in_reasoning: bool = False
     compile_time_s: float = 5.0
     compile_memory_mib: int = 1024
@@ -52,6 +54,7 @@ def structured_outputs_config(given: dict[str, Any] | None) -> StructuredOutputs
         if value := options.pop(name, None):
             raise NotBuiltYet(f"structured_outputs_config[{name!r}]", value, hint)
     options["backend"] = _backend(options.get("backend", "auto"))
+    options["reasoning_parser"] = options.get("reasoning_parser") or ""
     try:
         config = msgspec.convert(options, StructuredOutputsConfig)
     except msgspec.ValidationError as error:

@@ -93,6 +93,11 @@ class GrammarTrials:
             except LoadError as error:
                 self._unusable = str(error)
 
+    @property
+    def reasoning_parser(self) -> str:
+        """The name of the reasoning that forms begin after; "" none."""
+        return self._config.reasoning_parser
+
     def completed(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
         """Complete a request's form with the engine's settings for all forms."""
         return with_defaults(params, self._config)

@@ -53,9 +53,7 @@ def _imported(module: str) -> Iterator[str]:
 def _parsed(module: str) -> ast.AST:
     try:
         spec = find_spec(module)
-        if spec is None or spec.origin is None:
-            return ast.Module([], [])
-        with open(spec.origin, "rb") as file:
-            return ast.parse(file.read())
+        read = getattr(spec and spec.loader, "get_source", lambda name: None)
+        return ast.parse(read(module) or "")
     except (ImportError, ValueError, OSError, SyntaxError):
         return ast.Module([], [])

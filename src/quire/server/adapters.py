@@ -1,5 +1,5 @@
 """The LoRA adapters that clients choose by name: those of --lora-modules, those that were loaded
-over HTTP, and those that a folder of adapters has.
+over HTTP, and those that resolvers find.
 """
 
 from __future__ import annotations
@@ -7,21 +7,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from quire.errors import InvalidParameter, RequestError
-from quire.lora.request import LoRARequest
+from quire.errors import EngineError, InvalidParameter, RequestError
+from quire.lora.request import LoRARequest, check_lora_request
+from quire.lora.resolver import LoRAResolver, is_printable_name
+
+logger = logging.getLogger(__name__)
 
 Load = Callable[[LoRARequest], Awaitable[bool]]
 
 _MOST_ADAPTERS = 1 << 16
-_LONGEST_NAME = 256
-_LARGEST_CONFIG = 1 << 20
 _FIELDS = {"name", "path", "base_model_name", "is_3d_lora_weight"}
 
 
@@ -42,14 +43,14 @@ class ServedAdapters:
     """The adapters of one API server. `load` has the engine read one, and raises what is wrong with
     it; None: the engine has no adapters.
 
-    `may_change`: clients may load and unload. `folder`: its adapters, one in each folder, are
-    loaded when a request names them, if they were made from one of `models`.
+    `may_change`: clients may load and unload, and `resolvers` are asked, one after the other, for a
+    name that is not served. `models`: the names of the engine's model, the last one its `model`.
     """
 
     load: Load | None = None
     may_change: bool = False
-    folder: Path | None = None
-    models: Collection[str] = ()
+    resolvers: Mapping[str, LoRAResolver] = field(default_factory=dict)
+    models: Sequence[str] = ()
     named: dict[str, ServedAdapter] = field(default_factory=dict)
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
     """By name, with the number of those that hold it or wait for it."""
@@ -81,15 +82,18 @@ class ServedAdapters:
             return self.named.pop(name, None) is not None
 
     async def find(self, name: str) -> LoRARequest | None:
-        """The adapter of this name, loaded from the folder if need be; None: there is none. Raises
-        RequestError for one that is there and cannot be used.
+        """The adapter of this name, found by a resolver and loaded if need be; None: there is none.
+        Raises RequestError for one that is there and cannot be used, and EngineError where nothing
+        is found because a resolver failed.
         """
         if name in self.named:
             return self.named[name].request
-        if self.folder is None or not self.may_change or not is_plain_name(name):
+        if not (self.resolvers and self.may_change and is_printable_name(name)):
             return None
         async with self._one_at_a_time(name):
-            return await self._resolve(self.folder, name)
+            if name not in self.named:
+                await self._resolve(name)
+            return self.named[name].request if name in self.named else None
 
     @asynccontextmanager
     async def _one_at_a_time(self, name: str) -> AsyncIterator[None]:
@@ -106,43 +110,39 @@ class ServedAdapters:
             if num_users > 1:
                 self._locks[name] = lock, num_users - 1
 
-    async def _resolve(self, folder: Path, name: str) -> LoRARequest | None:
-        if name not in self.named:
-            path = folder / name
-            if not await asyncio.to_thread(_is_made_from, path, self.models):
-                return None
+    async def _resolve(self, name: str) -> None:
+        """Load what the first resolver finds that can be loaded."""
+        failed = unusable = None
+        for title, resolver in self.resolvers.items():
             try:
-                await self._add(LoRARequest(name, adapter_id(name), str(path)))
+                found = await resolver.resolve_lora(self.models[-1], name)
+                if found is not None:
+                    found = check_lora_request(found)
+            except Exception:  # code of others: the request is told, and the other resolvers asked
+                logger.exception("The LoRA resolver %r failed", title)
+                failed = title
+                continue
+            if found is None:
+                continue
+            try:
+                await self._add(LoRARequest(name, adapter_id(name), found.lora_path))
+                return
             except RequestError as error:
-                text = f"The LoRA adapter '{name}' was found but could not be loaded: {error}"
-                raise RequestError(text, parameter="model") from error
-        return self.named[name].request
+                unusable = unusable or error
+        if unusable is not None:
+            text = f"The LoRA adapter '{name}' was found but could not be loaded: {unusable}"
+            raise RequestError(text, parameter="model") from unusable
+        if failed is not None:
+            raise EngineError(
+                f"The model `{name}` is not served here, and the LoRA resolver {failed!r}, which "
+                "might know it, failed; the server's log says why."
+            )
 
 
 def adapter_id(name: str) -> int:
     """The id of an adapter that has a name only: the same in every API server."""
     digest = hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=4).digest()
     return (int.from_bytes(digest, "big") & 0x7FFFFFFF) or 1
-
-
-def is_plain_name(name: str) -> bool:
-    """Whether a client's name is that of one entry of a folder, and nothing outside it."""
-    is_short = 0 < len(name) <= _LONGEST_NAME and name.isprintable()
-    return is_short and not name.startswith(".") and not set(name) & set("/\\:")
-
-
-def _is_made_from(folder: Path, models: Collection[str]) -> bool:
-    """Whether a folder has an adapter that PEFT made from one of these models."""
-    file = folder / "adapter_config.json"
-    try:
-        if not file.is_file() or file.stat().st_size > _LARGEST_CONFIG:
-            return False
-        config = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        return False
-    return config.get("base_model_name_or_path") in tuple(models)
 
 
 def parse_modules(given: Sequence[str]) -> list[LoRARequest]:

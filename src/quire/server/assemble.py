@@ -15,6 +15,7 @@ from quire.engine.shared_cores.load_board import Neighbours
 from quire.environment import read_environment
 from quire.errors import InvalidParameter
 from quire.io_processor import make_io_processor
+from quire.lora.resolver import LORA_RESOLVERS, FolderResolver, LoRAResolver
 from quire.release import __version__
 from quire.server.adapters import ServedAdapters, parse_modules
 from quire.server.app import Access
@@ -25,7 +26,7 @@ from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import EXTRA_ARGS, Limits
-from quire.server.output_parsing import ParserPlan, choose_parsers
+from quire.server.output_parsing import FormsAfterReasoning, ParserPlan, choose_parsers
 from quire.server.owned_store import OwnedStore
 from quire.server.settings import ChatSettings, PoolingSettings, ReplySettings
 from quire.text.tokenizer import Tokenizer
@@ -63,6 +64,8 @@ def build_server(
     parser_plan = _parser_plan(tokenizer, plan, args)
     if not plan.sampling.reasoning_marks:
         engine.front_end.inputs.generation.reasoning_marks = _reasoning_marks(parser_plan)
+    if name := plan.sampling.structured_outputs.reasoning_parser:
+        engine.front_end.inputs.generation.form_places = FormsAfterReasoning(name)
     return Server(
         engine=engine,
         tokenizer=tokenizer,
@@ -118,11 +121,16 @@ def build_server(
 def _served_adapters(engine: AsyncLLM, plan: EnginePlan) -> ServedAdapters:
     """The adapters by name: none yet."""
     environment = read_environment()
+    models = (*plan.model.served_model_names, plan.model.model)
+    resolvers: dict[str, LoRAResolver] = {}
+    if environment.adapter_folder is not None:
+        title = f"folder {environment.adapter_folder}"
+        resolvers[title] = FolderResolver(environment.adapter_folder, models)
     return ServedAdapters(
         load=None if plan.adapters is None else engine.add_lora,
         may_change=environment.may_load_adapters,
-        folder=environment.adapter_folder,
-        models=(*plan.model.served_model_names, plan.model.model),
+        resolvers={**resolvers, **LORA_RESOLVERS},
+        models=models,
     )
 
 

@@ -37,6 +37,21 @@ def test_a_response_is_the_answer_of_chat(client):
     assert response.metadata == {"a": "b"}
 
 
+def test_all_that_the_model_reads_and_writes_is_shown_if_asked_for(client, server):
+    asked = {"extra_body": {"enable_response_messages": True}}
+    plain, shown = create(client), create(client, **asked)
+    [read], [written] = shown.input_messages, shown.output_messages
+    assert read["type"] == written["type"] == "raw_message_tokens"
+    tokenized = server.post(
+        "/tokenize", {"messages": [{"role": "user", "content": "def add(a, b):"}]}
+    )
+    assert read["tokens"] == tokenized.json()["tokens"] and "def add(a, b):" in read["message"]
+    assert len(written["tokens"]) == 12 and written["message"] == shown.output_text
+    assert "input_messages" not in plain.model_dump() and shown.output_text == plain.output_text
+    *_, last = create(client, stream=True, **asked)
+    assert last.response.output_messages == shown.output_messages
+
+
 def test_the_events_tell_of_the_response(client):
     events = list(create(client, stream=True))
     kinds = [event.type for event in events]

@@ -598,7 +598,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     io_processor_plugin: str | None = SAMPLING_AND_OUTPUT.text(
         None,
         "The plugin of an installed package that makes prompts of data for a model that pools, and "
-        "data of their results (docs/plugins.md).",
+        "data of their results (docs/plugins.md). None: that of the key in config.json, if any.",
     )
     worker_extension_cls: str | None = SAMPLING_AND_OUTPUT.text(
         "",
@@ -608,7 +608,8 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     structured_outputs_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
         None,
         "How structured outputs are generated: backend ('auto', 'guidance' or 'xgrammar'), "
-        "disable_any_whitespace, disable_additional_properties, enable_in_reasoning, "
+        "disable_any_whitespace, disable_additional_properties, reasoning_parser (forms begin "
+        "after its reasoning), enable_in_reasoning, "
         "compile_time_s (5), compile_memory_mib (1024), max_cached_grammars (256), prepare.",
     )
     aggregate_engine_logging: bool = SAMPLING_AND_OUTPUT.flag(

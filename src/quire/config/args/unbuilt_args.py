@@ -181,7 +181,11 @@ class UnbuiltArgs(ForeignArgs):
         {}, "options of other platforms", "It belongs to other platforms: leave it out.", None
     )
     reasoning_parser: str | None = unbuilt(
-        None, "split reasoning from the answer", "Split the text after generation.", ""
+        None,
+        "split reasoning from the answer",
+        "Split the text after generation; structured_outputs_config={'reasoning_parser': ...} has "
+        "forms begin after a reasoning.",
+        "",
     )
     shutdown_timeout: int = unbuilt(0, "seconds to drain", _SERVER)
     fail_on_environ_validation: bool = unbuilt(

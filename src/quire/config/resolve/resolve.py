@@ -239,7 +239,7 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     d.decide("generation_eos_token_ids", ids, source)
     d.decide("log_stats", not args.disable_log_stats, f"disable_log_stats={args.disable_log_stats}")
     d.requested("stream_interval")
-    d.requested("io_processor_plugin")
+    _decide_io_processor(d)
     why = "reasoning_config" + (" was given" if args.reasoning_config else ": none")
     d.decide("reasoning_marks", _reasoning_marks(args.reasoning_config), why)
     d.requested("otlp_traces_endpoint")
@@ -276,6 +276,18 @@ def _decide_processors(d: Decisions, installed: Sequence[str]) -> None:
     if installed and d.value("generates"):
         given, why = (*installed, *given), f"{why}; packages bring {', '.join(installed)}"
     d.decide("logits_processors", given, why)
+
+
+def _decide_io_processor(d: Decisions) -> None:
+    """The option goes before config.json, in which a model may name the plugin that it needs."""
+    named = d.model.hf_config.get("io_processor_plugin")
+    if d.args.io_processor_plugin is not None or named is None:
+        d.requested("io_processor_plugin")
+        return
+    if not isinstance(named, str) or not named:
+        allowed = "config.json names a plugin by a text"
+        raise InvalidParameter("io_processor_plugin", named, allowed)
+    d.decide("io_processor_plugin", named, "config.json names it")
 
 
 def _reasoning_marks(given: dict[str, Any] | None) -> tuple[str, ...]:

@@ -56,6 +56,8 @@ _UNBUILT_PARAMS = {
     "watermarking": "Leave it out.",
     "trace_decode_token_ids": "Leave it out.",
 }
+_PROMPT_END = 256
+"""Tokens of a prompt that can tell whether its output begins inside a reasoning."""
 _UNBUILT_EXTRA_ARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 
 
@@ -88,6 +90,14 @@ class ReasoningMarks:
     start: str
     end: str
     is_assumed: bool = False
+
+
+class FormPlaces(Protocol):
+    """How forms begin in the outputs of prompts."""
+
+    def placed(self, form: StructuredOutputsParams, prompt_end: str) -> StructuredOutputsParams:
+        """The form in an output of a prompt that ends so."""
+        ...
 
 
 class LoadedPrompt(NamedTuple):
@@ -389,6 +399,8 @@ class GenerationInputs:
         self._seed = seed
         self.reasoning_marks: ReasoningMarks | None = None
         """Needed to bound the reasoning of a request."""
+        self.form_places: FormPlaces | None = None
+        """Needed where the engine's config names the reasoning that forms begin after."""
         self._num_drawn = 0
 
     def process(
@@ -412,6 +424,7 @@ class GenerationInputs:
         self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
         own.check_scored_rows(len(token_ids))
         own.limit_output(self._limits.max_model_len - len(token_ids))
+        self._complete_form(own, token_ids)
         thinking = self._thinking(own, token_ids)
         if seed is None or own.seed is not None:
             seed = self._seed_of(own)  # counts, so nothing is refused after it
@@ -422,6 +435,7 @@ class GenerationInputs:
     def open(self, params: SamplingParams, **known: Any) -> EngineCoreRequest:
         """The message of a prompt whose first part is still to come. Raises RequestError."""
         own = self._own_params(params)
+        self._complete_form(own, [])
         own.limit_output(self._limits.max_model_len - 1)
         return EngineCoreRequest(params=own, seed=self._seed_of(own), **known)
 
@@ -439,8 +453,6 @@ class GenerationInputs:
         _check_allowed_ids(own)
         if self._custom is not None:
             self._custom.check(own)
-        if own.structured_outputs is not None:
-            own.structured_outputs = self.check_form(own.structured_outputs)
         self._encode_bad_words(own)
         if own.scores_prompt:
             own.skip_reading_prefix_cache = True  # a cached block has no logits to report
@@ -455,6 +467,20 @@ class GenerationInputs:
             return None
         form = params.structured_outputs
         return None if form is None else self._forms.submit(form)
+
+    def _complete_form(self, own: SamplingParams, prompt: Sequence[int]) -> None:
+        """Place the form in the outputs of this prompt, and check it. Raises InvalidParameter."""
+        form = own.structured_outputs
+        if form is None:
+            return
+        if self._forms is not None and self._forms.reasoning_parser:
+            if self.form_places is None:
+                name = "structured_outputs_config['reasoning_parser']"
+                hint = "LLM and servers place forms by it; else give a starts_after in its place."
+                raise NotBuiltYet(name, self._forms.reasoning_parser, hint)
+            if form.starts_after is None and self._tokenizer is not None:
+                form = self.form_places.placed(form, self._tokenizer.decode(prompt[-_PROMPT_END:]))
+        own.structured_outputs = self.check_form(form)
 
     def check_form(self, form: StructuredOutputsParams) -> StructuredOutputsParams:
         """Return a form completed with the engine's settings. Raises InvalidParameter for one that

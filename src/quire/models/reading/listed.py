@@ -16,6 +16,9 @@ _IRRELEVANT_BY_REASON = {
     "how the weights are quantised, which models/formats reads": (
         "quantization_config compression_config quantization quantization_file"
     ),
+    "the plugin that processes data for the model, which config/resolve reads": (
+        "io_processor_plugin"
+    ),
     "training only": (
         "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop "
         "residual_dropout embedding_dropout gradient_checkpointing router_aux_loss_coef "

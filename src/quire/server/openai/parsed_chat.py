@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.errors import InvalidParameter
 from quire.params import SamplingParams
 from quire.params.structured import StructuredOutputsParams
@@ -22,7 +20,9 @@ from quire.server.output_parsing import (
     NO_TOOLS,
     ToolUse,
     answer_or_calls,
+    as_tag,
     decide_tool_use,
+    form_at,
     format_of,
     parameters_of,
 )
@@ -127,17 +127,10 @@ def _from_place(
     server: Server, form: StructuredOutputsParams, tools: ToolUse, place: str
 ) -> StructuredOutputsParams:
     """Return the form with what may come before it in an output that begins at `place`."""
-    plan = server.chat.parser_plan
-    if plan.describes_whole_outputs and place in ("start", "reasoning"):
-        lasts = [plan.answer_format(format_of(form))]
-        if tools.tools is not None and plan.may_begin_a_call:
-            lasts.append(plan.begun_call(server.need_tokenizer().control_tokens))
-        return _as_tag(form, plan.whole_output(place, lasts))
-    start = plan.form_start(place)
-    if start is None:
-        return form
-    opens = list(start.opens) or None
-    return replace(form, starts_after=list(start.ends), opens_with=opens)
+    plan, calls = server.chat.parser_plan, []
+    if tools.tools is not None and plan.may_begin_a_call:
+        calls.append(plan.begun_call(server.need_tokenizer().control_tokens))
+    return form_at(plan, form, place, calls)
 
 
 def _or_calls(
@@ -151,13 +144,7 @@ def _or_calls(
         return asked
     schema = format_of(asked)["json_schema"]
     tag = answer_or_calls(schema, own, tools, server.need_tokenizer().control_tokens)
-    return asked if tag is None else _as_tag(asked, tag)
-
-
-def _as_tag(form: StructuredOutputsParams, tag: str) -> StructuredOutputsParams:
-    """Return a structural tag with the options of another form."""
-    nothing = dict.fromkeys(("json", "json_object", "regex", "choice", "grammar"))
-    return replace(form, **nothing, structural_tag=tag)
+    return asked if tag is None else as_tag(asked, tag)
 
 
 def open_answers(

@@ -20,6 +20,7 @@ from quire.server.output_parsing.events import (
     ToolCall,
     whole,
 )
+from quire.server.output_parsing.form_places import FormsAfterReasoning, as_tag, form_at
 from quire.server.output_parsing.output_parser import OutputParser
 from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.parser_registry import (
@@ -52,6 +53,7 @@ __all__ = [
     "ContentText",
     "CustomInputs",
     "Event",
+    "FormsAfterReasoning",
     "Head",
     "ParserState",
     "Reads",
@@ -64,11 +66,13 @@ __all__ = [
     "ParserPlan",
     "OutputParser",
     "answer_or_calls",
+    "as_tag",
     "check_strict",
     "choose_parsers",
     "decide_tool_use",
     "detect_reasoning_parser",
     "detect_tool_parser",
+    "form_at",
     "format_of",
     "parameters_of",
     "plan_parsers",

@@ -94,8 +94,15 @@ class ResponseUsage(msgspec.Struct):
     output_tokens_details: OutputDetails
 
 
+class RawMessageTokens(msgspec.Struct, tag="raw_message_tokens", tag_field="type"):
+    """All that went into the model, or came out of it, as it was."""
+
+    message: str
+    tokens: list[int]
+
+
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """A response as it is now."""
+    """A response as it is now; its `input_messages` and `output_messages` if they are asked for."""
 
     id: str
     object: Literal["response"] = "response"
@@ -126,6 +133,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | None = None
     service_tier: str | None = None
     metadata: dict[str, str] = {}
+    input_messages: list[RawMessageTokens] | UnsetType = UNSET
+    output_messages: list[RawMessageTokens] | UnsetType = UNSET
 
 
 class InputTokens(msgspec.Struct):

@@ -96,6 +96,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
 
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    enable_response_messages: bool | None = None
 
     conversation: str | ConversationName | None = None
     prompt: Any = None

@@ -39,6 +39,7 @@ from quire.server.responses.replies import (
     CompactedResponse,
     CustomCallItem,
     InputTokens,
+    RawMessageTokens,
     ResponseObject,
 )
 from quire.server.responses.requests import ResponsesRequest
@@ -268,6 +269,9 @@ def _writer(
         user=body.user,
         metadata=body.metadata or {},
     )
+    if body.enable_response_messages:
+        response.input_messages = [RawMessageTokens(prompt.text or "", prompt.ids)]
+        response.output_messages = []
     return ResponseWriter(response, chat, answer, server.need_tokenizer())
 
 

@@ -23,6 +23,7 @@ from quire.server.responses.replies import (
     MessageItem,
     OutputDetails,
     OutputTextPart,
+    RawMessageTokens,
     ReasoningItem,
     ReasoningTextPart,
     ResponseObject,
@@ -65,6 +66,7 @@ class ResponseWriter:
         for event in self._answer.events(completion.text, is_last=is_last):
             yield from self._say(event, logprobs)
         self._count(output, completion)
+        self._add_tokens(completion)
         if is_last:
             yield from self._end(completion.finish_reason or "stop")
 
@@ -181,6 +183,19 @@ class ResponseWriter:
         if completion.finish_reason is not None and self._answer.reasoning:
             ids = self._tokenizer.encode(self._answer.reasoning, add_special_tokens=False)
             usage.output_tokens_details.reasoning_tokens = len(ids)
+
+    def _add_tokens(self, completion: CompletionOutput) -> None:
+        """Add to the message of all output, where it is asked for. Its text is decoded once and
+        whole: a character may have several tokens.
+        """
+        messages = self.response.output_messages
+        if not isinstance(messages, list):
+            return
+        if not messages:
+            messages.append(RawMessageTokens("", []))
+        messages[0].tokens += completion.token_ids
+        if completion.finish_reason is not None:
+            messages[0].message = self._tokenizer.decode(messages[0].tokens)
 
     def _logprobs(self, completion: CompletionOutput) -> list[TokenLogprobs]:
         if not self._chat.logprobs or completion.logprobs is None:
