@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import psutil
 
@@ -127,6 +128,17 @@ class Watch:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3
 
 
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection of its own."""
+        return http.client.HTTPConnection(self.host, self.port, timeout=REPLY_S)
+
+
 class Server:
     """`quire serve` in a process of its own, at a port that the system chooses."""
 
@@ -140,7 +152,7 @@ class Server:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if found := re.search(r"Serving .* at http://([\d.]+):(\d+)", line):
-                self.host, self.port = found[1].replace("0.0.0.0", "127.0.0.1"), int(found[2])
+                self.address = Address(found[1].replace("0.0.0.0", "127.0.0.1"), int(found[2]))
                 break
         else:
             raise SystemExit("the server did not start")
@@ -148,7 +160,7 @@ class Server:
 
     def connect(self) -> http.client.HTTPConnection:
         """A connection of its own."""
-        return http.client.HTTPConnection(self.host, self.port, timeout=REPLY_S)
+        return self.address.connect()
 
     def resident_bytes(self) -> int:
         """What all its processes hold together."""
@@ -169,7 +181,7 @@ class Server:
             self.process.wait()
 
 
-def post(server: Server, path: str, body: bytes) -> str:
+def post(server: Server | Address, path: str, body: bytes) -> str:
     """Send a body; the status and the code of the error, in words."""
     connection = server.connect()
     try:

@@ -13,6 +13,7 @@ from quire.errors import CapacityError, RequestError
 from quire.media.faults import MediaFault
 from quire.media.fetch.addresses import is_public
 from quire.media.fetch.fetcher import GivenPicture, MediaFetcher
+from quire.media.fetch.inline import open_file_url, read_file
 from quire.media.fetch.settings import FetchFault, FetchSettings
 from quire.media.fetch.urls import read_web_address, redirected
 from quire.media.fetch.web import WebClient
@@ -417,3 +418,33 @@ def test_all_requests_together_hold_so_many_bytes():
     budgets[1].give_back(6)
     with pytest.raises(CapacityError):
         asyncio.run(fetcher.fetched(six, budgets[1]))
+
+
+def test_files_and_rows_are_counted_before_they_are_read(tmp_path):
+    (tmp_path / "six").write_bytes(b"x" * 6)
+    url = f"file://{tmp_path}/six"
+    rows = np.zeros((1, 2), np.float32)
+    settings = FetchSettings(max_held_bytes=10, local_root=str(tmp_path))
+    for given in (
+        GivenPicture(url=url),
+        GivenPicture(rows=rows),
+        GivenPicture(rows={"image_embeds": "A" * 8, "image_grid_thw": np.zeros(1, np.int32)}),
+    ):
+        fetcher = MediaFetcher(settings)
+        budgets = [fetcher.budget() for _ in range(2)]
+        asyncio.run(fetcher.fetched([given], budgets[0]))
+        with pytest.raises(CapacityError):
+            asyncio.run(fetcher.fetched([given], budgets[1]))
+        budgets[0].release()
+        budgets[1].release()
+        assert asyncio.run(fetcher.fetched([GivenPicture(url=url)], fetcher.budget())) == [b"x" * 6]
+
+
+def test_a_file_that_grows_is_refused(tmp_path):
+    (tmp_path / "six").write_bytes(b"x" * 6)
+    file, size = open_file_url(f"file://{tmp_path}/six", str(tmp_path), 100)
+    with open(tmp_path / "six", "ab") as more:
+        more.write(b"y")
+    with pytest.raises(MediaFault, match="grows while it is read"):
+        read_file(file, size)
+    assert file.closed

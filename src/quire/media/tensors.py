@@ -6,8 +6,6 @@ dense tensor that it may hold is taken from its record. Free of torch.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 import json
 import math
@@ -18,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import InvalidParameter, InvalidType, LoadError
+from quire.media.base64_text import NotBase64, decode_base64
 from quire.models.loading.readers.pickle_archive import check_archive, is_archive, read_record
 from quire.models.loading.readers.pickle_scan import PickledTensor
 
@@ -44,8 +43,8 @@ def tensor_of_text(name: str, text: object, *, is_whole: bool = False) -> Number
     if not isinstance(text, str | bytes):
         raise InvalidType(name, text, _FORMS)
     try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+        data = decode_base64(text)
+    except NotBase64:
         raise _refusal(name, "this is not base64") from None
     return tensor_of_bytes(name, data, is_whole=is_whole)
 

@@ -168,9 +168,11 @@ class Server:
         await self.engine.abort(keys)
         return len(keys)
 
-    async def read(self, request: Request, type: type[T]) -> T:
-        """The request's body. Raises Refusal."""
-        limits = self.limits
+    async def read(self, request: Request, type: type[T], *, has_one_prompt: bool = False) -> T:
+        """The request's body. `has_one_prompt`: the pictures in it are all of one prompt. Raises
+        Refusal, and RequestError for too many pictures.
+        """
+        limits, pictures = self.limits, self.engine.front_end.inputs.pictures
         body = await read_json(
             request,
             type,
@@ -178,6 +180,7 @@ class Server:
             max_bytes=limits.body_bytes,
             timeout_s=limits.body_timeout_s,
             budget=self.body_budget,
+            check=pictures.check_body if pictures is not None and has_one_prompt else None,
         )
         request.scope["state"][BODY_SLOT] = body
         return body
@@ -187,12 +190,14 @@ class Server:
         limits = self.limits
         return await read_body(request, limits.body_bytes, limits.body_timeout_s, self.body_budget)
 
-    async def read_for_model(self, request: Request, type: type[M]) -> M:
+    async def read_for_model(
+        self, request: Request, type: type[M], *, has_one_prompt: bool = False
+    ) -> M:
         """The body of a request to the model or to an adapter, which is found by its name; None is
-        the model. Raises Refusal, with 404 for another name, and RequestError for an adapter that
-        cannot be loaded.
+        the model. `has_one_prompt`: see `read`. Raises Refusal, with 404 for another name, and
+        RequestError for an adapter that cannot be loaded.
         """
-        body = await self.read(request, type)
+        body = await self.read(request, type, has_one_prompt=has_one_prompt)
         name = body.model
         if name and name not in self.names:
             adapter = await self.adapters.find(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp
@@ -22,6 +23,11 @@ from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO
 
 _MOST_ADMINISTRATORS = 16
 """Connections to the port of the administration."""
+
+_SWITCH_S = 0.5e-3
+"""The longest that a thread keeps the interpreter when the loop wants it, which is after every
+write to a stream. Python's own 5 ms are as long as a step.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +48,7 @@ async def serve(
     the engine.
     """
     siblings = siblings or Siblings()
+    sys.setswitchinterval(_SWITCH_S)
     plan = engine.vllm_config
     assert plan is not None, "engines for serving are made from plans"
     server = build_server(engine, engine.tokenizer, plan, args, keys, siblings)

@@ -76,6 +76,21 @@ def test_beyond_the_bound_a_request_is_not_kept_and_others_are():
     assert media.num_bytes == 100
 
 
+def test_a_share_says_what_the_owner_of_the_engine_keeps():
+    share, owner = KeptMedia(1500), KeptMedia(3000)
+    sent = [share.keep_elsewhere(request(n, digest)) for n, digest in enumerate([b"a", b"b", b"a"])]
+    assert [message.media.is_kept for message in sent] == [True, False, True]
+    assert sent[0].media.items[0].inputs is PIXELS and sent[0].media.positions.shape == (3, 6)
+    encode, decode = MessageEncoder().encode, MessageDecoder(EngineCoreRequest).decode
+    for message in sent:
+        owner.keep(decode(encode(message)))
+    assert list(owner.digests) == list(share.digests) == [0, 2]
+    assert owner.num_bytes == share.num_bytes == 1200
+    for handle in (0, 2):
+        share.drop(handle)
+    assert share.keep_elsewhere(request(3, b"b")).media.is_kept
+
+
 def test_a_message_waits_for_all_its_pixels():
     media, pictures = KeptMedia(), {b"a": Picture(), b"b": Picture()}
     kept = media.keep(request(0, b"a", b"b", sources=pictures))

@@ -11,12 +11,15 @@ import pytest
 
 from quire.encodable import NotEncodable
 from quire.engine.client.client import CoreStatus
+from quire.engine.client.kept_media import KeptMedia
 from quire.engine.frontend.admission import Admission, QueueLimits
 from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.shared_cores.broker_client import CoreBrokerClient
 from quire.engine.shared_cores.broker_messages import (
+    ABORT,
     ADD,
     OUTPUTS,
+    REPORT,
     STATUS,
     UTILITY,
     CoreStates,
@@ -34,9 +37,11 @@ from quire.engine.wire.messages import (
     EngineCoreRequest,
     UtilityRequest,
 )
-from quire.engine.wire.output_parts import FinishReason
+from quire.engine.wire.output_parts import Finished, FinishReason
+from quire.engine.wire.prompt_media import PromptMedia
 from quire.errors import InvalidParameter, QueueOverflowError
 from quire.params import SamplingParams
+from quire.step.media import MediaItem
 
 KIND = b"\x07"
 
@@ -286,6 +291,41 @@ def test_what_cannot_be_sent_to_the_broker_is_refused_by_name():
             await client.call(Utility("collective_rpc", ("m", None, [2**70], {})))
         client.shutdown()
         theirs.close()
+        await client.wait_closed()
+
+    asyncio.run(run())
+
+
+def test_a_server_knows_which_of_its_requests_with_media_go_on_after_a_death():
+    first = 1 << CLIENT_SHIFT
+
+    def pictured(handle, digest):
+        item = MediaItem(digest, "image", 1, [(0, 1)], {"pixels": np.zeros(100, np.float32)})
+        return msgspec.structs.replace(request(handle), media=PromptMedia([item]))
+
+    async def run():
+        received = asyncio.Queue()
+        ours, theirs = socket.socketpair()
+        types = {ADD: EngineCoreRequest, ABORT: list[int], REPORT: ServerReport}
+        kinds = {kind: (type, received.put_nowait) for kind, type in types.items()}
+        far = await Channel(kinds, lambda: None).open(theirs)
+        client = await CoreBrokerClient.open(ours, KeptMedia(500))
+        for handle, digest in enumerate((b"a", b"b", b"a"), first):
+            client.add_request(pictured(handle, digest))
+        assert [client.survives(first + n) for n in range(3)] == [True, False, True]
+        client.abort_requests([first])
+        far.send(OUTPUTS, EngineCoreOutputs(finished=[Finished(first + 2, FinishReason.STOP)]))
+        await client.get_output()
+        client.add_request(pictured(first + 3, b"b"))
+        assert client.survives(first + 3), "those that ended have made room"
+        said = []
+        while len(said) < 4:
+            message = await asyncio.wait_for(received.get(), 20)
+            if isinstance(message, EngineCoreRequest):
+                said.append(message.media.is_kept)
+        assert said == [True, False, True, True]
+        client.shutdown()
+        far.abort()
         await client.wait_closed()
 
     asyncio.run(run())

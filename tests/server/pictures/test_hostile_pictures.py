@@ -7,6 +7,7 @@ import zlib
 import pytest
 
 from quire.engine.frontend.pictures import prompts_with_pictures
+from quire.server.http import json_body
 from tests.media.pictures import encoded
 from tests.models.vision.spoken import picture
 from tests.server.pictures.pictured import (
@@ -134,11 +135,25 @@ def test_files_outside_of_the_folder_are_refused_however_they_are_named(folder, 
     served(use, folder, allowed_local_media_path=str(inside))
 
 
+def test_fields_of_other_things_are_not_taken_for_pictures(folder):
+    other = {"pad": "x" * 70_000, "others": [{"image_url": 1}] * 200}
+
+    async def use(http, engine):
+        body = chat(text("w1"), image(data_url(ONE))) | {"metadata": other}
+        reply = await http.post(PATH, json=body)
+        assert reply.status_code == 200, reply.text
+
+    served(use, folder, limit_mm_per_prompt={"image": 1})
+
+
 def test_too_many_pictures_are_refused_before_any_is_looked_at(folder, monkeypatch):
-    """Something made of each would hold up all streams of the server's loop for 45 ms."""
+    """Something made of each would hold up all streams of the server's loop for 45 ms, and decoding
+    the body for 8 ms.
+    """
     web = Web({"away.example": [PUBLIC]})
     looked_at = []
     monkeypatch.setattr(prompts_with_pictures, "picture_of_part", looked_at.append)
+    monkeypatch.setattr(json_body, "decode", looked_at.append)
 
     async def use(http, engine):
         body = chat(*[image("http://away.example/")] * 10_000)

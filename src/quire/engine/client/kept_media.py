@@ -5,7 +5,7 @@ a picture as they came, not its pixels.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -29,6 +29,17 @@ class GivenInputs:
         made: Future[dict[str, Any]] = Future()
         made.set_result(self._inputs)
         return made
+
+
+class InputsElsewhere:
+    """The size of an item's inputs, which another process keeps."""
+
+    def __init__(self, item: MediaItem) -> None:
+        self.nbytes = GivenInputs(item.inputs).nbytes
+
+    def make_inputs(self) -> NoReturn:
+        """Not here."""
+        raise AssertionError("the process that owns the engine makes inputs again")
 
 
 class _Kept:
@@ -95,7 +106,7 @@ class KeptMedia:
             if item.digest not in self._kept
         }
         num_bytes = sum(kept.nbytes for kept in new.values())
-        if self.num_bytes + num_bytes <= self._most_bytes:
+        if media.is_kept and self.num_bytes + num_bytes <= self._most_bytes:
             self._kept |= new
             self.num_bytes += num_bytes
             self.digests[request.handle] = list({item.digest: None for item in media.items})
@@ -103,6 +114,18 @@ class KeptMedia:
                 self._kept[digest].num_requests += 1
         bare = [msgspec.structs.replace(item, inputs={}) for item in media.items]
         return msgspec.structs.replace(request, media=PromptMedia(bare, media.positions))
+
+    def keep_elsewhere(self, request: EngineCoreRequest) -> EngineCoreRequest:
+        """Count the inputs of a request, which the process that it is sent to keeps. Returns it as
+        it travels: it says whether there is room for them.
+        """
+        media = request.media
+        if media is None:
+            return request
+        sources = {item.digest: InputsElsewhere(item) for item in media.items}
+        self.keep(msgspec.structs.replace(request, media=PromptMedia(media.items, None, sources)))
+        sent = PromptMedia(media.items, media.positions, is_kept=request.handle in self.digests)
+        return msgspec.structs.replace(request, media=sent)
 
     def drop(self, handle: int) -> None:
         """Forget the media of a request that has ended; unknown ones are ignored."""

@@ -17,6 +17,7 @@ import msgspec
 
 from quire.encodable import NotEncodable
 from quire.engine.client.client import CoreStatus
+from quire.engine.client.kept_media import KeptMedia
 from quire.engine.client.pending_calls import (
     PendingCalls,
     answer_to,
@@ -49,10 +50,11 @@ Answerer = Callable[[list[Any]], Awaitable[object]]
 class CoreBrokerClient:
     """`AsyncEngineCoreClient` through the broker. `open` makes one, in an event loop.
 
-    `answerers` serve the calls of the broker, by method.
+    `answerers` serve the calls of the broker, by method. `media` counts what the broker keeps for
+    this server's requests, of this server's share.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, media: KeptMedia | None = None) -> None:
         self._channel = Channel(
             {
                 wire.OUTPUTS: (EngineCoreOutputs, self._on_outputs),
@@ -67,6 +69,7 @@ class CoreBrokerClient:
         """Gives the next report, with what was counted since the last one."""
         self.is_up = False
         """Whether this server takes connections, which the owner waits for."""
+        self._media = media or KeptMedia()
         self._events: deque[EngineCoreOutputs] = deque()
         self._arrival: asyncio.Future[None] | None = None
         self._calls = PendingCalls()
@@ -78,9 +81,9 @@ class CoreBrokerClient:
         self._answering: set[asyncio.Future[None]] = set()
 
     @classmethod
-    async def open(cls, pipe: socket.socket) -> Self:
+    async def open(cls, pipe: socket.socket, media: KeptMedia | None = None) -> Self:
         """A client at one end of the pipe that its process was started with."""
-        client = cls()
+        client = cls(media)
         await client._channel.open(pipe)
         client._report_again()
         return client
@@ -105,20 +108,22 @@ class CoreBrokerClient:
             known = ", ".join(map(str, self.engine_indices))
             raise InvalidParameter("data_parallel_rank", pinned, f"the cores are {known}")
         try:
-            sent = request
-            if request.media is not None:
-                sent = msgspec.structs.replace(request, media=request.media.without_sources())
+            sent = self._media.keep_elsewhere(request)
             self._channel.send(wire.ADD, sent, request.handle, is_strict=True)
         except NotEncodable as error:
+            self._media.drop(request.handle)
             raise request_not_encodable(self._channel.encode, request, error) from error
 
     def abort_requests(self, handles: Sequence[int | str]) -> None:
         self._require_open()
-        self._channel.send(wire.ABORT, [handle for handle in handles if type(handle) is int])
+        own = [handle for handle in handles if type(handle) is int]
+        self._channel.send(wire.ABORT, own)
+        for handle in own:
+            self._media.drop(handle)
 
     def survives(self, handle: int) -> bool:
-        """Whether a request goes on after the death of its core."""
-        return True
+        """Whether a request with media goes on after the death of its core."""
+        return handle in self._media.digests
 
     def engine_of(self, handle: int) -> int | None:
         """None: the broker knows."""
@@ -198,6 +203,8 @@ class CoreBrokerClient:
         if outputs.utility_output is not None:
             self._calls.answer(0, outputs.utility_output)
             return
+        for ended in outputs.finished:
+            self._media.drop(ended.handle)
         self._events.append(outputs)
         self._announce()
 

@@ -28,16 +28,19 @@ class PromptMedia(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
     tokens on a model's P axes, int32 [P, n]; None: 0 .. n-1 on each.
 
     `sources`, by digest, stay in the front end, where the journal keeps them in place of the items'
-    inputs. The inputs of an item without a source are kept themselves.
+    inputs. The inputs of an item without a source are kept themselves. `is_kept`: whether they may
+    be at all; an API server whose share of that memory is full says that they may not, as it has
+    told its client so.
     """
 
     items: list[MediaItem]
     positions: Any = None
     sources: dict[bytes, Any] = {}
+    is_kept: bool = True
 
     def without_sources(self) -> PromptMedia:
         """The media as they travel."""
-        return PromptMedia(self.items, self.positions)
+        return PromptMedia(self.items, self.positions, is_kept=self.is_kept)
 
 
 class PlacedPrompt(NamedTuple):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 from quire.media.faults import MediaFault
-from quire.media.fetch.inline import data_url_bytes, read_data_url, read_file_url
+from quire.media.fetch.inline import data_url_bytes, open_file_url, read_data_url, read_file
 from quire.media.fetch.settings import ByteBudget, FetchFault, FetchSettings, HeldBytes
 from quire.media.fetch.urls import WebAddress, read_web_address, scheme_of
 from quire.media.fetch.web import WebClient
@@ -88,8 +88,8 @@ class MediaFetcher:
     def _looked_at(self, picture: GivenPicture, budget: ByteBudget) -> WebAddress | None:
         most, size = self.settings.max_bytes, 0
         if picture.rows is not None:
-            return None
-        if picture.data is not None:
+            size = _rows_bytes(picture.rows)
+        elif picture.data is not None:
             size = len(picture.data)
         elif picture.pixels is not None:
             size = picture.pixels.nbytes
@@ -124,11 +124,25 @@ class MediaFetcher:
         if scheme_of(picture.url) == "data":
             return await asyncio.to_thread(read_data_url, picture.url)
         settings = self.settings
-        data = await asyncio.to_thread(
-            read_file_url, picture.url, settings.local_root, settings.max_bytes
+        file, size = await asyncio.to_thread(
+            open_file_url, picture.url, settings.local_root, settings.max_bytes
         )
-        budget.take(len(data))
-        return data
+        try:
+            budget.take(size)
+        except BaseException:
+            file.close()
+            raise
+        return await asyncio.to_thread(read_file, file, size)
+
+
+def _rows_bytes(rows: Any) -> int:
+    """The bytes of rows as they came: an array, a tensor, base64 of a file, or a dict of these."""
+    if isinstance(rows, Mapping):
+        return sum(map(_rows_bytes, rows.values()))
+    if isinstance(rows, str | bytes):
+        return len(rows) * 3 // 4
+    size = getattr(rows, "nbytes", 0)
+    return size if isinstance(size, int) else 0
 
 
 def _raised(found: Picture | BaseException | None) -> Picture | None:

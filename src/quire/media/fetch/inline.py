@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote
 
 from quire.errors import RequestError
+from quire.media.base64_text import NotBase64, decode_base64
 from quire.media.faults import MediaFault
 
 _NOT_FOUND = "is a file that is not there or cannot be read"
@@ -28,14 +28,9 @@ def read_data_url(url: str) -> bytes:
         raise MediaFault("has a data URL without a comma")
     if head.rpartition(";")[2].strip().lower() != "base64":
         raise OnlyBase64("has a data URL, and only base64 data URLs are supported for now")
-    return read_base64(unquote(text) if "%" in text else text)
-
-
-def read_base64(text: str) -> bytes:
-    """The bytes that `text` encodes, with or without line breaks."""
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError):
+        return decode_base64(unquote(text) if "%" in text else text)
+    except NotBase64:
         raise MediaFault("has data that is not base64") from None
 
 
@@ -49,9 +44,10 @@ class OnlyBase64(MediaFault):
         return OnlyBase64(self.words, label=label)
 
 
-def read_file_url(url: str, root: str | None, max_bytes: int) -> bytes:
-    """The file of a file URL, which lies below `root` however it is linked. Raises RequestError
-    where no folder is allowed, MediaFault for what cannot be read.
+def open_file_url(url: str, root: str | None, max_bytes: int) -> tuple[BinaryIO, int]:
+    """The file of a file URL, which lies below `root` however it is linked, and its bytes, which
+    are at most `max_bytes`. Raises RequestError where no folder is allowed, MediaFault for what
+    cannot be read.
     """
     if not root:
         raise RequestError(
@@ -76,14 +72,26 @@ def read_file_url(url: str, root: str | None, max_bytes: int) -> bytes:
         resolved = Path(path).resolve()
         if not resolved.is_relative_to(allowed):
             raise MediaFault("is a file outside of --allowed-local-media-path")
-        return _read_below(allowed, resolved.relative_to(allowed), max_bytes)
+        return _open_below(allowed, resolved.relative_to(allowed), max_bytes)
     except MediaFault:
         raise
     except (OSError, ValueError, RuntimeError):
         raise MediaFault(_NOT_FOUND) from None
 
 
-def _read_below(root: Path, path: Path, max_bytes: int) -> bytes:
+def read_file(file: BinaryIO, num_bytes: int) -> bytes:
+    """What is in an open file, and close it. Raises MediaFault where it is more than it was."""
+    try:
+        with file:
+            data = file.read(num_bytes + 1)
+    except OSError:
+        raise MediaFault(_NOT_FOUND) from None
+    if len(data) > num_bytes:
+        raise MediaFault("is a file that grows while it is read")
+    return data
+
+
+def _open_below(root: Path, path: Path, max_bytes: int) -> tuple[BinaryIO, int]:
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in path.parts[:-1]:
@@ -96,13 +104,14 @@ def _read_below(root: Path, path: Path, max_bytes: int) -> bytes:
         fd = os.open(path.name or ".", flags, dir_fd=folder)
     finally:
         os.close(folder)
-    with os.fdopen(fd, "rb") as file:
-        about = os.fstat(file.fileno())
+    file = os.fdopen(fd, "rb")
+    try:
+        about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):
             raise MediaFault("is not a regular file")
         if about.st_size > max_bytes:
             raise MediaFault(f"has more than {max_bytes} bytes")
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise MediaFault(f"has more than {max_bytes} bytes")
-    return data
+    except BaseException:
+        file.close()
+        raise
+    return file, about.st_size

@@ -22,7 +22,7 @@ from quire.server.openai.parsed_chat import open_answers
 
 async def messages(server: Server, request: Request) -> Response:
     """Answer a conversation."""
-    body = await server.read_for_model(request, MessagesRequest)
+    body = await server.read_for_model(request, MessagesRequest, has_one_prompt=True)
     chat = body.generation(has_reasoning=server.chat.parser_plan.reasoning is not None)
     prompt = await chat_prompt(server, request, chat)
     name = RequestName.random("msg_")

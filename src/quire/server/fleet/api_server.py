@@ -13,6 +13,7 @@ from quire.config.args.server_args import ServerArgs
 from quire.config.plan import EnginePlan
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.client import AsyncEngineCoreClient
+from quire.engine.client.kept_media import KeptMedia
 from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.shared_cores import broker_messages as wire
@@ -57,7 +58,9 @@ def _run(start: ApiServerStart, pipe: socket.socket) -> int:
 
 
 async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
-    client = await CoreBrokerClient.open(pipe)
+    media = start.plan.media
+    share = None if media is None else KeptMedia(media.journal_bytes // start.num_rows)
+    client = await CoreBrokerClient.open(pipe, share)
     ending = ShutdownSignal()
     stats = ApiServerStats(client)
     neighbours = Neighbours(LoadBoard(start.num_rows, start.board_fd), start.row)

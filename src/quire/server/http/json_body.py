@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,6 +39,10 @@ class BodyBudget:
 
     def __init__(self, num_bytes: int) -> None:
         self._free = num_bytes
+        self.turn = asyncio.Lock()
+        """Held while one of them is decoded. Several threads at once would each get the interpreter
+        as often as the loop does, and streams would wait for all of them at every write.
+        """
 
     def hold(self, state: dict[str, Any], num_bytes: int) -> None:
         """Count `num_bytes` more of the request whose scope has `state`. Raises Refusal (503)."""
@@ -60,9 +65,10 @@ async def read_json(
     max_bytes: int,
     timeout_s: float,
     budget: BodyBudget,
+    check: Callable[[bytes], None] | None = None,
 ) -> T:
     """The request's body as a `type`; the names of fields that were left out are kept in the
-    request's state.
+    request's state. `check` looks at a large body before it is decoded.
 
     Raises Refusal: 400 for what is not JSON of this type or takes too much work to decode, 408 for
     a body that does not arrive within `timeout_s`, 413 for one above `max_bytes`, 415 for one that
@@ -74,7 +80,10 @@ async def read_json(
         raise Refusal(400, "Unsupported Media Type: send Content-Type: application/json.")
     data = await read_body(request, max_bytes, timeout_s, budget)
     if len(data) > _SMALL_BYTES:
-        body, ignored = await asyncio.to_thread(_weighed, data, type, rules)
+        async with budget.turn:
+            if check is not None:
+                check(data)
+            body, ignored = await asyncio.to_thread(_weighed, data, type, rules)
     else:
         body, ignored = _weighed(data, type, rules)
     if ignored:

@@ -48,7 +48,7 @@ from quire.server.pictures import ChatPictures
 
 async def chat_completions(server: Server, request: Request) -> Response:
     """Answer a conversation."""
-    body = await server.read_for_model(request, ChatRequest)
+    body = await server.read_for_model(request, ChatRequest, has_one_prompt=True)
     prompt = await chat_prompt(server, request, body)
     name = RequestName.of(request, "chatcmpl-", body.request_id)
     reply = ChatWriter(server, body, name, prompt)

@@ -41,7 +41,7 @@ async def render_completions(server: Server, request: Request) -> Response:
 
 async def render_chat_completions(server: Server, request: Request) -> Response:
     """The prompt of a conversation."""
-    body = await server.read_for_model(request, ChatRequest)
+    body = await server.read_for_model(request, ChatRequest, has_one_prompt=True)
     prompt = await chat_prompt(server, request, body)
     name = RequestName.of(request, "chatcmpl-", body.request_id)
     return json_response(_rendered(server, body, name, prompt))

@@ -281,7 +281,7 @@ async def _asked(
     """The body, the conversation that the response belongs to, and the messages that the input goes
     on from. Raises Refusal for what is not kept.
     """
-    body = await server.read_for_model(request, ResponsesRequest)
+    body = await server.read_for_model(request, ResponsesRequest, has_one_prompt=True)
     body.check()
     if body.conversation_id is None:
         return body, None, _before(server, request, body)

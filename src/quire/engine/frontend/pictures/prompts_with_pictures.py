@@ -23,6 +23,11 @@ from quire.text.chat import PICTURE, content_parts
 
 IMAGE = "image"
 
+_FIELDS = (b'"image_url":', b'"image_url" :', b'"source":')
+"""Of parts that are pictures, as bodies have them: within a text the quotes are escaped."""
+_OTHER_FIELDS = 256
+"""So many fields of these names may belong to something else, such as the schema of a tool."""
+
 
 class PromptsWithPictures(ABC):
     """Makes prompts of texts and of what comes with them as pictures: loads these, and has them
@@ -61,6 +66,12 @@ class PromptsWithPictures(ABC):
         """The text of parts with markers in place of pictures. Raises RequestError."""
         plain = content_parts(parts, "content", takes_pictures=True)
         return self.as_text([part.get("text") for part in plain])
+
+    def check_body(self, data: bytes) -> None:
+        """Raise RequestError for the JSON of a prompt with far more pictures than it may have,
+        which need not be decoded to be refused.
+        """
+        self._loader.check_count(sum(map(data.count, _FIELDS)) - _OTHER_FIELDS)
 
     def taken_out(self, messages: Any) -> tuple[Any, list[GivenPicture]]:
         """The messages with markers in place of pictures, and these in order. Raises RequestError
