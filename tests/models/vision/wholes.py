@@ -294,6 +294,12 @@ WHOLES: dict[str, Whole] = {
         of_gemma4,
         cut((1, 4, 6), (1, 2, 8), (1, 4, 4), values=108),
     ),
+    "gemma4-bounded": Whole(
+        "gemma4",
+        GEMMA4_TOWER | {"use_clipped_linears": True},
+        of_gemma4,
+        cut((1, 4, 6), (1, 2, 8), (1, 4, 4), values=108),
+    ),
 }
 
 
@@ -324,6 +330,10 @@ def write_drawn(kind: Any, config: Any, folder: Any) -> torch.nn.Module:
     with torch.no_grad():
         for value in (*model.parameters(), *(b for n, b in model.named_buffers() if "std_" in n)):
             value.copy_(torch.randn_like(value) * 0.3)
+        for name, value in model.named_buffers():
+            if name.endswith(("put_min", "put_max")):  # each product has bounds that cut
+                sign = -1 if name.endswith("_min") else 1
+                value.copy_(sign * (0.2 + torch.rand(())))
     model.save_pretrained(folder)
     return model
 

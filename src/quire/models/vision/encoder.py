@@ -17,6 +17,7 @@ from torch import Tensor
 from quire.models.maker import Maker, tensors_within
 from quire.models.spec import Attention
 from quire.models.vision.blocks import VisionBlock, make_block
+from quire.models.vision.bounded import BoundedMaker
 from quire.models.vision.connector import RowFunction, make_connector
 from quire.models.vision.layout import PatchLayout, lay_out
 from quire.models.vision.pictures import Picture, frames_of, vectors_of
@@ -57,7 +58,13 @@ class VisionEncoder:
         is_in_quarters = spec.rope is not None and spec.rope.pairs == "quarters"
         turn = quarters_to_halves if is_in_quarters else None
         self._blocks: list[VisionBlock] = [
-            make_block(make, f"layers.{i}.", block, is_scaled=spec.layer_scale, turn=turn)
+            make_block(
+                BoundedMaker(make, f"layers.{i}.", block) if spec.is_bounded else make,
+                f"layers.{i}.",
+                block,
+                is_scaled=spec.layer_scale,
+                turn=turn,
+            )
             for i, block in enumerate(spec.blocks)
         ]
         self._norm = None if spec.final_norm is None else make.norm("norm", spec.final_norm)

@@ -14,6 +14,7 @@ from quire.models.parameters import (
     scaled,
 )
 from quire.models.vision.spec import (
+    BOUNDS,
     AveragePool,
     ConnectorStep,
     LearnedAxes,
@@ -22,6 +23,7 @@ from quire.models.vision.spec import (
     ProbePool,
     Project,
     VisionTower,
+    bounded_products,
     widths,
 )
 
@@ -47,6 +49,9 @@ def _leaves(t: VisionTower) -> Iterator[Parameter]:
         yield from norm_leaves("embed_norm", t.embed_norm, t.dim)
     for i, block in enumerate(t.blocks):
         at = f"layers.{i}."
+        if t.is_bounded:
+            for name in bounded_products(at, block):
+                yield from (_vector(f"{name}.{b}", 1) for b in BOUNDS)
         yield from (scaled(leaf, t.leaf_scales) for leaf in parts_of_block(at, block, t.dim))
         if t.layer_scale:
             yield _vector(at + "attn_scale", t.dim, "norm")

@@ -145,6 +145,17 @@ class Project:
     is_kernel: bool = False
 
 
+BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+"""The leaves of a product that is kept within bounds, after its weight; each is one number."""
+
+
+def bounded_products(at: str, block: Block) -> list[str]:
+    """The products of a block whose leaves' names begin with `at`."""
+    assert isinstance(block.mlp, Mlp), "a dense part"
+    inputs = ("mlp.gate", "mlp.up") if block.mlp.gated else ("mlp.up",)
+    return [at + name for name in (*(f"attn.{part}" for part in "qkvo"), *inputs, "mlp.down")]
+
+
 ConnectorStep = Merge | AveragePool | NormStep | Project
 
 
@@ -179,7 +190,8 @@ class VisionTower:
     other; `final_norm` is of these. `pool`: a frame becomes one row before the connector, which is
     not for a decoder but the result of a prompt that is the picture alone. `deepstack`: after block
     i of a pair, steps of their own. `tiles`: how a picture's rows are arranged; None: one after the
-    other. `leaf_scales`: that of decoders.
+    other. `leaf_scales`: that of decoders. `is_bounded`: inputs and results of the products in
+    blocks stay within bounds of each product (`BOUNDS`).
     """
 
     dim: int
@@ -201,6 +213,7 @@ class VisionTower:
     whole_blocks: tuple[int, ...] = ()
     deepstack: tuple[tuple[int, tuple[ConnectorStep, ...]], ...] = ()
     leaf_scales: tuple[tuple[str, float], ...] = ()
+    is_bounded: bool = False
     tiles: TiledPicture | None = None
     pool: ClassPool | ProbePool | None = None
 

@@ -11,6 +11,7 @@ from quire.models.spec import Attention, Block, Mlp, Norm
 from quire.models.vision.families.qwen_vl import axial_theta
 from quire.models.vision.rules import TowerFamily, WholeFamily
 from quire.models.vision.spec import (
+    BOUNDS,
     AveragePool,
     AxialRope,
     LearnedAxes,
@@ -45,7 +46,6 @@ def _connect_gemma3(c: ConfigReader, tower: VisionTower, width: int) -> VisionTo
 def _describe_gemma4(c: ConfigReader) -> VisionTower:
     dim, heads = c.integer("hidden_size", 768), c.integer("num_attention_heads", 12)
     kv_heads, head_dim = c.integer("num_key_value_heads", heads), c.integer("head_dim", 64)
-    c.only("use_clipped_linears", False)
     norm = Norm("rms_late_cast", c.number("rms_norm_eps", 1e-6))
     attn = Attention(
         *(heads, kv_heads, head_dim, 1.0), is_causal=False, qk_norm=norm, value_norm=True
@@ -67,6 +67,7 @@ def _describe_gemma4(c: ConfigReader) -> VisionTower:
         merge=c.integer("pooling_kernel_size", 3),
         positions=LearnedAxes(c.integer("position_embedding_size", 10240)),
         rope=AxialRope(axial_theta(c, 100.0), first="column", pairs="quarters"),
+        is_bounded=c.flag("use_clipped_linears", False),
     )
 
 
@@ -90,6 +91,16 @@ def _rules_gemma4(tower: VisionTower) -> tuple[Rule, ...]:
         rule("{prefix}patch_embedder.input_proj.{leaf}", "patch.{leaf}"),
         rule("{prefix}patch_embedder.position_embedding_table", "positions.weight"),
         *layer_rules(names, at="{prefix}encoder.layers.{layer}."),
+        *(
+            rule(
+                f"{{prefix}}encoder.layers.{{layer}}.{stored.removesuffix('.linear')}.{bound}",
+                f"layers.{{layer}}.{ours}.{bound}",
+                steps=("scalar",),
+            )
+            for stored, ours in names.items()
+            if stored.endswith(".linear")
+            for bound in BOUNDS
+        ),
         rule("{prefix}std_bias", "connector.0.shift"),
         rule("{prefix}std_scale", "connector.0.factor"),
     )
