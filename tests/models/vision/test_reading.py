@@ -1,5 +1,8 @@
 """The configs of published models become towers, key by key."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from quire.errors import UnknownConfigKey, UnsupportedArchitecture, UnsupportedConfigValue
@@ -12,6 +15,7 @@ from quire.models.reading.text_part import (
 )
 from quire.models.vision.families import read_vision
 from quire.models.vision.leaves import vision_leaves
+from tests.models.published_files import files
 from tests.models.vision.published import PUBLISHED
 
 FACTS = {
@@ -46,6 +50,15 @@ def test_published_models_are_read(name):
         *("num_image_tokens", "num_positions", "_vocab_size", "is_composition"),
     }
     assert {key.path[-1] for key in foreign} <= known_to_be_foreign
+
+
+def test_a_model_that_also_hears_is_read():
+    lines = (Path(files.__file__).parent / "configs.jsonl").read_text().splitlines()
+    [config] = [c["config"] for c in map(json.loads, lines) if c["name"] == "gemma-4-E2B"]
+    model, foreign = read_vision(text_part(config), 1536)
+    assert model.tower.is_bounded and len(model.tower.blocks) == 16
+    assert len(vision_leaves(model.tower)) == 659
+    assert not any("audio" in key.path[0] for key in foreign)
 
 
 def vision(name, **changes):

@@ -73,8 +73,14 @@ def _describe_gemma4(c: ConfigReader) -> VisionTower:
 
 def _connect_gemma4(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
     norm = Norm("rms_bare", c.subconfig("vision_config").number("rms_norm_eps", 1e-6))
+    c.ignore(*_OF_SOUNDS)  # which are not taken
     steps = (*tower.connector, NormStep(norm), Project(width, bias=False))
     return replace(tower, connector=steps)
+
+
+_OF_SOUNDS = (
+    *("audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index"),
+)
 
 
 def _rules_gemma4(tower: VisionTower) -> tuple[Rule, ...]:
