@@ -260,6 +260,10 @@ class EngineDeadError(EngineError):
         self.ended_with_group = False
 
 
+class WeightUpdateError(EngineError, RuntimeError):
+    """An update of the weights is not possible in the state that the engine is in (HTTP 409)."""
+
+
 class PeersLost(EngineDeadError):
     """Another core of a group that steps together is gone, so this one cannot step either; the
     group is restarted as a whole.

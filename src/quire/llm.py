@@ -20,7 +20,6 @@ from quire.engine.beam_runner import BeamRunner
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineBatch, OfflineRequests, one_at_a_time
-from quire.engine.unbuilt import UnbuiltTransferMethods
 from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.llm_pooling import PoolingMethods, UseTqdm
@@ -44,7 +43,7 @@ T = TypeVar("T")
 OutputKind = TypeVar("OutputKind", bound="RequestOutput | PoolingRequestOutput[Any]")
 
 
-class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
+class LLM(BlockingControl, PoolingMethods):
     """A model for offline use: `generate` and `chat` block until all prompts are answered.
 
     `model` is a folder or a hub id; None is the small model inside the package. Further keywords

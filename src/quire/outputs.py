@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
-from typing import Any, NoReturn, TypeAlias, TypeVar, overload
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar, overload
 
 import msgspec
 
@@ -155,6 +155,14 @@ PromptLogprobs: TypeAlias = list[Tokens | None] | FlatLogprobs
 """One entry per prompt token, the first of which is None."""
 
 
+class WeightVersionSpan(NamedTuple):
+    """Tokens `start` to `end` - 1 of a completion, which were drawn with weights of a version."""
+
+    start: int
+    end: int
+    version: str
+
+
 @reads_as_dataclass
 class CompletionOutput(msgspec.Struct, gc=False):
     """One completion of a request: all of it, or what is new, as the request's output kind says.
@@ -184,14 +192,14 @@ class CompletionOutput(msgspec.Struct, gc=False):
     """With `per_request_spec_decode_metrics`, when the completion has ended: what became of its
     drafts, a `RequestSpecDecodeMetrics`.
     """
+    weight_versions: list[WeightVersionSpan] | None = None
+    """The versions of the weights that its tokens were drawn with; None: all are of those that the
+    engine was started with.
+    """
 
     @property
     def sampling_mask(self) -> None:
         """None: which tokens sampling left possible is not reported."""
-
-    @property
-    def weight_versions(self) -> None:
-        """None: all tokens are of the weights that the engine was started with."""
 
     def finished(self) -> bool:
         """Whether nothing more will come."""
@@ -211,6 +219,7 @@ class CompletionOutput(msgspec.Struct, gc=False):
         self.error = new.error
         self.routed_experts = new.routed_experts
         self.spec_decode_metrics = new.spec_decode_metrics
+        self.weight_versions = new.weight_versions
 
 
 @reads_as_dataclass

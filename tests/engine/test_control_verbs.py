@@ -26,6 +26,12 @@ ARGUMENTS = {
     "add_lora": (LoRARequest("a", 1, "/a"),),
     "remove_lora": (1,),
     "pin_lora": (1,),
+    "init_weight_transfer_engine": ({"init_info": {}},),
+    "_receive_weights": ({},),
+    "_commit_weight_update": (None,),
+    "_abandon_weight_update": ("why",),
+    "set_weight_version": ("a",),
+    "update_weight_version": ("a",),
 }
 
 
@@ -111,4 +117,9 @@ def test_several_answers_become_one(method, answers, one):
 
 
 def test_what_has_effects_on_workers_is_not_sent_twice():
-    assert set(UTILITIES) - REPEATABLE == {"collective_rpc", "profile"}
+    of_updates = {
+        *("init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update"),
+        *("update_weights", "prepare_weight_update", "commit_weight_update"),
+        "abandon_weight_update",
+    }
+    assert set(UTILITIES) - REPEATABLE == {"collective_rpc", "profile"} | of_updates

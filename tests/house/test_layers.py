@@ -27,7 +27,7 @@ LEVELS = {
 
 ROOMS = {
     "unbuilt": 0, "counterparts": 0, "arguments": 0, "event_loop": 0, "progress": 0, "wire": 0,
-    "stats": 1, "control_verbs": 1,
+    "stats": 1, "control_verbs": 1, "weight_methods": 1,
     "outputs": 2,
     "core": 2,
     "process": 3,

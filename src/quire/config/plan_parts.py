@@ -19,6 +19,7 @@ from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.hardware.launched import LaunchedProcess
 from quire.models.formats.rounding_rules import RoundingRules
 from quire.models.pooling.spec import PoolerSpec
+from quire.params.weight_transfer import WeightTransferPlan
 from quire.tiers.kv_events_config import KVEventsPlan
 from quire.tiers.plan import KVTierPlan
 
@@ -76,7 +77,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     `stage_layers`, and each stage is shared by `tensor_parallel_size` workers. `num_threads` are
     each worker's own; `thread_cpus` lists the logical CPUs that the threads of each worker of these
     cores may run on, "" for any. `launched`: this process among those of an external launcher, of
-    which each has one worker; None: the engine starts its workers itself.
+    which each has one worker; None: the engine starts its workers itself. `weight_transfer`: how a
+    trainer sends new weights; None: none does.
     """
 
     device: str
@@ -100,6 +102,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_deterministic: bool
     profiler: ProfilerConfig | None
     worker_extension_cls: str | None
+    weight_transfer: WeightTransferPlan | None
     scheduler_cls: str | None
 
 

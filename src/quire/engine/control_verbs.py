@@ -15,10 +15,13 @@ import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from quire.engine.unbuilt import UnbuiltAsyncMethods, UnbuiltEngineMethods
+from quire.engine.unbuilt import UnbuiltAsyncMethods
+from quire.engine.weight_methods import (
+    AwaitedWeightMethods,
+    BlockingWeightMethods,
+    WeightVerbs,
+)
 from quire.engine.wire.control_calls import (
-    AwaitedFace,
-    BlockingFace,
     CoreMethod,
     PauseMode,
     Utility,
@@ -85,7 +88,7 @@ class WorkerVerbs:
         return Utility("save_sharded_state", (os.fspath(path), pattern, max_size))
 
 
-class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
+class ControlVerbs(WorkerVerbs):
     """The verbs of every face."""
 
     @verb(combine=all)
@@ -171,11 +174,6 @@ class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
         return Utility("get_supported_tasks")
 
     @verb()
-    def get_weight_version(self) -> Utility[str]:
-        """The version of the weights that the engine was started with; there are no others."""
-        return Utility("get_weight_version")
-
-    @verb()
     def check_lora(self, lora_request: LoRARequest) -> Utility[None]:
         """Raise RequestError for an adapter that cannot be used, as far as its config and the names
         and shapes of its tensors say so; nothing is loaded. `LLM.generate` and the like ask this
@@ -217,7 +215,7 @@ class ControlVerbs(WorkerVerbs, UnbuiltEngineMethods):
         return Utility("list_loras")
 
 
-class BlockingControl(ControlVerbs, BlockingFace):
+class BlockingControl(ControlVerbs, BlockingWeightMethods):
     """The verbs of `LLM` and `LLMEngine`: each blocks until it is done."""
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
@@ -230,7 +228,7 @@ class BlockingControl(ControlVerbs, BlockingFace):
         return self.collective_rpc("apply_model", args=(func,))
 
 
-class AwaitedControl(ControlVerbs, UnbuiltAsyncMethods, AwaitedFace):
+class AwaitedControl(ControlVerbs, UnbuiltAsyncMethods, AwaitedWeightMethods):
     """The verbs of `AsyncLLM`: each is awaited."""
 
     @verb("pause_scheduler", begins="paused", replay=lambda *_: ("keep", False))
@@ -266,7 +264,7 @@ class AwaitedControl(ControlVerbs, UnbuiltAsyncMethods, AwaitedFace):
 
 UTILITIES: dict[str, CoreMethod] = {
     entry.core.name: entry.core
-    for face in (WorkerVerbs, ControlVerbs, AwaitedControl)
+    for face in (WorkerVerbs, WeightVerbs, ControlVerbs, AwaitedControl)
     for entry in vars(face).values()
     if isinstance(entry, Verb)
 }

@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 
 from quire.errors import NotBuiltYet
 
-_TRANSFER = "Write a checkpoint and call collective_rpc('reload_weights'), or start a new engine."
-_ONE_VERSION = "Weights are those that the engine was started with, whose version is 'default'."
 _SNAPSHOT = "Use sleep() and wake_up(), or shut the engine down and start a new one."
 _CONNECTOR = "There is no KV connector: leave it out."
 
@@ -31,28 +29,9 @@ class Refused:
         return refuse
 
 
-class UnbuiltEngineMethods:
-    """Of every face of an engine, and of `EngineCore`."""
-
-    set_weight_version = Refused(_ONE_VERSION)
-
-
-class UnbuiltTransferMethods:
-    """Of `LLM` and `AsyncLLM`."""
-
-    init_weight_transfer_engine = Refused(_TRANSFER)
-    start_weight_update = Refused(_TRANSFER)
-    update_weights = Refused(_TRANSFER)
-    finish_weight_update = Refused(_TRANSFER)
-    start_draft_weight_update = Refused(_TRANSFER)
-    update_weight_version = Refused(_ONE_VERSION)
-    shutdown_weight_transfer_engine = Refused("There is no weight transfer to shut down.")
-
-
-class UnbuiltAsyncMethods(UnbuiltTransferMethods):
+class UnbuiltAsyncMethods:
     """Of `AsyncLLM` alone."""
 
-    compute_weight_checksums = Refused("Compare the files of the checkpoint.")
     checkpoint_prepare = Refused(_SNAPSHOT)
     checkpoint_restore = Refused(_SNAPSHOT)
     handle_fault = Refused("Cores that die are restarted without being asked: max_core_restarts.")
@@ -61,7 +40,7 @@ class UnbuiltAsyncMethods(UnbuiltTransferMethods):
     get_kv_event_sources = Refused(_CONNECTOR)
 
 
-class UnbuiltCoreMethods(UnbuiltEngineMethods):
+class UnbuiltCoreMethods:
     """Of `EngineCore` alone."""
 
     save_tensorized_model = Refused("Use save_sharded_state().")

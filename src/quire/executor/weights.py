@@ -11,11 +11,14 @@ from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.executor.packed_file import packed_file
 from quire.executor.platform import Platform
+from quire.executor.weight_transfer.backends import find_engine
+from quire.executor.weight_transfer.engines import WeightTransferEngine
 from quire.executor.worker import SaveWeights
 from quire.executor.worker_config import WorkerConfig
 from quire.models import find_family, read_spec
 from quire.models.adapters.banks import AdapterRoom
 from quire.models.cutting.stages import memory_places
+from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
@@ -24,7 +27,9 @@ from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.rounding.recipes import recipe_of
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import check_weights, load_model, save_sharded_state
-from quire.models.spec import PipelineStage
+from quire.models.spec import Decoder, PipelineStage
+from quire.models.updates.update import WeightUpdate
+from quire.ops import Ops
 from quire.quantization import Recipe
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
@@ -55,22 +60,72 @@ def make_loader(
             load_format=config.load_format,
             seed=config.model.seed,
         )
+    given, named = _arguments(config, platform, exchange, group, room, network, stored, stage)
+    return partial(load_model, *given, **named)
+
+
+def make_updater(
+    config: WorkerConfig,
+    platform: Platform,
+    model: RunnableModel,
+    exchange: ExpertExchange | None,
+    group: WorkerGroup | None,
+    room: AdapterRoom | None,
+    network: DraftNetwork | None,
+    stage: PipelineStage | None = None,
+) -> Callable[..., WeightUpdate] | None:
+    """Return the function that begins an update of the model, which `make_loader` has loaded; None
+    for a model of transformers.
+    """
+    if not isinstance(model, DecoderModel):
+        return None
+    given, named = _arguments(config, platform, exchange, group, room, network, None, stage)
+    return partial(WeightUpdate, model, *given, **named)
+
+
+def make_transfer(
+    config: WorkerConfig, platform: Platform, model: RunnableModel, rank: int
+) -> Callable[[], WeightTransferEngine] | None:
+    """Return the function that makes what receives a trainer's weights; None: the engine was
+    started without it. `rank`: the worker's number in its core.
+    """
+    plan = config.parallel.weight_transfer
+    if plan is None:
+        return None
+    kind = find_engine(plan.backend)
+    size = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+
+    def make() -> WeightTransferEngine:
+        engine = kind(plan, config.plan, platform.device.torch, model)
+        engine.rank = plan.core * size + rank
+        return engine
+
+    return make
+
+
+def _arguments(
+    config: WorkerConfig,
+    platform: Platform,
+    exchange: ExpertExchange | None,
+    group: WorkerGroup | None,
+    room: AdapterRoom | None,
+    network: DraftNetwork | None,
+    stored: PackedWeights | None,
+    stage: PipelineStage | None,
+) -> tuple[tuple[Path, Decoder, Ops], dict[str, Any]]:
+    """The arguments of `load_model`."""
     decoder = read_spec(config.model.hf_config, config.model.pooler)
-    return partial(
-        load_model,
-        Path(config.model.model_folder),
-        decoder,
-        platform.ops,
-        dtype=config.dtype,
-        kv_dtype=config.kv_dtype,
-        device=platform.device.torch,
-        load_format=config.load_format,
-        weights_folder=config.weights_folder,
-        seed=config.model.seed,
-        max_model_len=config.model.max_model_len,
-        family=find_family(config.model.hf_config, config.model.pooler),
-        storage=read_storage(config.model.hf_config),
-        options=ModelOptions(
+    return (Path(config.model.model_folder), decoder, platform.ops), {
+        "dtype": config.dtype,
+        "kv_dtype": config.kv_dtype,
+        "device": platform.device.torch,
+        "load_format": config.load_format,
+        "weights_folder": config.weights_folder,
+        "seed": config.model.seed,
+        "max_model_len": config.model.max_model_len,
+        "family": find_family(config.model.hf_config, config.model.pooler),
+        "storage": read_storage(config.model.hf_config),
+        "options": ModelOptions(
             recipe=_recipe(config),
             spread=exchange,
             group=group,
@@ -82,7 +137,7 @@ def make_loader(
             adapter_room=room,
             stored=stored,
         ),
-    )
+    }
 
 
 def make_checker(

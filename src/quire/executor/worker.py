@@ -10,9 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import EngineError, InvalidParameter, NotBuiltYet
 from quire.executor.adapter_support import AdapterSupport
 from quire.executor.profiler import Profiler
+from quire.executor.weight_transfer.session import WorkerWeights
+from quire.executor.weight_transfer.worker_methods import WeightMethods
 from quire.executor.worker_config import WorkerFacts
 from quire.models.adapters.weights import AdapterWeights
 from quire.models.loading.load_formats import open_files
@@ -26,6 +28,7 @@ from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
 from quire.runner.warm_up import run_first_steps
+from quire.step.faults import RowFailures
 from quire.step.plan import StepPlan
 from quire.step.transfers import TransferReport
 
@@ -38,7 +41,7 @@ class SaveWeights(Protocol):
     ) -> list[Path]: ...
 
 
-class Worker:
+class Worker(WeightMethods):
     """A device with its runner."""
 
     model_runner: ModelRunner
@@ -64,10 +67,14 @@ class Worker:
         profiler: Profiler | None = None,
         adapters: AdapterSupport | None = None,
         stored: PackedWeights | None = None,
+        weights: WorkerWeights | None = None,
+        place: tuple[int, int, int] = (0, 1, 1),
     ) -> None:
         """`save` writes the worker's weights; None: the model is one of transformers. `profiler`
         None: profiling is not possible. `adapters` None: the engine has none. `stored`: packed
-        weights that are kept for later starts; None: none are.
+        weights that are kept for later starts; None: none are. `weights` None: the model's are
+        those of the start. `place`: the number of the core, and of the workers that share a layer
+        and that run the model.
         """
         self.model_runner = runner
         self.facts = facts
@@ -77,7 +84,11 @@ class Worker:
         self._profiler = profiler
         self._adapters = adapters
         self._stored = stored
-        self.launch = runner.launch if profiler is None else self._launch_profiled
+        self.weights = weights or WorkerWeights(runner.model, None, None)
+        self.dp_rank, self.tp_size, self.world_size = place
+        self._launch = runner.launch if profiler is None else self._launch_profiled
+        self.launch = self._launch
+        self.weights.on_pending = self._settle_at_launch
         self.needs_host_ids = runner.needs_host_ids
 
     @property
@@ -162,6 +173,22 @@ class Worker:
         """
         self._residence.restore(tags)
 
+    def _settle_at_launch(self) -> None:
+        """Have the next step end what `load_weights` has begun on the model."""
+
+        def launch(plan: StepPlan, *given: Any, **named: Any) -> Step | NoTokens:
+            try:
+                self.weights.settle()
+            except EngineError as error:
+                if plan.num_tokens:
+                    rows = [*plan.decode_rows, *(chunk.row for chunk in plan.chunks)]
+                    raise RowFailures(dict.fromkeys(rows, str(error))) from error
+                return self._launch(plan, *given, **named)  # the rows change
+            self.launch = self._launch
+            return self._launch(plan, *given, **named)
+
+        self.launch = launch
+
     def reload_weights(
         self,
         weights_iterator: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor] | None = None,
@@ -178,6 +205,14 @@ class Worker:
         if is_checkpoint_format is not True:
             hint = "Name and store the tensors as a checkpoint does."
             raise NotBuiltYet("is_checkpoint_format", is_checkpoint_format, hint)
+        self._reload(weights_iterator, weights_path)
+        self.weights.replaced()
+
+    def _reload(
+        self,
+        weights_iterator: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor] | None,
+        weights_path: str | Path | None,
+    ) -> None:
         if weights_iterator is None and weights_path is None:
             self._residence.reload_weights()
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,15 @@ from quire.executor.kv_tier.opening import open_transfers
 from quire.executor.kv_tier.root import model_files, root_parts
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
-from quire.executor.weights import make_checker, make_loader, make_saver, stored_weights
+from quire.executor.weight_transfer.session import WorkerWeights
+from quire.executor.weights import (
+    make_checker,
+    make_loader,
+    make_saver,
+    make_transfer,
+    make_updater,
+    stored_weights,
+)
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.executor.worker_extension import worker_class
@@ -146,6 +155,12 @@ def build_worker(
         share = 1.0 if group is None else 1 / group.size
         share = share if stage is None else (stage.last - stage.first) / stage.count
         runner.transfers = open_transfers(config.memory.kv_tier, platform, kv_cache, parts, share)
+    tp_rank = 0 if group is None else group.rank
+    size = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+    rank = tp_rank
+    if stage is not None:
+        rank += config.parallel.tensor_parallel_size * _number_of(stage, config)
+    core = 0 if config.parallel.weight_transfer is None else config.parallel.weight_transfer.core
     return worker_class(config.parallel.worker_extension_cls)(
         runner,
         Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
@@ -160,7 +175,20 @@ def build_worker(
         save=None if stage is not None else make_saver(config, platform, group),
         adapters=support,
         stored=stored,
+        weights=WorkerWeights(
+            model,
+            make_updater(config, platform, model, exchange, group, room, network, stage),
+            make_transfer(config, platform, model, rank),
+            before_change=lambda: None if stored is None else stored.give_up(),
+        ),
+        place=(core, config.parallel.tensor_parallel_size, size),
     )
+
+
+def _number_of(stage: PipelineStage, config: WorkerConfig) -> int:
+    """The number of a stage."""
+    firsts = [0, *accumulate(config.parallel.stage_layers)]
+    return firsts.index(stage.first)
 
 
 def _runner(

@@ -133,6 +133,7 @@ class Assembly:
         self._make = Maker(
             *(weights, ops, max_model_len, options.recipe, options.group, adapters),
             stored=options.stored,
+            note_part=options.note_part,
         )
         self._spec, self._ops = spec, self._make.ops
         self._mixtures = MixtureMaker(self._make, options.spread, choices)

@@ -24,8 +24,8 @@ from quire.models.drafting.inputs import DraftStage
 from quire.models.layers import Embedding, StageInput
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weight_builder import WeightBuilder
-from quire.models.loading.weight_placement import FixedWeights, RunnableLayer
-from quire.models.maker import tensors_of, tensors_within
+from quire.models.loading.weight_placement import GivenWeights, RunnableLayer
+from quire.models.maker import Part, tensors_of, tensors_within
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops
 
@@ -42,7 +42,7 @@ class HiddenStates:
     experts: tuple[Tensor, ...] = ()
 
 
-class DecoderModel(FixedWeights):
+class DecoderModel(GivenWeights):
     """A decoder with its weights. Layers can be run in pieces (`layers[a:b]`); embedding and head
     are stages of their own.
     """
@@ -179,6 +179,10 @@ class DecoderModel(FixedWeights):
             return self._target.logits(hidden)
         self._use_slots(adapter_slots)
         return self.head.logits(hidden)
+
+    def named_parts(self) -> Iterator[tuple[str, Part]]:
+        """Each part that holds memory, once, by name."""
+        yield from self._parts
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The weight tensors by name as they are kept: fused, tied ones once.

@@ -59,9 +59,11 @@ class Maker:
         group: WorkerGroup | None,
         adapters: AdapterBanks | None,
         stored: PackedWeights | None = None,
+        note_part: Callable[[str, Part], None] | None = None,
     ) -> None:
         """`adapters` gets a bank for each product that adapters may change; None: there are no
-        adapters. `stored` has weights that were packed before; None: there are none.
+        adapters. `stored` has weights that were packed before; None: there are none. `note_part`:
+        see `ModelOptions`.
         """
         self.parts: list[tuple[str, Part]] = []
         self.weights = weights
@@ -70,6 +72,7 @@ class Maker:
         self.ops = own if adapters is None else adapted(own, adapters)
         self.adapters = adapters
         self._stored = stored
+        self._note_part = note_part
         self.max_model_len = max_model_len
         self.group = group
         self._recipe = recipe
@@ -117,6 +120,8 @@ class Maker:
     def keep(self, name: str, part: Part) -> None:
         """List a part that was made elsewhere."""
         self.parts.append((name, part))
+        if self._note_part is not None:
+            self._note_part(name, part)
 
     def tensor(
         self,
@@ -380,13 +385,16 @@ def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
                 yield from tensors_of(f"{name}.{expert}.{which}", weight)
 
 
-def tensors_within(part: object) -> Iterator[Tensor]:
-    """Yield the tensors of a part, which may be in a provider's own format."""
+def tensors_within(part: object, *, with_addresses: bool = True) -> Iterator[Tensor]:
+    """Yield the tensors of a part, which may be in a provider's own format. with_addresses: also
+    those that have no values, but places in memory.
+    """
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, list | tuple):
         for item in part:
-            yield from tensors_within(item)
+            yield from tensors_within(item, with_addresses=with_addresses)
     elif is_dataclass(part) and not isinstance(part, type):
         for field in fields(part):
-            yield from tensors_within(getattr(part, field.name))
+            if with_addresses or not field.metadata.get("addresses"):
+                yield from tensors_within(getattr(part, field.name), with_addresses=with_addresses)

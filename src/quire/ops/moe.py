@@ -42,6 +42,10 @@ class MoeArgs:
         assert self.bound is None or (self.clamp is None and self.gated)
 
 
+ADDRESSES = {"addresses": True}
+"""The metadata of a dataclass's field whose tensor has places in memory, and not values."""
+
+
 class ExpertWeights(Protocol):
     """The packed weights of all experts of a layer."""
 

@@ -42,6 +42,14 @@ OP_PROVIDERS: NameTable[str | Callable[..., Any]] = NameTable(
 Quire, on every device; each implementation says what it supports.
 """
 
+WEIGHT_TRANSFERS: NameTable[str | type] = NameTable(
+    "backend of weight transfers",
+    reserved=("nccl", "ipc", "sparse_nccl", "sharded_rdt", "nccl_m2n", "modelexpress"),
+    check=_check_named,
+    home="quire.plugins.tables:WEIGHT_TRANSFERS",
+)
+"""Classes below `WeightTransferEngine` (quire.executor.weight_transfer.engines)."""
+
 EC_CONNECTORS: NameTable[str | type] = NameTable(
     "connector of encoder caches",
     reserved=("ECExampleConnector",),

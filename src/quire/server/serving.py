@@ -16,6 +16,7 @@ from quire.server.admin import ADMIN_ROUTES
 from quire.server.app import Access, build_app
 from quire.server.assemble import Siblings, access_of, build_server, listening_of, load_modules
 from quire.server.context import RouteEntry, Server
+from quire.server.control.weight_routes import WEIGHT_ROUTES
 from quire.server.endpoint_plugins import EndpointPlugins
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
 from quire.server.page.history import keep_history
@@ -58,7 +59,7 @@ async def serve(
     app = await _public_app(server, access, args, with_admin=with_admin)
     served = [(make_listener(app, how), listener)]
     if admin_listener is not None:
-        app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
+        app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES, *WEIGHT_ROUTES))
         served.append((make_listener(app, how, _MOST_ADMINISTRATORS), admin_listener))
 
     def begin() -> None:
@@ -154,5 +155,5 @@ def _routes(args: ServerArgs, *, with_admin: bool) -> list[RouteEntry]:
     if args.enable_tokenizer_info_endpoint:
         routes.append(TOKENIZER_INFO)
     if with_admin:
-        routes += ADMIN_ROUTES
+        routes += (*ADMIN_ROUTES, *WEIGHT_ROUTES)
     return routes

@@ -167,9 +167,52 @@ class ScriptedCore:
         """The tasks of a text model's core."""
         return ("generate",)
 
+    weight_version = "default"
+    _is_updating = False
+
     def get_weight_version(self) -> str:
-        """The weight version of the core."""
-        return "default"
+        """The last name that it was given."""
+        return self.weight_version
+
+    def set_weight_version(self, weight_version: str) -> None:
+        """Note the name."""
+        self.weight_version = weight_version
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Do nothing: there are no weights."""
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Do nothing."""
+
+    def start_weight_update(self, is_draft: bool = False) -> None:
+        """Note that an update is open."""
+        self._is_updating = True
+
+    def is_updating_weights(self) -> bool:
+        """Whether one is."""
+        return self._is_updating
+
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Do nothing."""
+
+    def prepare_weight_update(self) -> int:
+        """No tensor has come."""
+        return 0
+
+    def commit_weight_update(
+        self, weight_version: str | None = None, is_lost: bool = False
+    ) -> None:
+        """Note the name, and that none is open."""
+        self._is_updating = False
+        self.weight_version = weight_version or self.weight_version
+
+    def abandon_weight_update(self, reason: str) -> None:
+        """Note that none is open."""
+        self._is_updating = False
+
+    def compute_weight_checksums(self) -> dict[str, str]:
+        """There are none."""
+        return {}
 
     def check_lora(self, folder: str) -> None:
         """Do nothing: every adapter can be used."""

@@ -600,6 +600,12 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "The plugin of an installed package that makes prompts of data for a model that pools, and "
         "data of their results (docs/plugins.md). None: that of the key in config.json, if any.",
     )
+    weight_transfer_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
+        None,
+        "How a trainer sends new weights: backend, which is 'nccl' (a process group, by gloo on a "
+        "CPU), 'ipc' (memory of this host) or the name of a plugin's (docs/weight_updates.md). "
+        "None: none does.",
+    )
     worker_extension_cls: str | None = SAMPLING_AND_OUTPUT.text(
         "",
         "A class of your own as 'module.Class', whose methods workers get: `collective_rpc` calls "

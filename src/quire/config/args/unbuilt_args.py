@@ -174,9 +174,6 @@ class UnbuiltArgs(ForeignArgs):
         "Prompts are rendered in the API server: --api-server-count.",
     )
     # Transfer, observation
-    weight_transfer_config: dict[str, Any] | None = unbuilt(
-        None, "how a trainer sends weights", "Weights are loaded from files."
-    )
     additional_config: dict[str, Any] | None = unbuilt(
         {}, "options of other platforms", "It belongs to other platforms: leave it out.", None
     )

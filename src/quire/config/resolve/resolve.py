@@ -46,6 +46,7 @@ from quire.hardware.launched import LaunchedProcess
 from quire.hardware.placement import place
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory, RecurrentState
 from quire.models.loading.folder_files import AUTOMATIC_FORMATS
+from quire.params.weight_transfer import weight_transfer_plan
 
 _LARGE_VOCABULARY = 32_768
 """Tokens from which on reading the vocabulary for grammars takes a noticeable time."""
@@ -253,6 +254,9 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     extension = args.worker_extension_cls or None
     why = "worker_extension_cls" + (" was given" if extension else ": none")
     d.decide("worker_extension_cls", extension, why)
+    transfer = weight_transfer_plan(args.weight_transfer_config)
+    why = "weight_transfer_config" + (" was given" if transfer else ": none")
+    d.decide("weight_transfer", transfer, why)
     scheduler = importable_name("scheduler_cls", args.scheduler_cls)
     why = "scheduler_cls was given" if scheduler else "Quire's own"
     d.decide("scheduler_cls", scheduler, why)

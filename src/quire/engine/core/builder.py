@@ -24,6 +24,7 @@ from quire.errors import InvalidParameter, PluginError
 from quire.executor.abstract import BuiltExecutor
 from quire.executor.backends import find_executor
 from quire.executor.platform import Platform
+from quire.executor.uniproc import LocalWorkers
 from quire.grammar.compiler import GrammarCompiler
 from quire.hardware.affinity import bound_thread
 from quire.models import read_spec
@@ -67,7 +68,11 @@ def core_over(
     plan: EnginePlan, executor: BuiltExecutor, exchange: ExpertExchange | None = None
 ) -> EngineCore:
     """Build the core of a plan on existing workers."""
-    return EngineCore(**core_parts(plan, executor, exchange))
+    core = EngineCore(**core_parts(plan, executor, exchange))
+    if isinstance(executor, LocalWorkers):  # programs reach the models of these
+        for worker in executor.workers:
+            worker.weights.on_change = core.note_changed_weights
+    return core
 
 
 def core_parts(

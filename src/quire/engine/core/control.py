@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.engine.core.adapter_verbs import AdapterVerbs
 from quire.engine.core.features import CoreFeature
+from quire.engine.core.weight_verbs import BY_NAME, CoreWeights, call_by_name
 from quire.engine.unbuilt import UnbuiltCoreMethods
 from quire.errors import EngineError, InvalidParameter
 from quire.executor.abstract import Executor
@@ -33,13 +34,24 @@ OF_THE_CORE = {
     "forget_tier": "Call reset_prefix_cache(reset_connector=True) of the engine.",
     "settle_transfers": "Call reset_prefix_cache() of the engine.",
     **dict.fromkeys(("take_transfers", "wait_for_transfers"), "Read the engine's metrics."),
+    "connect_trainer": "Call init_weight_transfer_engine() of the engine.",
+    "disconnect_trainer": "Call shutdown_weight_transfer_engine() of the engine.",
+    "begin_update": "Call start_weight_update() of the engine.",
+    "receive_weights": "Call update_weights() of the engine.",
+    "finish_receiving": "Call finish_weight_update() of the engine.",
+    "abandon_update": "Call finish_weight_update() of the engine.",
 }
 """Methods of workers that the core alone calls, and what to do instead."""
 
 LEAVE_WEIGHTS = frozenset(
     (
         *("check_health", "get_supported_tasks", "kv_cache_bytes", "profile", "run_first_steps"),
-        *("save_sharded_state", "check_adapter"),
+        *(
+            "save_sharded_state",
+            "check_adapter",
+            "compute_weight_checksums",
+            "count_weight_changes",
+        ),
     )
 )
 """Methods of workers after which the weights are certainly those of before; what a user's own
@@ -47,7 +59,7 @@ method or function does to them is not known.
 """
 
 
-class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
+class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
     """The control methods of `EngineCore`, and the state that they change: paused, asleep, awake.
 
     `keeps_weights`: other cores share its experts and compute with its weights while it sleeps.
@@ -95,9 +107,19 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
     def resume_scheduler(self) -> None:
         """Undo `pause_scheduler`; while memory is released, scheduling resumes with `wake_up`."""
         self._is_paused = False
+        if self._held():
+            return  # the end of the update goes on
         self._abandon_waiting()
-        if not self._asleep:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Schedule again, unless something else still keeps steps from running."""
+        if not self._asleep and not self._is_paused and not self._held():
             self.scheduler.pause = Pause.NONE
+
+    @property
+    def has_weights(self) -> bool:
+        return "weights" not in self._asleep
 
     def is_scheduler_paused(self) -> bool:
         """Whether new requests wait, for any reason."""
@@ -130,8 +152,8 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         waiting, self._waiting = self._waiting, []
         for future, _ in waiting:
             future.set_exception(EngineError("The pause was ended before it was complete."))
-        if waiting and not self._asleep and not self._is_paused:
-            self.scheduler.pause = Pause.NONE
+        if waiting:
+            self._go_on()
 
     # sleeping
 
@@ -160,15 +182,15 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         for tag in wanted:
             if tag not in WAKE_TAGS:
                 raise InvalidParameter("tags", tags, f"the tags are {', '.join(WAKE_TAGS)}")
-        self._abandon_waiting()
+        if not self._held():
+            self._abandon_waiting()
         memory = [tag for tag in wanted if tag in self._asleep and tag != "scheduling"]
         if memory:
             self.executor.collective_rpc("wake_up", (memory,), {})
             self._asleep.difference_update(memory)
         if self._asleep == {"scheduling"} and (memory or "scheduling" in wanted):
             self._asleep.clear()
-            if not self._is_paused:
-                self.scheduler.pause = Pause.NONE
+            self._go_on()
         return not self._asleep
 
     def is_sleeping(self) -> bool:
@@ -227,17 +249,13 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         tasks: tuple[str, ...] = self.executor.collective_rpc("get_supported_tasks", (), {})[0]
         return tasks
 
-    def get_weight_version(self) -> str:
-        """The version of the weights, which never change after the start."""
-        return "default"
-
     def collective_rpc(
         self,
         method: str | Callable[..., Any],
         timeout: float | None = None,
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> list[Any]:
+    ) -> list[Any] | Future[list[Any]]:
         """Call a method of every worker by name, or a function with the worker as first argument;
         they are in this process, so `timeout` must be None. Raises InvalidParameter for a method
         by which the core itself changes what workers have.
@@ -247,6 +265,8 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         if method in OF_THE_CORE:
             allowed = "the core has to know of it, or it would go on as if nothing had happened"
             raise InvalidParameter("method", method, allowed, OF_THE_CORE[str(method)])
+        if method in BY_NAME:
+            return _as_list(call_by_name(self, str(method), args, kwargs))
         # each worker reads an iterator to its end
         given = {
             name: list(value) if isinstance(value, Iterator) else value
@@ -254,10 +274,11 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         }
         results = self.executor.collective_rpc(method, tuple(args), given)
         if method == "reload_weights":  # raises, and changes nothing, where it fails
-            self.scheduler.change_weights()
+            self._reloaded()
         if method not in LEAVE_WEIGHTS:
             for feature in self.features:
                 feature.weights_may_differ()
+            self._note_worker_changes()
         return results
 
     def profile(
@@ -277,6 +298,22 @@ class CoreControl(AdapterVerbs, UnbuiltCoreMethods, ABC):
         """Write every worker's part of the weights into a folder; returns the files."""
         written = self.executor.collective_rpc("save_sharded_state", (path, pattern, max_size), {})
         return [file for files in written for file in files]
+
+
+def _as_list(answer: Any) -> list[Any] | Future[list[Any]]:
+    """The answer of a method of the core as one of workers."""
+    if not isinstance(answer, Future):
+        return [None]
+    listed: Future[list[Any]] = Future()
+
+    def done(found: Future[Any]) -> None:
+        if (error := found.exception()) is not None:
+            listed.set_exception(error)
+        else:
+            listed.set_result([None])
+
+    answer.add_done_callback(done)
+    return listed
 
 
 def _complete(future: Future[None], then: Callable[[], None]) -> None:

@@ -114,6 +114,9 @@ class EngineCore(CoreControl):
         """As `add_request`, for a request that has been decoded: it has a handle, and its fields
         are of their types.
         """
+        if self.refusal is not None:
+            self._refuse(request.handle, self.refusal)
+            return
         if request.continues:
             self._continue(request)
             return
@@ -280,6 +283,11 @@ class EngineCore(CoreControl):
                 self.scheduler.abort(handle)
                 self._refused.append(Finished(handle, FinishReason.ABORT))
 
+    def _fail_all(self, text: str) -> None:
+        for handle in list(self.scheduler.requests):
+            self.scheduler.abort(handle)
+            self._refuse(handle, text)
+
     def _refuse(self, handle: int, text: str) -> None:
         self._refused.append(_refusal(handle, text))
 
@@ -304,6 +312,7 @@ class EngineCore(CoreControl):
             parts=_parts(runner_output, scheduler_output) if runner_output else [],
             stats=self._stats() if self._log_stats else None,
             timestamp=self._clock(),
+            weight_version=self.weight_version,
         )
         if self._direct.names:
             self._direct.name(outputs)

@@ -33,7 +33,11 @@ def of_core(plan: EnginePlan, core: int, num_deaths: int = 0) -> EnginePlan:
     events = plan.memory.kv_events
     if events is not None:
         events = msgspec.structs.replace(events, rank=core, num_deaths=num_deaths)
-    return plan.changed(thread_cpus=parallel.thread_cpus[first : first + size], kv_events=events)
+    transfer = parallel.weight_transfer
+    if transfer is not None:
+        transfer = msgspec.structs.replace(transfer, core=core)
+    cpus = parallel.thread_cpus[first : first + size]
+    return plan.changed(thread_cpus=cpus, kv_events=events, weight_transfer=transfer)
 
 
 def cpus_of_core(plan: EnginePlan) -> frozenset[int]:

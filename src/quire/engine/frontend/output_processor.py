@@ -21,7 +21,7 @@ from quire.engine.outputs.kept_part import PartKind
 from quire.engine.outputs.kinds import PLAIN_KINDS
 from quire.engine.outputs.logprobs import LogprobFrame, OutputLogprobs
 from quire.engine.stats.step_stats import IterationStats, finished_stats, note_tokens
-from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
+from quire.engine.wire.messages import FIRST_VERSION, EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.outputs import RequestOutput, RequestStateStats
 from quire.params import PoolingParams, SamplingParams
@@ -127,9 +127,13 @@ class OutputProcessor(HasCounterparts):
         frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
         ended = {finished.handle: finished for finished in outputs.finished}
         position = 0
+        version = outputs.weight_version
+        is_first = version == FIRST_VERSION
         for handle, ids in _rows(outputs):
             state = self._states.get(handle)
             if isinstance(state, RequestState) and ids:
+                if not is_first or state.versions is not None:
+                    state.note_version(version)
                 end = ended.pop(handle, None) if ended else None
                 if stats is not None and state.times is not None:
                     note_tokens(stats, state.times, len(ids), outputs.timestamp)

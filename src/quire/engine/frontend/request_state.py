@@ -12,6 +12,7 @@ from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.output_text import OutputText
 from quire.engine.outputs.kept_part import KeptPart
 from quire.engine.outputs.logprobs import MAX_CONTEXT, LogprobFrame, OutputLogprobs
+from quire.engine.wire.messages import FIRST_VERSION
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.lora.request import LoRARequest
 from quire.observability.tracing import RequestSpan
@@ -19,6 +20,7 @@ from quire.outputs import (
     CompletionOutput,
     RequestOutput,
     RequestStateStats,
+    WeightVersionSpan,
     make_request_output,
 )
 from quire.params import RequestOutputKind
@@ -114,7 +116,7 @@ class RequestState:
 
     __slots__ = (
         *("_interval", "_kind", "_num_given", "engine_index", "group", "handle", "index"),
-        *("is_ended", "kept", "logprobs", "max_tokens", "text", "times"),
+        *("is_ended", "kept", "logprobs", "max_tokens", "text", "times", "versions"),
     )
 
     def __init__(
@@ -142,6 +144,16 @@ class RequestState:
         self._kind = group.output_kind
         self._interval = interval
         self._num_given = 0
+        self.versions: list[tuple[int, str]] | None = None
+        """The places of the first tokens that were drawn with weights of each version."""
+
+    def note_version(self, version: str) -> None:
+        """The next tokens were drawn with weights of this version."""
+        place = len(self.text.token_ids)
+        if self.versions is None:
+            self.versions = [(0, FIRST_VERSION)] if place else []
+        if not self.versions or self.versions[-1][1] != version:
+            self.versions.append((place, version))
 
     def take_in(
         self, ids: Sequence[int], ends_request: bool, frame: LogprobFrame | None, position: int
@@ -220,6 +232,10 @@ class RequestState:
     def _completion(self) -> CompletionOutput:
         completion = self._delta() if self._kind is _DELTA else self._whole()
         completion.lora_request = self.group.lora_request
+        if self.versions is not None:
+            ends = [start for start, _ in self.versions[1:]] + [len(self.text.token_ids)]
+            spans = zip(self.versions, ends, strict=True)
+            completion.weight_versions = [WeightVersionSpan(s, end, v) for (s, v), end in spans]
         return completion
 
     def _delta(self) -> CompletionOutput:

@@ -43,4 +43,5 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs:
         timestamp=outputs.timestamp,
         engine_index=outputs.engine_index,
         incarnation=outputs.incarnation,
+        weight_version=outputs.weight_version,
     )

@@ -31,11 +31,14 @@ from quire.params.thinking import Thinking
 from quire.processes.codec import MessageEncoder, num_bytes
 from quire.step.columns import AnyPart, LogprobColumns
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Front end and core must have the same; HELLO and READY carry it."""
 
 CLIENT_SHIFT = 40
 """`handle >> CLIENT_SHIFT` is the index of the front end that gave the handle."""
+
+FIRST_VERSION = "default"
+"""The version of the weights that an engine starts with."""
 
 MOST_RESULT_BYTES = 2**30
 """Bytes that the result of a call may have."""
@@ -320,6 +323,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     protocol_version: int = 0
     sequence: int = 0
     names: dict[int, str] = {}
+    weight_version: str = FIRST_VERSION
 
     @property
     def outputs(self) -> OutputList:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from quire.kernels.cpu.lora_ops import CpuBank, bank_tensors
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.formats.coded import CodedWeight, of_one_kind
 from quire.ops.formats.row_stack import RowStack
-from quire.ops.moe import ExpertAdapters, Experts, MoeArgs, pack_each
+from quire.ops.moe import ADDRESSES, ExpertAdapters, Experts, MoeArgs, pack_each
 from quire.ops.quantized import WeightFormat
 from quire.ops.routing import RouteArgs
 
@@ -32,7 +32,7 @@ class CpuExperts:
     experts: int
     up: tuple[CpuLinear, ...]
     down: tuple[CpuLinear, ...]
-    native: Tensor
+    native: Tensor = field(metadata=ADDRESSES)
 
 
 class ExpertOps:

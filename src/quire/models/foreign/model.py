@@ -19,12 +19,12 @@ from quire.models.foreign.own_caches import OwnCaches
 from quire.models.foreign.packing import PackedEmbedding, PackedExperts, PackedLinear
 from quire.models.foreign.parts import GivenPositions, split
 from quire.models.foreign.spec import ForeignDecoder
-from quire.models.loading.weight_placement import FixedWeights
+from quire.models.loading.weight_placement import GivenWeights
 from quire.models.maker import tensors_within
 from quire.ops import Batch, Ops
 
 
-class ForeignModel(FixedWeights):
+class ForeignModel(GivenWeights):
     """A causal language model of transformers with its weights, in one piece."""
 
     def __init__(

@@ -69,7 +69,7 @@ def open_leaves(
     """
     if files is None and load_format == "dummy":
         draw = RandomLeaves(seed) if device.type == "cpu" else DeviceRandomLeaves(seed, device)
-        yield OpenLeaves(_parts_of(draw, decoder, own, group))
+        yield OpenLeaves(_own_parts_of(draw, decoder, own, group))
         return
     if files is None and load_format == "sharded_state":
         rank, size = (0, 1) if group is None else (group.rank, group.size)
@@ -84,7 +84,7 @@ def open_leaves(
         coded = frozenset(leaf.name for s in in_codes for leaf in s.leaves)
         scales = {} if kv_dtype is None else used_cache_scales(files, storage, kv_dtype)
         sources = _sources(files, stored) if has_sources else {}
-        read = _parts_of(StoredLeaves(files, stored), decoder, own, group)
+        read = _own_parts_of(StoredLeaves(files, stored), decoder, own, group)
         yield OpenLeaves(read, coded, scales, sources)
 
 
@@ -130,14 +130,17 @@ class StoredLeaves:
         return coded_leaves(stored, weight)
 
 
-def _parts_of(read: Read, decoder: Decoder, own: Decoder, group: WorkerGroup | None) -> Read:
+def _own_parts_of(read: Read, decoder: Decoder, own: Decoder, group: WorkerGroup | None) -> Read:
     """Reads of each leaf of `decoder` what a worker of the group, with the decoder `own`, has of
     it, and no more of the file.
     """
     if group is None:
         return read
-    whole = parameters(decoder)
-    parts = own_parts(decoder, own, group.rank, group.size)
+    return parts_of(read, parameters(decoder), own_parts(decoder, own, group.rank, group.size))
+
+
+def parts_of(read: Read, whole: Mapping[str, Parameter], parts: Mapping[str, LeafPart]) -> Read:
+    """Reads `parts` of the leaves that `read` gives, whose names `whole` has."""
 
     def read_part(leaf: Parameter) -> Tensor | CodedWeight:
         part, tensor = parts.get(leaf.name), read(whole[leaf.name])

@@ -10,6 +10,7 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.models.adapters.banks import AdapterRoom
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_placement import WeightPlacement
+from quire.models.maker import Part
 from quire.models.spec import PipelineStage
 from quire.quantization import UNQUANTIZED, Recipe
 
@@ -28,7 +29,8 @@ class ModelOptions:
     layer before the final norm). With `keeps_experts` every pass returns the chosen experts.
     `make_placement` makes what keeps the weights of layers; None: they are where they are made.
     `adapter_room`: the adapters that the model has room for; None: it has none. `stored`: packed
-    weights of earlier starts, and for later ones; None: there are none.
+    weights of earlier starts, and for later ones; None: there are none. `note_part` is called with
+    the name of each part that holds memory, and the part, as soon as it is made.
     """
 
     recipe: Recipe = UNQUANTIZED
@@ -41,3 +43,4 @@ class ModelOptions:
     make_placement: Callable[[], WeightPlacement] | None = None
     adapter_room: AdapterRoom | None = None
     stored: PackedWeights | None = None
+    note_part: Callable[[str, Part], None] | None = None

@@ -130,6 +130,10 @@ class PackedWeights:
             self._thread.join()
             self._thread = None
 
+    def give_up(self) -> None:
+        """Write no more: the weights in memory are about to change."""
+        self._stop()
+
     def _stop(self) -> None:
         """Stop writing what an earlier loading has packed."""
         self._goes_on = False

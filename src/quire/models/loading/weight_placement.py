@@ -4,8 +4,8 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -51,12 +51,20 @@ class WhereMade:
         return layers
 
 
-class FixedWeights:
-    """A model whose weights are those that it was loaded with."""
+class GivenWeights:
+    """A model that is given new weights by name, where a worker has set what takes them."""
 
-    def load_weights(self, weights: object) -> NoReturn:
-        """Raise NotBuiltYet."""
-        hint = (
-            "Give all of them: collective_rpc('reload_weights', kwargs={'weights_iterator': ...})."
-        )
-        raise NotBuiltYet("method", "load_weights", hint)
+    weight_sink: Callable[[Iterable[tuple[str, Tensor]]], set[str]] | None = None
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Replace weights in place: pairs of a checkpoint's name and a tensor, which are copied, in
+        any order and over several calls; returns the names that are the model's.
+
+        What is one weight in the model changes when all its tensors have come. Raises LoadError
+        for what does not fit, NotBuiltYet where no worker has the model.
+        """
+        if self.weight_sink is None:
+            raise NotBuiltYet(
+                "method", "load_weights", "Call it on the model of an engine's worker."
+            )
+        return self.weight_sink(weights)

@@ -92,7 +92,7 @@ def load_model(
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     group = options.group
-    own = _own_part(decoder, options.recipe, storage, group)
+    own = own_part(decoder, options.recipe, storage, group)
     if options.stage is not None:
         own = cut(own, options.stage)
 
@@ -159,7 +159,7 @@ def check_weights(
     """
     recipe = for_decoder(recipe, family, decoder)
     with open_leaves(
-        *(folder, decoder, _own_part(decoder, recipe, storage, group)),
+        *(folder, decoder, own_part(decoder, recipe, storage, group)),
         load_format=load_format,
         device=device,
         family=family,
@@ -194,7 +194,7 @@ def save_sharded_state(
     """
     check_pattern(pattern)
     recipe = for_decoder(recipe, family, decoder)
-    own = _own_part(decoder, recipe, storage, group)
+    own = own_part(decoder, recipe, storage, group)
     with open_leaves(
         *(folder, decoder, own),
         load_format=load_format,
@@ -214,7 +214,7 @@ def save_sharded_state(
         return save_leaves(target, rank, parameters(own).values(), leaves.read, max_size=max_size)
 
 
-def _own_part(
+def own_part(
     decoder: Decoder, recipe: Recipe, storage: Storage | None, group: WorkerGroup | None
 ) -> Decoder:
     """The part of the decoder that a worker has."""

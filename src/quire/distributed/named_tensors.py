@@ -1,0 +1,95 @@
+"""The description of tensors that are sent: names, types and shapes, and how they are put together
+into buffers. Trainer and worker follow from it in which order they send and receive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.errors import InvalidParameter
+
+BUFFER_BYTES = 1 << 30
+"""After so many bytes a buffer is sent."""
+
+
+class TensorMeta(NamedTuple):
+    """A tensor's name, type and shape."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def dtype_name(self) -> str:
+        """The type's name without that of torch."""
+        return str(self.dtype).removeprefix("torch.")
+
+
+def metas_of(
+    names: Sequence[str], dtype_names: Sequence[str], shapes: Sequence[Sequence[int]]
+) -> list[TensorMeta]:
+    """The tensors that three lists describe. Raises InvalidParameter for lists that are not equally
+    long, and for what is not a type or a shape.
+    """
+    if not len(names) == len(dtype_names) == len(shapes):
+        counts = f"{len(names)}, {len(dtype_names)} and {len(shapes)}"
+        raise InvalidParameter("update_info", counts, "as many names as dtype_names and shapes")
+    each = zip(names, map(_dtype, dtype_names), map(_shape, shapes), strict=True)
+    return [TensorMeta(*meta) for meta in each]
+
+
+def chunks_of(metas: Iterable[TensorMeta], limit: int) -> Iterator[list[TensorMeta]]:
+    """Tensors that are sent as one buffer: each buffer ends with the tensor by which it has more
+    than `limit` bytes, or with the last one.
+    """
+    chunk: list[TensorMeta] = []
+    total = 0
+    for meta in metas:
+        chunk.append(meta)
+        total += meta.nbytes
+        if total > limit:
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
+
+
+def views_of(buffer: Tensor, metas: Sequence[TensorMeta]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that lie one after the other in a buffer of bytes. One whose place is not a
+    multiple of its items' size is copied.
+    """
+    at = 0
+    for meta in metas:
+        data = buffer[at : at + meta.nbytes]
+        at += meta.nbytes
+        if data.storage_offset() % meta.dtype.itemsize:
+            data = data.clone()
+        yield meta.name, data.view(meta.dtype).view(meta.shape)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The values as bytes [n]."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, str(name).removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise InvalidParameter("dtype_names", name, "a type of torch, such as 'bfloat16'")
+    return found
+
+
+def _shape(given: Sequence[int]) -> tuple[int, ...]:
+    if any(not isinstance(n, int) or n < 0 for n in given):
+        raise InvalidParameter("shapes", list(given), "lists of numbers that are not negative")
+    return tuple(given)

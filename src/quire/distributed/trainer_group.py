@@ -1,0 +1,193 @@
+"""A group of a trainer's processes and an engine's workers, which is not torch's one per process:
+what vLLM calls `StatelessProcessGroup` and `PyNcclCommunicator`.
+
+The first process serves a store at an address that all know; tensors go by gloo, or by NCCL where
+they are in a GPU's memory. Nothing that comes is unpickled.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, distributed
+
+from quire.encodable import to_msgpack
+from quire.errors import InvalidParameter, PeersLost, WeightUpdateError
+
+TIMEOUT_S = 240.0
+"""How long one process waits for the others: less than a front end waits for a turn of its core."""
+_LOOPBACK = "127.0.0.1"
+
+
+class StatelessProcessGroup:
+    """The store of a group, and this process's number in it."""
+
+    def __init__(self, rank: int, world_size: int, store: Any, hostname: str) -> None:
+        """`hostname` is the address of this process that the others reach."""
+        self.rank = rank
+        self.world_size = world_size
+        self.store = store
+        self.hostname = hostname
+        self._count = 0
+        self.num_communicators = 0
+
+    @classmethod
+    def create(
+        cls,
+        host: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        data_expiration_seconds: int = 3600,
+        store_timeout: float = TIMEOUT_S,
+    ) -> StatelessProcessGroup:
+        """Join the group whose first process listens at `host`:`port`; every process calls this.
+        What is in the store stays there, whatever `data_expiration_seconds` says.
+
+        Raises InvalidParameter for a rank outside of the group, WeightUpdateError if the first
+        process cannot be reached in `store_timeout` seconds.
+        """
+        if not 0 <= rank < world_size:
+            raise InvalidParameter("rank", rank, f"from 0 to world_size - 1 = {world_size - 1}")
+        try:
+            store = distributed.TCPStore(  # type: ignore[attr-defined]
+                host,
+                port,
+                world_size,
+                is_master=rank == 0,
+                timeout=timedelta(seconds=store_timeout),
+                wait_for_workers=False,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise WeightUpdateError(
+                f"The group of trainer and workers at {host}:{port} was not reached: {error}"
+            ) from error
+        return cls(rank, world_size, store, own_address(host))
+
+    def broadcast_obj(self, obj: Any | None, src: int) -> Any:
+        """Give the value of process `src` to all: numbers, texts, bytes, lists and dicts."""
+        key = f"broadcast/{self._next()}"
+        if self.rank == src:
+            self.store.set(key, to_msgpack(obj))
+            return obj
+        return msgspec.msgpack.decode(self._get(key))
+
+    def all_gather_obj(self, obj: Any) -> list[Any]:
+        """The values of all processes, by rank."""
+        return [self.broadcast_obj(obj, src) for src in range(self.world_size)]
+
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+        self.all_gather_obj(0)
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _get(self, key: str) -> bytes:
+        try:
+            return bytes(self.store.get(key))
+        except RuntimeError as error:
+            raise PeersLost(f"Another process of the group is gone: {error}") from error
+
+
+class PyNcclCommunicator:
+    """Sends tensors between the processes of a group, which all make one at the same time."""
+
+    def __init__(
+        self,
+        group: StatelessProcessGroup,
+        device: int | str | torch.device,
+        library_path: str | None = None,
+    ) -> None:
+        """`device` has the tensors. `library_path` is not needed: torch brings the libraries.
+
+        Raises PeersLost if the others do not come.
+        """
+        self.group = group
+        self.rank, self.world_size = group.rank, group.world_size
+        found = torch.device(f"cuda:{device}" if isinstance(device, int) else device)
+        self.device = found if torch.cuda.is_available() else torch.device("cpu")
+        self.available, self.disabled = True, self.world_size == 1
+        if self.disabled:
+            return
+        group.num_communicators += 1
+        store = distributed.PrefixStore(f"group/{group.num_communicators}", group.store)  # type: ignore[attr-defined]
+        make = self._nccl if self.device.type == "cuda" else self._gloo
+        try:
+            self._group: Any = make(store)
+        except RuntimeError as error:
+            raise PeersLost(f"The other processes of the group did not come: {error}") from error
+        self._run(self._group.barrier())
+
+    def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
+        """Give the tensor of process `src` to all, in place. Raises PeersLost."""
+        options: Any = distributed.BroadcastOptions()  # type: ignore[attr-defined]
+        options.rootRank = src
+        self._one(tensor, lambda data: self._group.broadcast([data], options))
+
+    def all_reduce(self, in_tensor: Tensor, op: Any = None, stream: Any = None) -> Tensor:
+        """The sum over all processes."""
+        result = in_tensor.clone()
+        self._one(result, lambda data: self._group.allreduce([data]), as_bytes=False)
+        return result
+
+    def send(self, tensor: Tensor, dst: int, stream: Any = None) -> None:
+        """Send a tensor to one process."""
+        self._one(tensor, lambda data: self._group.send([data], dst, 0))
+
+    def recv(self, tensor: Tensor, src: int, stream: Any = None) -> None:
+        """Receive one from it, in place."""
+        self._one(tensor, lambda data: self._group.recv([data], src, 0))
+
+    def destroy(self) -> None:
+        """Leave the group."""
+        self.disabled = True
+        self._group = None
+
+    def _one(self, tensor: Tensor, start: Callable[[Tensor], Any], as_bytes: bool = True) -> None:
+        if self.disabled:
+            return
+        assert tensor.is_contiguous(), "a tensor is sent as it lies in memory"
+        if not tensor.numel():
+            return
+        self._run(start(tensor.view(-1).view(torch.uint8) if as_bytes else tensor))
+
+    def _run(self, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise PeersLost(f"Another process of the group is gone: {error}") from error
+
+    def _gloo(self, store: Any) -> Any:
+        gloo: Any = distributed.ProcessGroupGloo  # its stub knows little of it
+        options = gloo._Options()
+        options._timeout = timedelta(seconds=TIMEOUT_S)
+        options._threads = 1
+        options._devices = [gloo.create_device(hostname=self.group.hostname)]
+        return gloo(store, self.rank, self.world_size, options)
+
+    def _nccl(self, store: Any) -> Any:
+        nccl: Any = distributed.ProcessGroupNCCL  # type: ignore[attr-defined]
+        options = nccl.Options()
+        options._timeout = timedelta(seconds=TIMEOUT_S)
+        return nccl(store, self.rank, self.world_size, options)
+
+
+def own_address(peer: str) -> str:
+    """The address of this machine that a peer reaches."""
+    try:
+        peer_ip = socket.gethostbyname(peer)
+        if ipaddress.ip_address(peer_ip).is_loopback:
+            return _LOOPBACK
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((peer_ip, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return _LOOPBACK

@@ -1,0 +1,224 @@
+"""The control methods of a core that concern new weights.
+
+From `start_weight_update` to `commit_weight_update` nothing is scheduled, so that no step computes
+with a part of the new weights. An update that fails before it has changed anything leaves the
+weights of before; after that the core answers no request until all weights have come again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from quire.engine.core.features import CoreFeature
+from quire.engine.wire.messages import FIRST_VERSION
+from quire.errors import InvalidParameter, WeightUpdateError
+from quire.executor.abstract import Executor
+from quire.scheduling.scheduler import Scheduler
+
+
+class CoreWeights(ABC):
+    """Of `EngineCore`. Invariant: while an update is open nothing is scheduled; a core with a
+    `refusal` has no requests.
+    """
+
+    scheduler: Scheduler
+    executor: Executor
+    features: Sequence[CoreFeature]
+    weight_version = FIRST_VERSION
+    refusal: str | None = None
+    """Why every request is refused; None: none is."""
+    _update: str = ""
+    """The state of an update: it is "open", or has all weights ("prepared"); empty: there is none.
+    """
+    _num_weight_changes = 0
+
+    @abstractmethod
+    def _stop(self, mode: str, then: Callable[[], None]) -> Future[None]: ...
+
+    @abstractmethod
+    def _go_on(self) -> None: ...
+
+    @abstractmethod
+    def _fail_all(self, text: str) -> None:
+        """End every request with an error."""
+
+    @property
+    @abstractmethod
+    def has_weights(self) -> bool:
+        """Whether the weights are in memory."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Have the workers meet a trainer."""
+        self._on_workers("connect_trainer", init_info)
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Have them leave it."""
+        self._on_workers("disconnect_trainer")
+
+    def start_weight_update(self, is_draft: bool = False) -> Future[None]:
+        """Begin an update once the device is idle."""
+        if self._update:
+            raise WeightUpdateError("An update of the weights is open already: finish it first.")
+        if not self.has_weights:
+            raise WeightUpdateError("The weights are asleep: call wake_up(['weights']) first.")
+        self._update = "open"
+        return self._stop("keep", lambda: self._begin(is_draft))
+
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Receive some weights; a list has the information of each worker of all cores. What fails
+        ends the update.
+        """
+        self._require("open")
+        try:
+            self._on_workers("receive_weights", update_info)
+        except Exception as error:
+            self.abandon_weight_update(str(error))
+            raise
+
+    def prepare_weight_update(self) -> int:
+        """All weights have come: check it, and return how many tensors it were."""
+        self._require("open")
+        try:
+            counts = self._on_workers("finish_receiving")
+        except Exception as error:
+            self.abandon_weight_update(str(error))
+            raise
+        self._update = "prepared"
+        return int(counts[0])
+
+    def commit_weight_update(
+        self, weight_version: str | None = None, is_lost: bool = False
+    ) -> None:
+        """Compute with the new weights from now on. is_lost: this core has started with those of
+        the checkpoint, in place of one that had the weights of this version.
+        """
+        if is_lost:
+            self._refuse_all(
+                f"The engine's core was restarted after its weights were updated to the version "
+                f"{weight_version or FIRST_VERSION!r}, and has those of the checkpoint. Send all "
+                "weights again, or reload them."
+            )
+            return
+        self._require("prepared")
+        self._update, self.refusal = "", None
+        if weight_version is not None:
+            self.weight_version = weight_version
+        self._weights_changed()
+        self._go_on()
+
+    def abandon_weight_update(self, reason: str) -> None:
+        """End an update that failed, here or in another core."""
+        if not self._update:
+            return
+        was_prepared = self._update == "prepared"
+        self._update = ""
+        are_mixed = self._on_workers("abandon_update", reason, was_prepared)
+        if any(are_mixed):
+            self._refuse_all(
+                "The engine answers no request, because its weights are a mixture of two versions: "
+                f"an update ended before it was complete ({reason.rstrip('.')}). Send all weights "
+                "in one update, or reload them."
+            )
+        self._go_on()
+
+    def is_updating_weights(self) -> bool:
+        """Whether an update is open."""
+        return self._update == "open"
+
+    def get_weight_version(self) -> str:
+        """The version of the weights."""
+        return self.weight_version
+
+    def set_weight_version(self, weight_version: str) -> None:
+        """Name the weights."""
+        self.weight_version = weight_version
+
+    def compute_weight_checksums(self) -> dict[str, str]:
+        """SHA-256 of every weight of every worker, as it is kept."""
+        found: dict[str, str] = {}
+        for sums in self._on_workers("compute_weight_checksums"):
+            found.update(sums)
+        return found
+
+    def _begin(self, is_draft: bool) -> None:
+        try:
+            self._on_workers("begin_update", is_draft)
+        except Exception:
+            self._update = ""
+            self._on_workers("abandon_update", "it did not begin", False)
+            self._go_on()
+            raise
+
+    def _require(self, state: str) -> None:
+        if self._update != state:
+            raise WeightUpdateError("No update is under way: call start_weight_update first.")
+
+    def _reloaded(self) -> None:
+        """All weights were read anew from files."""
+        self._update, self.refusal = "", None
+        self.scheduler.change_weights()
+        self._go_on()
+
+    def _weights_changed(self) -> None:
+        self.scheduler.change_weights()
+        for feature in self.features:
+            feature.weights_may_differ()
+
+    def note_changed_weights(self) -> None:
+        """A method of the operator's own has given the model other weights."""
+        self._weights_changed()
+
+    def _note_worker_changes(self) -> None:
+        """The same where it ran in a worker of another process, which says so when it is asked."""
+        count = sum(self._on_workers("count_weight_changes"))
+        if count != self._num_weight_changes:
+            self._num_weight_changes = count
+            self._weights_changed()
+
+    def _refuse_all(self, text: str) -> None:
+        self.refusal = text
+        self._fail_all(text)
+
+    def _on_workers(self, method: str, *args: Any) -> list[Any]:
+        return self.executor.collective_rpc(method, args, {})
+
+    def _held(self) -> bool:
+        """Whether an update keeps steps from being scheduled."""
+        return bool(self._update)
+
+
+def call_by_name(core: CoreWeights, method: str, args: Sequence[Any], kwargs: Any) -> Any:
+    """Call one of `BY_NAME`. Raises InvalidParameter for other arguments than it has."""
+    names = ARGUMENTS.get(method, ())
+    given = dict(zip(names, args, strict=False)) | dict(kwargs or {})
+    required = names if method != "finish_weight_update" else ()
+    if len(args) > len(names) or any(n not in names for n in given) or set(required) - set(given):
+        raise InvalidParameter(
+            "kwargs", kwargs, f"{method} has {', '.join(names) or 'no'} arguments"
+        )
+    return BY_NAME[method](core, given)
+
+
+BY_NAME: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "init_weight_transfer_engine": lambda core, given: core.init_weight_transfer_engine(
+        given["init_info"]
+    ),
+    "start_weight_update": lambda core, given: core.start_weight_update(),
+    "start_draft_weight_update": lambda core, given: core.start_weight_update(True),
+    "update_weights": lambda core, given: core.update_weights(given["update_info"]),
+    "finish_weight_update": lambda core, given: (
+        core.prepare_weight_update(),
+        core.commit_weight_update(given.get("weight_version")),
+    ),
+    "shutdown_weight_transfer_engine": lambda core, given: core.shutdown_weight_transfer_engine(),
+}
+"""Methods that programs call of workers by `collective_rpc`, and that are the core's here."""
+
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "init_weight_transfer_engine": ("init_info",),
+    "update_weights": ("update_info",),
+    "finish_weight_update": ("weight_version",),
+}

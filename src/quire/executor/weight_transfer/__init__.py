@@ -1,0 +1,1 @@
+"""The worker's side of weight updates: sessions, and the ways that tensors come."""

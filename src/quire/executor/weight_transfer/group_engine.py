@@ -1,0 +1,101 @@
+"""The backend "nccl": a process group with the trainer as rank 0, over NCCL where the weights are
+in a GPU's memory and over gloo on CPUs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.distributed.named_tensors import BUFFER_BYTES, TensorMeta, chunks_of, metas_of, views_of
+from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
+from quire.errors import NotBuiltYet, WeightUpdateError
+from quire.executor.weight_transfer.engines import WeightTransferEngine
+
+logger = logging.getLogger(__name__)
+
+_TRAINER = 0
+
+
+@dataclass
+class GroupInitInfo:
+    """Where the group meets. A worker's rank is `rank_offset` plus its number among all workers."""
+
+    world_size: int
+    rank_offset: int = 1
+    master_address: str | None = None
+    master_port: int | None = None
+    nccl_unique_id_b64: str | None = None
+    packed: bool = False
+    packed_buffer_size_bytes: int = BUFFER_BYTES
+    packed_num_buffers: int = 2
+
+
+@dataclass
+class GroupUpdateInfo:
+    """The tensors that the trainer sends now. `packed` and the two after it: as an older form has
+    them here; None: as in the first information.
+    """
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    packed: bool | None = None
+    packed_buffer_size_bytes: int | None = None
+    packed_num_buffers: int | None = None
+    is_checkpoint_format: bool = True
+
+
+class GroupTransferEngine(WeightTransferEngine):
+    """A worker's side of the group."""
+
+    init_info_cls = GroupInitInfo
+    update_info_cls = GroupUpdateInfo
+    _communicator: PyNcclCommunicator | None = None
+    _init: GroupInitInfo | None = None
+
+    def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
+        """Join the group. Raises WeightUpdateError or PeersLost."""
+        if init_info.nccl_unique_id_b64 is not None:
+            hint = "Give master_address and master_port."
+            raise NotBuiltYet("init_info['nccl_unique_id_b64']", "...", hint)
+        if init_info.master_address is None or init_info.master_port is None:
+            raise WeightUpdateError("init_info needs master_address and master_port.")
+        rank = init_info.rank_offset + self.rank
+        group = StatelessProcessGroup.create(
+            init_info.master_address, init_info.master_port, rank, init_info.world_size
+        )
+        self._communicator, self._init = PyNcclCommunicator(group, self.device), init_info
+        library = "NCCL" if self._communicator.device.type == "cuda" else "gloo"
+        logger.info(
+            "Weights come by %s from rank 0 of %d; this worker is rank %d.",
+            *(library, init_info.world_size, rank),
+        )
+
+    def receive_weights(self, update_info: GroupUpdateInfo) -> None:
+        """Receive what the trainer broadcasts."""
+        assert self._communicator is not None and self._init is not None, "init comes first"
+        if not update_info.is_checkpoint_format:
+            hint = "Name and store the tensors as a checkpoint does."
+            raise NotBuiltYet("is_checkpoint_format", False, hint)
+        metas = metas_of(update_info.names, update_info.dtype_names, update_info.shapes)
+        packed = self._init.packed if update_info.packed is None else update_info.packed
+        limit = update_info.packed_buffer_size_bytes or self._init.packed_buffer_size_bytes
+        for part in chunks_of(metas, limit) if packed else ([meta] for meta in metas):
+            self.load(self._received(part))
+
+    def shutdown(self) -> None:
+        if self._communicator is not None:
+            self._communicator.destroy()
+            self._communicator = None
+
+    def _received(self, metas: list[TensorMeta]) -> Iterator[tuple[str, Tensor]]:
+        communicator: Any = self._communicator
+        buffer = torch.empty(sum(m.nbytes for m in metas), dtype=torch.uint8, device=self.device)
+        communicator.broadcast(buffer, _TRAINER)
+        yield from views_of(buffer, metas)

@@ -1,0 +1,247 @@
+"""New weights for a worker's model, from a trainer or from a method of the operator's own.
+
+A session is one update (models/updates/update.py) between `start` and `finish`. The core sees to it
+that no step runs meanwhile, and what becomes of an engine whose update has failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.errors import EngineError, LoadError, WeightUpdateError
+from quire.executor.weight_transfer.engines import WeightTransferEngine
+from quire.models.decoder import DecoderModel
+from quire.models.maker import tensors_within
+from quire.models.updates.update import WeightUpdate
+
+logger = logging.getLogger(__name__)
+
+NOT_CONFIGURED = (
+    "Weight transfer not configured: start the engine with weight_transfer_config, such as "
+    '{"backend": "nccl"}.'
+)
+_NO_SESSION = "No update is under way: call start_weight_update first."
+
+
+class OpenUpdate(Protocol):
+    """Begins an update of the worker's model."""
+
+    def __call__(self, *, is_repair: bool) -> WeightUpdate: ...
+
+
+class WorkerWeights:
+    """The weights of a worker's model as they are changed from outside.
+
+    Invariant: at most one update is under way; `mixture` says why the model must not run.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        open_update: OpenUpdate | None,
+        make_engine: Callable[[], WeightTransferEngine] | None,
+        before_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`open_update` None: the model's weights cannot be changed in place. `make_engine` None:
+        no trainer is expected. `before_change` is called before an update begins.
+        """
+        self._model = model
+        self._open_update = open_update
+        self._make_engine = make_engine
+        self._before_change = before_change
+        self._engine: WeightTransferEngine | None = None
+        self._update: WeightUpdate | None = None
+        self._is_session = False
+        self.mixture: str | None = None
+        """Why the weights are a mixture; None: they are not."""
+        self.num_changes = 0
+        """How often weights have changed outside of a session."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when they have."""
+        self.on_pending: Callable[[], None] = lambda: None
+        """Called when the next step has to `settle` first."""
+        model.weight_sink = self.load
+
+    # sessions
+
+    def connect(self, init_info: dict[str, Any]) -> None:
+        """Meet the trainer. Raises WeightUpdateError in a session, and without a backend."""
+        if self._make_engine is None:
+            raise WeightUpdateError(NOT_CONFIGURED)
+        if self._is_session:
+            raise WeightUpdateError(
+                "A trainer is updating the weights: wait until it has finished."
+            )
+        self.disconnect()
+        engine = self._make_engine()
+        engine.init_transfer_engine(engine.parse_init_info(init_info))
+        self._engine = engine
+
+    def disconnect(self) -> None:
+        """Drop the connection with the trainer. Raises WeightUpdateError in a session."""
+        if self._is_session:
+            raise WeightUpdateError("A session is open: finish it first.")
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
+
+    def start(self, is_draft: bool = False) -> None:
+        """Begin a session. Raises WeightUpdateError where there is one already."""
+        if self._make_engine is None:
+            raise WeightUpdateError(NOT_CONFIGURED)
+        if self._is_session:
+            raise WeightUpdateError("A session is open already: finish it first.")
+        if is_draft:
+            raise WeightUpdateError(
+                "The weights of networks that draft are those of the start: "
+                "start_draft_weight_update is not possible."
+            )
+        self._end_loading()
+        self._update = self._begin()
+        self._is_session = True
+        if self._engine is not None:
+            self._engine.start_weight_update()
+
+    def receive(self, update_info: dict[str, Any]) -> None:
+        """Receive tensors from the trainer. Raises WeightUpdateError without a session or a
+        connection, LoadError for tensors that do not fit; then the session is over.
+        """
+        if not self._is_session:
+            raise WeightUpdateError(_NO_SESSION)
+        if self._engine is None:
+            raise WeightUpdateError("No trainer is connected: call init_weight_transfer_engine.")
+        self._engine.update_weights(update_info)
+
+    def finish(self) -> int:
+        """End the session: every tensor has come. Returns how many; raises WeightUpdateError
+        without a session, WeightMismatch where parts of a weight are missing.
+        """
+        if not self._is_session or self._update is None:
+            raise WeightUpdateError(_NO_SESSION)
+        if self._engine is not None:
+            self._engine.finish_weight_update()
+        report = self._update.finish()
+        self._is_session, self._update, self.mixture = False, None, None
+        return report.num_tensors
+
+    def abandon(self, reason: str) -> bool:
+        """Give the session up; returns whether the weights are a mixture now."""
+        update, self._update = self._update, None
+        self._is_session = False
+        if update is not None and update.is_torn:
+            self.mixture = reason
+        return self.mixture is not None
+
+    def spoil(self, reason: str) -> None:
+        """Note that other workers have not got the weights that this one has."""
+        self.mixture = reason
+
+    def replaced(self) -> None:
+        """All weights were loaded anew: what was under way is over."""
+        self._update, self._is_session, self.mixture = None, False, None
+
+    # without sessions
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Take tensors of the checkpoint, of a session or without one; returns the names that are
+        the model's. What was given is copied when this returns. Without a session the model has the
+        new values as soon as all tensors of a layer have come, or before the next step.
+        """
+        pairs = weights.items() if isinstance(weights, Mapping) else weights
+        if self._is_session:
+            assert self._update is not None
+            found = {name for name, tensor in pairs if self._update.add(name, tensor)}
+            self._update.keep()
+            return found
+        return self._load_without_session(pairs)
+
+    def settle(self) -> None:
+        """End what `load` has begun without a session, before the weights are used. Raises
+        EngineError as long as they are a mixture.
+        """
+        self._end_loading()
+        if self.mixture is not None:
+            raise EngineError(mixture_text(self.mixture))
+
+    def _end_loading(self) -> None:
+        """End an update without a session; what fails in it leaves a mixture."""
+        if self._update is None or self._is_session:
+            return
+        update, self._update = self._update, None
+        try:
+            update.finish()
+        except LoadError as error:
+            self.mixture = str(error) if update.is_torn else None
+            if not update.is_torn:
+                logger.error("Weights that were loaded did not fit, and changed nothing: %s", error)
+        else:
+            self.mixture = None
+
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of each weight as it is kept, by its name."""
+        return {name: _digest(part) for name, part in _parts_of(self._model)}
+
+    def _begin(self) -> WeightUpdate:
+        if self._open_update is None:
+            raise WeightUpdateError(
+                "The weights of a model that runs through transformers cannot be changed in place: "
+                "start a new engine."
+            )
+        self._before_change()
+        return self._open_update(is_repair=self.mixture is not None)
+
+    def _load_without_session(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
+        found = set()
+        for name, tensor in pairs:
+            if self._update is not None and self._update.has(name):
+                self._end_loading()  # the next round of a trainer that sends all of them each time
+            if self._update is None:
+                self._update = self._begin()
+                self.on_pending()
+                self.num_changes += 1
+                self.on_change()
+            update = self._update
+            try:
+                if update.add(name, tensor):
+                    found.add(name)
+            except Exception as error:
+                self._update = None
+                if update.is_torn:
+                    self.mixture = str(error)
+                raise
+        if self._update is not None:
+            if self._update.is_complete:
+                self._end_loading()
+            else:
+                self._update.keep()
+        return found
+
+
+def mixture_text(reason: str) -> str:
+    """The sentence of an engine whose weights are a mixture."""
+    return (
+        "The engine answers no request, because its weights are a mixture of two versions: an "
+        f"update ended before it was complete ({reason.rstrip('.')}). Send all weights in one "
+        "update, or reload them."
+    )
+
+
+def _parts_of(model: Any) -> Iterable[tuple[str, object]]:
+    if isinstance(model, DecoderModel):
+        return model.named_parts()
+    return [(str(i), tensor) for i, tensor in enumerate(model.weight_tensors())]
+
+
+def _digest(part: object) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors_within(part, with_addresses=False):
+        data = tensor.detach().contiguous().cpu().reshape(-1)
+        if data.numel():
+            digest.update(data.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

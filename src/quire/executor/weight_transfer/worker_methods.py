@@ -1,0 +1,72 @@
+"""The methods of a worker by which its core changes the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.errors import InvalidParameter
+from quire.executor.weight_transfer.session import WorkerWeights
+
+
+class WeightMethods:
+    """Of `Worker`. What each raises is said in session.py."""
+
+    weights: WorkerWeights
+    rank: int
+    dp_rank: int
+    world_size: int
+
+    def connect_trainer(self, init_info: dict[str, Any]) -> None:
+        """Meet a trainer."""
+        self.weights.connect(init_info)
+
+    def disconnect_trainer(self) -> None:
+        """Leave it."""
+        self.weights.disconnect()
+
+    def begin_update(self, is_draft: bool) -> None:
+        """Begin an update; no step is in flight, and none comes before its end."""
+        self.weights.start(is_draft)
+
+    def receive_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Receive tensors; of a list, what this worker's number among all names."""
+        if isinstance(update_info, list):
+            place = self.dp_rank * self.world_size + self.rank
+            if place >= len(update_info):
+                count = f"{len(update_info)} entries"
+                raise InvalidParameter("update_info", count, f"one for worker {place}, too")
+            update_info = update_info[place]
+        self.weights.receive(update_info)
+
+    def finish_receiving(self) -> int:
+        """End the update; returns how many tensors have come."""
+        return self.weights.finish()
+
+    def abandon_update(self, reason: str, was_prepared: bool) -> bool:
+        """Give the update up; returns whether the weights are a mixture. was_prepared: this core's
+        workers had all weights, and another core's had not.
+        """
+        if was_prepared:
+            self.weights.spoil(reason)
+        return self.weights.abandon(reason)
+
+    def compute_weight_checksums(self) -> dict[str, str]:
+        """SHA-256 of every weight as it is kept, by its name and this worker's place."""
+        at = f"dp{self.dp_rank}:pp{self.pp_rank}:pcp0:tp{self.tp_rank}:"
+        return {at + name: digest for name, digest in self.weights.checksums().items()}
+
+    def count_weight_changes(self) -> int:
+        """How often the model was given weights outside of an update."""
+        return self.weights.num_changes
+
+    @property
+    def tp_rank(self) -> int:
+        """The number among the workers that share layers."""
+        return self.rank % self.tp_size
+
+    @property
+    def pp_rank(self) -> int:
+        """The number of the stage."""
+        return self.rank // self.tp_size
+
+    tp_size: int

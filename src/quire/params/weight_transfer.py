@@ -1,0 +1,85 @@
+"""Requests of trainers that send new weights to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
+from quire.plugins.tables import WEIGHT_TRANSFERS
+
+BACKENDS = ("nccl", "ipc")
+"""The ways that weights can come; others are registered by plugins."""
+UNBUILT_BACKENDS = ("sparse_nccl", "sharded_rdt", "nccl_m2n", "modelexpress")
+NAME = "weight_transfer_config"
+
+
+class WeightTransferPlan(msgspec.Struct, frozen=True):
+    """How a trainer sends weights to the workers of the core of this number."""
+
+    backend: str
+    core: int = 0
+
+
+@dataclass
+class WeightTransferInitRequest:
+    """Connects workers with a trainer; `init_info` has what the engine's backend needs."""
+
+    init_info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class WeightTransferUpdateRequest:
+    """Some of the new weights; `update_info` says what comes, or is a list with the information for
+    each worker of all cores.
+    """
+
+    update_info: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
+
+
+def init_info_of(request: object) -> dict[str, Any]:
+    """The information of a request, or of a mapping with its field. Raises InvalidType."""
+    info = _field(request, "init_info", WeightTransferInitRequest)
+    if not isinstance(info, dict):
+        raise InvalidType("init_info", info, "it must be a dict")
+    return info
+
+
+def update_info_of(request: object) -> dict[str, Any] | list[dict[str, Any]]:
+    """The information of a request, or of a mapping with its field. Raises InvalidType."""
+    info = _field(request, "update_info", WeightTransferUpdateRequest)
+    each = info if isinstance(info, list) else [info]
+    if not all(isinstance(one, dict) for one in each):
+        raise InvalidType("update_info", info, "it must be a dict, or a list of dicts")
+    return info  # type: ignore[no-any-return]
+
+
+def _field(request: object, name: str, kind: type) -> Any:
+    if isinstance(request, Mapping):
+        if list(request) != [name]:
+            raise InvalidType("request", request, f"it must be a dict with {name} alone")
+        return request[name]
+    if not hasattr(request, name):
+        raise InvalidType("request", request, f"it must be a {kind.__name__} or a dict with {name}")
+    return getattr(request, name)
+
+
+def weight_transfer_plan(given: dict[str, Any] | None) -> WeightTransferPlan | None:
+    """The plan; None: no trainer sends weights. Raises InvalidParameter or NotBuiltYet."""
+    if given is None:
+        return None
+    for name in given:
+        if name != "backend":
+            allowed = "there is no such field; its field is backend"
+            raise InvalidParameter(f"{NAME}[{name!r}]", given[name], allowed)
+    backend = given.get("backend", BACKENDS[0])
+    if backend in UNBUILT_BACKENDS:
+        raise NotBuiltYet(f"{NAME}['backend']", backend, f"Use {' or '.join(BACKENDS)}.")
+    if backend not in BACKENDS and backend not in WEIGHT_TRANSFERS:
+        known = ", ".join([*BACKENDS, *WEIGHT_TRANSFERS])
+        hint = "A plugin registers others: quire.plugins.tables.WEIGHT_TRANSFERS."
+        raise InvalidParameter(f"{NAME}['backend']", backend, f"the backends are {known}", hint)
+    return WeightTransferPlan(str(backend))

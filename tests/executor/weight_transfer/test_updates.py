@@ -1,0 +1,361 @@
+"""Weight updates of an engine: the same bits as a start with these weights, one state after each
+failure.
+"""
+
+import random
+import socket
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quire.distributed.named_tensors import bytes_of
+from quire.distributed.shared_buffer import SharedBuffer
+from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
+from quire.errors import InvalidParameter, LoadError, WeightMismatch, WeightUpdateError
+from quire.testing import make_checkpoint
+from tests.executor.worker_cores import open_core, same_bits, serve
+
+BFLOAT = {"dtype": "bfloat16"}
+SHAPE = {"num_hidden_layers": 3, "vocab_size": 300}
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3_moe"])
+def folders(request, tmp_path_factory):
+    """Two checkpoints of one shape, with biases and tied heads, or with experts."""
+    base = tmp_path_factory.mktemp(request.param)
+    shape = SHAPE | {"tie_word_embeddings": request.param == "qwen2"}
+    return [make_checkpoint(base / str(s), shape, request.param, seed=s) for s in (0, 1)]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def tensors_of(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def opened(folder, num_workers=1, backend="ipc", **wishes):
+    return open_core(folder, num_workers, weight_transfer_config={"backend": backend}, **wishes)
+
+
+@pytest.fixture
+def core(folders):
+    """An engine with the first one's weights, whose trainer shares memory."""
+    made = opened(folders[0])
+    made.init_weight_transfer_engine({})
+    yield made
+    made.shutdown()
+
+
+def answers(folder, num_workers=1, **wishes):
+    made = open_core(folder, num_workers, **wishes)
+    found = serve(made), made.compute_weight_checksums()
+    made.shutdown()
+    return found
+
+
+def send(core, pairs):
+    """Send tensors in one buffer."""
+    pairs = list(pairs)
+    buffer = SharedBuffer(sum(tensor.nbytes for _, tensor in pairs))
+    at = 0
+    for _, tensor in pairs:
+        buffer.write(at, tensor)
+        at += tensor.nbytes
+    try:
+        core.update_weights(described(pairs) | {"ipc_handles": buffer.handle()})
+    finally:
+        buffer.close()
+
+
+def described(pairs):
+    return {
+        "names": [name for name, _ in pairs],
+        "dtype_names": [str(tensor.dtype) for _, tensor in pairs],
+        "shapes": [list(tensor.shape) for _, tensor in pairs],
+    }
+
+
+def begin(core):
+    future = core.start_weight_update()
+    while not future.done():
+        core.step()
+    future.result()
+
+
+def update(core, pairs, version="new", pieces=5):
+    begin(core)
+    pairs = list(pairs)
+    for start in range(0, len(pairs), pieces):
+        send(core, pairs[start : start + pieces])
+    core.prepare_weight_update()
+    core.commit_weight_update(version)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{}, BFLOAT | {"quantization": "int8"}, BFLOAT | {"quantization": "int4"},
+     BFLOAT | {"enable_lora": True, "max_lora_rank": 8}],
+    ids=str,
+)  # fmt: skip
+def test_an_update_gives_the_bits_of_a_start_with_its_weights(folders, wishes):
+    before, _ = answers(folders[0], **wishes)
+    right, sums = answers(folders[1], **wishes)
+    core = opened(folders[0], **wishes)
+    core.init_weight_transfer_engine({})
+    assert same_bits(serve(core), before)
+    pairs = list(tensors_of(folders[1]).items())
+    random.Random(3).shuffle(pairs)
+    update(core, pairs)
+    assert core.compute_weight_checksums() == sums
+    assert same_bits(serve(core), right)
+    assert core.get_weight_version() == "new"
+    update(core, tensors_of(folders[0]).items(), None)
+    assert same_bits(serve(core), before)
+    core.shutdown()
+
+
+def test_several_workers_take_their_parts(folders):
+    if "qwen2" not in str(folders[0]):
+        pytest.skip("experts are not cut over workers")
+    right, sums = answers(folders[1], 2)
+    core = opened(folders[0], 2)
+    core.init_weight_transfer_engine({})
+    update(core, reversed(tensors_of(folders[1]).items()))
+    assert core.compute_weight_checksums() == sums and len({name[:15] for name in sums}) == 2
+    assert same_bits(serve(core), right)
+    core.shutdown()
+
+
+def spoiled(pairs, fault):
+    """(pairs, error, words) of a trainer with a fault in the tensor of a layer's keys."""
+    name = next(n for n, _ in pairs if n.endswith("layers.1.self_attn.k_proj.weight"))
+    place = [n for n, _ in pairs].index(name)
+    tensor = pairs[place][1]
+    nan = tensor.clone()
+    nan.view(-1)[7] = float("nan")
+    other = {
+        "missing": ([], WeightMismatch, "did not come"),
+        "doubled": ([(name, tensor)] * 2, WeightMismatch, f"{name} came twice"),
+        "shape": ([(name, tensor[:-1])], WeightMismatch, "shape"),
+        "NaN": ([(name, nan)], LoadError, "NaN"),
+        "type": ([(name, tensor.to(torch.int32))], LoadError, "came as I32"),
+        "name": ([(name, tensor), ("model.other", tensor)], WeightMismatch, "model.other is not"),
+    }
+    new, error, words = other[fault]
+    return [*pairs[:place], *new, *pairs[place + 1 :]], error, words
+
+
+FAULTS = ("missing", "doubled", "shape", "NaN", "type", "name")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_update_that_fails_half_way_ends_in_refusals(core, folders, fault):
+    before = core.compute_weight_checksums()
+    pairs, error, words = spoiled(list(tensors_of(folders[1]).items()), fault)
+    pairs.sort(key=lambda pair: "layers.1." in pair[0])  # the others have been written
+    with pytest.raises(error, match=words):
+        update(core, pairs)
+    assert core.compute_weight_checksums() != before
+    with pytest.raises(WeightUpdateError, match="No update is under way"):
+        core.prepare_weight_update()
+    ends = serve(core).ends
+    assert len(ends) == 7
+    assert all("a mixture of two versions" in end.message for end in ends.values())
+    with pytest.raises(WeightMismatch, match="Send all"):
+        update(core, list(tensors_of(folders[1]).items())[:4])
+    assert core.refusal is not None
+    update(core, tensors_of(folders[1]).items())
+    assert core.refusal is None
+    assert same_bits(serve(core), answers(folders[1])[0])
+
+
+@pytest.mark.parametrize("fault", FAULTS[1:])
+def test_an_update_that_fails_before_anything_is_written_changes_nothing(core, folders, fault):
+    before = core.compute_weight_checksums()
+    right = serve(core)
+    pairs, error, words = spoiled(list(tensors_of(folders[1]).items()), fault)
+    pairs = [pair for pair in pairs if "layers.1.self_attn" in pair[0] or "other" in pair[0]]
+    with pytest.raises(error, match=words):
+        update(core, pairs)
+    assert core.compute_weight_checksums() == before
+    assert core.refusal is None
+    assert same_bits(serve(core), right)
+
+
+def test_files_repair_a_mixture(core, folders):
+    right = serve(core)
+    begin(core)
+    send(
+        core, [p for p in tensors_of(folders[1]).items() if "layers.0." in p[0] or "embed" in p[0]]
+    )
+    core.abandon_weight_update("the trainer is gone")
+    assert core.refusal is not None
+    core.collective_rpc("reload_weights")
+    assert core.refusal is None
+    assert same_bits(serve(core), right)
+
+
+def test_whole_weights_that_are_not_sent_stay(core, folders, caplog):
+    new = tensors_of(folders[1])
+    chosen = [(n, t) for n, t in new.items() if "layers.1.self_attn.o_proj" in n]
+    before = core.compute_weight_checksums()
+    update(core, chosen)
+    after = core.compute_weight_checksums()
+    assert {n for n in after if after[n] != before[n]} == {"dp0:pp0:pcp0:tp0:layers.1.attn.o"}
+    assert "weights were not sent, and stay" in caplog.text
+
+
+def test_names_need_no_prefix(core, folders):
+    update(core, [(n.removeprefix("model."), t) for n, t in tensors_of(folders[1]).items()])
+    assert same_bits(serve(core), answers(folders[1])[0])
+
+
+def test_a_tied_head_may_come_if_it_is_the_embedding(core, folders):
+    new = tensors_of(folders[1])
+    if "lm_head.weight" in new:
+        pytest.skip("the head is a weight of its own")
+    table = new["model.embed_tokens.weight"]
+    update(core, [*new.items(), ("lm_head.weight", table.clone())])
+    with pytest.raises(WeightMismatch, match="tie_word_embeddings"):
+        update(core, [("lm_head.weight", table + 1), *new.items()])
+    with pytest.raises(WeightMismatch, match="tie_word_embeddings"):
+        update(core, [*new.items(), ("lm_head.weight", table + 1)])
+
+
+def test_the_order_of_calls_is_held(core, folders):
+    with pytest.raises(WeightUpdateError, match="No update is under way"):
+        core.update_weights({})
+    with pytest.raises(WeightUpdateError, match="No update is under way"):
+        core.prepare_weight_update()
+    begin(core)
+    with pytest.raises(WeightUpdateError, match="open already"):
+        core.start_weight_update()
+    with pytest.raises(WeightUpdateError, match="updating the weights"):
+        core.init_weight_transfer_engine({})
+    with pytest.raises(WeightUpdateError, match="finish it first"):
+        core.shutdown_weight_transfer_engine()
+    core.abandon_weight_update("over")
+    assert core.refusal is None
+    core.shutdown_weight_transfer_engine()
+    begin(core)
+    with pytest.raises(WeightUpdateError, match="No trainer is connected"):
+        send(core, list(tensors_of(folders[1]).items())[:1])
+    with pytest.raises(WeightUpdateError, match="networks that draft"):
+        core.start_weight_update(is_draft=True).result()
+
+
+def test_without_the_option_nothing_is_begun(folders):
+    core = open_core(folders[0], 1)
+    with pytest.raises(WeightUpdateError, match="weight_transfer_config"):
+        core.init_weight_transfer_engine({})
+    future = core.start_weight_update()
+    with pytest.raises(WeightUpdateError, match="weight_transfer_config"):
+        future.result()
+    serve(core)
+    core.shutdown()
+
+
+@pytest.mark.parametrize("packed", [True, False, "in the update"])
+def test_a_process_group_carries_the_weights(folders, packed):
+    port = free_port()
+    pairs = list(tensors_of(folders[1]).items())
+    core = opened(folders[0], backend="nccl")
+    given = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2}
+    failures = []
+
+    def trainer():
+        try:
+            group = StatelessProcessGroup.create("127.0.0.1", port, 0, 2, store_timeout=30)
+            communicator = PyNcclCommunicator(group, "cpu")
+            for _, tensor in pairs if not packed else ():
+                communicator.broadcast(tensor, 0)
+            if packed:
+                communicator.broadcast(torch.cat([bytes_of(tensor) for _, tensor in pairs]), 0)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=trainer)
+    thread.start()
+    core.init_weight_transfer_engine(given | ({"packed": True} if packed is True else {}))
+    begin(core)
+    extra = {"packed": True} if packed == "in the update" else {}
+    core.update_weights(described(pairs) | extra)
+    core.prepare_weight_update()
+    core.commit_weight_update()
+    thread.join()
+    assert not failures
+    assert same_bits(serve(core), answers(folders[1])[0])
+    core.shutdown()
+
+
+def test_information_that_is_not_known_is_named(folders, core):
+    with pytest.raises(InvalidParameter, match="Invalid init_info"):
+        core.init_weight_transfer_engine({"colour": 1})
+    core.init_weight_transfer_engine({"packed": False})
+    begin(core)
+    with pytest.raises(InvalidParameter, match="Invalid update_info"):
+        core.update_weights({"names": [], "dtype_names": [], "shapes": [], "colour": 1})
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [["/etc/passwd", 0, 8], ["quire-weights-1-" + "0" * 16, 0, 8], ["../x", 0, 8], [1], "x",
+     ["quire-weights-1-" + "0" * 16, -8, 8]],
+    ids=str,
+)  # fmt: skip
+def test_handles_name_memory_of_trainers_alone(core, handle):
+    begin(core)
+    info = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[2]]}
+    with pytest.raises(InvalidParameter, match="ipc_handles"):
+        core.update_weights(info | {"ipc_handles": [{"quire:host": handle}]})
+    assert core.refusal is None
+
+
+def load(core, pairs):
+    model = core.executor.driver_worker.model_runner.model
+    return model.load_weights(pairs)
+
+
+def test_load_weights_of_the_model_takes_one_tensor_at_a_time(folders):
+    core = open_core(folders[0], 1)
+    before = serve(core)
+    for folder in (folders[1], folders[0], folders[1]):
+        for name, tensor in tensors_of(folder).items():
+            mine = tensor.clone()
+            assert load(core, [(name, mine)]) == {name}
+            mine.zero_()
+    assert same_bits(serve(core), answers(folders[1])[0])
+    assert not same_bits(serve(core), before)
+    core.shutdown()
+
+
+def test_a_step_refuses_weights_that_lack_a_part(folders):
+    core = open_core(folders[0], 1)
+    pairs, _, _ = spoiled(list(tensors_of(folders[1]).items()), "missing")
+    load(core, pairs)
+    ends = serve(core).ends
+    assert all("did not come" in end.message for end in ends.values()) and len(ends) == 7
+    load(core, tensors_of(folders[1]).items())
+    assert same_bits(serve(core), answers(folders[1])[0])
+    core.shutdown()
+
+
+def test_what_was_cached_before_is_not_found_after(core, folders):
+    def hits():
+        core.scheduler.counters.prefix_hits = 0
+        serve(core)
+        return core.scheduler.counters.prefix_hits
+
+    hits()
+    assert hits() > 0
+    update(core, tensors_of(folders[1]).items())
+    first = hits()
+    assert first < hits()
+    load(core, tensors_of(folders[0]).items())
+    assert hits() == first
