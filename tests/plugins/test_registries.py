@@ -26,6 +26,7 @@ from quire.ops.registry import Implementation
 from quire.plugins.tables import OP_PROVIDERS
 from quire.server.output_parsing import ReasoningFormat, choose_parsers
 from quire.server.output_parsing.parser_registry import TOOL_PARSERS
+from quire.tiers.kv_transfer_config import kv_transfer_config
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3)
 
@@ -74,8 +75,11 @@ def test_a_connector_is_found_by_its_name(packages):
         "acme.connectors",
         "Connector",
     )
-    with pytest.raises(NotImplementedError, match="Mine of acme .* OffloadingConnector"):
-        KVConnectorFactory.register_connector("Mine", "acme", "Connector")
+    KVConnectorFactory.register_connector("Mine", "acme", "Connector")
+    found = kv_transfer_config({"kv_connector": "Mine", "kv_role": "kv_both"})
+    assert (found.kv_connector_module_path, found.kv_connector) == ("acme", "Connector")
+    with pytest.raises(PluginError, match="connector of K/V 'NixlConnector' is Quire's own"):
+        KVConnectorFactory.register_connector("NixlConnector", "acme", "Connector")
 
 
 def test_a_resolver_of_adapters_is_an_object(packages):

@@ -6,11 +6,11 @@ What is registered has Quire's interfaces, whatever its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from quire.lora.resolver import LORA_RESOLVERS, LoRAResolver
 from quire.models.formats import METHODS
-from quire.plugins.tables import EC_CONNECTORS, LOAD_FORMATS
+from quire.plugins.tables import EC_CONNECTORS, KV_CONNECTORS, LOAD_FORMATS
 
 T = TypeVar("T")
 
@@ -75,13 +75,9 @@ class LoRAResolverRegistry:
 
 
 class KVConnectorFactory:
-    """Refuses connectors of K/V."""
+    """Connectors of K/V by name."""
 
     @staticmethod
-    def register_connector(name: str, module_path: str, class_name: str) -> NoReturn:
-        """Refused."""
-        raise NotImplementedError(
-            f"The connector {name} of {module_path} cannot be used: connectors of K/V of one's own "
-            "are not built. kv_transfer_config with OffloadingConnector keeps K/V in host memory "
-            "and in a folder (docs/kv_tiers.md)."
-        )
+    def register_connector(name: str, module_path: str, class_name: str) -> None:
+        """Register the class `class_name` of a module, below `KVConnectorBase_V1`."""
+        KV_CONNECTORS.register(name, f"{module_path}:{class_name}")

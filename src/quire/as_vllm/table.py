@@ -122,6 +122,24 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.distributed.kv_transfer.kv_connector.factory": {
         "quire.as_vllm.registries": "KVConnectorFactory"
     },
+    "vllm.distributed.kv_transfer.kv_connector.v1": {
+        "quire.distributed.kv_connector.base": "KVConnectorBase_V1 KVConnectorRole SupportsHMA"
+    },
+    "vllm.distributed.kv_transfer.kv_connector.v1.base": {
+        "quire.distributed.kv_connector.base": """KVConnectorBase_V1 KVConnectorRole
+            KVConnectorMetadata KVConnectorHandshakeMetadata KVConnectorWorkerMetadata
+            SupportsHMA"""
+    },
+    "vllm.v1.core.kv_cache_manager": {"quire.distributed.kv_connector.views": "KVCacheBlocks"},
+    "vllm.v1.core.sched.output": {
+        "quire.distributed.kv_connector.views": """SchedulerOutput=StepView NewRequestData
+            CachedRequestData"""
+    },
+    "vllm.v1.outputs": {"quire.distributed.kv_connector.views": "KVConnectorOutput"},
+    "vllm.v1.request": {
+        "quire.distributed.kv_connector.views": "Request=ConnectorRequest RequestStatus"
+    },
+    "vllm.forward_context": {"quire.distributed.kv_connector.views": "ForwardContext"},
     "vllm.distributed.parallel_state": {
         "quire.as_vllm.stand_ins": """cleanup_dist_env_and_memory
             destroy_model_parallel=nothing_to_destroy
@@ -323,8 +341,8 @@ _REASONS = {
     "vllm.compilation": "Nothing is compiled.",
     "vllm.config": "Options are fields of EngineArgs, given by name or as a dict.",
     "vllm.device_allocator": "sleep and wake_up need no preparation.",
-    "vllm.distributed.kv_transfer": "Connectors of K/V of one's own are not built; "
-    "kv_transfer_config with OffloadingConnector keeps K/V outside of the pool.",
+    "vllm.distributed.kv_transfer": "Connectors of K/V are written against "
+    "vllm.distributed.kv_transfer.kv_connector.v1.base; kv_transfer_config names them.",
     "vllm.distributed.weight_transfer": "Weights are read from files.",
     "vllm.distributed": "Workers of a model exchange through quire.distributed.",
     "vllm.engine.metrics": "Stat loggers are in vllm.v1.metrics.loggers.",

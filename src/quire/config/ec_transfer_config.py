@@ -10,7 +10,7 @@ import msgspec
 
 from quire.environment import expanded
 from quire.errors import InvalidParameter, NotBuiltYet
-from quire.plugins.tables import EC_CONNECTORS
+from quire.plugins.tables import EC_CONNECTORS, home_of
 
 NAME = "ec_transfer_config"
 EXAMPLE = "ECExampleConnector"
@@ -75,21 +75,13 @@ def ec_transfer_config(given: dict[str, Any] | None) -> ECTransferConfig | None:
     if config.ec_connector_module_path is not None:
         return config
     if config.ec_connector in EC_CONNECTORS:
-        module, name = _home(EC_CONNECTORS[config.ec_connector])
+        module, name = home_of(EC_CONNECTORS[config.ec_connector])
         return msgspec.structs.replace(config, ec_connector=name, ec_connector_module_path=module)
     if config.ec_connector != EXAMPLE:
         why = _UNBUILT.get(config.ec_connector, "It is not known.")
         hint = f"{why} Use {EXAMPLE}, or a class of your own with ec_connector_module_path."
         raise NotBuiltYet(f"{NAME}['ec_connector']", config.ec_connector, hint)
     return _with_folder(config)
-
-
-def _home(connector: str | type) -> tuple[str, str]:
-    """Module and name of the class of a plugin."""
-    if isinstance(connector, type):
-        return connector.__module__, connector.__qualname__
-    module, _, name = connector.partition(":")
-    return module, name
 
 
 def _with_folder(config: ECTransferConfig) -> ECTransferConfig:

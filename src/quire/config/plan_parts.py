@@ -21,6 +21,7 @@ from quire.models.formats.rounding_rules import RoundingRules
 from quire.models.pooling.spec import PoolerSpec
 from quire.params.weight_transfer import WeightTransferPlan
 from quire.tiers.kv_events_config import KVEventsPlan
+from quire.tiers.kv_transfer_config import KVTransferConfig
 from quire.tiers.plan import KVTierPlan
 
 
@@ -112,8 +113,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     measures what its workspace leaves of `memory_utilization`. That is the share of the free memory
     that an engine takes where a share bounds it, else the share of all memory that its sizes come
     to. `snapshot_interval` None: there are no snapshots of recurrent states. `kv_tier`: where each
-    core keeps K/V outside of its blocks; None: nowhere. `kv_events`: where each core publishes what
-    its blocks have; None: nowhere.
+    core keeps K/V outside of its blocks; None: nowhere. `kv_connector`: what brings K/V from
+    elsewhere and sends it there; None: nothing. `kv_events`: where each core publishes what its
+    blocks have; None: nowhere.
     """
 
     block_size: int
@@ -125,6 +127,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool
     snapshot_interval: int | None
     kv_tier: KVTierPlan | None
+    kv_connector: KVTransferConfig | None
     kv_events: KVEventsPlan | None
 
 

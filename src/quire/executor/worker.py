@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ from quire.runner.warm_up import run_first_steps
 from quire.step.faults import RowFailures
 from quire.step.plan import StepPlan
 from quire.step.transfers import TransferReport
+
+if TYPE_CHECKING:
+    from quire.distributed.kv_connector.base import KVConnectorBase_V1
+    from quire.executor.kv_tier.connected_worker import ConnectedWorker
 
 
 class SaveWeights(Protocol):
@@ -84,6 +88,9 @@ class Worker(WeightMethods):
         self._profiler = profiler
         self._adapters = adapters
         self._stored = stored
+        self.connect: Callable[[Any], tuple[KVConnectorBase_V1, ConnectedWorker]] | None = None
+        """Makes the connector of a plan; None: there is none."""
+        self.connected: ConnectedWorker | None = None
         self.weights = weights or WorkerWeights(runner.model, None, None)
         self.dp_rank, self.tp_size, self.world_size = place
         self._launch = runner.launch if profiler is None else self._launch_profiled
@@ -124,6 +131,12 @@ class Worker(WeightMethods):
         found = self.model_runner.transfers
         assert found is not None, "there is no tier"
         return found
+
+    def open_connector(self, plan: Any) -> tuple[KVConnectorBase_V1, ConnectedWorker]:
+        """Make the connector of a plan: the scheduler's half, and this worker's."""
+        assert self.connect is not None, "there is no connector"
+        first, self.connected = self.connect(plan)
+        return first, self.connected
 
     def close(self) -> None:
         """Release the worker."""
@@ -172,6 +185,8 @@ class Worker(WeightMethods):
         cache is empty.
         """
         self._residence.restore(tags)
+        if self.connected is not None:
+            self.connected.register()
 
     def _settle_at_launch(self) -> None:
         """Have the next step end what `load_weights` has begun on the model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -161,7 +162,7 @@ def build_worker(
     if stage is not None:
         rank += config.parallel.tensor_parallel_size * _number_of(stage, config)
     core = 0 if config.parallel.weight_transfer is None else config.parallel.weight_transfer.core
-    return worker_class(config.parallel.worker_extension_cls)(
+    worker = worker_class(config.parallel.worker_extension_cls)(
         runner,
         Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
         WorkerFacts(
@@ -183,6 +184,12 @@ def build_worker(
         ),
         place=(core, config.parallel.tensor_parallel_size, size),
     )
+    if config.memory.kv_connector is not None:
+        from quire.executor.kv_tier.connected_worker import open_connector  # few engines have one
+
+        parts = root_parts(config, platform, kv_cache.pool, files, None)
+        worker.connect = partial(open_connector, platform, kv_cache, parts)
+    return worker
 
 
 def _number_of(stage: PipelineStage, config: WorkerConfig) -> int:

@@ -57,3 +57,23 @@ EC_CONNECTORS: NameTable[str | type] = NameTable(
     home="quire.plugins.tables:EC_CONNECTORS",
 )
 """Classes below `ECConnectorBase` (quire.distributed.ec_connector)."""
+
+KV_CONNECTORS: NameTable[str | type] = NameTable(
+    "connector of K/V",
+    reserved=(
+        *("OffloadingConnector", "SimpleCPUOffloadConnector", "MultiConnector"),
+        *("ExampleConnector", "SharedStorageConnector", "ExampleHiddenStatesConnector"),
+        *("NixlConnector", "NixlPullConnector", "p2p"),
+    ),
+    check=_check_named,
+    home="quire.plugins.tables:KV_CONNECTORS",
+)
+"""Classes below `KVConnectorBase_V1` (quire.distributed.kv_connector.base)."""
+
+
+def home_of(entry: str | type) -> tuple[str, str]:
+    """The module and the name of the class of an entry."""
+    if isinstance(entry, type):
+        return entry.__module__, entry.__qualname__
+    module, _, name = entry.partition(":")
+    return module, name

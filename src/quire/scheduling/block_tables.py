@@ -112,7 +112,7 @@ class BlockTables:
         """Set and return `num_hit_tokens`: how many leading tokens are cached for every group. The
         last token is always excluded, because its logits are needed.
         """
-        request.num_hit_tokens = 0
+        request.num_hit_tokens = request.num_unloaded_tokens = 0
         if self.sources is not None:
             self.sources.find(request, self._root_key(request))
         if self.enable_prefix_caching and not request.params.skip_reading_prefix_cache:
@@ -234,11 +234,17 @@ class BlockTables:
             table = self._hit_table(request, index)
             self.pool.touch(block for block in table if block != NULL_BLOCK)
             tables.append(table)
+        if request.num_unloaded_tokens:
+            for group, table in zip(self.groups, tables, strict=True):
+                blocks = self.pool.allocate(group.num_blocks(hit) - len(table))
+                assert blocks is not None, "the cost of admission counts them"
+                table += blocks
         request.block_ids = tuple(tables)
         if self.sources is not None:
             self.sources.hold(request)
         request.num_expired = [group.num_unread(hit) for group in self.groups]
-        request.num_published_tokens = hit
+        cached = hit - request.num_unloaded_tokens
+        request.num_published_tokens = cached
         request.capacity = self._capacity(request)
         if self.states is not None:
             makes_snapshots = self.enable_prefix_caching and not request.is_whole
@@ -246,7 +252,7 @@ class BlockTables:
         if self.sources is not None:
             self.sources.allocate(request)
         if self.enable_prefix_caching:
-            for key in request.keys[hit // self.block_size :]:
+            for key in request.keys[cached // self.block_size :]:
                 self._writing.setdefault(key, request)
 
     # Growth
@@ -413,5 +419,5 @@ class BlockTables:
 
     def _hit_table(self, request: Request, group: int) -> list[int]:
         size = self.groups[group].block_size
-        num_blocks = request.num_hit_tokens // size
+        num_blocks = (request.num_hit_tokens - request.num_unloaded_tokens) // size
         return self.groups[group].hit_blocks(self._finder(request, group), num_blocks)

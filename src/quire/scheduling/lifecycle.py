@@ -13,6 +13,7 @@ from quire.errors import RequestError
 from quire.scheduling import streaming_input
 from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_tables import BlockTables
+from quire.scheduling.connection import ConnectedRequests, Connection
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.encoder_cache import EncoderCache
 from quire.scheduling.request import Request, State, Stop
@@ -106,7 +107,11 @@ class Lifecycle:
     """
 
     def __init__(
-        self, config: SchedulerConfig, resources: Sequence[Resource], tier: Tier | None
+        self,
+        config: SchedulerConfig,
+        resources: Sequence[Resource],
+        tier: Tier | None,
+        connection: Connection | None = None,
     ) -> None:
         """resources: those in addition to tokens, rows, blocks and slots of adapters."""
         self.max_model_len = config.max_model_len
@@ -120,6 +125,9 @@ class Lifecycle:
         """Running requests outside the lane that have, or will have, tokens to compute."""
         self.memory = BlockTables(config)
         self.transfers = None if tier is None else Transfers(tier, self.memory)
+        self.connections = (
+            None if connection is None else ConnectedRequests(connection, self.memory)
+        )
         self.tokens = TokenBudget(config, self.lane, self.requests)
         self.blocks = BlockBudget(self.memory, self.chunked)
         self.adapters: SlotAllocator | None = None
@@ -181,17 +189,26 @@ class Lifecycle:
         request.state = State.RUNNING
         self.chunked.append(request)
         hit = request.num_hit_tokens
-        request.num_computed_tokens = request.num_confirmed_tokens = hit
+        request.num_computed_tokens = hit
+        request.num_confirmed_tokens = hit - request.num_unloaded_tokens
         if request.num_cached_tokens is None:
             request.num_cached_tokens = hit
             request.scheduled_time = now
             self.counters.prefix_requests += 1
             self.counters.prefix_queries += request.num_tokens
             local = hit if self.transfers is None else self.transfers.num_local(request)
+            if self.connections is not None:
+                local = self.connections.num_local(request, local)
             self.counters.prefix_hits += local
-            if self.transfers is not None:
+            if self.transfers is not None or self.connections is not None:
                 self.counters.external_queries += request.num_tokens - local
                 self.counters.external_hits += hit - local
+
+    def uncount_hit(self, request: Request) -> None:
+        """What the request's first step was to load has not come."""
+        if request.num_preemptions == 0 and request.num_cached_tokens is not None:
+            self.counters.external_hits -= request.num_unloaded_tokens
+            request.num_cached_tokens -= request.num_unloaded_tokens
 
     def preempt(self, request: Request) -> None:
         """Take the request's row and blocks away. It keeps its output, and later computes again
@@ -239,8 +256,10 @@ class Lifecycle:
             self.waiting.add(request)
         return None
 
-    def end(self, request: Request) -> None:
-        """End a request in any state."""
+    def end(self, request: Request, stop: Stop | None = None) -> None:
+        """End a request in any state; stop: with a result, and why."""
+        if self.connections is not None:
+            self.connections.finish(request, stop)
         if request.row >= 0:
             self._leave_row(request)
         elif request.state is not State.IDLE:
@@ -273,6 +292,9 @@ class Lifecycle:
         """
         if self.transfers is not None:
             self.transfers.give_up(request)
+        if self.connections is not None:
+            self.connections.give_up(request)
+            request.external = None
 
     def _leave_row(self, request: Request) -> None:
         self._leave_steps(request)
@@ -281,7 +303,7 @@ class Lifecycle:
         request.num_computed_tokens = request.num_confirmed_tokens = 0
         request.num_drafts = request.num_drafts_in_flight = 0
         request.is_decoding = False
-        request.load = None
+        request.load = request.external = None
         if request.weights != self.weights:
             request.weights = self.weights
             self.memory.rename(request)

@@ -161,8 +161,14 @@ class Request:
 
     load: Prerequisite | None = None
     """The load of cached blocks that it waits or has waited for since it last had a row."""
+    external: Prerequisite | None = None
+    """The load by a connector that it waits or has waited for since it last had a row."""
+    is_spoiled: bool = False
+    """Whether a connector could not load what it had offered: all of it is computed."""
     num_hit_tokens: int = 0
-    """Tokens found by the last lookup in the prefix cache."""
+    """Tokens found by the last lookup in the prefix cache, and those that its first step loads."""
+    num_unloaded_tokens: int = 0
+    """The last of them, which its first step loads."""
     writes_source: bool = False
     """Whether its first chunk writes the blocks of its source, which are not cached."""
     source_name: bytes = b""

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from quire.errors import RequestError
 from quire.params import SamplingParams
+from quire.scheduling.connection import Connection
 from quire.scheduling.drafts import record_drafts, verified_drafts
 from quire.scheduling.lifecycle import Lifecycle, choose_victim
 from quire.scheduling.request import NextInput, Reason, Request, State, Stop
@@ -53,21 +54,23 @@ class Scheduler:
         config: SchedulerConfig,
         resources: Sequence[Resource] = (),
         tier: Tier | None = None,
+        connection: Connection | None = None,
     ) -> None:
         """resources: further limits on running requests, in addition to tokens, rows and blocks.
-        tier: where contents of blocks are kept outside of the pool, if anywhere.
+        tier: where contents of blocks are kept outside of the pool, if anywhere. connection: what
+        brings contents from elsewhere, or sends them there.
         """
         self.config = config
         self._sees_own_step = any(group.kind == "none" for group in config.groups)
         self.pause = Pause.NONE
         self._next_step = 0
-        self._life = life = Lifecycle(config, resources, tier)
+        self._life = life = Lifecycle(config, resources, tier, connection)
         self.counters = life.counters
         self.policy, self.memory, self.rows = life.policy, life.memory, life.rows
         self.requests, self.waiting, self.running = life.requests, life.waiting, life.rows.requests
         self.lane, self.chunked, self.in_flight = life.lane, life.chunked, life.in_flight
         self.adapters, self.transfers = life.adapters, life.transfers
-        self.encoders = life.encoders
+        self.connections, self.encoders = life.connections, life.encoders
 
     # ---- requests come and go
 
@@ -216,6 +219,8 @@ class Scheduler:
         """Take the result of the oldest step in flight. The only method that finishes requests and
         publishes blocks.
         """
+        if self.connections is not None:
+            self._restart_spoiled(self.connections.connection.take_bad_blocks())
         step = self.in_flight.popleft()
         assert step.step_id == result.step_id, "results must come in the order of the plans"
         if self.encoders is not None and result.failed_encodings:
@@ -256,6 +261,16 @@ class Scheduler:
         if self.encoders is not None:
             self.encoders.end(done, failed)
         return out
+
+    def _restart_spoiled(self, blocks: Collection[int]) -> None:
+        """Preempt the requests that a step has computed from blocks that were not loaded: nothing
+        of it counts, and they are computed whole.
+        """
+        for request in list(self.running.values()) if blocks else ():
+            if any(block in blocks for table in request.block_ids for block in table):
+                request.is_spoiled = True
+                self._life.uncount_hit(request)
+                self._life.preempt(request)
 
     # ---- planning
 
@@ -314,6 +329,10 @@ class Scheduler:
                 request, self._life.blocks.outstanding
             ):
                 continue
+            if self.connections is not None and not self.connections.admits(
+                request, self._life.blocks.outstanding
+            ):
+                continue
             count, holds_back_others = self._life.resources.offer(request)
             if holds_back_others:
                 break
@@ -326,6 +345,8 @@ class Scheduler:
             if request.media:
                 first = request.num_computed_tokens
                 count = request.end_of_chunk(first, first + count) - first
+            if self.connections is not None:
+                self.connections.entered(request)
             self._plan_chunk(step, request, count)
             admitted.append(request)
         for request in admitted:
@@ -468,7 +489,7 @@ class Scheduler:
             if request.resumable:
                 finished = self._life.pause(request, stop)
             else:
-                self._life.end(request)
+                self._life.end(request, stop)
                 finished = finished_request(request, stop)
             if finished is not None:
                 out.finished.append(finished)

@@ -133,8 +133,31 @@ class PooledOutput(OutputPart):
         return cls(handle, np.asarray(value, np.float32))
 
 
+class TransferParams(OutputPart):
+    """What the connector of K/V says of a request that has ended."""
+
+    documented = "kv_transfer_params"
+
+    params: dict[str, Any]
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The parameters."""
+        return self.params
+
+    @classmethod
+    def of_value(cls, handle: int, value: Any) -> TransferParams:
+        """The parameters of a request with this handle."""
+        return cls(handle, dict(value))
+
+
 AnyPart: TypeAlias = (
-    PromptLogprobs | PromptTokenScores | RoutedExperts | PooledOutput | VerifiedDrafts
+    PromptLogprobs
+    | PromptTokenScores
+    | RoutedExperts
+    | PooledOutput
+    | VerifiedDrafts
+    | TransferParams
 )
 """The kinds of parts that travel."""
 

@@ -246,7 +246,9 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         None,
         "Where K/V is kept outside of the pool: kv_connector OffloadingConnector (or "
         "SimpleCPUOffloadConnector) with kv_role kv_both, and in kv_connector_extra_config "
-        "cpu_bytes_to_use and secondary_tiers (docs/kv_tiers.md). ExampleHiddenStatesConnector "
+        "cpu_bytes_to_use and secondary_tiers (docs/kv_tiers.md); NixlConnector pulls it from "
+        "other engines, MultiConnector uses several, and kv_connector_module_path names the module "
+        "of a class of your own (docs/kv_connectors.md). ExampleHiddenStatesConnector "
         "with shared_storage_path writes the hidden states of method extract_hidden_states.",
     )
     kv_events_config: dict[str, Any] | None = _MEMORY.mapping(

@@ -10,10 +10,9 @@ from typing import Any
 
 from quire.config.hidden_states import HiddenStatesPlan
 from quire.config.resolve.decisions import Decisions
-from quire.config.resolve.kv_tier import HIDDEN_STATES as _CONNECTOR
-from quire.config.resolve.kv_tier import NAME as _NAME
-from quire.config.resolve.kv_tier import names_tier
 from quire.errors import InvalidParameter, NotBuiltYet
+from quire.tiers.kv_transfer_config import HIDDEN_STATES as _CONNECTOR
+from quire.tiers.kv_transfer_config import NAME as _NAME
 
 METHOD = "extract_hidden_states"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -29,7 +28,7 @@ def decide_hidden_states(d: Decisions) -> None:
     """Fix `hidden_states`: None, or a plan. Raises InvalidParameter or NotBuiltYet."""
     wish, given = d.model.drafts, d.args.kv_transfer_config
     if wish is None or wish.config.method != METHOD:
-        if given and not names_tier(given):
+        if given and given.get("kv_connector") == _CONNECTOR:
             hint = f"Hidden states stay in their engine; {_CONNECTOR} goes with {METHOD}."
             raise NotBuiltYet(_NAME, given, hint)
         d.decide("hidden_states", None, "speculative_config: no hidden states are asked for")

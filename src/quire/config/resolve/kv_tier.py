@@ -18,10 +18,9 @@ from quire.models.layer_memory import KeyValues, RecurrentState
 from quire.plugins.tables import LOAD_FORMATS
 from quire.tiers.kv_events_config import NAME as EVENTS_NAME
 from quire.tiers.kv_events_config import kv_events_plan
+from quire.tiers.kv_transfer_config import NAME, tier_settings
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
 
-NAME = "kv_transfer_config"
-HIDDEN_STATES = "ExampleHiddenStatesConnector"
 _EXTRA = "kv_connector_extra_config"
 _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
 _HINT = f"Use {_OFFLOADING}, which keeps K/V in host memory and in a folder."
@@ -59,11 +58,6 @@ _NEUTRAL_TIER: dict[str, tuple[tuple[object, ...], str]] = {
 }
 
 
-def names_tier(given: Mapping[str, Any] | None) -> bool:
-    """Whether `kv_transfer_config` is about K/V, and not about hidden states."""
-    return bool(given) and (given or {}).get("kv_connector") != HIDDEN_STATES
-
-
 def decide_kv_tier(d: Decisions) -> None:
     """Fix `kv_tier`: None, or a plan. Raises InvalidParameter or NotBuiltYet."""
     plan, name, value = _wish(d)
@@ -97,16 +91,15 @@ def decide_kv_events(d: Decisions) -> None:
 
 def _wish(d: Decisions) -> tuple[KVTierPlan | None, str, object]:
     """The plan that is asked for, the option that asks, and its value."""
-    size, given = d.args.kv_offloading_size, d.args.kv_transfer_config
+    size, given = d.args.kv_offloading_size, tier_settings(d.args.kv_transfer_config)
     backend = d.args.kv_offloading_backend
     if backend != "native":
         hint = "Use 'native', or leave it out."
         raise NotBuiltYet("kv_offloading_backend", backend, hint)
-    if not names_tier(given):
+    if given is None:
         if not size:
             return None, "", None
         return KVTierPlan(int(size * _GIB)), "kv_offloading_size", size
-    assert given is not None
     if size:
         raise InvalidParameter("kv_offloading_size", size, f"{NAME} says it", "Give one of them.")
     return _connected(given), NAME, given

@@ -25,6 +25,7 @@ from quire.config.resolve.device import choose_device
 from quire.config.resolve.dtype import decide_dtype, decide_quantization
 from quire.config.resolve.hidden_states import decide_hidden_states
 from quire.config.resolve.implementation import decide_implementation
+from quire.config.resolve.kv_connector import decide_kv_connector
 from quire.config.resolve.kv_tier import decide_kv_events, decide_kv_tier
 from quire.config.resolve.media import decide_media
 from quire.config.resolve.memory import decide_memory
@@ -82,6 +83,7 @@ def resolve(
     _decide_machine(decisions, is_headless)
     decide_offload(decisions)
     decide_hidden_states(decisions)
+    decide_kv_connector(decisions)
     length = decide_schedule(decisions)
     decide_speculation(decisions, length)
     decide_kv_tier(decisions)

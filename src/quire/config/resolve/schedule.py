@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.config.resolve.decisions import Decisions
 from quire.errors import InvalidParameter
+from quire.tiers.kv_transfer_config import NAME, moves_whole_blocks
 
 DEFAULT_LENGTH = 2048
 """Tokens of a model whose config.json names no length."""
@@ -89,9 +90,18 @@ def _decide_switches(d: Decisions) -> None:
             given, why = False, "windows give blocks back, and their tokens' experts with them"
         d.decide(name, True if given is None else given, why)
     overlap, stages = d.args.async_scheduling, d.value("pipeline_parallel_size")
+    connector = d.value("kv_connector")
+    if connector is not None and not d.value("enable_prefix_caching"):
+        allowed = "it goes with prefix caching, whose names K/V is found by"
+        raise InvalidParameter(NAME, d.args.kv_transfer_config, allowed, "Leave one of them out.")
     if stages > 1:
         why = "a step for each stage" + (", whatever async_scheduling says" if overlap else "")
         d.decide("max_steps_in_flight", stages, why)
+    elif connector is not None and not moves_whole_blocks(connector):
+        if overlap:
+            allowed = f"the hooks of {connector.kv_connector} belong to one step at a time"
+            raise InvalidParameter("async_scheduling", True, allowed, "Leave it out.")
+        d.decide("max_steps_in_flight", 1, f"hooks of {connector.kv_connector} are of one step")
     elif overlap is None and d.machine.device == "cuda":
         d.decide("max_steps_in_flight", 2, "the next step is planned while the GPU runs one")
     elif overlap is None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quire.config.structured_outputs_config import StructuredOutputsConfig
     from quire.config.views.model import ModelView
     from quire.tiers.kv_events_config import KVEventsConfig, KVEventsPlan
+    from quire.tiers.kv_transfer_config import KVTransferConfig
 
 
 class PlanViews:
@@ -105,8 +106,11 @@ class PlanViews:
         return found
 
     @property
-    def kv_transfer_config(self) -> None:
-        """None: keys and values are not sent to other engines."""
+    def kv_transfer_config(self) -> KVTransferConfig | None:
+        """The connector of K/V; None: there is none."""
+        plan: Any = self
+        found: KVTransferConfig | None = plan.memory.kv_connector
+        return found
 
     @property
     def kv_events_config(self) -> KVEventsConfig | None:

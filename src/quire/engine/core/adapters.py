@@ -23,6 +23,7 @@ from quire.executor.abstract import Executor
 from quire.lora.request import ADAPTER_FAILED, ADAPTERS_ARE_OFF
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
+from quire.step.plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class AdapterStore(CoreFeature):
         failed, self._failed = self._failed, []
         return failed
 
-    def planned(self) -> None:
+    def planned(self, plan: StepPlan | None) -> None:
         """Begin to read what the last planned step lacked."""
         for number in self._slots.wanted:
             if number in self._kept:

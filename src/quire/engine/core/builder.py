@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,13 +14,14 @@ from quire.engine.core.alike import ReadyFirst
 from quire.engine.core.constrained_outputs import ConstrainedOutputs
 from quire.engine.core.core import EngineCore
 from quire.engine.core.features import CoreFeature
+from quire.engine.core.kv_connection import KVConnection
 from quire.engine.core.kv_events import KVEvents, open_publisher
 from quire.engine.core.kv_tier import KVTier, SharedIndex
 from quire.engine.core.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
 from quire.engine.core.worker_program import cpus_of_core, of_core, worker_config
-from quire.errors import InvalidParameter, PluginError
+from quire.errors import InvalidParameter, NotBuiltYet, PluginError
 from quire.executor.abstract import BuiltExecutor
 from quire.executor.backends import find_executor
 from quire.executor.platform import Platform
@@ -33,6 +34,10 @@ from quire.plugins import resolve_reference
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
 from quire.tiers.kv_events_config import KVEventsPlan
+from quire.tiers.kv_transfer_config import KVTransferConfig
+
+if TYPE_CHECKING:
+    from quire.executor.kv_tier.connected_worker import ConnectedWorker
 
 
 def build_client(plan: EnginePlan) -> InprocClient:
@@ -84,6 +89,9 @@ def core_parts(
     index = None
     if tier is not None:
         index = SharedIndex(executor, tier.store_threshold, tier.max_tracker_size)
+    connector = plan.memory.kv_connector
+    connected = None if connector is None else _connection(plan, connector, executor)
+    connection = None if connected is None else connected[0]
     scheduler = _scheduler_class(plan.parallel.scheduler_cls)(
         SchedulerConfig(
             steps=plan.steps,
@@ -101,7 +109,10 @@ def core_parts(
             encoder_rows=facts.media.num_rows,
         ),
         tier=index,
+        connection=connection,
     )
+    if connected is not None:
+        connected[0].attach(scheduler, connected[1])
     is_alike = plan.parallel.distributed_executor_backend == "external_launcher"
     adapters: CoreFeature = AdaptersOff()
     if plan.adapters is not None:
@@ -118,6 +129,7 @@ def core_parts(
         adapters,
         MediaOfPrompts(facts.media),
         *([] if index is None else [KVTier(scheduler, executor, index)]),
+        *([] if connection is None else [connection]),
         *_kv_events(plan.memory.kv_events, scheduler, adapters),
     ]
     return {
@@ -130,6 +142,22 @@ def core_parts(
         "lock_step": exchange,
         "pace": None if plan.steps.max_stall_s is None else StepPace(plan.steps.max_stall_s),
     }
+
+
+def _connection(
+    plan: EnginePlan, config: KVTransferConfig, executor: BuiltExecutor
+) -> tuple[KVConnection, ConnectedWorker]:
+    """The feature with the scheduler's half of a connector, and the worker's half."""
+    halves = executor.collective_rpc("open_connector", (plan,), {})
+    assert len(halves) == 1, "a connector serves one worker"
+    first, connected = halves[0]
+    if first.reads_steps and plan.speculation is not None:
+        hint = (
+            "What a step computes is not known before drafts are verified. Leave one of them out."
+        )
+        raise NotBuiltYet("kv_transfer_config", f"{config.kv_connector} with drafts", hint)
+    fails = config.kv_load_failure_policy == "fail"
+    return KVConnection(first, fails=fails), connected
 
 
 def _kv_events(

@@ -85,7 +85,9 @@ class EngineCore(CoreControl):
         self._poll = overridden(self.features, "poll")
         self._is_busy = overridden(self.features, "is_busy")
         self._planned = overridden(self.features, "planned")
+        self._completed = overridden(self.features, "completed")
         self._updated = overridden(self.features, "updated")
+        self._take_parts = overridden(self.features, "take_parts")
         self._report = overridden(self.features, "report")
         self._steps: deque[GuardedStep] = deque()
         self._pace = pace
@@ -222,7 +224,7 @@ class EngineCore(CoreControl):
             allowance = None if self._pace is None else self._pace.allowance
             plan = self.scheduler.schedule(self._clock(), allowance)
             for planned in self._planned:
-                planned()
+                planned(plan)
             if plan is None:
                 break
             if self.on_launch is not None:
@@ -232,6 +234,8 @@ class EngineCore(CoreControl):
             self._wait_for_prerequisite()
             return self.report()
         runner_output = self._steps.popleft().result()
+        for completed in self._completed:
+            completed()
         now = self._clock()
         if self._pace is not None:
             self._pace.note(self.scheduler.in_flight[0], now)
@@ -309,7 +313,10 @@ class EngineCore(CoreControl):
             finished=refused + [_finished(ending) for ending in scheduler_output.finished],
             started=[Started(*start) for start in scheduler_output.started],
             logprobs=_columns(runner_output, scheduler_output.kept) if runner_output else None,
-            parts=_parts(runner_output, scheduler_output) if runner_output else [],
+            parts=[
+                *(_parts(runner_output, scheduler_output) if runner_output else ()),
+                *(part for take_parts in self._take_parts for part in take_parts()),
+            ],
             stats=self._stats() if self._log_stats else None,
             timestamp=self._clock(),
             weight_version=self.weight_version,

@@ -8,6 +8,7 @@ from typing import Any
 from quire.engine.wire.messages import EngineCoreRequest, SchedulerStats
 from quire.executor.abstract import LaunchedStep
 from quire.scheduling.request import Request
+from quire.step.columns import AnyPart
 from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import StepPlan
 
@@ -48,11 +49,18 @@ class CoreFeature:
         """
         return ()
 
-    def planned(self) -> None:
-        """After a step was planned, or could not be."""
+    def planned(self, plan: StepPlan | None) -> None:
+        """After a step was planned, or could not be, and before it is launched."""
+
+    def completed(self) -> None:
+        """The oldest step in flight has computed; the scheduler does not know its results yet."""
 
     def updated(self) -> None:
         """Before outputs are returned: what a step has changed is known."""
+
+    def take_parts(self) -> list[AnyPart]:
+        """Parts of the outputs of requests that have just ended."""
+        return []
 
     def is_busy(self) -> bool:
         """Whether `poll` or `updated` has, or will have, something to report apart from requests

@@ -417,6 +417,7 @@ def build_front_end(
         generates=plan.model.generates,
         pooling=_pooling_facts(plan.model),
         serves_adapters=plan.adapters is not None,
+        has_connector=plan.memory.kv_connector is not None,
     )
     tracer = None
     if plan.serving.otlp_traces_endpoint is not None:
@@ -450,7 +451,11 @@ def build_front_end(
             tokenizer,
             stream_interval=plan.serving.stream_interval,
             log_stats=plan.serving.log_stats or tracer is not None,  # spans carry the same times
-            kinds=kinds_of(plan.sampling, plan.speculation),
+            kinds=kinds_of(
+                plan.sampling,
+                plan.speculation,
+                has_connector=plan.memory.kv_connector is not None,
+            ),
         ),
         model_name=plan.model.served_model_names[0],
         log_stats=plan.serving.log_stats,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from quire.distributed.peers.params import check_params
 from quire.engine.arguments import refuse_keywords
 from quire.engine.counterparts import HasCounterparts
 from quire.engine.frontend.custom_params import CustomParams
@@ -58,7 +59,8 @@ _UNBUILT_PARAMS = {
 }
 _PROMPT_END = 256
 """Tokens of a prompt that can tell whether its output begins inside a reasoning."""
-_UNBUILT_EXTRA_ARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
+_UNBUILT_EXTRA_ARGS = ("ec_transfer_params", "kv_cache_report_mode")
+_TRANSFER = "kv_transfer_params"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class ModelLimits:
     `vocab_size` is the number of ids that the model embeds. `eos_token_ids` are those of the
     generation config. `max_logprobs` -1 means no limit. `reports_experts`: with
     `enable_return_routed_experts`. `generates`: requests may ask for text. `pooling`: of an engine
-    that pools. `serves_adapters`: with `enable_lora`.
+    that pools. `serves_adapters`: with `enable_lora`. `has_connector`: requests may bring
+    `kv_transfer_params`.
     """
 
     vocab_size: int
@@ -79,6 +82,7 @@ class ModelLimits:
     generates: bool = True
     pooling: PoolingFacts | None = None
     serves_adapters: bool = False
+    has_connector: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +451,7 @@ class GenerationInputs:
         own.validate()
         _refuse_unbuilt_params(own)
         limits = self._limits
+        _check_transfer(own, has_connector=limits.has_connector)
         own.check_for_model(vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         eos = None if self._tokenizer is None else self._tokenizer.eos_token_id
         own.update_from_generation_config({"eos_token_id": list(limits.eos_token_ids)}, eos)
@@ -626,6 +631,20 @@ def _check_allowed_ids(own: SamplingParams) -> None:
     if own.min_tokens and allowed and own.all_stop_token_ids.issuperset(allowed):
         rule = "with min_tokens, one of them must not end the completion"
         raise InvalidParameter("allowed_token_ids", allowed, rule)
+
+
+def _check_transfer(params: SamplingParams, *, has_connector: bool) -> None:
+    """Raise for `kv_transfer_params` that nothing reads, or that are not a dict."""
+    given = (params.extra_args or {}).get(_TRANSFER)
+    if given is None:
+        return
+    if not isinstance(given, dict):
+        raise InvalidType(_TRANSFER, given, "it must be a dict")
+    if given and not has_connector:
+        allowed = "this engine has no connector that reads them"
+        hint = "Start it with kv_transfer_config, or leave them out."
+        raise InvalidParameter(_TRANSFER, given, allowed, hint)
+    check_params(given)
 
 
 def _refuse_unbuilt_params(params: SamplingParams) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ class SharedOutput(Protocol):
     output_kind: RequestOutputKind
     prompt_logprobs: object
     prompt_token_id_logprobs: object
+    kv_transfer_params: Mapping[str, Any] | None
 
 
 class KeptPart:

@@ -30,6 +30,7 @@ from quire.engine.stats.loggers import (
     StatsOptions,
 )
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats
+from quire.engine.stats.tier_totals import TIER_COUNTERS
 from quire.engine.wire.messages import SchedulerStats
 from quire.engine.wire.output_parts import FinishReason
 from quire.observability.metrics import Counter, Gauge, Histogram, Metric
@@ -40,12 +41,6 @@ PREFIX = "vllm:"
 
 _SLEEP_STATES = {"awake": None, "weights_offloaded": 1, "discard_all": 2}
 """The level of each; at level 0 the engine is in none of them."""
-TIER_COUNTERS = (
-    *("external_prefix_cache_queries", "external_prefix_cache_hits"),
-    *("kv_offload_load_bytes", "kv_offload_store_bytes"),
-)
-"""Fields of `SchedulerStats` that are counters of K/V outside of the pool."""
-
 _ORDER = {name: place for place, name in enumerate(DESCRIPTIONS)}
 
 

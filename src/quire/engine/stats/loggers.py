@@ -17,7 +17,7 @@ from typing import Any, cast
 from quire.config.plan import EnginePlan
 from quire.engine.stats.draft_totals import DraftTotals, in_words
 from quire.engine.stats.step_stats import IterationStats
-from quire.engine.stats.tier_totals import TierTotals
+from quire.engine.stats.tier_totals import TIER_COUNTERS, TierTotals
 from quire.engine.wire.messages import SchedulerStats
 from quire.errors import InvalidType
 from quire.plugins import load_group
@@ -116,11 +116,7 @@ class LoggingStatLogger(StatLoggerBase):
                 self._note_hits(scheduler_stats)
             if scheduler_stats.num_draft_tokens:
                 self._drafts.add(scheduler_stats)
-            if (
-                scheduler_stats.external_prefix_cache_queries
-                or scheduler_stats.kv_offload_load_bytes
-                or scheduler_stats.kv_offload_store_bytes
-            ):
+            if any(getattr(scheduler_stats, name) for name in TIER_COUNTERS):
                 self._tier.add(scheduler_stats)
 
     def log_engine_initialized(self) -> None:

@@ -47,7 +47,7 @@ class EngineCoreOutput:
     _: KW_ONLY
     num_cached_tokens: int = 0
     routed_experts: np.ndarray[Any, np.dtype[np.int16]] | None = None
-    kv_transfer_params: None = None
+    kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: None = None
     trace_headers: None = None
     prefill_stats: None = None
@@ -80,7 +80,7 @@ class EngineCoreOutput:
 
 
 _UNBUILT = (
-    *("kv_transfer_params", "ec_transfer_params", "trace_headers", "prefill_stats"),
+    *("ec_transfer_params", "trace_headers", "prefill_stats"),
     *("mm_cache_miss_hashes", "new_sampling_mask", "spec_decode_metrics"),
 )
 _KINDS = {
@@ -88,6 +88,7 @@ _KINDS = {
     "new_logprobs": LogprobColumns,
     "new_prompt_logprobs_tensors": PromptLogprobs,
     "events": list,
+    "kv_transfer_params": dict,
 }
 
 

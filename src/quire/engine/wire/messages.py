@@ -185,6 +185,13 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Tokens that the pool had not, and those of them that were loaded from outside of it."""
     kv_offload_load_bytes: int = 0
     kv_offload_store_bytes: int = 0
+    nixl_bytes_transferred: int = 0
+    nixl_num_descriptors: int = 0
+    nixl_num_failed_transfers: int = 0
+    nixl_num_kv_expired_reqs: int = 0
+    """Bytes and blocks that were pulled from other engines, pulls that have failed, and requests
+    whose blocks nobody has asked for in time.
+    """
 
     @property
     def spec_decoding_stats(self) -> SpecDecodingStats | None:

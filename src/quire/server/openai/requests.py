@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from quire.errors import InvalidParameter, NotBuiltYet, UnknownParameter
+from quire.errors import InvalidParameter, UnknownParameter
 from quire.params import SamplingParams
 from quire.params.beam import LengthRule
 from quire.params.kinds import RequestOutputKind
@@ -217,8 +217,6 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
             if getattr(self, name) is not None:
                 allowed = "it goes with use_beam_search=true only"
                 raise InvalidParameter(name, getattr(self, name), allowed)
-        if self.kv_transfer_params:
-            raise NotBuiltYet("kv_transfer_params", self.kv_transfer_params, "Leave it out.")
 
     def check_stream(self) -> None:
         """Raise InvalidParameter for what does not go with a stream."""
@@ -253,6 +251,8 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         extra = dict(self.vllm_xargs or {})
         if self.timeout_s is not None:
             extra["timeout_s"] = self.timeout_s
+        if self.kv_transfer_params:
+            extra["kv_transfer_params"] = self.kv_transfer_params
         params = SamplingParams.from_optional(
             **{**fields, "output_kind": streamed, "extra_args": extra or None}
         )

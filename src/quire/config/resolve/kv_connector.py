@@ -1,0 +1,34 @@
+"""Decides what brings K/V from elsewhere and sends it there, by `kv_transfer_config`."""
+
+from __future__ import annotations
+
+from quire.config.resolve.decisions import Decisions
+from quire.errors import InvalidParameter, NotBuiltYet
+from quire.models.layer_memory import KeyValues, RecurrentState
+from quire.tiers.kv_transfer_config import NAME, kv_transfer_config
+
+
+def decide_kv_connector(d: Decisions) -> None:
+    """Fix `kv_connector`: None, or its settings. Raises InvalidParameter or NotBuiltYet."""
+    given = d.args.kv_transfer_config
+    config = kv_transfer_config(given)
+    if config is None:
+        d.decide("kv_connector", None, f"{NAME} names none")
+        return
+    _check_model(d, given)
+    d.decide("kv_connector", config, f"{NAME}: {config.kv_connector}, as {config.kv_role}")
+
+
+def _check_model(d: Decisions, given: object) -> None:
+    memories = d.model.pool_memories
+    if any(isinstance(memory, RecurrentState) for memory in memories):
+        hint = f"{d.model.architecture} has layers with a recurrent state, which stays in the pool."
+        raise NotBuiltYet(NAME, given, f"{hint} Leave it out.")
+    if any(isinstance(memory, KeyValues) and memory.source is not None for memory in memories):
+        hint = f"{d.model.architecture} attends to a second content, whose K/V stays in the pool."
+        raise NotBuiltYet(NAME, given, f"{hint} Leave it out.")
+    if d.value("distributed_executor_backend") != "uni":
+        raise NotBuiltYet(NAME, given, "Connectors serve one worker: leave it out.")
+    if all(memory is None for memory in memories):
+        allowed = "the model keeps no keys and values of a request"
+        raise InvalidParameter(NAME, given, allowed, "Leave it out.")

@@ -1,0 +1,29 @@
+"""What the connector of K/V says of a request that has ended, for its last output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.engine.outputs.kept_part import KeptPart, PartKind, SharedOutput
+from quire.step.columns import TransferParams
+
+
+class OutputTransferParams(KeptPart):
+    """The `kv_transfer_params` of a completion."""
+
+    __slots__ = ("_params",)
+
+    def __init__(self) -> None:
+        self._params: dict[str, Any] | None = None
+
+    def add(self, part: TransferParams) -> None:
+        """Keep them."""
+        self._params = part.params
+
+    def join(self, shared: SharedOutput) -> None:
+        """Give them to the request; of several completions the first has the word."""
+        if self._params is not None and shared.kv_transfer_params is None:
+            shared.kv_transfer_params = self._params
+
+
+TRANSFER_PARAMS = PartKind(TransferParams, lambda *_: OutputTransferParams())
