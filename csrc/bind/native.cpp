@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bind/block_copy.hpp"
 #include "bind/exchange.hpp"
 #include "bind/kv.hpp"
 #include "bind/latent.hpp"
@@ -348,4 +349,5 @@ NB_MODULE(_native, m) {
     bind_program(m);
     bind_context(m);
     bind_pack_ahead(m);
+    bind_block_copy(m);
 }

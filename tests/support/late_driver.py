@@ -51,6 +51,10 @@ class LateDriver:
         self._kept.append(memory)  # so that no other memory gets its address
         return memory
 
+    def pin(self, memory: Tensor) -> None:
+        self._pinned.add(memory.untyped_storage().data_ptr())
+        self._kept.append(memory)
+
     def copy(self, target: Tensor, source: Tensor) -> None:
         is_result = self.is_pinned(target)
         assert is_result or self.is_pinned(source), "one side is pinned"

@@ -1,6 +1,7 @@
 """Blocks in files: whole or a miss, the user's own, bounded, and there after a restart."""
 
 import errno
+import mmap
 import os
 import secrets
 import stat
@@ -8,20 +9,35 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quire.errors import InvalidParameter
-from quire.tiers.disk_store import DiskStore
+from quire.tiers.checksum import content_sum
+from quire.tiers.disk_store import HEAD_BYTES, DiskStore
 
-ROOT, SIZE = "ab" * 20, 1000
+ROOT, SIZE = "ab" * 20, 16384
 
 
 def key(number, group=0):
     return bytes([number]) * 32, group
 
 
-def content(number):
-    return bytes([number]) * SIZE
+def content(number, size=SIZE):
+    return np.full(size, number, dtype=np.uint8)
+
+
+class Store(DiskStore):
+    """A store that makes the checksums, and the room for what is read."""
+
+    def put(self, key, content, *given):
+        return super().put(key, content, content_sum(content), *given)
+
+    def get(self, key, size=SIZE):
+        into = np.empty(size, dtype=np.uint8)
+        checksum = super().get(key, into)
+        assert checksum is None or checksum == content_sum(into)
+        return None if checksum is None else int(np.unique(into).item())
 
 
 @pytest.fixture
@@ -31,7 +47,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def store(folder):
-    return DiskStore(folder, ROOT, 1 << 20)
+    return Store(folder, ROOT, 1 << 20)
 
 
 def files(folder):
@@ -41,30 +57,58 @@ def files(folder):
 def test_contents_survive_the_process(store, folder):
     store.put(key(1), content(1))
     store.put(key(1, group=2), content(2))
-    again = DiskStore(folder, ROOT, 1 << 20)
+    again = Store(folder, ROOT, 1 << 20)
     assert sorted(again.contents()) == [key(1), key(1, group=2)]
-    assert again.get(key(1), SIZE) == content(1) and again.get(key(1, 2), SIZE) == content(2)
-    assert again.get(key(3), SIZE) is None and not again.has(key(3))
+    assert again.get(key(1)) == 1 and again.get(key(1, 2)) == 2
+    assert again.get(key(3)) is None and not again.has(key(3))
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["direct", "refused"])
+def test_whole_pages_are_written_without_a_copy(store, refuses, monkeypatch):
+    real, flags = os.open, []
+
+    def opened(path, how, *given):
+        flags.append(how)
+        if refuses and how & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct writes here")
+        return real(path, how, *given)
+
+    monkeypatch.setattr(os, "open", opened)
+    page = np.frombuffer(mmap.mmap(-1, SIZE), dtype=np.uint8)
+    page[:] = 7
+    store.put(key(1), page)
+    assert bool(flags[0] & os.O_DIRECT) and len(flags) == 1 + refuses
+    assert store.get(key(1)) == 7
 
 
 def test_another_root_has_other_contents(store, folder):
     store.put(key(1), content(1))
-    other = DiskStore(folder, "cd" * 20, 1 << 20)
-    assert not other.contents() and other.get(key(1), SIZE) is None
+    other = Store(folder, "cd" * 20, 1 << 20)
+    assert not other.contents() and other.get(key(1)) is None
     assert other.num_bytes == store.num_bytes, "the bound is for all of them"
 
 
-@pytest.mark.parametrize("damage", ["flip", "head", "sum", "cut", "longer", "empty", "other size"])
+@pytest.mark.parametrize(
+    "damage",
+    ["flip", "head", "sum", "seal", "padding", "last", "cut", "longer", "empty", "other size"],
+)
 def test_a_damaged_file_is_a_miss_and_goes(store, folder, damage):
     store.put(key(1), content(1))
     [file] = files(folder)
     data = bytearray(file.read_bytes())
-    places = {"flip": len(data) // 2, "head": 3, "sum": -1}
+    places = {
+        "flip": len(data) // 2,
+        "head": 3,
+        "sum": 70,
+        "seal": 90,
+        "padding": HEAD_BYTES - 1,
+        "last": -1,
+    }
     if damage in places:
         data[places[damage]] ^= 1
     data = {"cut": data[:-40], "longer": data + b"x", "empty": b""}.get(damage, data)
     file.write_bytes(data)
-    assert store.get(key(1), SIZE + (damage == "other size")) is None
+    assert store.get(key(1), SIZE + 64 * (damage == "other size")) is None
     assert not file.exists() and not store.has(key(1))
 
 
@@ -73,7 +117,7 @@ def test_a_file_under_another_ones_name_is_a_miss(store, folder):
     store.put(key(2), content(2))
     first, second = files(folder)
     os.replace(first, second)
-    assert store.get(key(2), SIZE) is None
+    assert store.get(key(2)) is None
 
 
 def test_files_are_the_users_own(store, folder):
@@ -87,33 +131,33 @@ def test_a_folder_that_others_write_to_is_refused(folder):
     folder.mkdir()
     folder.chmod(0o770)
     with pytest.raises(InvalidParameter, match="no one else can write"):
-        DiskStore(folder, ROOT, 1 << 20)
+        Store(folder, ROOT, 1 << 20)
     (folder.parent / "file").write_text("")
     with pytest.raises(InvalidParameter, match="a folder"):
-        DiskStore(folder.parent / "file", ROOT, 1 << 20)
+        Store(folder.parent / "file", ROOT, 1 << 20)
 
 
 def test_the_least_recently_used_makes_room(folder):
-    store = DiskStore(folder, ROOT, 4 * SIZE)
+    store = Store(folder, ROOT, 4 * SIZE)
     for number in (1, 2, 3):
         assert store.put(key(number), content(number)) == []
     store.get(key(1), SIZE)
     assert store.put(key(4), content(4)) == [key(2)]
     assert store.num_bytes <= 4 * SIZE and len(files(folder)) == 3
-    assert store.get(key(1), SIZE) == content(1) and not store.has(key(2))
+    assert store.get(key(1)) == 1 and not store.has(key(2))
 
 
 def test_use_is_remembered_by_the_files(folder):
-    store = DiskStore(folder, ROOT, 1 << 20)
+    store = Store(folder, ROOT, 1 << 20)
     for number in (1, 2, 3):
         store.put(key(number), content(number))
         os.utime(folder / store._path(key(number)), (number, number))
     store.get(key(1), SIZE)
-    assert DiskStore(folder, ROOT, 1 << 20).contents() == [key(2), key(3), key(1)]
+    assert Store(folder, ROOT, 1 << 20).contents() == [key(2), key(3), key(1)]
 
 
 def test_others_that_write_count(folder):
-    one, two = (DiskStore(folder, ROOT, 40 * SIZE) for _ in range(2))
+    one, two = (Store(folder, ROOT, 40 * SIZE) for _ in range(2))
     for number in range(35):
         one.put(key(number), content(number))
     for number in range(100, 130):
@@ -136,7 +180,7 @@ def test_abandoned_half_written_files_go(store, folder):
     for file in (left, under_way):
         file.write_text("half")
     os.utime(left, (1, 1))
-    DiskStore(folder, ROOT, 1 << 20)
+    Store(folder, ROOT, 1 << 20)
     assert not left.exists() and under_way.exists()
 
 
@@ -150,10 +194,10 @@ def test_a_half_written_file_of_another_engine_stays(store, folder, monkeypatch)
 
 
 def test_a_content_above_the_bound_is_not_written(folder):
-    store = DiskStore(folder, ROOT, 2 * SIZE)
+    store = Store(folder, ROOT, 2 * SIZE)
     store.put(key(1), content(1))
-    assert store.put(key(2), bytes(2 * SIZE)) == [] and not store.has(key(2))
-    assert store.get(key(1), SIZE) == content(1), "nothing had to make room"
+    assert store.put(key(2), content(0, 2 * SIZE)) == [] and not store.has(key(2))
+    assert store.get(key(1)) == 1, "nothing had to make room"
 
 
 def test_links_are_not_followed(store, folder):
@@ -161,12 +205,12 @@ def test_links_are_not_followed(store, folder):
     [file] = files(folder)
     file.rename(folder / "elsewhere")
     file.symlink_to(folder / "elsewhere")
-    assert store.get(key(1), SIZE) is None
-    assert not DiskStore(folder, ROOT, 1 << 20).contents()
+    assert store.get(key(1)) is None
+    assert not Store(folder, ROOT, 1 << 20).contents()
 
 
 def test_a_disk_that_hangs_holds_no_lock(folder, monkeypatch):
-    store = DiskStore(folder, ROOT, 2 * SIZE)
+    store = Store(folder, ROOT, 2 * SIZE)
     store.put(key(1), content(1))
     hangs, goes_on, real = threading.Event(), threading.Event(), Path.unlink
 
@@ -187,7 +231,7 @@ def test_a_disk_that_hangs_holds_no_lock(folder, monkeypatch):
 
 
 def test_what_changes_while_the_folder_is_read_counts(folder, monkeypatch):
-    store = DiskStore(folder, ROOT, 1 << 20)
+    store = Store(folder, ROOT, 1 << 20)
     for number in (1, 2):
         store.put(key(number), content(number))
     real = os.walk
@@ -206,10 +250,10 @@ def test_what_changes_while_the_folder_is_read_counts(folder, monkeypatch):
 
 def test_clearing_leaves_other_roots(store, folder):
     store.put(key(1), content(1))
-    other = DiskStore(folder, "cd" * 20, 1 << 20)
+    other = Store(folder, "cd" * 20, 1 << 20)
     other.put(key(1), content(2))
     store.clear()
-    assert not store.contents() and other.get(key(1), SIZE) == content(2)
+    assert not store.contents() and other.get(key(1)) == 2
 
 
 def test_what_is_forgotten_while_it_is_written_gets_no_name(store, folder):

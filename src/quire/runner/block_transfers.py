@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -26,8 +26,9 @@ from quire.runner.devices.block_copies import BlockCopies, Mark
 from quire.step.plan import BlockTransfer, StepPlan
 from quire.step.transfers import BlockKey, TierChange, TransferReport
 from quire.tiers.disk_store import DiskStore
-from quire.tiers.host_store import HostStore
+from quire.tiers.host_store import HostStore, StoredContent
 from quire.tiers.plan import DiskTierPlan
+from quire.tiers.slot_table import SlotTable
 
 logger = logging.getLogger(__name__)
 
@@ -68,19 +69,22 @@ class BlockTransfers:
         self,
         copies: BlockCopies,
         slots: Sequence[Tensor],
+        table: SlotTable,
         content_bytes: Sequence[int],
         disk: DiskTierPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """slots: host memory, one for each block. content_bytes: of a block of each KV group.
-        disk: files are kept, too, once the folder is opened.
+        """slots: host memory, one for each block, whose `table` may have contents of a process
+        before this one. content_bytes: of a block of each KV group. disk: files are kept, too,
+        once the folder is opened.
         """
         self._copies = copies
-        self._host = HostStore(slots)
+        self._host = HostStore(slots, table)
         self._content_bytes = content_bytes
         self._disk: DiskStore | None = None
         self._lock = threading.Lock()
         self._report = TransferReport([], [], [], is_opening=disk is not None)
+        self._report.changes += [TierChange(*key, True) for key in self._host]
         self._has_news = threading.Event()
         self._reading: dict[int, _Load] = {}
         self._waiting_bytes = 0
@@ -175,7 +179,11 @@ class BlockTransfers:
             if key not in self._host:
                 if mark is not None:
                     mark.wait()
-                self._put(key, lambda slot: self._copies.read(store.group, store.block, slot))
+                if (place := self._make_room()) is None:
+                    self._end(store.number, has_failed=True)  # files are written too slowly
+                    return
+                read = partial(self._copies.read, store.group, store.block)
+                self._fill_slot(place, key, read)
                 stored = self._content_bytes[store.group]
                 self._offer_to_disk(key)
             self._end(store.number, has_failed=False, stored=stored)
@@ -183,16 +191,26 @@ class BlockTransfers:
             logger.exception("A block of K/V could not be stored.")
             self._end(store.number, has_failed=True)
 
-    def _put(self, key: BlockKey, fill: Callable[[Tensor], object]) -> None:
-        """Store a content in host memory. What makes room is still in its file, or is lost."""
-        slot, evicted = self._host.put(key)
+    def _make_room(self) -> int | None:
+        """A free slot of host memory; None: there is none. What makes room is still in its file, or
+        is lost.
+        """
+        found = self._host.make_room()
+        if found is None:
+            return None
+        place, evicted = found
         if evicted is not None:
             self._note_if_lost(evicted)
+        return place
+
+    def _fill_slot(self, place: int, key: BlockKey, fill: Callable[[Tensor], bytes]) -> None:
+        """Store a content in host memory; `fill` returns its checksum."""
         try:
-            fill(slot)
+            checksum = fill(self._host.slot(place))
         except BaseException:
-            self._host.drop(key)
+            self._host.give_back(place)
             raise
+        self._host.commit(place, key, self._content_bytes[key[1]], checksum)
         self._note(key, is_there=True)
 
     def _load(self, load: _Load, blocks: Sequence[BlockTransfer], mark: Mark | None) -> None:
@@ -207,42 +225,60 @@ class BlockTransfers:
         self._reading[load.number] = load
         for each in blocks:
             key = each.key, each.group
-            slot = self._host.get(key)
-            if slot is not None:
-                self._fill(load, each, slot)
+            content = self._host.get(key)
+            if content is not None:
+                self._fill(load, each, content.slot, content.checksum)
             elif self._disk is not None and self._reads is not None and self._can_read(key):
-                self._reads.submit(partial(self._read, self._disk, load, each, self._generation))
+                self._reads.submit(
+                    partial(self._read, self._disk, load, each, self._make_room(), self._generation)
+                )
             else:
                 self._miss(load, key)
 
     def _can_read(self, key: BlockKey) -> bool:
         return self._disk is not None and self._disk.has(key) and self._clock() > self._hangs_until
 
-    def _fill(self, load: _Load, each: BlockTransfer, slot: Tensor) -> None:
+    def _fill(self, load: _Load, each: BlockTransfer, slot: Tensor, checksum: bytes) -> None:
+        key = each.key, each.group
         if not load.has_failed:
             try:
-                self._copies.write(each.group, each.block, slot)
+                if self._copies.write(each.group, each.block, slot) != checksum:
+                    logger.warning("A block of K/V in host memory is damaged: it is not used.")
+                    if key in self._host:
+                        self._host.drop(key)
+                    self._miss(load, key)
+                    return
             except Exception:
                 logger.exception("A block of K/V could not be loaded.")
                 load.has_failed = True
         self._count(load, self._content_bytes[each.group])
 
     def _arrived(
-        self, load: _Load, each: BlockTransfer, content: bytes | None, generation: int
+        self,
+        load: _Load,
+        each: BlockTransfer,
+        place: int | None,
+        found: tuple[Tensor, bytes] | None,
+        generation: int,
     ) -> None:
-        """A file was read for a load, which may have been given up meanwhile."""
+        """A file was read for a load, which may have been given up meanwhile: `found` is its
+        content, with the checksum, at a `place` of host memory that is its own (None: elsewhere).
+        """
         self._read_at = self._clock()
-        if generation != self._generation:
-            return  # it may be of other weights, and its load was given up before they changed
         key = each.key, each.group
-        if content is None:
-            self._miss(load, key)
+        # what was forgotten may be of other weights; its load was given up before they changed
+        if place is not None:
+            if found is None or generation != self._generation or key in self._host:
+                self._host.give_back(place)
+            else:
+                checksum = found[1]
+                self._fill_slot(place, key, lambda slot: checksum)
+        if generation != self._generation:
             return
-        source = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        if load.number in self._reading:
-            self._fill(load, each, source)
-        if key not in self._host:
-            self._put(key, lambda slot: slot[: len(source)].copy_(source))
+        if found is None:
+            self._miss(load, key)
+        elif load.number in self._reading:
+            self._fill(load, each, *found)
 
     def _miss(self, load: _Load, key: BlockKey) -> None:
         load.has_failed = True
@@ -272,6 +308,7 @@ class BlockTransfers:
             for key in gone:
                 self._note(key, is_there=False)
             if keeps_files:
+                self._host.disown()
                 self._disk, self._leaves_files = None, True
             elif disk is not None:
                 disk.clear()
@@ -306,12 +343,22 @@ class BlockTransfers:
                 self._report.is_opening = False
                 self._has_news.set()
 
-    def _read(self, disk: DiskStore, load: _Load, each: BlockTransfer, generation: int) -> None:
-        key = each.key, each.group
-        content = None
+    def _read(
+        self,
+        disk: DiskStore,
+        load: _Load,
+        each: BlockTransfer,
+        place: int | None,
+        generation: int,
+    ) -> None:
+        key, found = (each.key, each.group), None
         if load.number in self._reading:  # also where another block of the load is missing
-            content = disk.get(key, self._content_bytes[each.group])
-        self._copying.submit(partial(self._arrived, load, each, content, generation))
+            size = self._content_bytes[each.group]
+            slot = torch.empty(size, dtype=torch.uint8) if place is None else self._host.slot(place)
+            checksum = disk.get(key, slot[:size].numpy())
+            if checksum is not None:
+                found = slot, checksum
+        self._copying.submit(partial(self._arrived, load, each, place, found, generation))
 
     def _offer_to_disk(self, key: BlockKey) -> None:
         """Have a content of host memory written to a file, if the disk is not behind already."""
@@ -324,20 +371,28 @@ class BlockTransfers:
             if self._waiting_bytes and self._waiting_bytes + size > _WAITING_BYTES:
                 return
             self._waiting_bytes += size
-        slot = self._host.get(key)
-        assert slot is not None, "a content of host memory"
-        content = slot[:size].numpy().tobytes()
+        content = self._host.get(key)
+        assert content is not None, "a content of host memory"
+        if not self._host.hold(content):
+            content = replace(content, slot=content.slot.clone(), num_holders=0)
         self._writes.submit(partial(self._write, disk, key, content, self._generation))
 
     @property
     def _is_refused(self) -> bool:
         return self._refused_at is not None and self._clock() - self._refused_at < _RETRY_S
 
-    def _write(self, disk: DiskStore, key: BlockKey, content: bytes, generation: int) -> None:
+    def _write(
+        self, disk: DiskStore, key: BlockKey, content: StoredContent[Tensor], generation: int
+    ) -> None:
         evicted: list[BlockKey] = []
         try:
             if generation == self._generation and not self._is_refused:
-                evicted = disk.put(key, content, lambda: generation == self._generation)
+                evicted = disk.put(
+                    key,
+                    content.slot[: content.num_bytes].numpy(),
+                    content.checksum,
+                    lambda: generation == self._generation,
+                )
         except OSError as error:
             self._refused_at = self._clock()
             logger.warning(
@@ -346,12 +401,19 @@ class BlockTransfers:
             )
         finally:
             with self._lock:
-                self._waiting_bytes -= len(content)
-        self._copying.submit(partial(self._written, disk, key, evicted, generation))
+                self._waiting_bytes -= content.num_bytes
+        self._copying.submit(partial(self._written, disk, key, content, evicted, generation))
 
     def _written(
-        self, disk: DiskStore, key: BlockKey, evicted: Sequence[BlockKey], generation: int
+        self,
+        disk: DiskStore,
+        key: BlockKey,
+        content: StoredContent[Tensor],
+        evicted: Sequence[BlockKey],
+        generation: int,
     ) -> None:
+        if content.num_holders:
+            self._host.release(key, content)
         if generation != self._generation:
             return
         self._note(key, is_there=key in self._host or disk.has(key))

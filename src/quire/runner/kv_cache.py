@@ -8,6 +8,7 @@ has a view of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,6 +23,17 @@ from quire.step.plan import NULL_BLOCK
 
 _ALIGNMENT = 64
 """Bytes to a multiple of which each part of a block's content begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlaces:
+    """The parts of a block of a KV group, in the order of `KVCache.read_block`: addresses, bytes
+    to the same part of the next block, and bytes.
+    """
+
+    starts: list[int]
+    strides: list[int]
+    sizes: list[int]
 
 
 class KVCache:
@@ -52,13 +64,14 @@ class KVCache:
         self._slots = [_layers_by_shape(pool, slot) for slot in slots if slot]
         self._views: list[BlockMemory] = []
         self._parts: dict[int, list[Tensor]] = {}
+        self._places_of: dict[int, BlockPlaces] = {}
         self.layers: list[BlockMemory | None] = []
         self.restore()
 
     def release(self) -> None:
         """Release the memory and its contents; `layers` is empty until `restore`."""
         self._views = []
-        self._parts = {}
+        self._parts, self._places_of = {}, {}
         self.layers.clear()
 
     def restore(self) -> None:
@@ -99,6 +112,27 @@ class KVCache:
     def content_bytes(self, group: int) -> int:
         """The bytes of a block of a KV group, as `read_block` lays them out."""
         return sum(_aligned(part[0].nbytes) for part in self._parts_of(group))
+
+    def places_of(self, group: int, block: int) -> BlockPlaces | None:
+        """Where the parts of a block lie in this process's memory; None where a part is not in one
+        piece, or is a device's. Valid until the memory is released.
+        """
+        first = self._places_of.get(group)
+        if first is None:
+            parts = self._parts_of(group)
+            if any(part.device.type != "cpu" or not part[0].is_contiguous() for part in parts):
+                return None
+            first = BlockPlaces(
+                [part.data_ptr() for part in parts],
+                [part.stride(0) * part.element_size() for part in parts],
+                [part[0].nbytes for part in parts],
+            )
+            self._places_of[group] = first
+        starts = [
+            start + block * stride
+            for start, stride in zip(first.starts, first.strides, strict=True)
+        ]
+        return BlockPlaces(starts, first.strides, first.sizes)
 
     def read_block(self, group: int, block: int, into: Tensor) -> None:
         """Copy what a block of a KV group holds, in all its layers, as it is: into the first bytes

@@ -1,7 +1,7 @@
 """Blocks of K/V as files of a folder, which survive the process.
 
-A file is complete or a miss: it is written under another name, renamed when it is whole, and read
-only with the checksum that its end has of everything before. So a torn or flipped file, one of a
+A file is complete or a miss: it is written under another name, renamed when it is whole, and its
+head has the checksum of the content, and one of itself. So a torn or flipped file, one of a
 crash or of a full disk, costs time and never gives an answer. The folder and its files are the
 user's own (0700, 0600): whoever can write there could put K/V into answers.
 """
@@ -9,24 +9,36 @@ user's own (0700, 0600): whoever can write there could put K/V into answers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import mmap
 import os
 import re
 import secrets
 import stat
+import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from quire.errors import InvalidParameter
 from quire.step.transfers import BlockKey
+from quire.tiers.checksum import SUM_BYTES, Bytes, content_sum
 
-MAGIC = b"quire kv block 1\n"
-_SUM_BYTES = 32
+MAGIC = b"quire kv block 2\n"
+_HEAD = struct.Struct(f"<17s32sIQ{SUM_BYTES}s")
+"""Magic, digest, KV group, bytes of the content, and its checksum."""
+_SEAL_BYTES = 32
+"""The checksum of the head, after it."""
+_PAGE = 4096
+HEAD_BYTES = _PAGE
+"""The head, its checksum, and zeros up to a place where disks can begin to write."""
 _NAME = re.compile(r"([0-9a-f]{64})_g(\d{1,4})\.kv")
 _HALF_WRITTEN = ".part"
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _ABANDONED_S = 600.0
 """Age at which a half-written file is deleted. Process ids do not tell whose it is: containers that
 share the folder each count their own.
@@ -74,59 +86,52 @@ class DiskStore:
         with self._lock:
             return self._path(key) in self._files
 
-    def get(self, key: BlockKey, num_bytes: int) -> bytes | None:
-        """Return the content of `num_bytes`; None, and the file is deleted, for one that is not
-        whole, and None where it cannot be read.
+    def get(self, key: BlockKey, into: Bytes) -> bytes | None:
+        """Read the content, of as many bytes as `into` has, and return its checksum; None, and the
+        file is deleted, for one that is not whole, and None where it cannot be read.
         """
         path = self._path(key)
         full = self._top / path
-        head = _head(key, num_bytes)
-        end = len(head) + num_bytes
+        head, beyond = bytearray(HEAD_BYTES), bytearray(1)
         try:
-            with open(full, "rb", opener=_without_links) as file:
-                data = file.read(end + _SUM_BYTES + 1)
+            with open(full, "rb", buffering=0, opener=_without_links) as file:
+                num_read = _read(file.fileno(), [head, into.data, beyond])
             with contextlib.suppress(OSError):
                 os.utime(full)  # the order of use survives the process
         except OSError:
             self._forget(path)
             return None
-        body = memoryview(data)
-        is_whole = len(data) == end + _SUM_BYTES and body[: len(head)] == head
-        if (
-            not is_whole
-            or hashlib.blake2b(body[:end], digest_size=_SUM_BYTES).digest() != (body[end:])
-        ):
+        checksum = _checksum_in(head, key, into.nbytes)
+        is_whole = num_read == HEAD_BYTES + into.nbytes and checksum is not None
+        if not is_whole or content_sum(into) != checksum:
             self._delete(path)
             return None
         with self._lock:
             if path in self._files:
                 self._files.move_to_end(path)
-        return data[len(head) : end]
+        return checksum
 
     def put(
-        self, key: BlockKey, content: bytes, is_wanted: Callable[[], bool] = lambda: True
+        self,
+        key: BlockKey,
+        content: Bytes,
+        checksum: bytes,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> list[BlockKey]:
-        """Write a content; returns the keys of this root that made room for it. Nothing is kept if
-        it is larger than the bound, or is not wanted any more when it is whole: it was forgotten
-        meanwhile. Raises OSError if it cannot be written; then nothing is left of it.
+        """Write a content, which has this checksum; returns the keys of this root that made room
+        for it. Nothing is kept if it is larger than the bound, or is not wanted any more when it is
+        whole: it was forgotten meanwhile. Raises OSError if it cannot be written; then nothing is
+        left of it.
         """
         path = self._path(key)
-        head = _head(key, len(content))
-        checksum = hashlib.blake2b(head, digest_size=_SUM_BYTES)
-        checksum.update(content)
-        size = len(head) + len(content) + _SUM_BYTES
+        size = HEAD_BYTES + content.nbytes
         if size > self._max_bytes:
             return []
         evicted = self._make_room(size)
         part = self.folder / f"{secrets.token_hex(8)}{_HALF_WRITTEN}"
         (self._top / path).parent.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        descriptor = os.open(part, flags, 0o600)
+        _write_file(part, _head(key, content.nbytes, checksum), content)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(head)
-                file.write(content)
-                file.write(checksum.digest())
             with self._commit:
                 if not is_wanted():
                     part.unlink()
@@ -227,10 +232,81 @@ class DiskStore:
                         os.unlink(path)
 
 
-def _head(key: BlockKey, num_bytes: int) -> bytes:
-    """The beginning of a file: what it is, and of which content."""
+def _head(key: BlockKey, num_bytes: int, checksum: bytes) -> bytes:
+    """The beginning of a file: what it is, of which content, and the checksums."""
     digest, group = key
-    return MAGIC + digest + group.to_bytes(4, "little") + num_bytes.to_bytes(8, "little")
+    head = _HEAD.pack(MAGIC, digest, group, num_bytes, checksum)
+    return (head + _seal(head)).ljust(HEAD_BYTES, b"\0")
+
+
+def _checksum_in(head: bytearray, key: BlockKey, num_bytes: int) -> bytes | None:
+    """The checksum of the content, if this is the head of a file of it."""
+    checksum: bytes = _HEAD.unpack_from(head)[-1]
+    return checksum if head == _head(key, num_bytes, checksum) else None
+
+
+def _seal(head: bytes) -> bytes:
+    return hashlib.blake2b(head, digest_size=_SEAL_BYTES).digest()
+
+
+def _read(descriptor: int, buffers: Sequence[Any]) -> int:
+    """Fill the buffers, as far as the file goes; returns the bytes that were read."""
+    total, left = 0, [memoryview(buffer) for buffer in buffers]
+    while left:
+        count = os.readv(descriptor, left)
+        total += count
+        if not count:
+            break
+        left = _after(left, count)
+    return total
+
+
+def _write_file(path: Path, head: bytes, content: Bytes) -> None:
+    """Write a new file of the user's own. Pages go from the content to the disk without a copy
+    where that is possible, as host memory is the cache of what is there.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    if content.ctypes.data % _PAGE or content.nbytes % _PAGE:
+        _write_as(path, flags, [head, content.data])
+        return
+    with mmap.mmap(-1, HEAD_BYTES) as page:
+        page[:] = head
+        try:
+            _write_as(path, flags | _DIRECT, [page, content.data])
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _DIRECT:
+                raise
+            # a file system that has no direct writes
+            _write_as(path, flags, [head, content.data])
+
+
+def _write_as(path: Path, flags: int, buffers: Sequence[Any]) -> None:
+    """Write a new file; nothing is left of one that cannot be written."""
+    descriptor = os.open(path, flags, 0o600)
+    left = [memoryview(buffer) for buffer in buffers]
+    try:
+        while left:
+            left = _after(left, os.writev(descriptor, left))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+        for buffer in left:
+            buffer.release()
+
+
+def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of buffers after `count` bytes; what is not is released."""
+    while buffers and count >= len(buffers[0]):
+        count -= len(buffers[0])
+        buffers.pop(0).release()
+    if buffers and count:
+        whole = buffers[0]
+        buffers[0] = whole[count:]
+        whole.release()
+    return buffers
 
 
 def _without_links(path: str, flags: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import threading
 
+import numpy as np
 import pytest
 
 from quire.engine.control_verbs import perform
@@ -14,6 +15,7 @@ from quire.errors import InvalidParameter
 from quire.executor.kv_tier import opening
 from quire.executor.kv_tier.root import RootParts
 from quire.testing import make_checkpoint
+from quire.tiers.checksum import content_sum
 from quire.tiers.disk_store import DiskStore
 from tests.engine.core.kv_tier_scene import (
     PROMPT,
@@ -103,8 +105,10 @@ def test_a_checksum_that_is_not_looked_at_is_noticed(model, folder, expected, mo
         data[len(data) // 2] ^= 64
         file.write_bytes(data)
 
-    def trusting(self, key, num_bytes):
-        return (self._top / self._path(key)).read_bytes()[-32 - num_bytes : -32]
+    def trusting(self, key, into):
+        data = (self._top / self._path(key)).read_bytes()
+        into[:] = np.frombuffer(data[-into.nbytes :], dtype=np.uint8)
+        return content_sum(into)
 
     monkeypatch.setattr(DiskStore, "get", trusting)
     ask = Ask(opened(open_core(model, disk=folder)))
@@ -140,7 +144,7 @@ def test_other_contents_of_the_same_files_find_nothing(model, folder, tmp_path):
 
 
 def test_a_full_disk_costs_its_files_alone(model, folder, expected, monkeypatch, caplog):
-    def full(self, key, content, is_wanted):
+    def full(self, key, content, checksum, is_wanted):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(DiskStore, "put", full)
@@ -157,10 +161,10 @@ class SlowDisk:
     def __init__(self, monkeypatch):
         self.ends, self.begun, real = threading.Event(), threading.Event(), DiskStore.get
 
-        def get(store, key, num_bytes):
+        def get(store, key, into):
             self.begun.set()
             assert self.ends.wait(60)
-            return real(store, key, num_bytes)
+            return real(store, key, into)
 
         monkeypatch.setattr(DiskStore, "get", get)
 

@@ -140,7 +140,7 @@ class Gate:
 
     def wait(self, *args):
         assert self.opened.wait(60)
-        self.write(*args)
+        return self.write(*args)
 
 
 def test_a_request_that_is_aborted_while_it_loads_leaves_nothing(folders):

@@ -11,13 +11,17 @@ from torch import Tensor
 
 from quire.executor.kv_tier.root import RootParts, kept_digests
 from quire.executor.platform import Platform
+from quire.hardware.native import find_native
 from quire.runner.block_transfers import BlockTransfers
 from quire.runner.devices.block_copies import BlockCopies, CudaCopies, HostCopies
 from quire.runner.kv_cache import KVCache
 from quire.tiers.disk_store import DiskStore
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
+from quire.tiers.slot_table import SlotTable, most_slots
 
 logger = logging.getLogger(__name__)
+
+_PAGE = 4096
 
 
 def open_transfers(
@@ -28,17 +32,22 @@ def open_transfers(
     """
     sizes = [kv_cache.content_bytes(group) for group in range(len(kv_cache.pool.groups))]
     largest = max(sizes)
-    count = max(1, int(plan.host_bytes * share) // largest)
+    if largest > _PAGE:
+        largest = -(-largest // _PAGE) * _PAGE  # disks write whole pages without a copy
+    table = SlotTable(largest, most_slots(largest, int(plan.host_bytes * share)))
+    memory = torch.frombuffer(table.memory, dtype=torch.uint8)
     copies: BlockCopies = HostCopies(kv_cache)
+    native, _ = find_native()
     if platform.driver is not None:
-        memory = platform.driver.pinned(count * largest)
+        platform.driver.pin(memory)
         copies = CudaCopies(kv_cache, platform.device.torch)
-    else:
-        memory = torch.empty(count * largest, dtype=torch.uint8)
-    slots: list[Tensor] = list(memory.view(count, largest).unbind())
+    elif native is not None:
+        native.touch_ahead(memory.data_ptr(), memory.nbytes)
+    starts = map(table.start_of, range(table.count))
+    slots: list[Tensor] = [memory[start : start + largest] for start in starts]
     if plan.disk is None:
-        return BlockTransfers(copies, slots, sizes)
-    transfers = BlockTransfers(copies, slots, sizes, plan.disk)
+        return BlockTransfers(copies, slots, table, sizes)
+    transfers = BlockTransfers(copies, slots, table, sizes, plan.disk)
     transfers.open(partial(_open_disk, plan.disk, parts), now=parts.is_kept(kept_digests()))
     return transfers
 

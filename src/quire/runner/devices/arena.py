@@ -38,6 +38,12 @@ class Driver(Protocol):
         """Allocate host memory [num_bytes] uint8 that the device can copy from and to directly."""
         ...
 
+    def pin(self, memory: Tensor) -> None:
+        """Let the device copy from and to host memory directly that something else allocated and
+        that stays mapped.
+        """
+        ...
+
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Queue a copy between pinned and device memory. Raises EngineDeadError."""
         ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from quire.runner.devices.arena import Event
 from quire.runner.devices.copy_queue import Arrival, CopyQueue
 from quire.runner.forward.decode_graphs import Captured
 
+logger = logging.getLogger(__name__)
+
 
 class CudaDriver:
     """One GPU. A failed kernel leaves it unusable for the process, hence EngineDeadError."""
@@ -31,6 +34,13 @@ class CudaDriver:
     def pinned(self, num_bytes: int) -> Tensor:
         """Allocate from torch's cache of pinned memory, which reuses it after the copies."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def pin(self, memory: Tensor) -> None:
+        """Register the memory; where the driver refuses it, copies are slower."""
+        runtime = torch.cuda.cudart()
+        failure = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        if failure != runtime.cudaError.success:
+            logger.warning("Host memory of %d bytes is not pinned: %s", memory.nbytes, failure)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         with device_failures():

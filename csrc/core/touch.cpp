@@ -1,0 +1,50 @@
+#include "core/touch.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <thread>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#endif
+
+namespace quire {
+
+#if defined(__linux__)
+
+namespace {
+
+constexpr size_t kPiece = size_t(2) << 20;
+constexpr size_t kPage = 4096;
+
+}  // namespace
+
+void touch_ahead(std::byte* memory, size_t size) {
+    const size_t skip = (kPage - reinterpret_cast<uintptr_t>(memory) % kPage) % kPage;
+    if (size < skip + kPage) return;
+    std::byte* const start = memory + skip;
+    const size_t whole = (size - skip) / kPage * kPage;
+    // Nobody waits for it: pages are given, not written, so it does no harm even where the memory
+    // was unmapped meanwhile and something else has its addresses.
+    std::thread([start, whole] {
+        setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
+        for (size_t at = 0; at < whole; at += kPiece) {
+            const size_t piece = std::min(kPiece, whole - at);
+            if (madvise(start + at, piece, MADV_POPULATE_WRITE) != 0) return;
+        }
+    }).detach();
+}
+
+#else
+
+void touch_ahead(std::byte*, size_t) {}
+
+#endif
+
+}  // namespace quire
