@@ -43,9 +43,11 @@ _HOMES = {
     "TokensPrompt": "quire.prompts",
     "__version__": "quire.release",
     "__version_tuple__": "quire.release",
+    "initialize_ray_cluster": "quire.clusters.ray_cluster",
 }
 
 if TYPE_CHECKING:
+    from quire.clusters.ray_cluster import initialize_ray_cluster
     from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
     from quire.engine.async_llm import AsyncLLM, AsyncLLMEngine
     from quire.engine.llm_engine import LLMEngine
@@ -111,6 +113,7 @@ __all__ = [
     "TokensPrompt",
     "__version__",
     "__version_tuple__",
+    "initialize_ray_cluster",
 ]
 
 

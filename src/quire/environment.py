@@ -16,6 +16,16 @@ from quire.errors import InvalidParameter
 
 _PREFIX = "QUIRE_"
 
+_CARRIED = (
+    *("QUIRE_", "VLLM_", "HF_", "HUGGING_FACE_", "TRITON_", "TORCH_", "NCCL_", "GLOO_", "UCX_"),
+    *("PYTHONHASHSEED", "OMP_NUM_THREADS"),
+)
+"""The beginnings of variables that processes on other machines are given."""
+_LOCAL = frozenset({
+    *("QUIRE_CLUSTER_SECRET", "QUIRE_API_KEY", "QUIRE_CACHE_DIR", "HF_HOME", "TRITON_CACHE_DIR"),
+    *("VLLM_HOST_IP", "VLLM_HOST_PORT", "VLLM_API_KEY", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
+})  # fmt: skip
+"""Variables that are another machine's own affair, and keys that cores do not need."""
 MAX_N = 16384
 """The most completions of a request where QUIRE_MAX_N_SEQUENCES is not set."""
 
@@ -121,6 +131,34 @@ VARIABLES = (
         "For a plugin to be imported and called; one that takes longer is left out. Default 60.",
     ),
     Variable(
+        "QUIRE_RAY_DP_PACK_STRATEGY",
+        "strict or fill",
+        "How Ray's machines are filled with cores: with exactly --data-parallel-size-local each "
+        "(strict, the default), or with as many as there is room for.",
+    ),
+    Variable(
+        "QUIRE_RAY_DP_PLACEMENT_NODE_IPS",
+        "addresses with commas between",
+        "The machines of a Ray cluster that cores are put on; default: all.",
+    ),
+    Variable(
+        "QUIRE_RAY_BUNDLE_INDICES",
+        "numbers with commas between",
+        "The bundles of the Ray placement group that workers take, in their order.",
+    ),
+    Variable(
+        "QUIRE_RAY_EXTRA_ENV_VARS_TO_COPY",
+        "names with commas between",
+        "Variables that processes on other machines of a Ray cluster get besides those of "
+        "Quire, the hub and the kernels' libraries.",
+    ),
+    Variable(
+        "QUIRE_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY",
+        "beginnings of names with commas between",
+        "The same for all variables that begin like this.",
+    ),
+    Variable("RAY_ADDRESS", "host:port", "The Ray cluster; default: one of this machine."),
+    Variable(
         "OPENAI_API_KEY",
         "a key",
         "What `quire chat --url` and `quire complete --url` send where --api-key is not given.",
@@ -147,6 +185,17 @@ class PluginEnvironment(msgspec.Struct, frozen=True):
 
     names: frozenset[str] | None
     timeout_s: float
+
+
+class RayEnvironment(msgspec.Struct, frozen=True):
+    """Settings for Ray: how cores are put on machines, the addresses of these (none: all), the
+    bundles of a placement group that workers take (None: the first), and the cluster's address.
+    """
+
+    pack_strategy: str
+    node_ips: tuple[str, ...]
+    bundle_indices: tuple[int, ...] | None
+    address: str | None
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -258,6 +307,67 @@ def read_plugin_environment() -> PluginEnvironment:
     text = os.environ.get("QUIRE_PLUGINS", os.environ.get("VLLM_PLUGINS"))
     names = None if text is None else frozenset(filter(None, map(str.strip, text.split(","))))
     return PluginEnvironment(names, _seconds(os.environ, "QUIRE_PLUGIN_TIMEOUT", 60.0))
+
+
+def carried_environment() -> dict[str, str]:
+    """The variables that processes on other machines are given: settings of ours, of the kernels'
+    libraries and of the hub, and what QUIRE_RAY_EXTRA_ENV_VARS_TO_COPY and
+    QUIRE_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY name; neither addresses nor keys of this machine.
+    """
+    names = _names(os.environ, "QUIRE_RAY_EXTRA_ENV_VARS_TO_COPY")
+    prefixes = _names(os.environ, "QUIRE_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in names
+        or name.startswith(prefixes)
+        or (name.startswith(_CARRIED) and name not in _LOCAL)
+    }
+
+
+def take_environment(carried: Mapping[str, str]) -> None:
+    """Set the variables of another machine that are not set here."""
+    for name, value in carried.items():
+        os.environ.setdefault(name, value)
+
+
+def protect_new_ray_cluster() -> None:
+    """Have a Ray cluster that this process starts report nothing to others, unless that is set."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def ray_asks_for_token() -> bool:
+    """Whether the cluster that this process has started lets in only who has its token, or whether
+    that was turned off: Ray says so to the processes that it starts.
+    """
+    return os.environ.get("RAY_AUTH_MODE") is not None
+
+
+def read_ray_environment() -> RayEnvironment:
+    """Settings for Ray, as the environment says now. Raises InvalidParameter."""
+    strategy = os.environ.get("QUIRE_RAY_DP_PACK_STRATEGY", "strict")
+    if strategy not in ("strict", "fill"):
+        allowed = "strict or fill: a core is on one machine"
+        raise InvalidParameter("QUIRE_RAY_DP_PACK_STRATEGY", strategy, allowed)
+    return RayEnvironment(
+        strategy,
+        _names(os.environ, "QUIRE_RAY_DP_PLACEMENT_NODE_IPS"),
+        _bundles(os.environ, "QUIRE_RAY_BUNDLE_INDICES"),
+        os.environ.get("RAY_ADDRESS") or None,
+    )
+
+
+def _names(given: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, given.get(name, "").split(","))))
+
+
+def _bundles(given: Mapping[str, str], name: str) -> tuple[int, ...] | None:
+    texts = _names(given, name)
+    if any(not text.isascii() or not text.isdigit() for text in texts):
+        raise InvalidParameter(name, given[name], "numbers with commas between")
+    if len(set(texts)) < len(texts):
+        raise InvalidParameter(name, given[name], "each bundle once")
+    return tuple(map(int, texts)) or None
 
 
 def max_sequences() -> int:

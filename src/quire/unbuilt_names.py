@@ -3,6 +3,4 @@
 UNBUILT_NAMES = {
     "ExplicitEncoderDecoderPrompt": "Encoder-decoder models are not served.",
     "DataPrompt": "Give {'data': ...} to encode() with pooling_task='plugin': see docs/plugins.md.",
-    "initialize_ray_cluster": "Ray does not start cores: use quire serve --headless on other "
-    "machines.",
 }

@@ -291,9 +291,9 @@ def test_the_package_can_be_asked_about():
             "described, not programmed",
         ),
         (
-            "from vllm import initialize_ray_cluster",
-            "ModuleNotFoundError",
-            "Ray does not start cores",
+            "from vllm.v1.engine.utils import launch_core_engines; launch_core_engines()",
+            "NotImplementedError",
+            "launch_core_engines",
         ),
         ("from vllm.multimodal.audio import split_audio", "ModuleNotFoundError", "not served"),
         ("import vllm; vllm.nothing", "AttributeError", "Quire has no vllm.nothing."),

@@ -15,6 +15,7 @@ LEVELS = {
     "environment": 0, "hardware": 0, "start_up": 0, "plugins": 0,
     "io_processor": 1,
     "step": 1, "scheduling": 1, "text": 1, "ops": 1, "observability": 1, "processes": 1,
+    "clusters": 1,
     "kernels": 2, "models": 2, "quantization": 2, "distributed": 2, "media": 2,
     "tiers": 2,
     "config": 3, "runner": 3, "model_registry": 3,

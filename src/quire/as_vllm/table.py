@@ -267,8 +267,8 @@ SERVED: dict[str, dict[str, str]] = {
         "quire.engine": "InputStreamError StreamingInput",
     },
     "vllm.v1.engine.core": {
-        "quire.engine": "EngineCore EngineCoreProc DPEngineCoreProc HANDSHAKE_TIMEOUT_MINS",
-        REFUSED: "DPEngineCoreActor",
+        "quire.engine": """DPEngineCoreActor DPEngineCoreProc EngineCore EngineCoreProc
+            HANDSHAKE_TIMEOUT_MINS""",
     },
     "vllm.v1.engine.detokenizer": {
         REFUSED: """IncrementalDetokenizer FastIncrementalDetokenizer
@@ -291,6 +291,7 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "vllm.v1.executor": _EXECUTOR,
     "vllm.v1.executor.abstract": _EXECUTOR,
+    "vllm.v1.executor.ray_utils": {"quire": "initialize_ray_cluster"},
     "vllm.v1.metrics.loggers": {
         "quire.engine.stats.loggers": """StatLoggerBase AggregateStatLoggerBase LoggingStatLogger
             AggregatedLoggingStatLogger StatLoggerFactory"""

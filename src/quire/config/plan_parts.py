@@ -74,7 +74,9 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The cores of an engine and the workers of a core: machines, processes, devices and threads.
 
     `data_parallel_ranks` are the cores that run here; in the mode "internal" the others run on
-    other machines and connect to `data_parallel_address`. Each core's model is cut into stages of
+    other machines and connect to `data_parallel_address`. With the backend "ray" they are all on
+    machines that Ray chooses, `data_parallel_size_local` on each (None: as many as have room). Each
+    core's model is cut into stages of
     `stage_layers`, and each stage is shared by `tensor_parallel_size` workers. `num_threads` are
     each worker's own; `thread_cpus` lists the logical CPUs that the threads of each worker of these
     cores may run on, "" for any. `launched`: this process among those of an external launcher, of
@@ -96,6 +98,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_ranks: tuple[int, ...]
     data_parallel_address: str | None
     data_parallel_rpc_port: int
+    data_parallel_backend: str
+    data_parallel_size_local: int | None
     enable_expert_parallel: bool
     distributed_executor_backend: str
     launched: LaunchedProcess | None

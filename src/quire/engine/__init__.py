@@ -17,6 +17,7 @@ _HOMES = {
     "CoreStatus": "quire.engine.client.client",
     "DPCoordinator": "quire.engine.data_parallel.coordinator_client",
     "DPCoordinatorProc": "quire.engine.data_parallel.coordinator",
+    "DPEngineCoreActor": "quire.engine.data_parallel.core_actor",
     "DPEngineCoreProc": "quire.engine.data_parallel.lockstep_server",
     "ENGINE_CORE_DEAD": "quire.engine.wire.messages",
     "EngineCore": "quire.engine.core.documented_core",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from quire.engine.core.documented_core import EngineCore
     from quire.engine.data_parallel.coordinator import DPCoordinatorProc
     from quire.engine.data_parallel.coordinator_client import DPCoordinator
+    from quire.engine.data_parallel.core_actor import DPEngineCoreActor
     from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS
     from quire.engine.data_parallel.lockstep_server import DPEngineCoreProc
     from quire.engine.frontend.admission import QueueLimits
@@ -103,6 +105,7 @@ __all__ = [
     "CoreStatus",
     "DPCoordinator",
     "DPCoordinatorProc",
+    "DPEngineCoreActor",
     "DPEngineCoreProc",
     "ENGINE_CORE_DEAD",
     "EngineCore",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from quire.engine.client.multiprocess import AsyncMPClient, MPClient, SyncMPClie
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.data_parallel.cluster_keys import ClusterKeys, cluster_keys
 from quire.engine.data_parallel.coordinator_client import DPCoordinator
+from quire.engine.data_parallel.core_actor import RayCores
 from quire.engine.data_parallel.handshake import HandshakeServer
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.process.core_pool import CORE_PROGRAM, CorePool
@@ -131,18 +133,25 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     parallel = plan.parallel
     here = list(parallel.data_parallel_ranks)
     missing = _missing(plan)
-    keys = cluster_keys(read_environment().cluster_secret) if missing else None
-    if first is not None and not here:
+    if first is not None and (not here or parallel.data_parallel_backend == "ray"):
         first.end(0.0)
+        first = None
+    ray = RayCores(parallel) if parallel.data_parallel_backend == "ray" else None
+    address = parallel.data_parallel_address if ray is None else ray.address
+    keys = None
+    if missing:
+        keys = cluster_keys(read_environment().cluster_secret)
+    elif ray is not None:  # Ray tells the cores; nobody else needs to know
+        keys = cluster_keys(read_environment().cluster_secret or secrets.token_hex(32))
     folder = make_socket_folder()
     try:
-        sockets = _sockets(plan, folder, keys)
+        sockets = _sockets(address, folder, keys)
         addresses, handshake, coordinator = sockets.addresses, None, None
         if parallel.enable_expert_parallel:
             coordinator = DPCoordinator(folder, parallel.data_parallel_size)
             addresses = coordinator.addresses(addresses)
-        if keys is not None:
-            endpoint = f"tcp://{parallel.data_parallel_address}:{parallel.data_parallel_rpc_port}"
+        if keys is not None and missing:
+            endpoint = f"tcp://{address}:{parallel.data_parallel_rpc_port}"
             handshake = HandshakeServer(endpoint, keys, addresses, plan, missing)
     except BaseException:
         remove_socket_folder(folder)
@@ -155,6 +164,7 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
         socket_folder=folder,
         first=first,
         server_key=None if keys is None else keys.public,
+        place=None if ray is None else ray.place,
     )
     cores = RemoteCores(sockets, pool, folder=folder, handshake=handshake, coordinator=coordinator)
     try:
@@ -175,8 +185,8 @@ def _missing(plan: EnginePlan) -> list[int]:
     return [i for i in range(parallel.data_parallel_size) if i not in here]
 
 
-def _sockets(plan: EnginePlan, folder: Path, keys: ClusterKeys | None) -> CoreSockets:
+def _sockets(address: str | None, folder: Path, keys: ClusterKeys | None) -> CoreSockets:
     if keys is None:
         return CoreSockets(f"ipc://{folder}/input", f"ipc://{folder}/output")
-    endpoint = f"tcp://{plan.parallel.data_parallel_address}:*"
+    endpoint = f"tcp://{address}:*"
     return CoreSockets(endpoint, endpoint, keys)

@@ -104,7 +104,8 @@ class LLMEngine(EngineAttributes, BlockingControl):
         for a model that cannot be loaded.
         """
         front_end = None
-        if enable_multiprocessing or engine_args.data_parallel_size > 1:
+        is_elsewhere = engine_args.data_parallel_backend == "ray"
+        if enable_multiprocessing or engine_args.data_parallel_size > 1 or is_elsewhere:
             front_end = launch_front_end(engine_args, stat_loggers)
         return cls(
             None if front_end else engine_args.create_engine_config(),

@@ -53,7 +53,6 @@ class UnbuiltProcMethods:
 
 
 UNBUILT_NAMES = {
-    "DPEngineCoreActor": "Ray does not start cores: use quire serve --headless on other machines.",
     "DPAsyncMPClient": "A client of one core that others balance is an AsyncMPClient.",
     "DPLBAsyncMPClient": "Every AsyncMPClient balances between its cores.",
     "EngineHandshakeMetadata": "A launcher elsewhere gets quire.engine.wire.messages.Welcome.",

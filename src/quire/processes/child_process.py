@@ -20,7 +20,7 @@ from pathlib import Path
 
 from quire.plugins import program_entries
 from quire.processes.owner_signals import held_back
-from quire.processes.start_message import ChildStart, last_words, send_start
+from quire.processes.start_message import ChildStart, M, last_words, send_start
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
@@ -43,6 +43,14 @@ def is_shortage(error: BaseException) -> bool:
     may be there a moment later.
     """
     return isinstance(error, OSError) and error.errno in _SHORTAGES
+
+
+def completed(message: M) -> M:
+    """A start message with what every process must know."""
+    message.sys_path = [os.path.abspath(entry) for entry in sys.path]
+    message.entries = program_entries()
+    message.log_level = logging.getLogger("quire").getEffectiveLevel()
+    return message
 
 
 class ChildProcess:
@@ -75,17 +83,26 @@ class ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def is_here(self) -> bool:
+        """It runs on this machine."""
+        return True
+
     def start(self, message: ChildStart) -> None:
         """Send the message, completed with what every process must know. The pipe reports a process
         that has ended already.
         """
-        message.sys_path = [os.path.abspath(entry) for entry in sys.path]
-        message.entries = program_entries()
-        message.log_level = logging.getLogger("quire").getEffectiveLevel()
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send_start(self.pipe, completed(message))
+
+    def forward(self, message: ChildStart) -> None:
+        """Send a message that its starter on another machine has completed. Modules are found as
+        here first.
+        """
+        here = [os.path.abspath(entry) for entry in sys.path]
+        message.sys_path = list(dict.fromkeys([*here, *message.sys_path]))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_start(self.pipe, message)
-        except (BrokenPipeError, ConnectionResetError):
-            return
 
     @property
     def is_running(self) -> bool:

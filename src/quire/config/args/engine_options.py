@@ -374,6 +374,13 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         maximum=65535,
         flags=("-dpp",),
     )
+    data_parallel_backend: str = _SCHEDULE.text(
+        "mp",
+        "Who starts the copies: 'mp' this machine, and others with --headless, or 'ray' machines "
+        "of a Ray cluster (docs/deployment.md).",
+        choices=("mp", "ray"),
+        flags=("-dpb",),
+    )
     data_parallel_hybrid_lb: bool = _SCHEDULE.flag(
         False,
         "Serve with this machine's copies only; balance between machines outside.",

@@ -87,12 +87,6 @@ class UnbuiltArgs(ForeignArgs):
     )
     disable_chunked_mm_input: bool = unbuilt(False, "keep media in one step", _TEXT_ONLY, True)
     # Parallel and distributed
-    data_parallel_backend: str = unbuilt(
-        "mp",
-        "who starts the copies",
-        "Start the copies of other machines there with --headless.",
-        flags=("-dpb",),
-    )
     nnodes: int = unbuilt(1, "machines", _ONE_HOST, flags=("-n",))
     node_rank: int = unbuilt(0, "number of this machine", _ONE_HOST, flags=("-r",))
     master_addr: str = unbuilt("127.0.0.1", "address of machine 0", _ONE_HOST)

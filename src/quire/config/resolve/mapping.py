@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.config.kv_pool_size import gib
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import weight_bytes
-from quire.config.resolve.ranks import num_workers
+from quire.config.resolve.parallel import num_cores_here
 from quire.errors import InvalidParameter, LoadError
 
 _DISK_SHARE = 1.1
@@ -66,20 +66,13 @@ def free_bytes(d: Decisions) -> int:
     """The memory that is free now, for each core that runs here, or where workers share its layers
     for each of these.
     """
-    shares: int = _num_cores(d) * d.value("tensor_parallel_size")
+    shares: int = num_cores_here(d) * d.value("tensor_parallel_size")
     return d.machine.free_memory_bytes // shares
-
-
-def _num_cores(d: Decisions) -> int:
-    launched = d.value("launched")
-    if launched is not None:
-        return max(1, int(launched.local_world_size) // num_workers(d))
-    return max(1, len(d.value("data_parallel_ranks")))
 
 
 def _obstacle(d: Decisions, weights: int) -> str:
     """The reason why the weights cannot be mapped; "" if they can."""
-    machine, needed = d.machine, int(weights * _DISK_SHARE) * _num_cores(d)
+    machine, needed = d.machine, int(weights * _DISK_SHARE) * num_cores_here(d)
     if machine.memory_limit_source == "ulimit -v":
         return "ulimit -v counts mapped files like memory"
     if not machine.free_disk_bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 from quire.config.resolve.decisions import Decisions
-from quire.errors import InvalidParameter
+from quire.config.resolve.ranks import num_workers
+from quire.errors import InvalidParameter, NotBuiltYet
 
 INTERNAL, HYBRID, EXTERNAL = "internal", "hybrid", "external"
 
@@ -15,6 +16,9 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
     other.
     """
     args, size = d.args, d.requested("data_parallel_size")
+    if d.requested("data_parallel_backend") == "ray":
+        _decide_ray(d, size, is_headless)
+        return
     mode, reason = _mode(d, is_headless)
     d.decide("data_parallel_mode", mode, reason)
     ranks = _ranks(d, mode, is_headless)
@@ -33,6 +37,50 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
         d.decide("data_parallel_address", address, why)
     else:
         d.decide("data_parallel_address", None, "no core runs elsewhere")
+    d.decide("data_parallel_size_local", None, "the ranks say which cores are here")
+    d.requested("data_parallel_rpc_port")
+
+
+def num_cores_here(d: Decisions) -> int:
+    """The cores that share a machine."""
+    launched = d.value("launched")
+    if launched is not None:
+        return max(1, int(launched.local_world_size) // num_workers(d))
+    each: int | None = d.value("data_parallel_size_local")
+    return max(1, len(d.value("data_parallel_ranks")) if each is None else each)
+
+
+def _decide_ray(d: Decisions, size: int, is_headless: bool) -> None:
+    """Fix the same where Ray starts all cores."""
+    args = d.args
+    refused = "Ray starts all copies from one command"
+    for name, is_given in (
+        ("headless", is_headless),
+        ("data_parallel_rank", args.data_parallel_rank is not None),
+        ("data_parallel_start_rank", bool(args.data_parallel_start_rank)),
+        ("data_parallel_external_lb", args.data_parallel_external_lb),
+        ("data_parallel_hybrid_lb", args.data_parallel_hybrid_lb),
+        ("enable_expert_parallel", args.enable_expert_parallel),
+    ):
+        if is_given:
+            value = getattr(args, name, True)
+            hint = "Leave it out, or data_parallel_backend='ray'."
+            raise InvalidParameter(name, value, refused, hint)
+    if d.machine.device != "cpu":
+        raise NotBuiltYet(
+            "data_parallel_backend", "ray", "Ray places engines on CPUs; start one for each GPU."
+        )
+    each = args.data_parallel_size_local
+    if each is not None and not 0 < each <= size:
+        allowed = f"a machine has 1 to {size} of {size} copies"
+        raise InvalidParameter("data_parallel_size_local", each, allowed)
+    reason = "data_parallel_backend=ray"
+    d.decide("data_parallel_mode", INTERNAL, reason)
+    d.decide("data_parallel_ranks", tuple(range(size)), "those that Ray starts")
+    d.decide("data_parallel_size_local", each, reason if each else "as many as have room")
+    given = args.data_parallel_address
+    why = "data_parallel_address was given" if given else "this machine's in the cluster"
+    d.decide("data_parallel_address", given, why)
     d.requested("data_parallel_rpc_port")
 
 

@@ -33,6 +33,7 @@ from quire.config.resolve.offload import decide_offload
 from quire.config.resolve.parallel import (
     decide_data_parallel,
     decide_expert_parallel,
+    num_cores_here,
 )
 from quire.config.resolve.pooling import decide_pooling, note_pooled_length
 from quire.config.resolve.prompt_embeds import decide_prompt_embeds
@@ -196,13 +197,15 @@ def _decide_threads(d: Decisions) -> None:
         _decide_own_threads(d, d.value("launched"))
         return
     workers, given = num_workers(d), d.args.cpu_threads
-    size = max(1, len(d.value("data_parallel_ranks"))) * workers
+    size = num_cores_here(d) * workers
     each = None if given is None else max(1, given // workers)
     placement = place(d.machine, num_engines=size, num_threads=each)
     why = placement.reason if given is None or workers == 1 else f"{given} shared by {workers}"
     d.decide("num_threads", placement.num_threads, why)
     if d.machine.device != "cpu":
         d.decide("thread_cpus", ("",) * size, "any: the device computes")
+    elif d.value("data_parallel_backend") == "ray":
+        d.decide("thread_cpus", ("",) * size, "any: the machine is Ray's choice")
     elif not any(placement.rooms):
         d.decide("thread_cpus", ("",) * size, "any: no CPU is better than another")
     else:

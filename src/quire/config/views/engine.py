@@ -37,6 +37,7 @@ class ParallelView(PlanView):
     pipeline_parallel_size = Fact()
     data_parallel_size = Fact()
     data_parallel_rpc_port = Fact()
+    data_parallel_backend = Fact()
     enable_expert_parallel = Fact()
     distributed_executor_backend = Fact()
     nnodes = Fixed(1)
@@ -67,8 +68,9 @@ class ParallelView(PlanView):
 
     @property
     def data_parallel_size_local(self) -> int:
-        """The cores on this machine."""
-        return len(self.plan.parallel.data_parallel_ranks)
+        """The cores on this machine, or on each that Ray chooses."""
+        parallel: Any = self.plan.parallel
+        return int(parallel.data_parallel_size_local or len(parallel.data_parallel_ranks))
 
     @property
     def data_parallel_rank(self) -> int:

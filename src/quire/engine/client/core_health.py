@@ -47,7 +47,8 @@ def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_tur
         return "it did not come back from its machine" if is_late else ""
     if connection.ready is None:
         return ""
-    may_be_stopped = connection.process is not None and quiet_s > STOPPED_S
+    is_here = connection.process is not None and connection.process.is_here
+    may_be_stopped = is_here and quiet_s > STOPPED_S
     if quiet_s > silent_s or (may_be_stopped and is_stopped(connection.ready.pid)):
         return f"it gave no sign of life for {quiet_s:.1f} s"
     if connection.heartbeat.turn_age_s > longest_turn_s:

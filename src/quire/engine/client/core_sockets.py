@@ -32,7 +32,6 @@ from quire.engine.wire.messages import (
     UtilityRequest,
 )
 from quire.errors import EngineError
-from quire.processes.child_process import ChildProcess
 from quire.processes.codec import (
     NO_SUBJECT,
     BadMessage,
@@ -45,6 +44,7 @@ from quire.processes.codec import (
     core_identity,
     has_input,
 )
+from quire.processes.owned_process import OwnedProcess
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ any.
 class CoreConnection:
     """One incarnation of a core: what is known of it, and the messages between it and us.
 
-    `process`: None where it runs on another machine; `has_joined`: whether it has come from there.
+    `process`: None where another machine started it; `has_joined`: whether it has come from there.
     `identity`: the routing id of its socket. `num_requests`: its live requests; `stats`: what it
     reported last. `is_admitted`: it may get requests (a core that is being added may not).
     `waiting`: messages to send once it is ready. `error`: why it is dead. `reported_error`: what it
@@ -73,7 +73,7 @@ class CoreConnection:
 
     engine_index: int
     incarnation: int
-    process: ChildProcess | None = None
+    process: OwnedProcess | None = None
     is_admitted: bool = True
     has_joined: bool = True
     ready: EngineCoreReadyResponse | None = None

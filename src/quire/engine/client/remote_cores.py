@@ -41,8 +41,9 @@ from quire.engine.wire.messages import (
     SchedulerStats,
 )
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
-from quire.processes.child_process import GRACE_S, ChildProcess
+from quire.processes.child_process import GRACE_S
 from quire.processes.codec import Frame
+from quire.processes.owned_process import OwnedProcess
 
 logger = logging.getLogger(__name__)
 
@@ -282,7 +283,8 @@ class RemoteCores:
 
     def dying_step(self, engine_index: int) -> Collection[int] | None:
         """The requests of the steps that a dead core was running; None if that is unknown."""
-        if self._folder is None:
+        process = self.sockets.connections[engine_index].process
+        if self._folder is None or (process is not None and not process.is_here):
             return None
         incarnation = self.sockets.connections[engine_index].incarnation
         path = board_path(self._folder, engine_index, incarnation)
@@ -339,7 +341,7 @@ class RemoteCores:
         """The number of requests of the core."""
         return self.sockets.connections[engine_index].num_requests
 
-    def retire(self, engine_index: int) -> ChildProcess | None:
+    def retire(self, engine_index: int) -> OwnedProcess | None:
         """Shut a core down and forget it; the caller waits for its process, if there is one."""
         connection = self.sockets.connections.get(engine_index)
         if connection is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, LoadError
 from quire.executor.packed_file import preparation
 from quire.processes.child_process import GRACE_S, ChildProcess
+from quire.processes.owned_process import OwnedProcess
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class CorePool:
 
     `first` is a process that was started before its plan was known, for `engine_indices[0]`.
     `server_key` is the public key of a front end that accepts only cores that know the secret.
+    `place` makes the process of a core where the cores are not on this machine.
     """
 
     def __init__(
@@ -44,7 +46,10 @@ class CorePool:
         first: ChildProcess | None = None,
         is_headless: bool = False,
         server_key: bytes | None = None,
+        place: Callable[[int, int], OwnedProcess] | None = None,
     ) -> None:
+        """`place(engine_index, incarnation)` returns a process that waits for its message."""
+        self._place = place
         self._message = StartMessage(
             plan=plan,
             engine_index=-1,
@@ -59,7 +64,7 @@ class CorePool:
         self._spares: list[ChildProcess] = []
         self._started_at = 0.0
         self.incarnations: dict[int, int] = dict.fromkeys(engine_indices, 0)
-        self.processes: dict[int, ChildProcess] = {}
+        self.processes: dict[int, OwnedProcess] = {}
         """The process of each core; not of one that was retired."""
 
     @property
@@ -79,14 +84,14 @@ class CorePool:
             data_parallel_size=num_cores,
         )
 
-    def start(self, engine_index: int) -> ChildProcess:
+    def start(self, engine_index: int) -> OwnedProcess:
         """Start the next incarnation of a core. Does not wait until it is ready."""
         old = self.processes.pop(engine_index, None)
         if old is not None:
             old.end(0.0)
-        process, self._first = self._first or self._take_spare() or ChildProcess(CORE_PROGRAM), None
-        self._started_at = time.monotonic()
         incarnation, plan = self.incarnations.get(engine_index, 0) + 1, self._message.plan
+        process = self._new_process(engine_index, incarnation)
+        self._started_at = time.monotonic()
         try:
             process.start(
                 msgspec.structs.replace(
@@ -101,6 +106,12 @@ class CorePool:
             raise
         self.processes[engine_index] = process
         self.incarnations[engine_index] = incarnation
+        return process
+
+    def _new_process(self, engine_index: int, incarnation: int) -> OwnedProcess:
+        if self._place is not None:
+            return self._place(engine_index, incarnation)
+        process, self._first = self._first or self._take_spare() or ChildProcess(CORE_PROGRAM), None
         return process
 
     @property
@@ -126,7 +137,11 @@ class CorePool:
         """Number of spares that there should be; cores that restart together need one each."""
         when = self._message.plan.parallel.spare_core
         has_restarted = max(self.incarnations.values(), default=0) > 1
-        if when == "never" or (when == "after_death" and not has_restarted):
+        if (
+            self._place is not None
+            or when == "never"
+            or (when == "after_death" and not has_restarted)
+        ):
             return 0
         return len(self.processes) if self.is_lock_step else 1
 

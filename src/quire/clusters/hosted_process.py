@@ -1,0 +1,61 @@
+"""The part of a process on another machine that runs there: it starts the process and watches it.
+
+It is the class of a Ray actor (ray_process.py), and knows nothing of Ray. When the actor ends, the
+process finds its pipe closed and ends too.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from quire.environment import take_environment
+from quire.processes.child_process import ChildProcess
+from quire.processes.start_message import ChildStart
+
+
+class Ending(NamedTuple):
+    """How a hosted process has ended: its exit code, the same in words, and the class and text of
+    the error that kept it from serving.
+    """
+
+    code: int
+    words: str
+    last_words: tuple[str, str] | None
+
+
+class HostedProcess:
+    """A child process of this one that runs the `PROGRAM` of `module` for an owner elsewhere.
+
+    `start` is the owner's start message, which it has completed. `environment` are variables of the
+    owner's that count here where they are not set.
+    """
+
+    def __init__(self, module: str, start: ChildStart, environment: Mapping[str, str]) -> None:
+        take_environment(environment)
+        self._process = ChildProcess(module)
+        self._process.forward(start)
+
+    def wait_for_init(self) -> int:
+        """The number of the process, which has been started."""
+        return self._process.pid
+
+    def run(self) -> Ending:
+        """Wait until the process has ended."""
+        poll = select.poll()
+        poll.register(self._process.pipe, select.POLLIN)
+        poll.poll()
+        words = self._process.exit_words()
+        code, last_words = self._process.exit_code, self._process.last_words()
+        self._process.end(0.0)
+        assert code is not None, "its end has been waited for"
+        return Ending(code, words, last_words)
+
+    def ask_to_end(self) -> None:
+        """As `ChildProcess.ask_to_end`."""
+        self._process.ask_to_end()
+
+    def kill(self) -> None:
+        """As `ChildProcess.kill`."""
+        self._process.kill()

@@ -1,0 +1,106 @@
+"""A core on a machine of a Ray cluster: the actor there, and its place in the cluster."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.clusters.hosted_process import HostedProcess
+from quire.config.plan import EnginePlan
+from quire.config.plan_parts import ParallelPlan
+from quire.engine.process.core_pool import CORE_PROGRAM
+from quire.engine.process.start_message import StartMessage
+from quire.engine.wire.messages import EngineZmqAddresses
+from quire.environment import carried_environment
+from quire.errors import InvalidParameter
+from quire.processes.owned_process import OwnedProcess
+
+FIRST_PLACEMENT_S, NEXT_PLACEMENT_S = 1800.0, 60.0
+"""How long a cluster may take to find room for a core: first, and after its death."""
+
+
+class DPEngineCoreActor(HostedProcess):
+    """The class of the Ray actor that starts and watches one core, which runs in a process of its
+    own there and connects to the `addresses` of a front end.
+
+    `vllm_config` is the plan, `dp_rank` the core's index. A front end gives its whole message as
+    `start`, with the `environment` that the core is to have. Raises InvalidParameter for an
+    `executor_class`: the plan says who runs the workers.
+    """
+
+    def __init__(
+        self,
+        vllm_config: EnginePlan,
+        local_client: bool,
+        addresses: EngineZmqAddresses,
+        executor_class: type | None = None,
+        log_stats: bool = True,
+        dp_rank: int = 0,
+        local_dp_rank: int = 0,
+        *,
+        start: StartMessage | None = None,
+        environment: Mapping[str, str] = {},  # noqa: B006 (read only)
+    ) -> None:
+        if executor_class is not None:
+            hint = "Give EngineArgs distributed_executor_backend."
+            raise InvalidParameter("executor_class", executor_class, "the plan names it", hint)
+        message = start or StartMessage(
+            plan=vllm_config,
+            engine_index=dp_rank,
+            incarnation=1,
+            addresses=addresses,
+            is_headless=not local_client,
+            data_parallel_size=vllm_config.parallel.data_parallel_size,
+        )
+        super().__init__(CORE_PROGRAM, message, environment)
+
+
+class RayCores:
+    """The places of an engine's cores in a Ray cluster, which this process is connected to.
+
+    Raises InvalidParameter where Ray cannot be imported, or the cluster is too small.
+    """
+
+    def __init__(self, parallel: ParallelPlan) -> None:
+        from quire.clusters.ray_cluster import connect, nodes_for_cores, own_address
+
+        connect()
+        self.address: str = parallel.data_parallel_address or own_address()
+        self._bundle = _bundle(parallel)
+        self._nodes: dict[int, Sequence[str]] = nodes_for_cores(
+            parallel.data_parallel_size, parallel.data_parallel_size_local, self._bundle
+        )
+        self._name = f"quire_{secrets.token_hex(4)}"
+
+    def place(self, engine_index: int, incarnation: int) -> OwnedProcess:
+        """A process for the core: at first on the machine that it was given, after a death on any
+        with room.
+        """
+        from quire.clusters.ray_process import RayProcess
+
+        return RayProcess(
+            f"{self._name}_dp_rank_{engine_index}_{incarnation}",
+            DPEngineCoreActor,
+            _arguments,
+            bundle=self._bundle,
+            nodes=self._nodes.get(engine_index, ()) if incarnation == 1 else (),
+            placement_s=FIRST_PLACEMENT_S if incarnation == 1 else NEXT_PLACEMENT_S,
+        )
+
+
+def _bundle(parallel: ParallelPlan) -> dict[str, float]:
+    """What a core reserves: a CPU for each thread of its workers."""
+    workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    return {"CPU": float(parallel.num_threads * workers)}
+
+
+def _arguments(message: StartMessage) -> dict[str, Any]:
+    return {
+        "vllm_config": message.plan,
+        "local_client": False,
+        "addresses": message.addresses,
+        "dp_rank": message.engine_index,
+        "start": message,
+        "environment": carried_environment(),
+    }
