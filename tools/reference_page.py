@@ -63,8 +63,8 @@ most a hundred lines in this repository (`tests/models/hostile/references.py`).
 _MODELS_END = """
 Within these families are refused by name: OPT 350m, whose norms come after its sub-layers; MPT
 without linear biases; Kimi K3, whose activation and residual sums no public code has. Of those that
-are asked for, and that no family describes, the refusal says why: DeepSeek-V4, Mistral Large 4,
-Zaya, LongCat-Flash, RWKV, and Ling 2.5 and MiMo-V2.5, whose code is their own alone.
+are asked for, and that no family describes, the refusal says why: Mistral Large 4, Zaya,
+LongCat-Flash, RWKV, and Ling 2.5 and MiMo-V2.5, whose code is their own alone.
 [quantization.md](quantization.md) has the quantised checkpoints that are read, and
 [weights.md](weights.md) the formats of files.
 

@@ -20,6 +20,8 @@ MAX_TOKENS = 64
 LENGTH = 96
 ACCURACY = 2e-4  # of log-probabilities
 FIXED_LENGTH = {"phi3"}  # its frequencies change at the original length
+LEADS = {"deepseek_v4": 32}
+"""How many tokens all prompts begin with, where blocks have more than prompts have."""
 
 
 def longer(name):
@@ -27,8 +29,9 @@ def longer(name):
     hostile = HOSTILE[name]
     if name in FIXED_LENGTH:
         return hostile
-    keys = {**hostile.keys, hostile.length_key: LENGTH}
-    return replace(hostile, keys=keys, max_model_len=LENGTH)
+    length = LENGTH + LEADS.get(name, 0)
+    keys = {**hostile.keys, hostile.length_key: length}
+    return replace(hostile, keys=keys, max_model_len=length)
 
 
 def num_blocks(group, length):
@@ -53,7 +56,8 @@ def test_greedy_tokens_and_chances_equal_the_oracle_s(name, tmp_path):
         num_gpu_blocks_override=blocks,
     )
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=0)
-    requests = {i: (ids, params.clone()) for i, ids in enumerate(prompts())}
+    lead = [7 + i % 5 for i in range(LEADS.get(name, 0))]
+    requests = {i: (lead + ids, params.clone()) for i, ids in enumerate(prompts())}
     outputs = run(core, requests, preempt_every=None if grows else 25)
     assert core.scheduler.counters.num_preemptions > 0, "the pool was meant to be too small"
     assert core.scheduler.counters.prefix_hits > 0

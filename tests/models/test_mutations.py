@@ -17,6 +17,7 @@ import pytest
 from quire.errors import InvalidParameter, LoadError
 from quire.models import read_spec
 from quire.models.config_reader import read_config
+from quire.models.mixers.compressed.spec import Compression
 from quire.models.mixers.recurrent.spec import Lightning, Mamba2, ShortConv
 from quire.models.parameters import parameters
 from quire.models.pooling.spec import PoolerSpec
@@ -75,6 +76,7 @@ OTHER = {
         "sigmoid": "softmax",
         "sigmoid_topk": "sigmoid",
         "sparsemixer": "softmax",
+        "sqrt_softplus": "softmax",
     },
     "qk_norm_over": {"head": "full", "full": "head", "per_head": "head", "heads_apart": "head"},
     "parallel": {"no": "two_norms", "two_norms": "no", "one_norm": "no"},
@@ -126,6 +128,7 @@ WHERE_NONE = {
     "rank": 6,
     "latent": 24,
     "eps": 0.05,
+    "compression": Compression(2, overlaps=False),
 }
 
 
@@ -401,6 +404,10 @@ BLIND_KEYS: dict[str, set[str]] = {
     "glm_moe_dsa": {"first_k_dense_replace", "head_dim"},
     "kimi_linear": {"head_dim"},
     "deepseek_v32": {"head_dim"},
+    "deepseek_v4": {
+        *("num_nextn_predict_layers", "partial_rotary_factor", "qk_rope_head_dim"),
+        *("rope_theta", "compress_rope_theta"),  # each rotation has its own
+    },
     "bailing_hybrid-unbounded": {
         *("num_nextn_predict_layers", "mtp_loss_scaling_factor", "kda_lower_bound"),
         *("head_dim", "rope_theta", "layer_group_size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from unittest import mock
 
 import pytest
@@ -273,6 +274,57 @@ def changed_arguments(op, **changes):
     return {op: run}
 
 
+def with_fields(ops, argument, **changes):
+    """Ops one of whose arguments has other values of its fields."""
+
+    def run(op, **given):
+        value = given[argument]
+        if value is not None:
+            changed = {name: change(getattr(value, name)) for name, change in changes.items()}
+            value = dataclasses.replace(value, **changed)
+        return getattr(PLAIN, op)(**given | {argument: value})
+
+    return {op: functools.partial(run, op) for op in ops}
+
+
+def with_compressor(**changes):
+    return with_fields(["entry_select"], "by", **changes)
+
+
+def with_hyper(**changes):
+    return with_fields(["collapse_streams"], "w", **changes)
+
+
+def store_turned_from_the_start(**given):
+    turned = {name: given[name].roll(given["rotary"].dim, -1) for name in ("q", "key")}
+    return PLAIN.recent_store(**given | turned)
+
+
+def attend_entries_at_their_number(**given):
+    by = given.get("by")
+    if by is None:
+        return PLAIN.recent_attend(**given)
+    numbers = torch.arange(len(by.rotary.cos_sin)) // by.rate
+    rotary = dataclasses.replace(by.rotary, cos_sin=by.rotary.cos_sin[numbers])
+    return PLAIN.recent_attend(**given | {"by": dataclasses.replace(by, rotary=rotary)})
+
+
+def attend_one_more(**given):
+    return PLAIN.recent_attend(**given | {"window": given["window"] + 1})
+
+
+def expanded_by_rows(x, delta, mix):
+    n = x.shape[1] // delta.shape[1]
+    rows = mix[:, n:].unflatten(1, (n, n)).transpose(1, 2).flatten(1)
+    return PLAIN.expand_streams(x, delta, torch.cat((mix[:, :n], rows), 1))
+
+
+def routed_by_softplus(**given):
+    chosen, weights = PLAIN.route_softplus(**given)
+    squared = weights.square()
+    return chosen, squared / squared.sum(1, keepdim=True) * given["scale"]
+
+
 def transposed_matrix(x, routed, weight):
     n = routed.shape[1]
     return PLAIN.predict_streams(x, routed, weight.view(n, n, n).transpose(0, 1).flatten(0, 1))
@@ -535,6 +587,28 @@ BUGS = {
     "first of the chosen blocks forgotten": changed_arguments(
         "block_attend", chosen=lambda c: torch.cat((torch.full_like(c[..., :1], -1), c[..., 1:]), 2)
     ),
+    "row of a token not stored": changed_arguments(
+        "recent_store", slots=lambda s: torch.full_like(s, -1)
+    ),
+    "first numbers rotated": {"recent_store": store_turned_from_the_start},
+    "gates of entries without a bias": with_compressor(bias=torch.zeros_like),
+    "biases of gates from the last": with_compressor(bias=lambda b: b.flip(0)),
+    "entries rotated at their number": {"recent_attend": attend_entries_at_their_number},
+    "keys of entries below zero count": changed_arguments("entry_select", q=torch.neg),
+    "weights of a choice of entries forgotten": changed_arguments(
+        "entry_select", weights=torch.ones_like
+    ),
+    "window one token too long": {"recent_attend": attend_one_more},
+    "sinks of recent attention forgotten": changed_arguments(
+        "recent_attend", sinks=lambda s: s - 1e9
+    ),
+    "chosen entries forgotten": wrong_arguments("recent_attend", chosen=None),
+    "streams balanced once": with_hyper(rounds=lambda _: 1),
+    "streams not normed": with_hyper(norm_eps=lambda _: 1e3),
+    "matrix of hyper-connections transposed": {"expand_streams": expanded_by_rows},
+    "softplus without a root": {"route_softplus": routed_by_softplus},
+    "softplus bias forgotten": wrong_arguments("route_softplus", select_bias=None),
+    "experts of ids by score": wrong_arguments("route_softplus", table=None),
     **planted(PLAIN),
 }
 

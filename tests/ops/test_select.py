@@ -179,6 +179,8 @@ def test_the_promise_of_invariance_is_kept_by_definitions_that_look_at_one_row()
         "short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm", "sum_chunks",
         "channel_delta", "gated_linear", "index_select", "indexed_attend",
         "block_select", "block_attend", "clamped_gated",
+        "recent_store", "entry_select", "recent_attend", "collapse_streams", "expand_streams",
+        "route_softplus",
     } == set(row_wise)  # fmt: skip
     others = [name for name in CATALOG if name not in row_wise]
     offered = [

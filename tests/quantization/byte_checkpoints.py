@@ -119,6 +119,13 @@ BYTE_FORMATS: dict[str, InBytes] = {
         rows=_BLOCK[1],
         are_exponents=True,
     ),
+    "fp8-blocks-of-deepseek_v4": InBytes(
+        _fp8(weight_block_size=list(_BLOCK), scale_fmt="ue8m0"),
+        _BLOCK,
+        "scale",
+        rows=_BLOCK[1],
+        are_exponents=True,
+    ),
     "fp8-tensor": InBytes(_fp8(), shape=()),
     "fp8-static": InBytes(_fp8(activation_scheme="static"), shape=(1,), input_scale=0.015),
     "modelopt": InBytes(_modelopt("FP8"), shape=(), input_scale=0.015, strays=("k_scale",)),

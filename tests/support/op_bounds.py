@@ -28,6 +28,7 @@ from quire.ops import (
 )
 from quire.ops.mixers.pooling import SPAN
 from quire.ops.segments import Addend
+from tests.support.compressed import bounds as compressed_bounds
 from tests.support.lora.op_oracle_lora import OracleAddend, OracleBank, embed_bounds
 from tests.support.op_cases.case import Arguments
 from tests.support.op_oracle_paged import (
@@ -46,6 +47,7 @@ from tests.support.op_oracle_rows import (
     choose,
     expert_slot,
     near,
+    route_softplus,
     to_array,
 )
 from tests.support.recurrent import bounds as state_bounds
@@ -311,6 +313,23 @@ def _route(
         chosen = [[e for e, _ in choose(row, args, bias)] for row in rows.value]
         found = [w * exact(expert_scales)[e] for w, e in zip(found, chosen, strict=True)]
     return {"1": join(found, args.top_k)}
+
+
+def _route_softplus(
+    stored: Stored,
+    logits: Tensor,
+    top_k: int,
+    scale: float,
+    select_bias: Tensor | None = None,
+    ids: Tensor | None = None,
+    table: Tensor | None = None,
+) -> dict[str, Approx]:
+    chosen, _ = route_softplus(logits, top_k, scale, select_bias, ids, table)
+    rows, found = exact(logits), []
+    for t, experts in enumerate(chosen.tolist()):
+        scores = sqrt(log(exp(rows[t]) + 1.0))[experts]
+        found.append((scores / scores.sum() * scale).reshape(1, -1))
+    return {"1": join(found, top_k)}
 
 
 def _weights(logits: Approx, args: RouteArgs, select_bias: Array | None) -> Approx:
@@ -771,6 +790,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "linear_total": _linear_total,
     "logits": _logits,
     "route": _route,
+    "route_softplus": _route_softplus,
     "moe": _moe,
     "lora_embed": embed_bounds,
     "import_kv": _import_kv,
@@ -787,6 +807,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "block_attend": _block_attend,
     **state_bounds.BOUNDS,
     **streams_bounds.BOUNDS,
+    **compressed_bounds.BOUNDS,
     "sum_chunks": _sum_chunks,
     "bias_logits": _bias_logits,
     "penalize": _penalize,

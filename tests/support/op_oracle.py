@@ -16,6 +16,7 @@ from tests.support import (
     op_oracle_paged,
     op_oracle_rows,
 )
+from tests.support.compressed import oracle as compressed_oracle
 from tests.support.lora import op_oracle_lora
 from tests.support.recurrent import oracle as state_oracle
 from tests.support.streams import oracle as streams_oracle
@@ -51,6 +52,7 @@ IMPLEMENTATIONS = tuple(
         op_oracle_lora.lora_embed,
         op_oracle_rows.pack_experts,
         op_oracle_rows.route,
+        op_oracle_rows.route_softplus,
         op_oracle_rows.moe,
         op_oracle_paged.allocate_kv,
         op_oracle_paged.allocate_shared_kv,
@@ -83,6 +85,7 @@ IMPLEMENTATIONS = tuple(
         state_oracle.gated_linear,
         state_oracle.gated_norm,
         *streams_oracle.ORACLE,
+        *compressed_oracle.ORACLE,
         op_oracle_masks.mask_logits,
         op_oracle_edits.bias_logits,
         op_oracle_edits.penalize,

@@ -429,6 +429,29 @@ def route(
     return torch.from_numpy(chosen), to_tensor(weights)
 
 
+def route_softplus(
+    logits: Tensor,
+    top_k: int,
+    scale: float,
+    select_bias: Tensor | None = None,
+    ids: Tensor | None = None,
+    table: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Token by token."""
+    bias = np.zeros(logits.shape[1]) if select_bias is None else to_array(select_bias)
+    chosen, weights = [], []
+    for t, row in enumerate(to_array(logits)):
+        scores = [math.sqrt(math.log1p(math.exp(x))) for x in row]
+        best = sorted(range(len(row)), key=lambda e: (-scores[e] - bias[e], e))[:top_k]  # noqa: B023
+        if table is not None and ids is not None:
+            best = table[int(ids[t])].tolist()
+        chosen.append(best)
+        weights.append([scale * scores[e] / sum(scores[i] for i in best) for e in best])
+    shape = len(logits), top_k
+    experts = torch.from_numpy(np.reshape(chosen, shape).astype(np.int32))
+    return experts, to_tensor(np.reshape(weights, shape))
+
+
 def expert_slot(adapters: Any, token: int, expert: int) -> int:
     """Where the banks of experts have that of a token's expert, or -1."""
     slot = -1 if adapters is None else int(adapters.slots[token])

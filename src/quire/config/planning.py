@@ -580,7 +580,7 @@ def _sizes(config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
         "adapter_size": adapter_size(decoder),
         "num_layers": len(decoder.blocks),
         "widest": _widest(decoder),
-        "layers_read_ids": decoder.layer_inputs is not None,
+        "layers_read_ids": decoder.layers_read_ids,
         "num_experts": max(0 if mixture is None else mixture.experts for mixture in mixtures),
         "num_expert_parameters": num_expert_parameters(decoder),
         "layer_products": tuple(map(dict, layer_products(decoder))),

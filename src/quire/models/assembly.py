@@ -48,6 +48,8 @@ from quire.models.loading.weight_placement import RunnableLayer, WhereMade
 from quire.models.maker import Maker, Part
 from quire.models.mixers.attention import make_attention
 from quire.models.mixers.block_attention import make_block_attention
+from quire.models.mixers.compressed.layers import make_compressed_attention
+from quire.models.mixers.compressed.spec import CompressedAttention, Entries, RecentTokens
 from quire.models.mixers.latent import ChosenTokens, make_latent_attention
 from quire.models.mixers.prompt_attention import make_prompt_attention
 from quire.models.mixers.recurrent.assembly import make_recurrent
@@ -67,6 +69,7 @@ from quire.models.spec import (
     Decoder,
     DenseAndExperts,
     FeedForward,
+    HyperStreams,
     LatentAttention,
     Mixer,
     MixerAfterShared,
@@ -79,7 +82,17 @@ from quire.models.spec import (
     shared_transformers,
     single_mixers,
 )
-from quire.models.streams import NormedPart, StreamsLayer, make_entry, make_exit, make_streams_layer
+from quire.models.streams import (
+    HyperLayer,
+    NormedPart,
+    StreamsLayer,
+    make_entry,
+    make_exit,
+    make_hyper_entry,
+    make_hyper_exit,
+    make_hyper_layer,
+    make_streams_layer,
+)
 from quire.ops import LinearWeight, NormWeight, Ops
 
 T = TypeVar("T")
@@ -189,9 +202,12 @@ class Assembly:
         if self._shared:
             assert stage is None and norm is None and positions is None, "embeddings as they are"
             stage = _embeddings
-        if self._spec.streams is not None:
+        if (streams := self._spec.streams) is not None:
             assert norm is None, "streams are entered from the embedding"
-            finish = make_entry(self._make, self._spec.streams)
+            if isinstance(streams, HyperStreams):
+                finish = make_hyper_entry(self._make, streams)
+            else:
+                finish = make_entry(self._make, streams)
         return Embedding(self._ops, look_up, positions, types, finish, stage)
 
     def axes(self) -> AxisMixer | None:
@@ -207,7 +223,12 @@ class Assembly:
         """All layers and the final norm, which is part of the last one's end."""
         streams = self._spec.streams
         layers: Sequence[RunnableLayer]
-        layers = self._layers() if streams is None else list(self._layers_of_streams(streams))
+        if isinstance(streams, HyperStreams):
+            layers = list(self._hyper_layers(streams))
+        elif streams is not None:
+            layers = list(self._layers_of_streams(streams))
+        else:
+            layers = self._layers()
         return self._placement.finish(layers)
 
     def _placed_layers(self, build: Callable[[int, Block], T]) -> list[T]:
@@ -229,6 +250,20 @@ class Assembly:
         built = self._placed_layers(lambda i, block: self._layer_of_streams(i, block, s))
         yield from built[:-1]
         yield replace(built[-1], leave=make_exit(self._make, self._spec, s))
+
+    def _hyper_layers(self, s: HyperStreams) -> Iterator[HyperLayer]:
+        built = self._placed_layers(lambda i, block: self._hyper_layer(i, block, s))
+        yield from built[:-1]
+        yield replace(built[-1], leave=make_hyper_exit(self._make, self._spec, s))
+
+    def _hyper_layer(self, layer: int, block: Block, s: HyperStreams) -> HyperLayer:
+        assert block.parallel == "no" and block.residual_scale == 1.0, "sums without factors"
+        parts: list[tuple[str, NormWeight, SubLayer]] = []
+        for name, piece in zip(("attn", "mlp"), self._layer(layer, block), strict=True):
+            assert piece.pre is not None and piece.post is None, "norms before the parts alone"
+            parts.append((name, piece.pre, piece.part))
+        at = f"layers.{self._spec.first_layer + layer}."
+        return make_hyper_layer(self._make, at, s, parts, leave=lambda x: x)
 
     def _layer_of_streams(self, layer: int, block: Block, s: Streams) -> StreamsLayer:
         pieces = list(self._layer(layer, block))
@@ -334,7 +369,8 @@ class Assembly:
         if isinstance(m, DenseAndExperts):
             return PlacedFeedForward(self._mixtures.beside_dense(at + "mlp.", m))
         if isinstance(m, Moe):
-            return PlacedFeedForward(self._mixtures.mixture(at + "mlp.", m))
+            reads = self._mixtures.step if m.by_id else None
+            return PlacedFeedForward(self._mixtures.mixture(at + "mlp.", m), reads)
         return PlacedFeedForward(make_dense(self._make, at + "mlp.", m))
 
     def _use(self, at: str, s: SharedTransformer) -> SharedTransformerUse:
@@ -345,6 +381,9 @@ class Assembly:
         if isinstance(m, AttentionOverEmbedding):
             norm = self._make.norm(at + "embed_norm", m.norm)
             return make_over_embedding(self._ops, norm, self._placed(at, m.attention))
+        if isinstance(m, CompressedAttention):
+            place, self._place = self._place, self._place + len(m.mixers)
+            return make_compressed_attention(self._make, at + "attn.", m, place)
         placed = [self._placed(at, mixer) for mixer in single_mixers(m)]
         return placed[0] if len(placed) == 1 else SumOfMixers(self._ops, tuple(placed))
 
@@ -367,6 +406,7 @@ class Assembly:
             return PlacedMixer(layer, place)
         if isinstance(m, BlockAttention):
             return PlacedMixer(make_block_attention(self._make, at + "attn.", m), place)
+        assert not isinstance(m, RecentTokens | Entries), "parts of a whole"
         return PlacedMixer(make_recurrent(self._make, at + "mixer.", m), place)
 
     def _positions(self) -> Tensor | None:

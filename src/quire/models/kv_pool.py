@@ -297,6 +297,7 @@ def _with_full_pages(
             times = min(largest // first.numbers_per_token, _MOST_LARGER)
             group = replace(group, block_size=group.block_size * times)
         grown.append(group)
+    grown = [_with_whole_rows(group, memories) for group in grown]
     sizes = [
         0 if first is None else first.block_bytes(group.block_size, number)
         for group, first in zip(grown, firsts, strict=True)
@@ -307,6 +308,13 @@ def _with_full_pages(
         replace(group, block_size=group.block_size * times) if group.kind != "state" else group
         for group in grown
     ]
+
+
+def _with_whole_rows(group: KVGroup, memories: Sequence[LayerMemory | None]) -> KVGroup:
+    """The group with blocks that hold whole latents of several tokens."""
+    own = (memories[layer] for layer in group.layers)
+    rates = [memory.every for memory in own if isinstance(memory, Latents)]
+    return replace(group, block_size=math.lcm(group.block_size, *rates))
 
 
 def _numbers(memory: LayerMemory | None) -> int:

@@ -80,18 +80,30 @@ class Latents:
 
     `index_dim`: queries attend to chosen tokens only, and each token also has a key of so many
     numbers for the choice; 0 where another layer chooses, None where queries attend to all.
+    `window`: of the last so many tokens, the query's own included; None: of all. `every`: there is
+    one for so many tokens (`spec.CompressedAttention`).
     """
 
     rank: int
     rotated: int
     index_dim: int | None = None
-    kind: ClassVar[MemoryKind] = "full"
-    window: ClassVar[None] = None
+    window: int | None = None
+    every: int = 1
+
+    @property
+    def kind(self) -> MemoryKind:
+        """`full` without a window."""
+        return "full" if self.window is None else "sliding"
+
+    @property
+    def numbers_per_row(self) -> int:
+        """The number of values of one latent with what belongs to it."""
+        return self.rank + self.rotated + (self.index_dim or 0)
 
     @property
     def numbers_per_token(self) -> int:
         """The number of values per token, whatever the number of heads."""
-        return self.rank + self.rotated + (self.index_dim or 0)
+        return -(-self.numbers_per_row // self.every)
 
     @property
     def is_indexed(self) -> bool:
@@ -99,8 +111,8 @@ class Latents:
         return self.index_dim is not None
 
     def num_seen(self, context: int) -> int:
-        """Number of `context` tokens that are kept for the next query: all."""
-        return context
+        """Number of `context` tokens that are kept for the next query."""
+        return context if self.window is None else min(context, self.window)
 
     def token_bytes(self, number: NumberBytes) -> int:
         """The bytes of one token."""
@@ -108,11 +120,11 @@ class Latents:
 
     def block_bytes(self, block_size: int, number: NumberBytes) -> int:
         """The bytes of a block of `block_size` tokens."""
-        return block_size * self.token_bytes(number)
+        return -(-block_size // self.every) * self.numbers_per_row * number.kv
 
     def step_bytes(self, context: int, number: NumberBytes) -> int:
         """The bytes that a new token after `context` tokens reads."""
-        return context * self.token_bytes(number)
+        return self.num_seen(context) * self.token_bytes(number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,14 +127,25 @@ class SumOfMixers:
         return total
 
 
+@dataclass(slots=True)
+class StepIds:
+    """The token ids [T] of the step that is computed, for parts that look something up by them."""
+
+    ids: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedFeedForward:
-    """A feed-forward part as a sub-layer."""
+    """A feed-forward part as a sub-layer. `reads`: where it finds the ids of the step."""
 
     feed: FeedForward
+    reads: StepIds | None = None
 
     def __call__(self, h: Tensor, batch: Batch) -> Tensor:
         """h [T, C] -> [T, C]."""
+        if self.reads is not None:
+            assert batch.ids is not None, "experts are looked up by ids"
+            self.reads.ids = batch.ids
         return self.feed(h)
 
 

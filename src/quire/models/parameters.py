@@ -16,6 +16,12 @@ from itertools import chain
 from typing import Literal
 
 from quire.models.drafting.spec import DraftDecoder
+from quire.models.mixers.compressed.spec import (
+    CompressedAttention,
+    Compression,
+    Entries,
+    RecentTokens,
+)
 from quire.models.mixers.recurrent.leaves import leaves
 from quire.models.pooling.spec import HeadLayer, PoolerSpec
 from quire.models.positions import BucketBias, DisentangledScores, DistanceScores
@@ -27,6 +33,7 @@ from quire.models.spec import (
     Decoder,
     DenseAndExperts,
     FeedForward,
+    HyperStreams,
     Indexer,
     LatentAttention,
     LayerInputs,
@@ -44,7 +51,17 @@ from quire.models.spec import (
 
 Role = Literal["column", "kv", "row", "vocab", "replicated"]
 Kind = Literal[
-    "matrix", "bias", "norm", "norm1p", "embedding", "position", "sink", "xielu", "decay"
+    "matrix",
+    "bias",
+    "norm",
+    "norm1p",
+    "embedding",
+    "position",
+    "sink",
+    "xielu",
+    "decay",
+    "mixing",
+    "numbers",
 ]
 
 XIELU_PARTS = ("alpha_p", "alpha_n", "beta", "eps")
@@ -241,6 +258,10 @@ def _head_layers(at: str, layers: Sequence[HeadLayer], inputs: int) -> Iterator[
 
 def _ways(side: str, d: Decoder) -> Iterator[Parameter]:
     """The projections on one side of the layers of a decoder with several streams."""
+    if isinstance(d.streams, HyperStreams):
+        if side == "leave":
+            yield from _hyper("streams.leave.", d.streams.count, 1, d)
+        return
     for i in range(1, 1 if d.streams is None else d.streams.count):
         yield from linear_leaves(f"streams.{side}.{i}", d.dim, d.dim, "replicated", False)
 
@@ -272,7 +293,11 @@ def _block(at: str, b: Block, d: Decoder) -> Iterator[Parameter]:
         yield from norm_leaves(at + "inputs.post", b.norm, dim)
     if b.scaled:
         yield Parameter(at + "scale", (1,), "replicated", "norm")
-    if d.streams is not None:
+    if isinstance(d.streams, HyperStreams):
+        n = d.streams.count
+        for part in ("attn", "mlp"):
+            yield from _hyper(f"{at}streams.{part}.", 2 * n + n * n, 3, d)
+    elif d.streams is not None:
         yield from _streams(at, d.streams, b.norm, dim)
 
 
@@ -289,6 +314,9 @@ def parts_of_block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
             yield from norm_leaves(at + "embed_norm", b.mixer.norm, dim)
             yield from _attention(at + "attn.", b.mixer.attention, 2 * dim, dim)
             mixers = ()
+        if isinstance(b.mixer, CompressedAttention):
+            yield from _compressed_attention(at + "attn.", b.mixer, dim)
+            mixers = ()
         for mixer in mixers:
             yield from _mixer(at, mixer, dim)
         if b.has_post:
@@ -299,6 +327,14 @@ def parts_of_block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
         yield from _feed_forward(at + "mlp.", b.mlp, dim)
         if b.has_mlp_post:
             yield from norm_leaves(at + "mlp_post", b.norm, dim)
+
+
+def _hyper(at: str, numbers: int, scales: int, d: Decoder) -> Iterator[Parameter]:
+    assert d.streams is not None
+    shape = (numbers, d.streams.count * d.dim)
+    yield Parameter(at + "weight", shape, "replicated", "mixing")
+    yield Parameter(at + "base", (numbers,), "replicated", "mixing")
+    yield Parameter(at + "scale", (scales,), "replicated", "norm")
 
 
 def _streams(at: str, s: Streams, norm: Norm, dim: int) -> Iterator[Parameter]:
@@ -341,6 +377,7 @@ def _mixer(at: str, m: SingleMixer, dim: int) -> Iterator[Parameter]:
     elif isinstance(m, BlockAttention):
         yield from _block_attention(at + "attn.", m, dim)
     else:
+        assert not isinstance(m, RecentTokens | Entries), "parts of a whole"
         for leaf in leaves(m, dim):
             name = f"{at}mixer.{leaf.name}"
             yield Parameter(
@@ -459,6 +496,30 @@ def _block_attention(at: str, a: BlockAttention, dim: int) -> Iterator[Parameter
     yield from linear_leaves(at + "o", dim, a.heads * a.head_dim, "row", False)
 
 
+def _compressed_attention(at: str, a: CompressedAttention, dim: int) -> Iterator[Parameter]:
+    norm, c = Norm("rms_late_cast", a.eps), a.compression
+    for name, rows in a.products:
+        yield from linear_leaves(at + name, rows, dim, "replicated", False)
+    yield from norm_leaves(at + "q_a_norm", norm, a.q_rank)
+    yield from norm_leaves(at + "row_norm", norm, a.head_dim)
+    yield from linear_leaves(at + "q_b", a.heads * a.head_dim, a.q_rank, "replicated", False)
+    if c is not None:
+        yield from _compressor(at + "entry.", c, norm, a.head_dim)
+    if c is not None and c.indexer is not None:
+        rows = c.indexer.heads * c.indexer.dim
+        yield from linear_leaves(at + "index.q", rows, a.q_rank, "replicated", False)
+        yield from _compressor(at + "index.", c, norm, c.indexer.dim)
+    yield Parameter(at + "sinks", (a.heads,), "replicated", "sink")
+    rank, width = a.groups * a.group_rank, a.heads * a.head_dim // a.groups
+    yield from linear_leaves(at + "o_a", rank, width, "replicated", False)
+    yield from linear_leaves(at + "o_b", dim, rank, "row", False)
+
+
+def _compressor(at: str, c: Compression, norm: Norm, width: int) -> Iterator[Parameter]:
+    yield Parameter(at + "bias", (c.rate, c.parts * width), "replicated", "mixing")
+    yield from norm_leaves(at + "norm", norm, width)
+
+
 def _mlp(at: str, m: Mlp, dim: int, *, is_cut: bool = True) -> Iterator[Parameter]:
     """`is_cut`: ranks have parts of its width; if not, each has all of it or nothing."""
     into: Role = "column" if is_cut else "replicated"
@@ -473,6 +534,8 @@ def _mlp(at: str, m: Mlp, dim: int, *, is_cut: bool = True) -> Iterator[Paramete
 
 def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:
     yield from linear_leaves(at + "router", m.experts, dim, "replicated", m.router_bias)
+    if m.by_id:
+        yield Parameter(at + "table", (m.by_id, m.top_k), "replicated", "numbers")
     if m.select_bias:
         yield Parameter(at + "select_bias", (m.experts,), "replicated", "bias")
     if m.expert_scales:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.models.config_reader import ConfigReader
-from quire.models.formats.storage import FLOATS, CodeLayout, Storage, StoredPart
+from quire.models.formats.storage import FLOATS, WHOLE_NUMBERS, CodeLayout, Storage, StoredPart
 from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 
@@ -146,7 +146,8 @@ class StoredTensor:
     def parts(self) -> dict[str, StoredPart]:
         """The tensors of the checkpoint that hold it, by name."""
         if self.layout is None:
-            return {self.name: StoredPart(self.shape, FLOATS)}
+            is_whole = all(leaf.kind == "numbers" for leaf in self.leaves)
+            return {self.name: StoredPart(self.shape, WHOLE_NUMBERS if is_whole else FLOATS)}
         return {self.at(name): part for name, part in self.layout.parts(*self.shape).items()}
 
     def at(self, part: str) -> str:

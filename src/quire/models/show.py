@@ -18,6 +18,7 @@ from quire.models.kv_pool import (
     token_bytes,
 )
 from quire.models.layer_memory import NumberBytes, TokenMemory
+from quire.models.mixers.compressed.spec import CompressedAttention, Entries, RecentTokens
 from quire.models.mixers.recurrent.words import describe as recurrent
 from quire.models.parameters import layer_parameters, num_parameters
 from quire.models.pooling.show import pooler_lines
@@ -39,6 +40,7 @@ from quire.models.spec import (
     BlockAttention,
     Decoder,
     DenseAndExperts,
+    HyperStreams,
     Indexer,
     LatentAttention,
     MixerAfterShared,
@@ -148,7 +150,9 @@ def _program(d: Decoder) -> Iterator[str]:
     if (i := d.layer_inputs) is not None:
         table = f"{i.width**0.5:g} * table[{i.vocab} x {i.width}](ids)"
         yield f"v = ({table} + {_norm(i.norm)}(W @ x / {d.dim**0.5:g})) / sqrt(2)    # each layer's"
-    if d.streams is not None:
+    if isinstance(d.streams, HyperStreams):
+        yield f"s = {d.streams.count} streams, each x"
+    elif d.streams is not None:
         yield f"x = {d.streams.count} streams: x, and others = Wi @ x with its magnitude"
     start = 0
     for block, equal in groupby(d.blocks):
@@ -160,10 +164,16 @@ def _program(d: Decoder) -> Iterator[str]:
             continue
         size = sum(p.size for p in layer_parameters(d, start).values())
         yield f"    # {size:,} parameters each" if count > 1 else f"    # {size:,} parameters"
-        lines = _block(block) if d.streams is None else _block_of_streams(d.streams, block)
+        lines = _block(block)
+        if isinstance(d.streams, HyperStreams):
+            lines = _hyper_block(d.streams, block)
+        elif d.streams is not None:
+            lines = _block_of_streams(d.streams, block)
         yield from (f"    {line}" for line in lines)
         start += count
-    if d.streams is not None:
+    if isinstance(d.streams, HyperStreams):
+        yield f"x = {_hyper_sum(d.streams)}"
+    elif d.streams is not None:
         yield "x = mean of the first stream and of Wi @ the others with its magnitude"
     if d.final_norm is not None:
         yield f"x = {_norm(d.final_norm)}(x)"
@@ -221,6 +231,19 @@ def _block_of_streams(s: Streams, b: Block) -> Iterator[str]:
     yield f"all but the first += {_norm(b.norm)}(h)"
 
 
+def _hyper_block(s: HyperStreams, b: Block) -> Iterator[str]:
+    assert b.mlp is not None, "two parts"
+    for lines in (_mixer(b), _feed_forward(b, "h")):
+        yield f"h = {_norm(b.norm)}({_hyper_sum(s)})"
+        yield from lines
+        yield f"M = softmax(a * (Wm @ n) + b)    # balanced {s.rounds} times, eps {s.eps:g}"
+        yield "s = M^T @ s + 2 * sigmoid(a * (Wp @ n) + b) * h"
+
+
+def _hyper_sum(s: HyperStreams) -> str:
+    return f"sum of (sigmoid(a * (Ws @ n) + b) + {s.eps:g}) * s, n = s / rms(s, eps {s.norm_eps:g})"
+
+
 def _shared_transformer(s: SharedTransformer) -> Iterator[str]:
     yield f"h = {_norm(s.norm)}(x, embedding)    # transformer {s.number}, which layers share"
     yield from _attention(s.attention)
@@ -233,6 +256,9 @@ def _shared_transformer(s: SharedTransformer) -> Iterator[str]:
 
 
 def _mixer(b: Block) -> Iterator[str]:
+    if isinstance(b.mixer, CompressedAttention):
+        yield from _compressed_attention(b.mixer)
+        return
     mixers = single_mixers(b.mixer)
     if isinstance(b.mixer, MixerAfterShared):
         mixers = (b.mixer.mixer,)
@@ -243,7 +269,27 @@ def _mixer(b: Block) -> Iterator[str]:
         yield from (f"    {line}" for line in lines) if len(mixers) > 1 else lines
 
 
+def _compressed_attention(a: CompressedAttention) -> Iterator[str]:
+    sizes = f"{a.heads} heads of {a.head_dim}, through {a.q_rank}"
+    yield f"q = Wqb @ rms[eps {a.eps:g}](Wqa @ h)    # {sizes}"
+    yield f"q, k = rms[eps {a.eps:g}](q), rms[eps {a.eps:g}](Wk @ h)    # heads; one k, which is v"
+    yield f"q, k = rotate(q), rotate(k)    # the last {a.rope.dim}, {_rope(a.rope, a.rope.dim)}"
+    seen = f"the last {a.window} tokens"
+    if (c := a.compression) is not None:
+        over = f"{c.span} tokens, every {c.rate}"
+        yield f"e = rotate(rms(sum of softmax(Wg @ h + bias) * (We @ h)))    # over {over}"
+        seen += " and the entries before"
+        if (i := c.indexer) is not None:
+            yield f"iq, ik = Wiq @ (the latent of q), the same as e    # {i.heads} of {i.dim}"
+            chosen = f"attends to the {i.top_k:,} entries with the largest"
+            yield f"i = sum of (Wiw @ h) * relu(iq @ ik)    # {chosen}"
+    yield f"s = {a.head_dim**-0.5:g} * q @ (k, e)"
+    yield f"h = rotate back(softmax(s) @ (k, e))    # over {seen} and one sink per head"
+    yield f"h = Wob @ (Woa @ h)    # {a.groups} groups of heads to {a.group_rank} each"
+
+
 def _single_mixer(mixer: SingleMixer) -> Iterator[str]:
+    assert not isinstance(mixer, RecentTokens | Entries), "parts of a whole"
     if isinstance(mixer, Attention):
         return _attention(mixer)
     if isinstance(mixer, BlockAttention):
@@ -444,6 +490,8 @@ def _choice(m: Moe, x: str) -> str:
     bias = ", chosen with a bias" if m.select_bias else ""
     if m.groups > 1:
         bias += f", from the best {m.top_groups} of {m.groups} groups"
+    if m.by_id:
+        return f"{m.score}(Wr @ {x}) of the {m.top_k} in table[ids], made to sum to {m.scale:g}"
     if m.score in ("softmax_topk", "sigmoid_topk"):
         text = f"{m.score.removesuffix('_topk')} of the top {m.top_k} of Wr @ {x}"
     elif m.score == "sparsemixer":

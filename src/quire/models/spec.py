@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory
+from quire.models.mixers.compressed.spec import CompressedAttention, Entries, RecentTokens
 from quire.models.mixers.recurrent.spec import RecurrentMixer
 from quire.models.pooling.spec import PoolerSpec
 from quire.models.positions import Alibi, BucketBias, DistanceScores, Rope, Temperature
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
-RouterScore = Literal["softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"]
+RouterScore = Literal[
+    "softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer", "sqrt_softplus"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +273,10 @@ class Moe:
     `clamp` c is gpt-oss's form: gate at most c, up within ±c, (up + 1) * gate * sigmoid(1.702
     gate). `bound` is that of `Mlp`. `shared` is a feed-forward part that all tokens go through; its
     result is added to the rounded sum of the chosen experts', with `shared_gate` times the sigmoid
-    of a projection to one number. `expert_scales`: a learned factor of each expert's results.
-    `latent`: the chosen experts read and give so many numbers, which one product makes of the
-    inputs and another one's inputs are; None: those of the decoder.
+    of a projection to one number. sqrt_softplus: see `ops.route_softplus`; `by_id`: experts are
+    those of the token's id in a table of so many rows; 0: not. `expert_scales`: a learned factor of
+    each expert's results. `latent`: the chosen experts read and give so many numbers, which one
+    product makes of the inputs and another one's inputs are; None: those of the decoder.
     """
 
     experts: int
@@ -297,6 +301,7 @@ class Moe:
     clamp: float | None = None
     bound: float | None = None
     expert_scales: bool = False
+    by_id: int = 0
     shared: Mlp | None = None
     shared_gate: bool = False
     latent: int | None = None
@@ -320,7 +325,7 @@ class DenseAndExperts:
         return max(self.dense.width, self.experts.width)
 
 
-SingleMixer = Attention | LatentAttention | BlockAttention | RecurrentMixer
+SingleMixer = Attention | LatentAttention | BlockAttention | RecurrentMixer | RecentTokens | Entries
 """It states what it remembers of a request in `memory`, None where that is nothing."""
 
 
@@ -381,13 +386,16 @@ class AttentionOverEmbedding:
         return (self.attention,)
 
 
-Mixer = SingleMixer | ParallelMixers | MixerAfterShared | AttentionOverEmbedding
+Composite = ParallelMixers | MixerAfterShared | AttentionOverEmbedding | CompressedAttention
+"""Several mixers in one, or one next to something else."""
+
+Mixer = SingleMixer | Composite
 """Mixer of tokens."""
 
 
 def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
     """The mixers of a layer, in the order of their memories."""
-    if isinstance(mixer, ParallelMixers | MixerAfterShared | AttentionOverEmbedding):
+    if isinstance(mixer, Composite):
         return mixer.mixers
     return () if mixer is None else (mixer,)
 
@@ -501,6 +509,21 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
+class HyperStreams:
+    """`count` n residual streams (hyper-connections, Xie et al. 2026), each the embedding at first:
+    a part of a layer reads a sum of them, and its result is added to each after a matrix has mixed
+    them; the weights of both and the matrix depend on all streams over their root mean square, with
+    `norm_eps`. `eps` and `rounds`: see `ops.mixers.streams.HyperWeights`. The final norm reads a
+    sum of all.
+    """
+
+    count: int
+    norm_eps: float
+    eps: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineStage:
     """Layers `first` to `last` - 1 of the `count` layers of a whole decoder."""
 
@@ -542,7 +565,7 @@ class Decoder:
     logit_softcap: float | None = None
     leaf_scales: tuple[tuple[str, float], ...] = ()
     layer_inputs: LayerInputs | None = None
-    streams: Streams | None = None
+    streams: Streams | HyperStreams | None = None
     pooler: PoolerSpec | None = None
     token_types: int = 0
     embed_width: int | None = None
@@ -562,6 +585,12 @@ class Decoder:
     def is_last(self) -> bool:
         """Whether its last layer is that of the whole decoder."""
         return self.stage is None or self.stage.last == self.stage.count
+
+    @property
+    def layers_read_ids(self) -> bool:
+        """Whether layers look tokens up in tables of their own."""
+        by_id = (b.experts.by_id for b in self.blocks if b.experts is not None)
+        return self.layer_inputs is not None or any(by_id)
 
     @property
     def table_width(self) -> int:

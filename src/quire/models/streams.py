@@ -7,15 +7,17 @@ Factors that stand before an RMS norm are part of its epsilon, see `Maker.norm`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from quire.models.layers import SubLayer
 from quire.models.maker import Maker
-from quire.models.spec import Decoder, Norm, Streams
+from quire.models.spec import Decoder, HyperStreams, Norm, Streams
 from quire.ops import Batch, LinearWeight, NormWeight, Ops
+from quire.ops.mixers.streams import HyperWeights
 
 _HALF = 1 / math.sqrt(2.0)
 
@@ -177,3 +179,88 @@ def _low_rank(make: Maker, at: str, norm: Norm) -> LowRankProjection:
     """Build the low-rank part of a layer whose leaves' names begin with `at`."""
     left, right = (make.linear(at + side, at + side) for side in ("left", "right"))
     return LowRankProjection(make.ops, left, right, make.norm(at + "norm", norm))
+
+
+@dataclass(frozen=True, slots=True)
+class HyperPart:
+    """A part of a layer over n streams: what their sum is weighed by, and its norm."""
+
+    weights: HyperWeights
+    pre: NormWeight
+    part: SubLayer
+
+
+@dataclass(frozen=True, slots=True)
+class HyperLayer:
+    """One block over n streams of hyper-connections. `leave` follows the layer."""
+
+    ops: Ops
+    count: int
+    parts: tuple[HyperPart, ...]
+    leave: Callable[[Tensor], Tensor]
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Give x [T, n*C] as it is: what a part reads is a sum of it."""
+        return x
+
+    def __call__(self, x: Tensor, h: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """x [T, n*C] -> the same after the layer, and what `leave` makes of it."""
+        ops = self.ops
+        for each in self.parts:
+            total, mix = ops.collapse_streams(x, each.weights, self.count)
+            x = ops.expand_streams(x, each.part(ops.norm(total, each.pre), batch), mix)
+        return x, self.leave(x)
+
+
+def make_hyper_entry(make: Maker, s: HyperStreams) -> Callable[[Tensor], Tensor]:
+    """Build the function from embeddings [T, C] to equal streams [T, n*C]."""
+    ops = make.ops
+
+    def enter(x: Tensor) -> Tensor:
+        streams = x
+        for _ in range(1, s.count):
+            streams = ops.join_streams(streams, x)
+        return streams
+
+    return enter
+
+
+def make_hyper_exit(make: Maker, d: Decoder, s: HyperStreams) -> Callable[[Tensor], Tensor]:
+    """Build the function from streams [T, n*C] to the normed sum [T, C]."""
+    ops, weights = make.ops, _hyper_weights(make, "streams.leave.", s, (s.count,))
+    assert d.final_norm is not None, "streams are left through a norm"
+    norm = make.norm("norm", d.final_norm)
+    return lambda x: ops.norm(ops.collapse_streams(x, weights, s.count)[0], norm)
+
+
+def make_hyper_layer(
+    make: Maker,
+    at: str,
+    s: HyperStreams,
+    parts: Sequence[tuple[str, NormWeight, SubLayer]],
+    leave: Callable[[Tensor], Tensor],
+) -> HyperLayer:
+    """Build a layer of parts, each with its name and the norm before it, whose other leaves' names
+    begin with `at`.
+    """
+    sizes = (s.count, s.count, s.count**2)
+    built = [
+        HyperPart(_hyper_weights(make, f"{at}streams.{name}.", s, sizes), pre, part)
+        for name, pre, part in parts
+    ]
+    return HyperLayer(make.ops, s.count, tuple(built), leave)
+
+
+def _hyper_weights(make: Maker, at: str, s: HyperStreams, sizes: Sequence[int]) -> HyperWeights:
+    """`sizes`: for how many numbers each factor is."""
+    counts = torch.tensor(sizes)
+    return HyperWeights(
+        weight=make.tensor(at + "weight", torch.float32),
+        base=make.tensor(at + "base", torch.float32),
+        scale=make.tensor(
+            at + "scale", torch.float32, lambda x: x.repeat_interleave(counts.to(x.device))
+        ),
+        norm_eps=s.norm_eps,
+        eps=s.eps,
+        rounds=s.rounds,
+    )

@@ -17,7 +17,7 @@ from quire.ops import (
     routing,
 )
 from quire.ops.formats import lora
-from quire.ops.mixers import indexed, latent, pooling, prompts, state, streams
+from quire.ops.mixers import compressed, indexed, latent, pooling, prompts, state, streams
 from quire.ops.registry import Op
 from quire.ops.sampling import edits, grammar_mask, sample
 
@@ -76,6 +76,9 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             indexed.indexed_attend,
             indexed.block_select,
             indexed.block_attend,
+            compressed.recent_store,
+            compressed.entry_select,
+            compressed.recent_attend,
             state.short_conv,
             state.mamba_scan,
             state.mamba2_scan,
@@ -89,8 +92,11 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             streams.correct_streams,
             streams.add_to_streams,
             streams.add_matched,
+            streams.collapse_streams,
+            streams.expand_streams,
             moe.pack_experts,
             routing.route,
+            routing.route_softplus,
             moe.moe,
             pooling.sum_chunks,
             grammar_mask.mask_logits,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.activation import row_by_row
@@ -66,6 +67,42 @@ def route(
     else:
         chosen, weights = _best(logits, args, select_bias)
     return chosen.to(torch.int32), scaled_by_expert(weights * args.scale, chosen, expert_scales)
+
+
+@op(is_invariant=True, only_for="scores by the root of softplus")
+def route_softplus(
+    logits: Tensor,
+    top_k: int,
+    scale: float,
+    select_bias: Tensor | None = None,
+    ids: Tensor | None = None,
+    table: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Router logits [T, E] -> chosen experts [T, k] int32 and their weights [T, k] fp32: the scores
+    sqrt(softplus(logit)) of the chosen ones over their sum, times `scale` (DeepSeek-V4).
+
+    Chosen are the best by score plus select_bias [E] fp32, of equal ones the first; or with a table
+    [V, k] int32 the row of each token's id, ids [T].
+    """
+    scores = row_by_row(_root_of_softplus, logits.to(WIDE[logits.dtype]))
+    if table is None:
+        eligible = scores if select_bias is None else scores + select_bias
+        chosen = eligible.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
+    else:
+        assert ids is not None, "experts are looked up by ids"
+        chosen = table.index_select(0, ids).long()
+    weights = scores.gather(1, chosen)
+    total = weights[:, :1] + _LEAST_SUM
+    for choice in range(1, top_k):
+        total = total + weights[:, choice, None]
+    return chosen.to(torch.int32), weights / total * scale
+
+
+_LEAST_SUM = 1e-20
+
+
+def _root_of_softplus(x: Tensor) -> Tensor:
+    return F.softplus(x).sqrt()
 
 
 def scaled_by_expert(weights: Tensor, chosen: Tensor, scales: Tensor | None) -> Tensor:

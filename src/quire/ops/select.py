@@ -100,6 +100,9 @@ class Ops:
     indexed_attend: TensorOp
     block_select: TensorOp
     block_attend: TensorOp
+    recent_store: TensorOp
+    entry_select: TensorOp
+    recent_attend: TensorOp
     short_conv: TensorOp
     mamba_scan: TensorOp
     mamba2_scan: TensorOp
@@ -113,8 +116,11 @@ class Ops:
     correct_streams: TensorOp
     add_to_streams: TensorOp
     add_matched: TensorOp
+    collapse_streams: Callable[..., Any]
+    expand_streams: TensorOp
     pack_experts: Callable[..., Any]
     route: Callable[..., Any]
+    route_softplus: Callable[..., Any]
     moe: TensorOp
     sum_chunks: Callable[..., None]
     mask_logits: Callable[..., Any]

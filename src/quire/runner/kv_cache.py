@@ -219,5 +219,6 @@ def _block_shape(memory: LayerMemory, block_size: int, number: NumberBytes) -> B
     if isinstance(memory, KeyValues):
         return KVShape(block_size, memory.kv_heads, memory.head_dim)
     if isinstance(memory, Latents):
-        return LatentShape(block_size, memory.rank, memory.rotated, memory.index_dim or 0)
+        rows = block_size // memory.every
+        return LatentShape(rows, memory.rank, memory.rotated, memory.index_dim or 0)
     return StateShape(memory.block_bytes(block_size, number))

@@ -47,6 +47,12 @@ WITHOUT_KERNEL = {
         "indexed_attend",
         "block_select",
         "block_attend",
+        "recent_store",
+        "entry_select",
+        "recent_attend",
+        "collapse_streams",
+        "expand_streams",
+        "route_softplus",
         "clamped_gated",
     ),
 }

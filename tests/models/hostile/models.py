@@ -148,6 +148,10 @@ def random_model(hostile: Hostile) -> torch.nn.Module:
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *_learned_buffers(model)]:
             value.copy_(torch.randn_like(value) * 0.15 + centre(hostile, name))
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):
+                experts = torch.rand(len(table), hostile.keys["n_routed_experts"])
+                table.copy_(experts.topk(table.shape[1]).indices)
     return model
 
 

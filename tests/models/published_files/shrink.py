@@ -41,6 +41,9 @@ _WIDTHS = {
     "out_hidden_size": 96,
     "num_position_embeddings": 16,
     "embed_dim": 32,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "index_head_dim": 16,
     "patch_size": 4,
     "image_size": 16,
 }

@@ -5,6 +5,7 @@
 from tests.support.op_cases import (
     coded,
     collective,
+    compressed,
     edits,
     indexed,
     latent,
@@ -30,7 +31,7 @@ CASES: tuple[Case, ...] = (
         *indexed.CASES,
         *state.CASES,
     ),
-    *(*streams.CASES, *lora.CASES),
+    *(*streams.CASES, *lora.CASES, *compressed.CASES),
     *(*masks.CASES, *edits.CASES, *logits.CASES, *collective.CASES),
 )
 

@@ -23,7 +23,9 @@ from quire.ops import (
     RouteArgs,
 )
 from quire.ops.kv import LARGEST_NUMBER, SCALE_BYTES, BlockIds, BlockMemory, LayerLatents
+from quire.ops.mixers.compressed import Compressor
 from quire.ops.mixers.latent import HeadsWeight
+from quire.ops.mixers.streams import HyperWeights
 from quire.ops.norm import NormWeight
 from quire.ops.segments import Addend
 
@@ -191,6 +193,10 @@ def route(
     return Cost(nbytes(logits, select_bias, expert_scales) + chosen, 4 * logits.numel())
 
 
+def route_softplus(logits: Tensor, top_k: int, **_: Any) -> Cost:
+    return Cost(nbytes(logits) + 8 * len(logits) * top_k, 4 * logits.numel())
+
+
 def moe(
     x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, args: MoeArgs, **_: Any
 ) -> Cost:
@@ -355,6 +361,35 @@ def block_attend(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, size: int, **_
     return Cost(num_bytes, 4 * num_pairs * (q.shape[1] // chosen.shape[1]) * q.shape[2])
 
 
+def recent_store(q: Tensor, key: Tensor, rest: Tensor, **_: Any) -> Cost:
+    return Cost(2 * nbytes(q, key, rest), 3 * (q.numel() + key.numel()))
+
+
+def entry_select(
+    q: Tensor, latents: LayerLatents, entry_plan: AttentionPlan, by: Compressor, **facts: Any
+) -> Cost:
+    num_keys, num_pairs = (count // by.rate for count in counted(entry_plan))
+    num_bytes = nbytes(q, facts["weights"]) + 8 * len(q) * facts["top_k"]
+    num_bytes += num_keys * q.shape[2] * q.element_size()
+    return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (q.shape[2] + 1))
+
+
+def recent_attend(q: Tensor, recent: LayerLatents, plan: AttentionPlan, **facts: Any) -> Cost:
+    """As if each token saw a whole window."""
+    chosen, entry_plan, by = (facts.get(name) for name in ("chosen", "entry_plan", "by"))
+    num_pairs = len(q) * facts["window"]
+    if chosen is not None:
+        num_pairs += int((chosen >= 0).sum())
+    elif by is not None:
+        num_pairs += counted(entry_plan)[1] // by.rate
+    num_bytes = 2 * nbytes(q) + num_pairs * q.shape[2] * q.element_size()
+    return Cost(num_bytes, 4 * num_pairs * q.shape[1] * q.shape[2])
+
+
+def collapse_streams(x: Tensor, w: HyperWeights, count: int) -> Cost:
+    return Cost(nbytes(x) + nbytes(w.weight), 2 * len(x) * w.weight.numel() + 2 * x.numel())
+
+
 # recurrent states
 
 
@@ -464,6 +499,9 @@ COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
     **{f.__name__: f for f in (index_select, indexed_attend, block_select, block_attend)},
+    **{f.__name__: f for f in (recent_store, entry_select, recent_attend, route_softplus)},
+    "collapse_streams": collapse_streams,
+    "expand_streams": streams,
     **{f.__name__: f for f in (short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm)},
     **{f.__name__: f for f in (channel_delta, gated_linear)},
     **{f.__name__: f for f in (mask_logits, bias_logits, penalize, forbid_words)},

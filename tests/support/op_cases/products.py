@@ -165,6 +165,32 @@ def _route(
     return Case("route", name, prepare)
 
 
+def _route_softplus(
+    name: str, rows: int, *, select_bias: bool = False, by_id: bool = False
+) -> Case:
+    """Logits that are far apart."""
+    experts, top_k, vocab = 6, 2, 5
+
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        ranks = np.arange(experts)
+        logits = [draw.rng.permutation(ranks) * 0.9 - experts / 2 for _ in range(rows)]
+        arguments: Arguments = {
+            "logits": draw.of(np.reshape(logits, (rows, experts))),
+            "top_k": top_k,
+            "scale": 1.7,
+            "select_bias": draw.wide(draw.rng.permutation(ranks) * 0.3) if select_bias else None,
+        }
+        axes = {"logits": 0}
+        if by_id:
+            table = [draw.rng.permutation(experts)[:top_k] for _ in range(vocab)]
+            arguments["table"] = draw.exact(np.array(table, dtype=np.int32))
+            arguments["ids"] = draw.integers(draw.rng.integers(0, vocab, rows))
+            axes["ids"] = 0
+        return by_row(arguments, axes)
+
+    return Case("route_softplus", f"{name}-{rows}", prepare)
+
+
 def _routes() -> list[Case]:
     mixtral = RouteArgs(2, "softmax", renorm=True)
     deepseek = RouteArgs(3, "sigmoid", True, scale=2.5, groups=4, top_groups=2)
@@ -184,6 +210,9 @@ def _routes() -> list[Case]:
         _route("sigmoid_topk", 7, 6, RouteArgs(1, "sigmoid_topk", renorm=False)),
         _route("sigmoid-many", 39, 7, RouteArgs(2, "sigmoid", False)),
         _route("sigmoid_topk-many", 39, 7, RouteArgs(1, "sigmoid_topk", renorm=False)),
+        *(_route_softplus("plain", rows) for rows in (0, 1, 9)),
+        _route_softplus("select_bias", 7, select_bias=True),
+        _route_softplus("by_id", 7, by_id=True),
         _route("sparsemixer", 9, 6, RouteArgs(2, "sparsemixer", False, jitter=0.4)),
     ]
 

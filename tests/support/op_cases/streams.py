@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.ops.mixers.streams import HyperWeights
 from quire.ops.select import Ops
 from tests.support.op_cases.case import Case, Draw, Prepared, by_row
 
@@ -101,6 +102,41 @@ def _heads(rows: int) -> Case:
     return Case("scale_heads", str(rows), prepare)
 
 
+def _hyper(draw: Draw, count: int, numbers: int) -> HyperWeights:
+    width = count * WIDTH
+    return HyperWeights(
+        weight=draw.wide(draw.rng.standard_normal((numbers, width)) * 0.4),
+        base=draw.wide(draw.rng.standard_normal(numbers)),
+        scale=draw.wide(1 + 0.3 * draw.rng.standard_normal(numbers)),
+        norm_eps=0.05,
+        eps=0.02,
+        rounds=3,
+    )
+
+
+def _collapse(rows: int, count: int, *, is_last: bool = False) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        numbers = count if is_last else 2 * count + count * count
+        x = draw.strided(rows, count * WIDTH)
+        arguments = {"x": x, "w": _hyper(draw, count, numbers), "count": count}
+        return by_row(arguments, {"x": 0})
+
+    return Case("collapse_streams", f"{rows}-{count}{'-last' * is_last}", prepare)
+
+
+def _expand(rows: int, count: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        mix = draw.rng.standard_normal((rows, count + count * count))
+        arguments = {
+            "x": draw.strided(rows, count * WIDTH),
+            "delta": draw.strided(rows, WIDTH),
+            "mix": draw.wide(mix),
+        }
+        return by_row(arguments, {"x": 0, "delta": 0, "mix": 0})
+
+    return Case("expand_streams", f"{rows}-{count}", prepare)
+
+
 CASES = (
     *(_join(rows, other) for rows, other in ((0, WIDTH), (1, 3), (5, WIDTH))),
     *(_enter(rows, 3) for rows in (0, 1, 5)),
@@ -115,4 +151,7 @@ CASES = (
     *(_bounded(rows, "silu", 0.3) for rows in (0, 1, 5)),
     *(_clamped(rows, 0.3) for rows in (0, 1, 5)),
     *map(_heads, (0, 1, 5)),
+    *(_collapse(rows, 3) for rows in (0, 1, 5)),
+    _collapse(4, 2, is_last=True),
+    *(_expand(rows, count) for rows, count in ((0, 3), (1, 3), (5, 2))),
 )

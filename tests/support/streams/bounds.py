@@ -7,7 +7,17 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from tests.support.running_error import Approx, Stored, contract, sqrt, tanh
+from quire.ops.mixers.streams import HyperWeights
+from tests.support.running_error import (
+    Approx,
+    Stored,
+    contract,
+    join,
+    sigmoid,
+    softmax,
+    sqrt,
+    tanh,
+)
 
 exact = Approx.exact
 
@@ -83,6 +93,48 @@ def _add_matched(stored: Stored, total: Tensor, y: Tensor, like: Tensor) -> dict
     return {"0": stored(exact(total) + _matched(exact(y), exact(like)))}
 
 
+def _collapse_streams(stored: Stored, x: Tensor, w: HyperWeights, count: int) -> dict[str, Approx]:
+    sums, mixes, width = [], [], x.shape[1] // count
+    for row in exact(x).value:
+        streams = exact(row)
+        size = sqrt((streams * streams).mean() + w.norm_eps)
+        normed = (streams / size).reshape(1, -1)
+        made = contract("mk,tk->tm", exact(w.weight), normed, len(row))
+        made = (made * exact(w.scale) + exact(w.base)).reshape(-1)
+        shares = (sigmoid(made[:count]) + w.eps).reshape(1, count)
+        sums.append(contract("ti,ic->tc", shares, streams.reshape(count, width), count))
+        if len(w.weight) > count:
+            results = (sigmoid(made[count : 2 * count]) * 2.0).reshape(1, count)
+            matrix = _balanced(made[2 * count :].reshape(count, count), w)
+            mixes.append(_side_by_side(results, matrix.reshape(1, count * count)))
+    numbers = len(w.weight) - count
+    if not numbers:
+        return {"0": stored(join(sums, width)), "1": exact(np.zeros((len(x), 0)))}
+    return {"0": stored(join(sums, width)), "1": join(mixes, numbers)}
+
+
+def _balanced(matrix: Approx, w: HyperWeights) -> Approx:
+    y = softmax(matrix) + w.eps
+    for i in range(2 * w.rounds - 1):
+        y = _transposed(y) if i % 2 == 0 else y
+        y = y / (y.sum() + w.eps)
+        y = _transposed(y) if i % 2 == 0 else y
+    return y
+
+
+def _transposed(x: Approx) -> Approx:
+    return Approx(x.value.T, x.error.T)
+
+
+def _expand_streams(stored: Stored, x: Tensor, delta: Tensor, mix: Tensor) -> dict[str, Approx]:
+    n = x.shape[1] // delta.shape[1]
+    weights = exact(mix)
+    matrix = weights[:, n:].reshape(len(x), n, n)
+    mixed = contract("tjk,tjc->tkc", matrix, _streams(x, n), n + 1)
+    added = weights[:, :n].reshape(len(x), n, 1) * _streams(delta, 1)
+    return {"0": stored(mixed + added).reshape(*x.shape)}
+
+
 BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "join_streams": _join_streams,
     "enter_streams": _enter_streams,
@@ -90,4 +142,6 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "correct_streams": _correct_streams,
     "add_to_streams": _add_to_streams,
     "add_matched": _add_matched,
+    "collapse_streams": _collapse_streams,
+    "expand_streams": _expand_streams,
 }

@@ -9,6 +9,7 @@ import math
 import numpy as np
 from torch import Tensor
 
+from quire.ops.mixers.streams import HyperWeights
 from tests.support.op_oracle_rows import (
     _ACTIVATIONS,
     Array,
@@ -83,6 +84,57 @@ def add_to_streams(x: Tensor, delta: Tensor) -> Tensor:
     return to_tensor(y)
 
 
+def collapse_streams(x: Tensor, w: HyperWeights, count: int) -> tuple[Tensor, Tensor]:
+    """Token by token, number by number."""
+    sums, mixes = [], []
+    for row in to_array(x):
+        size = math.sqrt(sum(value * value for value in row) / len(row) + w.norm_eps)
+        made = [float(np.dot(line, row)) / size for line in to_array(w.weight)]
+        made = [
+            n * s + b for n, s, b in zip(made, to_array(w.scale), to_array(w.base), strict=True)
+        ]
+        streams = row.reshape(count, -1)
+        sums.append(sum((_sigmoid(made[i]) + w.eps) * streams[i] for i in range(count)))
+        results = [2 * _sigmoid(n) for n in made[count : 2 * count]]
+        matrix = _balanced(np.array(made[2 * count :]).reshape(-1, count), w)
+        mixes.append([*results, *matrix.flatten()])
+    width = len(w.weight) - count
+    return to_tensor(stack(sums, x.shape[1] // count)), to_tensor(stack(mixes, width))
+
+
+def _balanced(matrix: Array, w: HyperWeights) -> Array:
+    if not matrix.size:
+        return matrix
+    y = np.array([np.exp(row) / sum(np.exp(row)) for row in matrix]) + w.eps
+    for i in range(2 * w.rounds - 1):
+        y = y.T if i % 2 == 0 else y
+        y = np.array([row / (sum(row) + w.eps) for row in y])
+        y = y.T if i % 2 == 0 else y
+    return y
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def expand_streams(x: Tensor, delta: Tensor, mix: Tensor) -> Tensor:
+    """Stream by stream."""
+    rows = []
+    for row, result, numbers in zip(*map(to_array, (x, delta, mix)), strict=True):
+        streams = row.reshape(-1, len(result))
+        n = len(streams)
+        matrix = numbers[n:].reshape(n, n)
+        rows.append(
+            np.concatenate(
+                [
+                    numbers[k] * result + sum(matrix[j, k] * streams[j] for j in range(n))
+                    for k in range(n)
+                ]
+            )
+        )
+    return to_tensor(stack(rows, x.shape[1]))
+
+
 def add_matched(total: Tensor, y: Tensor, like: Tensor) -> Tensor:
     """The sum, token by token."""
     parts = zip(*map(to_array, (total, y, like)), strict=True)
@@ -117,5 +169,6 @@ def clamped_gated(gate_up: Tensor, limit: float) -> Tensor:
 ORACLE = (
     join_streams,
     *(enter_streams, predict_streams, correct_streams, add_to_streams, add_matched),
+    *(collapse_streams, expand_streams),
     *(sparse_gated, bounded_gated, clamped_gated),
 )

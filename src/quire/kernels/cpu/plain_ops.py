@@ -35,6 +35,7 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "linear_total": {"parts": 0, "peaks": 0},
         "hidden": {"x": 0},
         "route": {"logits": 0},
+        "route_softplus": {"logits": 0, "ids": 0},
         "moe": {"x": 0, "chosen": 0, "weights": 0},
         "logits": {"x": 0},
         "rope_store": {"qkv": 0, "slots": 0, "positions": 1},
@@ -51,6 +52,9 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "indexed_attend": {"q": 0, "q_rotated": 0, "chosen": 0},
         "block_select": {"q": 0, "k": 0, "slots": 0},
         "block_attend": {"q": 0, "k": 0, "v": 0, "chosen": 0, "slots": 0},
+        "recent_store": {"q": 0, "key": 0, "rest": 0, "slots": 0, "positions": 1},
+        "entry_select": {"q": 0, "weights": 0, "slots": 0, "positions": 1},
+        "recent_attend": {"q": 0, "positions": 1, "slots": 0, "chosen": 0},
         "short_conv": {"x": 0, "reads": 0, "writes": 0, "before": 0, "after": 0},
         "mamba_scan": {"x": 0, "dt": 0, "b": 0, "c": 0, "reads": 0, "writes": 0, "gate": 0},
         "mamba2_scan": {"x": 0, "dt": 0, "b": 0, "c": 0, "reads": 0, "writes": 0},
@@ -64,6 +68,8 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "correct_streams": {"x": 0, "activated": 0, "routed": 0},
         "add_to_streams": {"x": 0, "delta": 0},
         "add_matched": {"total": 0, "y": 0, "like": 0},
+        "collapse_streams": {"x": 0},
+        "expand_streams": {"x": 0, "delta": 0, "mix": 0},
     }
 )
 """Op of a forward pass -> its arguments that have a row per token, and which axis T is."""

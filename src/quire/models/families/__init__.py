@@ -55,6 +55,7 @@ _HOMES = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV32ForCausalLM": "deepseek_v32.DEEPSEEK_V32",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
     "Dots1ForCausalLM": "dots1",
     "ElectraForPreTraining": "electra",
     "Emu3ForCausalLM": "llama.EMU3",

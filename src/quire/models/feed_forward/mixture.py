@@ -14,14 +14,16 @@ from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
+from quire.errors import LoadError
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.feed_forward.dense import inputs_of, make_dense
-from quire.models.layers import FeedForward, Projection
+from quire.models.layers import FeedForward, Projection, StepIds
 from quire.models.maker import Maker
 from quire.models.spec import DenseAndExperts, Moe
 from quire.ops import CodedWeight, ExpertWeights, LinearWeight, MoeArgs, NormWeight, Ops, RouteArgs
 from quire.ops.formats.row_stack import RowStack
 from quire.ops.moe import grouped_mixture, weighted_sum
+from quire.ops.routing import RouterScore
 
 ChosenExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """h [T, C], chosen experts [T, k], their weights [T, k] -> [T, C]."""
@@ -46,10 +48,31 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True)
+class SoftplusRouter:
+    """A choice by the root of softplus, or with a `table` [V, k] by the token's id."""
+
+    ops: Ops
+    logits: Projection
+    top_k: int
+    scale: float
+    select_bias: Tensor | None
+    table: Tensor | None
+    step: StepIds
+
+    def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """h [T, C] -> chosen experts [T, k] int32, and their weights [T, k] fp32."""
+        ids = None if self.table is None else self.step.ids
+        chosen, weights = self.ops.route_softplus(
+            self.logits(h), self.top_k, self.scale, self.select_bias, ids, self.table
+        )
+        return chosen, weights
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedRouter:
     """A router whose choices are appended to `choices`."""
 
-    router: Router
+    router: Router | SoftplusRouter
     choices: list[Tensor]
 
     def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +86,7 @@ class RecordedRouter:
 class MixtureOfExperts:
     """A feed-forward part in which a router sends each token to a few experts."""
 
-    router: Router | RecordedRouter
+    router: Router | SoftplusRouter | RecordedRouter
     experts: ChosenExperts
 
     def __call__(self, h: Tensor) -> Tensor:
@@ -221,6 +244,7 @@ class MixtureMaker:
         self, make: Maker, spread: ExpertExchange | None, choices: list[Tensor] | None
     ) -> None:
         self._make, self._spread, self._choices = make, spread, choices
+        self.step = StepIds()
         if spread is not None:
             spread.forget_layers()
 
@@ -239,8 +263,12 @@ class MixtureMaker:
         )
 
     def _routed(self, at: str, m: Moe) -> MixtureOfExperts:
-        router: Router | RecordedRouter = _router(self._make, at, m)
-        if isinstance(router, Router) and self._choices is not None:
+        router: Router | SoftplusRouter | RecordedRouter
+        if m.score == "sqrt_softplus":
+            router = _softplus_router(self._make, at, m, self.step)
+        else:
+            router = _router(self._make, at, m, m.score)
+        if self._choices is not None:
             router = RecordedRouter(router, self._choices)
         return MixtureOfExperts(router, self._experts_of_width(at, m))
 
@@ -314,20 +342,42 @@ class MixtureMaker:
         return DistributedExperts(m.experts, spread, args)
 
 
-def _router(make: Maker, at: str, m: Moe) -> Router:
+def _router_logits(make: Maker, at: str, m: Moe) -> Projection:
     assert not (m.wide_router and m.router_bias), "sums without a bias"
     weight = make.linear(
         at + "router", at + "router", role="router", is_adaptable=not m.wide_router
     )
-    logits: Projection = partial(make.ops.linear, w=weight)
-    if m.wide_router:
-        logits = _wide_logits(make.ops, weight)
+    return _wide_logits(make.ops, weight) if m.wide_router else partial(make.ops.linear, w=weight)
+
+
+def _softplus_router(make: Maker, at: str, m: Moe, step: StepIds) -> SoftplusRouter:
+    others = m.renorm_min, m.groups, m.top_groups, m.group_best
+    assert m.renorm and others == (0.0, 1, 1, 2), "nothing else of the choice"
+    assert not m.expert_scales, "nothing else of the choice"
+    logits, table = _router_logits(make, at, m), None
+    if m.by_id:
+        table = make.tensor(
+            at + "table", torch.float32, partial(_expert_table, at=at, count=m.experts)
+        )
+    bias = make.tensor(at + "select_bias", torch.float32) if m.select_bias else None
+    return SoftplusRouter(make.ops, logits, m.top_k, m.scale, bias, table, step)
+
+
+def _expert_table(values: Tensor, at: str, count: int) -> Tensor:
+    """A table [V, k] of experts as whole numbers. Raises LoadError for one that does not exist."""
+    table = values.to(torch.int32)
+    if len(table) and not 0 <= int(table.min()) <= int(table.max()) < count:
+        raise LoadError(f"{at}table names experts that are not among the {count} of the layer.")
+    return table
+
+
+def _router(make: Maker, at: str, m: Moe, score: RouterScore) -> Router:
     return Router(
         make.ops,
-        logits,
+        _router_logits(make, at, m),
         RouteArgs(
             top_k=m.top_k,
-            score=m.score,
+            score=score,
             renorm=m.renorm,
             scale=m.scale,
             groups=m.groups,

@@ -91,6 +91,8 @@ def _read_storage(config: Mapping[str, Any]) -> Storage | None:
         found[0].supply(quant_method="modelopt")  # whose files need not say it
     if given[MLX_KEY]:
         found[-1].supply(quant_method="mlx")
+    if found[0].raw("quant_method", None) == "fp8":
+        found[0].supply(expert_dtype=config.get("expert_dtype"))  # DeepSeek-V4 has it outside
     try:
         storage: Storage = found[0].choice("quant_method", METHODS)(found[0])
     except UnsupportedConfigValue as error:

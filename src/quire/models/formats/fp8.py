@@ -4,6 +4,7 @@ tensors, and those of NVIDIA's ModelOpt, whose floats may also have four bits, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -17,6 +18,9 @@ from quire.models.formats.storage import (
     Storage,
     skipped_rounding,
 )
+
+INVERSE_SCALE, SHORT_SCALE = "weight_scale_inv", "scale"
+"""Names of scales of blocks, the second in files of DeepSeek-V4."""
 
 _SCHEMES = {"dynamic": False, "static": True}
 """Name of a scheme of activations -> whether their scale is stored."""
@@ -33,15 +37,45 @@ def read_fp8(reader: ConfigReader) -> Storage:
     reader.only("dequantize", False)
     is_static = reader.choice("activation_scheme", _SCHEMES, "dynamic")
     block = read_block(reader, "weight_block_size")
-    cache = cache_type(reader)
+    cache, experts = cache_type(reader), _read_experts(reader)
     if block is None:
+        if experts is not None:
+            raise unsupported(reader.at("weight_block_size"), None, "a block next to such experts")
         return replace(_storage("fp8", _whole(is_static)), cache=cache)
     if is_static:
         raise unsupported(reader.at("activation_scheme"), "static", "'dynamic' for blocks")
     outputs, inputs = block
-    rows = RowScheme(inputs)
-    name = "weight_scale_inv"
-    return replace(_storage("fp8", floats(inputs, outputs, rows, name)), cache=cache)
+    layout = floats(inputs, outputs, RowScheme(inputs), INVERSE_SCALE)
+    return replace(_with_experts(_storage("fp8", layout), layout, experts), cache=cache)
+
+
+def _read_experts(reader: ConfigReader) -> CodeLayout | None:
+    """The layout of experts in four bits, as files of DeepSeek-V4 have them; None: they are as the
+    rest.
+    """
+    kinds = {"fp8": None, "fp4": CodeLayout("deepseek-mxfp4", 4, 32, has_zeros=False)}
+    layout: CodeLayout | None = reader.choice("expert_dtype", kinds, "fp8")
+    if "moe_quant_algo" not in reader:
+        return layout
+    layout = reader.choice("moe_quant_algo", {"NVFP4": replace(_NVFP4, skips_rows=True)})
+    reader.only("quant_algo", _MIXED)
+    reader.only("group_size", _NVFP4.group)
+    reader.only("kv_cache_quant_algo", None)
+    reader.ignore("producer", "config_groups", "quantized_layers")  # which say the same
+    return layout
+
+
+def _with_experts(storage: Storage, layout: CodeLayout, experts: CodeLayout | None) -> Storage:
+    if experts is None:
+        return storage
+    return replace(
+        storage,
+        layout_of=lambda module: experts if _EXPERT.search(module) else layout,
+        skipped_rounding=skipped_rounding([experts]) or "of experts to 8 bits",
+    )
+
+
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def read_modelopt(reader: ConfigReader) -> Storage:

@@ -30,6 +30,7 @@ Packing = Literal[
     "quark-int4",
     "quark-int4-order",
     "quark-mxfp4",
+    "deepseek-mxfp4",
 ]
 """Packing of codes, scales and zero points into tensors; bytes and 8-bit floats are not packed. The
 four from mxfp4 on are of 4-bit floats.
@@ -68,6 +69,8 @@ SMALLEST_GROUP = 8
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 """Types of numbers that a weight may be stored in as it is."""
+WHOLE_NUMBERS = ("I64", "I32")
+"""The same of a table of whole numbers."""
 _SCALES = FLOATS[:3]
 
 
@@ -122,6 +125,7 @@ FOUR_BIT_FLOATS: Mapping[Packing, FourBitFloats] = MappingProxyType(
         "modelopt-nvfp4": FourBitFloats("weight", "weight_scale", ("F8_E4M3",), "weight_scale_2"),
         "gpt-oss": FourBitFloats("blocks", "scales", _EXPONENTS),
         "quark-mxfp4": FourBitFloats("weight", "weight_scale", _EXPONENTS),
+        "deepseek-mxfp4": FourBitFloats("weight", "scale", _EXPONENTS),
     }
 )
 
@@ -282,7 +286,7 @@ def _four_bit_floats(layout: CodeLayout, *shape: int) -> dict[str, StoredPart]:
     rows, groups = shape[:-1], layout.groups(shape[-1])
     codes = (groups, (layout.group or 0) // 2) if len(rows) > 1 else (-(-shape[-1] // 2),)
     parts = {
-        where.codes: StoredPart((*rows, *codes), ("U8",)),
+        where.codes: StoredPart((*rows, *codes), ("U8", "I8")),
         where.scales: StoredPart((*rows, groups), where.types),
     }
     if where.factor is None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from quire.errors import LoadError, WeightMismatch
+from quire.models.formats.fp8 import INVERSE_SCALE, SHORT_SCALE
 from quire.models.formats.storage import Storage
 from quire.models.loading.cache_scales import is_cache_scale
 from quire.models.loading.load_formats import WeightFiles
@@ -115,11 +116,21 @@ def _turned(stored: StoredTensor, files: WeightFiles) -> StoredTensor:
 
 
 def _in_codes(stored: StoredTensor, storage: Storage, files: WeightFiles) -> StoredTensor:
-    coded = stored.in_codes(storage)
+    coded = _with_own_scales(stored.in_codes(storage), files)
     if coded.layout is None or not (storage.is_decided_by_files or coded.is_router):
         return coded
     has_codes = coded.at(coded.layout.marker) in files.entries
     return stored if stored.name in files.entries and not has_codes else coded
+
+
+def _with_own_scales(coded: StoredTensor, files: WeightFiles) -> StoredTensor:
+    """The tensor with the name that its scales have in the files of DeepSeek-V4, if they do."""
+    layout = coded.layout
+    if layout is None or layout.scale_name != INVERSE_SCALE:
+        return coded
+    named = replace(coded, layout=replace(layout, scale_name=SHORT_SCALE))
+    is_short = named.at(SHORT_SCALE) in files.entries
+    return named if is_short and coded.at(INVERSE_SCALE) not in files.entries else coded
 
 
 def _without_prefix(stored: StoredTensor, prefix: str) -> StoredTensor:

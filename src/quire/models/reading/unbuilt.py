@@ -9,8 +9,6 @@ _OWN_CODE = "its definition is in code of its own alone, which Quire never execu
 WHY_NOT = MappingProxyType(
     {
         "BailingMoeV2_5ForCausalLM": _OWN_CODE,
-        "DeepseekV4ForCausalLM": "it attends to compressed keys of several kinds next to a window, "
-        "and mixes several residual streams",
         "KimiK3ForCausalLM": _OWN_CODE,
         "KimiK3ForConditionalGeneration": _OWN_CODE,
         "LongcatFlashForCausalLM": "its layers have two attentions whose experts overlap, some of "

@@ -55,7 +55,7 @@ def index_select(
     wide = WIDE[q.dtype]
     heads, dim = q.shape[1:]
     chosen = torch.full((len(q), top_k), NO_TOKEN, dtype=torch.int64, device=q.device)
-    for t, lanes in _seen(plan):
+    for t, lanes in seen_by_token(plan):
         keys = rows_at(latents.keys, lanes).to(wide)
         scores = (q[t].to(wide) @ keys.t() * dim**-0.5).relu()
         total = (weights[t].to(wide) * heads**-0.5) @ scores
@@ -79,7 +79,7 @@ def indexed_attend(
     The score of a key is scale * (q . latent + q_rotated . rotated key), its value is the latent.
     """
     wide, out = WIDE[q.dtype], torch.empty_like(q)
-    for t, lanes in _seen(plan):
+    for t, lanes in seen_by_token(plan):
         count = min(chosen.shape[1], len(lanes))
         keys = rows_at(latents.data, lanes[chosen[t, :count]]).to(wide)
         query = torch.cat((q[t], q_rotated[t]), 1).to(wide)
@@ -115,7 +115,7 @@ def block_select(
     store_rows(latents.keys, slots, k)
     wide = WIDE[q.dtype]
     chosen = torch.full((len(q), q.shape[1], top_k), NO_TOKEN, dtype=torch.int64, device=q.device)
-    for t, lanes in _seen(plan):
+    for t, lanes in seen_by_token(plan):
         scores = q[t].to(wide) @ rows_at(latents.keys, lanes).to(wide).t()
         scores = F.pad(scores, (0, -len(lanes) % size), value=-math.inf)
         blocks = scores.unflatten(1, (-1, size)).amax(2)
@@ -146,7 +146,7 @@ def block_attend(
     wide, out = WIDE[q.dtype], torch.empty_like(q)
     count = math.lcm(chosen.shape[1], k.shape[1])
     heads = q.shape[1] // count  # which have one choice, and keys and values of one head
-    for t, lanes in _seen(plan):
+    for t, lanes in seen_by_token(plan):
         for i in range(count):
             blocks = chosen[t, i * chosen.shape[1] // count]
             seen = (blocks[blocks >= 0, None] * size + _counted(size, q.device)).flatten()
@@ -169,7 +169,7 @@ def store_rows(memory: Tensor, slots: Tensor, rows: Tensor) -> None:
     memory.index_put_((places // size, places % size), rows[used])
 
 
-def _seen(plan: PlainPlan) -> Iterator[tuple[int, Tensor]]:
+def seen_by_token(plan: PlainPlan) -> Iterator[tuple[int, Tensor]]:
     """Each new token of a step, and the lanes of all that it sees by position."""
     for rows in plan.decode:
         lanes = rows.lanes.view(len(rows.spans), -1)

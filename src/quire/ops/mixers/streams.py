@@ -1,10 +1,14 @@
-"""Several residual streams instead of one (alternating updates, Baykal et al. 2023; Gemma 3n): a
-layer runs on one of n streams, and small learned matrices predict and correct the others.
+"""Several residual streams instead of one. Of alternating updates (Baykal et al. 2023; Gemma 3n) a
+layer runs on one of n streams, and small learned matrices predict and correct the others. Of
+hyper-connections (Xie et al. 2026; DeepSeek-V4) a part reads a weighed sum of all streams, and adds
+its result to each of them after a matrix has mixed them.
 
 Streams are side by side, x [T, n*C]. All sums are in fp32, and rounded where they are stored.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -74,6 +78,67 @@ def add_matched(total: Tensor, y: Tensor, like: Tensor) -> Tensor:
     """total + y with the magnitude of `like`, all [T, C] -> [T, C]."""
     wide = WIDE[total.dtype]
     return (total.to(wide) + _matched(y.to(wide), like.to(wide))).to(total.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class HyperWeights:
+    """What the weights of n streams of C numbers are made of: of x / rms(x), times `weight` [m,
+    n*C] fp32, times `scale` and plus `base` [m] fp32 each. The first n numbers are those of a sum,
+    and where there are more, n of a result and n*n of a matrix follow.
+
+    `eps` joins the weights and the divisors of a matrix, whose columns and rows are divided by
+    their sums `rounds` times in turn (Sinkhorn and Knopp 1967).
+    """
+
+    weight: Tensor
+    base: Tensor
+    scale: Tensor
+    norm_eps: float
+    eps: float
+    rounds: int
+
+
+@op(is_invariant=True, only_for=_STREAMS)
+def collapse_streams(x: Tensor, w: HyperWeights, count: int) -> tuple[Tensor, Tensor]:
+    """x [T, n*C] of `count` n streams -> their weighed sum [T, C], and as `expand_streams` takes
+    them the weights of a result and of the matrix [T, n + n*n] fp32, or nothing [T, 0].
+    """
+    total = x.new_empty(len(x), x.shape[1] // count)
+    mixes = torch.empty(len(x), len(w.weight) - count, dtype=WIDE[x.dtype], device=x.device)
+    for t, row in enumerate(x.to(WIDE[x.dtype])):  # one by one: all numbers in the same order
+        inverse = (row.square().mean() + w.norm_eps).rsqrt()
+        numbers = (w.weight.to(row.dtype) @ (row * inverse)) * w.scale + w.base
+        shares = numbers[:count].sigmoid() + w.eps
+        total[t] = (shares[:, None] * row.view(count, -1)).sum(0)
+        if len(numbers) > count:
+            mixes[t, :count] = 2 * numbers[count : 2 * count].sigmoid()
+            mixes[t, count:] = _balanced(numbers[2 * count :].view(count, count), w).flatten()
+    return total, mixes
+
+
+def _balanced(matrix: Tensor, w: HyperWeights) -> Tensor:
+    """The matrix [n, n] as positive numbers whose rows and columns have sums near one."""
+    y = matrix.softmax(1) + w.eps
+    y = y / (y.sum(0, keepdim=True) + w.eps)
+    for _ in range(w.rounds - 1):
+        y = y / (y.sum(1, keepdim=True) + w.eps)
+        y = y / (y.sum(0, keepdim=True) + w.eps)
+    return y
+
+
+@op(is_invariant=True, only_for=_STREAMS)
+def expand_streams(x: Tensor, delta: Tensor, mix: Tensor) -> Tensor:
+    """Streams after a part whose result is delta [T, C]: stream k of x [T, n*C] is the sum over j
+    of entry (j, k) of the token's matrix times stream j, plus weight k times delta -> [T, n*C]. mix
+    [T, n + n*n] fp32.
+    """
+    wide, n = WIDE[x.dtype], x.shape[1] // delta.shape[1]
+    streams, mix = x.to(wide).unflatten(1, (n, -1)), mix.to(wide)
+    matrix = mix[:, n:].unflatten(1, (n, n))
+    y = mix[:, :n, None] * delta.to(wide).unsqueeze(1)
+    for j in range(n):
+        y += matrix[:, j, :, None] * streams[:, j, None]
+    return y.flatten(1).to(x.dtype)
 
 
 def _coefficients(routed: Tensor, weight: Tensor) -> Tensor:

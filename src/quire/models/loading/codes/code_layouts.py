@@ -258,7 +258,8 @@ def _unpack_four_bit_floats(
     factor for all.
     """
     where = FOUR_BIT_FLOATS[layout.packing]
-    codes, scales = parts[where.codes], parts[where.scales].view(-1, layout.groups(inputs))
+    codes, scales = parts[where.codes].view(torch.uint8), parts[where.scales]
+    scales = scales.view(-1, layout.groups(inputs))
     codes = codes.reshape(len(scales), -1)[:, : -(-inputs // 2)]
     if where.factor is None:
         return codes, _powers_of_two(scales.view(torch.uint8)), None
