@@ -38,12 +38,12 @@ class WholeBlockCopies(Protocol):
         """The work that steps have queued so far, with a `wait`; None: it is done."""
         ...
 
-    def read(self, group: int, block: int, slot: Tensor) -> None:
-        """Copy a block to `slot`."""
+    def read(self, group: int, block: int, slot: Tensor) -> bytes:
+        """Copy a block to `slot` -> the checksum of its content."""
         ...
 
-    def write(self, group: int, block: int, slot: Tensor) -> None:
-        """Copy `slot` into a block."""
+    def write(self, group: int, block: int, slot: Tensor) -> bytes:
+        """Copy `slot` into a block -> the checksum of its content."""
         ...
 
 
