@@ -222,7 +222,7 @@ def test_import_is_quick():
 
 
 def test_the_core_names_no_feature():
-    """Adapters and grammars are plugged in (engine/core/features.py); so is what comes next."""
+    """Adapters and grammars are plugged in (engine/core/features/); so is what comes next."""
     text = (ROOT / "src/quire/engine/core/core.py").read_text(encoding="utf-8")
     assert re.findall(r"(?i)adapter|lora|grammar|structured", text) == []
 

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 import pytest
 
 from quire.engine.core.adapter_loading import FolderReader
-from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.core import EngineCore
+from quire.engine.core.features.adapters import AdapterStore
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import RequestError

@@ -10,8 +10,8 @@ import pytest
 from quire.distributed.kv_events import AllBlocksCleared, BlockStored, EventPublisher
 from quire.engine.core.builder import build_core
 from quire.engine.core.core import EngineCore
-from quire.engine.core.kv_events import KVEvents, open_publisher
-from quire.engine.core.plain_features import plain_features
+from quire.engine.core.features.kv_events import KVEvents, open_publisher
+from quire.engine.core.features.plain_features import plain_features
 from quire.engine.core.worker_program import of_core
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
 from quire.errors import InvalidParameter

@@ -10,7 +10,7 @@ import pytest
 
 from quire.engine.control_verbs import perform
 from quire.engine.core.builder import core_over, worker_config
-from quire.engine.core.kv_tier import SharedIndex
+from quire.engine.core.features.kv_tier import SharedIndex
 from quire.executor.uniproc import open_uniproc
 from quire.testing import make_checkpoint
 from tests.engine.core.kv_tier_scene import (

@@ -28,7 +28,7 @@ from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.supervisor import MEDIA_NOT_KEPT, Supervisor
 from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
-from quire.engine.core.plain_features import plain_features
+from quire.engine.core.features.plain_features import plain_features
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.delivery_monitor import Overdue
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, UtilityOutput

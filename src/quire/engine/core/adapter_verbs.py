@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from quire.engine.core.adapters import AdapterStore
 from quire.engine.core.features import CoreFeature
+from quire.engine.core.features.adapters import AdapterStore
 from quire.engine.wire.messages import AdapterRef
 from quire.errors import RequestError
 from quire.lora.request import ADAPTERS_ARE_OFF

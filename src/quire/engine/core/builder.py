@@ -9,15 +9,15 @@ import torch
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.client.inproc import InprocClient
-from quire.engine.core.adapters import AdaptersOff, AdapterStore
-from quire.engine.core.alike import ReadyFirst
-from quire.engine.core.constrained_outputs import ConstrainedOutputs
 from quire.engine.core.core import EngineCore
 from quire.engine.core.features import CoreFeature
-from quire.engine.core.kv_connection import KVConnection
-from quire.engine.core.kv_events import KVEvents, open_publisher
-from quire.engine.core.kv_tier import KVTier, SharedIndex
-from quire.engine.core.prompt_media import MediaOfPrompts
+from quire.engine.core.features.adapters import AdaptersOff, AdapterStore
+from quire.engine.core.features.alike import ReadyFirst
+from quire.engine.core.features.constrained_outputs import ConstrainedOutputs
+from quire.engine.core.features.kv_connection import KVConnection
+from quire.engine.core.features.kv_events import KVEvents, open_publisher
+from quire.engine.core.features.kv_tier import KVTier, SharedIndex
+from quire.engine.core.features.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
 from quire.engine.core.worker_program import cpus_of_core, of_core, worker_config

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from quire.engine.core.control import CoreControl
 from quire.engine.core.fault_isolation import FaultBoundary, GuardedStep
 from quire.engine.core.features import CoreFeature, Masked, overridden
-from quire.engine.core.plain_features import plain_features
+from quire.engine.core.features.plain_features import plain_features
 from quire.engine.core.step_pace import StepPace
 from quire.engine.wire.declared_types import check_message
 from quire.engine.wire.direct_requests import DirectRequests

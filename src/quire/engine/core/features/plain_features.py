@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quire.engine.core.adapters import AdaptersOff
-from quire.engine.core.constrained_outputs import ConstrainedOutputs
 from quire.engine.core.features import CoreFeature
-from quire.engine.core.prompt_media import MediaOfPrompts
+from quire.engine.core.features.adapters import AdaptersOff
+from quire.engine.core.features.constrained_outputs import ConstrainedOutputs
+from quire.engine.core.features.prompt_media import MediaOfPrompts
 from quire.executor.worker_config import MediaFacts
 from quire.grammar.compiler import GrammarCompiler
 from quire.scheduling.scheduler import Scheduler
