@@ -180,11 +180,16 @@ class OpenedGroup:
         """`exchange`: the memory of it, in the process that has made it."""
         self.group = group
         self._exchange = exchange
+        self._num_joined = 0
 
     def rejoin(self, number: int) -> None:
-        """Make the group usable again after its `number`th abort. No process may be in a
-        collective; all must know that each of them has called this before the next one.
+        """Make the group usable again after its `number`th abort; nothing happens where that has
+        been done. No process may be in a collective; all must know that each of them has called
+        this before the next one.
         """
+        if number == self._num_joined:
+            return
+        self._num_joined = number
         if self._exchange is not None:
             self._exchange.reset()
         self.group.rejoin(number)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -18,9 +19,10 @@ from quire.distributed.mesh import Mesh
 from quire.engine.core.builder import core_over
 from quire.engine.core.worker_program import worker_config
 from quire.engine.wire.output_parts import FinishReason
+from quire.errors import EngineDeadError
 from quire.executor.ranks.multiproc import MultiprocExecutor
 from quire.executor.ranks.network_ranks import NetworkRanks
-from quire.executor.ranks.rank_main import serve_rank
+from quire.executor.ranks.rank_main import BEAT_S, serve_rank
 from quire.executor.ranks.wiring import open_signs
 from quire.executor.worker_extension import worker_class
 from quire.hardware.native import find_native
@@ -31,6 +33,12 @@ from tests.executor.worker_cores import plan_of, requests, same_bits, serve
 
 pytestmark = pytest.mark.skipif(find_native()[0] is None, reason="ranks have native kernels")
 FOUR = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+
+
+def beat(signs, ended):
+    with suppress(EngineDeadError):
+        while not ended.wait(BEAT_S):
+            signs.beat()
 
 
 class ThreadOfRank:
@@ -46,9 +54,15 @@ class ThreadOfRank:
 
     def _run(self, message):
         signs = open_signs(message)
-        signs.beat()
+        ended = threading.Event()
+        beating = threading.Thread(target=beat, args=(signs, ended))
+        beating.start()
         with self._end, signs.connection:
-            serve_rank(message, self._config, signs, lambda: None)
+            try:
+                serve_rank(message, self._config, signs, lambda: None)
+            finally:
+                ended.set()
+                beating.join()
 
     def end(self, timeout_s):
         self._thread.join(30)
