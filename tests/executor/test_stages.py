@@ -176,7 +176,6 @@ def test_a_fault_on_one_stage_costs_its_request_alone(folder, right, rank, kind,
     [
         ((2, 1), {}, "are not the 4 layers"),
         ((4, 0), {}, "one layer or more"),
-        ((2, 2), {"enable_lora": True}, "enable_lora"),
     ],
 )
 def test_what_is_not_built_is_refused(folder, sizes, wishes, why):

@@ -141,7 +141,6 @@ def _check(config: WorkerConfig) -> None:
     """Raise NotBuiltYet for parts of an engine that need all layers in one place."""
     speculation = config.speculation
     for option, value, hint in (
-        ("enable_lora", config.adapters is not None, "Merge the adapter into the weights."),
         ("enable_return_routed_experts", config.sampling.enable_return_routed_experts, ""),
         ("speculative_config", config.sampling.hidden_states is not None, ""),
         (

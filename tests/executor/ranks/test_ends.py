@@ -86,6 +86,7 @@ class Processes(RankProcesses):
         self.mesh, self.titles, self.events = Mesh(tp=2), ["rank-0", "rank-1"], []
         self.children = [Child(each) for each in words]
         self.answers = [deque([RankAnswer(0, facts=FACTS)] if are_ready else []) for _ in range(2)]
+        self.asides = []
         self.links = [Link(lambda task, rank=rank: self.serve(rank, task)) for rank in range(2)]
         self.awaited = lambda: None
         self.seen = []
@@ -193,6 +194,8 @@ def test_processes_that_cannot_all_be_started_are_killed(monkeypatch):
 @pytest.mark.parametrize("method", ["gone", "fail"])
 def test_a_rank_whose_core_ends_in_the_middle_of_a_task_ends_quietly(method, caplog):
     ours, theirs = socket.socketpair()
+    spare, other = socket.socketpair()
+    other.close()
     core, rank, done = RankLink(ours), RankLink(theirs), []
 
     class Working:
@@ -209,11 +212,12 @@ def test_a_rank_whose_core_ends_in_the_middle_of_a_task_ends_quietly(method, cap
         def abort(self, reason):
             raise AssertionError("nobody waits")
 
-    wiring = RankWiring(rank, StageLinks(None, None, None), Group(), lambda number: None)
+    stages = StageLinks(None, None, None)
+    wiring = RankWiring(rank, RankLink(spare), stages, Group(), lambda number: None)
     loop = RankLoop(Working(), Mesh().place(0), wiring, note_done=lambda: done.append(1))
     core.send(MessageEncoder().encode(Call(1, {}, method, [], {})))
     loop.run()
-    rank.close()
+    wiring.close()
     assert done == []
 
 

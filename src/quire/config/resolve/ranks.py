@@ -98,9 +98,6 @@ def _check(d: Decisions, *sizes: tuple[str, int]) -> None:
         raise NotBuiltYet(name, value, hint)
     if d.value("model_impl") == "transformers":
         raise NotBuiltYet(name, value, "Use a model that Quire runs itself.")
-    if d.args.enable_lora:
-        hint = f"The model has several workers ({name}={value}): merge the adapter into it."
-        raise NotBuiltYet("enable_lora", True, hint)
     if d.value("enable_expert_parallel"):
         hint = "Cores that share experts have one worker each: leave out one of both."
         raise NotBuiltYet(name, value, hint)

@@ -63,14 +63,16 @@ class LocalRanks(RankProcesses):
         before: dict[int, socket.socket] = {}
         after: dict[int, socket.socket] = {}
         theirs: list[socket.socket] = []
+        asides: list[socket.socket] = []
         try:
             for _ in self.titles:
-                ours, own = socket.socketpair()
-                self.links.append(RankLink(ours))
-                theirs.append(own)
+                for links, ends_of in ((self.links, theirs), (self.asides, asides)):
+                    ours, own = socket.socketpair()
+                    links.append(RankLink(ours))
+                    ends_of.append(own)
             for rank in range(mesh.world_size - mesh.tp):
                 after[rank], before[rank + mesh.tp] = socket.socketpair()
-            ends = [*theirs, *before.values(), *after.values()]
+            ends = [*theirs, *asides, *before.values(), *after.values()]
             starts = []
             for rank, own in enumerate(theirs):
                 place = mesh.place(rank)
@@ -86,8 +88,12 @@ class LocalRanks(RankProcesses):
                     exchange=exchange,
                     before=before[rank].fileno() if rank in before else -1,
                     after=after[rank].fileno() if rank in after else -1,
+                    aside=asides[rank].fileno(),
                 )
-                fds = (start.link, start.board, start.exchange, start.before, start.after)
+                fds = (
+                    *(start.link, start.board, start.exchange, start.before, start.after),
+                    start.aside,
+                )
                 self.children.append(ChildProcess(self._program, [fd for fd in fds if fd >= 0]))
                 starts.append(start)
             for child, start in zip(self.children, starts, strict=True):

@@ -23,11 +23,13 @@ from quire.step.result import NewTokens
 
 class DistantRank(msgspec.Struct, frozen=True):
     """Where a rank finds its core and the others: what the core's listeners have told for its
-    `link` and its `signs` of life, and the store at `address`:`port`, where the ranks meet.
+    `link`, its `signs` of life and calls `aside` of steps, and the store at `address`:`port`, where
+    the ranks meet.
     """
 
     link: bytes
     signs: bytes
+    aside: bytes
     address: str
     port: int
 
@@ -36,8 +38,8 @@ class RankStart(ChildStart, kw_only=True):
     """The start message of a rank. `plan` is the engine's, `cpus` lists the logical CPUs of its
     threads ("": any). The others are descriptors that it inherits, -1 where there is nothing: the
     `link` to its core, the `board` of signs of life, the memory of the `exchange` with the workers
-    of its stage, links to the stages `before` and `after`. A rank that is reached over a network
-    inherits none: `distant` says where it finds them.
+    of its stage, links to the stages `before` and `after`, one for calls `aside` of steps. A rank
+    that is reached over a network inherits none: `distant` says where it finds them.
     """
 
     protocol_version: int = 1
@@ -51,6 +53,7 @@ class RankStart(ChildStart, kw_only=True):
     exchange: int = -1
     before: int = -1
     after: int = -1
+    aside: int = -1
     distant: DistantRank | None = None
 
 

@@ -18,6 +18,7 @@ from quire.distributed.mesh import Mesh
 from quire.encodable import NotEncodable
 from quire.errors import EngineDeadError, InvalidParameter
 from quire.executor.platform import Platform
+from quire.executor.ranks.aside import AsideCalls
 from quire.executor.ranks.failures import RankFailure, cause_of, error_of
 from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.local_ranks import LocalRanks
@@ -52,8 +53,8 @@ _SYNC = "check_health"
 class MultiprocExecutor:
     """The ranks of a model, which `processes` has started.
 
-    One thread calls it. Invariant: outside of a call no rank works on a task that has not failed,
-    but on a step that was launched and not sampled.
+    One thread calls it, but for `read_adapter`. Invariant: outside of a call no rank works on a
+    task that has not failed, but on a step that was launched and not sampled.
     """
 
     def __init__(self, processes: RankProcesses, kind: type[Worker]) -> None:
@@ -76,6 +77,7 @@ class MultiprocExecutor:
         """Steps that have failed, which nobody has been told."""
         self._kinds: set[type] = set()
         self._drafts: dict[int, list[int]] = {}
+        self._aside = AsideCalls(processes.asides)
         self._poll = select.poll()
         self._failing = threading.Lock()
         self._failed = ""
@@ -298,7 +300,8 @@ class MultiprocExecutor:
         self.collective_rpc(_SYNC, (), {})
 
     def read_adapter(self, folder: str) -> int:
-        return int(self.collective_rpc("read_adapter", (folder,), {})[0])
+        self._require_alive()
+        return self._aside.read_adapter(folder)
 
     def check_adapter(self, folder: str) -> None:
         self.collective_rpc("check_adapter", (folder,), {})

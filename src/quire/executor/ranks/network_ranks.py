@@ -21,6 +21,8 @@ from quire.executor.ranks.messages import DistantRank, RankStart
 from quire.executor.ranks.processes import RankProcesses
 from quire.processes.child_process import ChildProcess
 
+_EACH = 3
+"""Connections of a rank to its core: for messages, signs of life, and calls aside of steps."""
 _CALLED_S = 300.0
 """Seconds that a process may take to start and to connect."""
 
@@ -87,8 +89,8 @@ class NetworkRanks(RankProcesses):
         mesh, listeners = self.mesh, list[PeerListener]()
         try:
             for rank in range(mesh.world_size):
-                listeners += [PeerListener(address, _CALLED_S), PeerListener(address, _CALLED_S)]
-                link, signs = (listener.told for listener in listeners[-2:])
+                listeners += [PeerListener(address, _CALLED_S) for _ in range(_EACH)]
+                link_of, signs_of, aside_of = (one.told for one in listeners[-_EACH:])
                 child = start_process(rank)
                 self.children.append(child)
                 child.start(
@@ -98,13 +100,14 @@ class NetworkRanks(RankProcesses):
                         tensor_parallel_size=mesh.tp,
                         pipeline_parallel_size=mesh.pp,
                         cpus=cpus[rank] if len(cpus) == mesh.world_size else "",
-                        distant=DistantRank(link, signs, address, self._store.port),
+                        distant=DistantRank(link_of, signs_of, aside_of, address, self._store.port),
                     )
                 )
             for place in range(mesh.world_size):
-                link_of, signs_of = listeners[2 * place : 2 * place + 2]
-                self.links.append(RankLink(link_of.accept()))
-                self._connections.append(signs_of.accept())
+                link, signs, aside = listeners[_EACH * place : _EACH * (place + 1)]
+                self._connections.append(signs.accept())
+                self.links.append(RankLink(link.accept()))
+                self.asides.append(RankLink(aside.accept()))
         finally:
             for listener in listeners:
                 listener.close()

@@ -30,6 +30,8 @@ class RankProcesses:
         self.answers: list[deque[RankAnswer]] = [deque() for _ in self.titles]
         self.children: list[ChildProcess] = []
         self.links: list[RankLink] = []
+        self.asides: list[RankLink] = []
+        """Links for calls aside of steps, by rank."""
 
     ranks_rejoin = False
     """Whether ranks make exchanges usable again, each its own side, when they are told so."""
@@ -62,11 +64,11 @@ class RankProcesses:
     def close(self) -> None:
         """Have all ranks end, and kill those that do not. Idempotent."""
         deadline = time.monotonic() + _END_S
-        for link in self.links:
+        for link in (*self.links, *self.asides):
             link.close()
         for child in self.children:
             child.end(deadline - time.monotonic())
-        self.children, self.links = [], []
+        self.children, self.links, self.asides = [], [], []
 
 
 def _error_of(kind_name: str, text: str) -> EngineError:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from quire.distributed.mesh import Mesh, MeshPlace
 from quire.errors import EngineDeadError
 from quire.executor.platform import open_platform
+from quire.executor.ranks.aside import serve_aside
 from quire.executor.ranks.messages import RankStart
 from quire.executor.ranks.rank_loop import RankLoop
 from quire.executor.ranks.wiring import SignsOfLife, open_signs, open_wiring
@@ -53,6 +54,9 @@ def serve_rank(
         config, open_platform(config), group=wiring.group, stage=stage_of(config, place)
     )
     worker.rank = start.rank
+    threading.Thread(
+        target=serve_aside, args=(worker, wiring.aside), name="aside", daemon=True
+    ).start()
     on_ready()
     loop = RankLoop(worker, place, wiring, note_done=signs.note_done)
     try:

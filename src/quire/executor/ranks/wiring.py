@@ -39,11 +39,12 @@ class SignsOfLife(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankWiring:
-    """The connections of a rank. `group`: the workers of its stage; None: it has the stage alone.
-    `rejoin(n)` makes the group usable again after n aborts of it.
+    """The connections of a rank. `aside`: for calls aside of steps. `group`: the workers of its
+    stage; None: it has the stage alone. `rejoin(n)` makes the group usable again after n aborts.
     """
 
     link: RankLink
+    aside: RankLink
     stages: StageLinks
     group: RankGroup | None
     rejoin: Callable[[int], None]
@@ -51,6 +52,7 @@ class RankWiring:
     def close(self) -> None:
         """Close the links."""
         self.link.close()
+        self.aside.close()
         self.stages.close()
 
 
@@ -101,10 +103,10 @@ def open_wiring(start: RankStart, place: MeshPlace, dtype: torch.dtype, device: 
     if start.distant is not None:
         return _met(start.distant, place, dtype, device)
     group = SharedGroup(start.exchange, place.tp_rank) if place.mesh.tp > 1 else None
-    link = _inherited(start.link)
-    assert link is not None, "every rank has one to its core"
+    link, aside = _inherited(start.link), _inherited(start.aside)
+    assert link is not None and aside is not None, "every rank has these to its core"
     stages = StageLinks(_inherited(start.before), _inherited(start.after), dtype)
-    return RankWiring(link, stages, group, lambda number: None)
+    return RankWiring(link, aside, stages, group, lambda number: None)
 
 
 def _inherited(fd: int) -> RankLink | None:
@@ -117,15 +119,16 @@ def _inherited(fd: int) -> RankLink | None:
 
 def _met(distant: DistantRank, place: MeshPlace, dtype: torch.dtype, device: str) -> RankWiring:
     link = RankLink(call(distant.link, _CONNECT_S))
+    aside = RankLink(call(distant.aside, _CONNECT_S))
     mesh = place.mesh
     meeting = Meeting.at(
         distant.address, distant.port, "world", place.rank, mesh.world_size, is_host=False
     )
     stages = open_stages(meeting, place, dtype)
     if mesh.tp == 1:
-        return RankWiring(link, stages, None, lambda number: None)
+        return RankWiring(link, aside, stages, None, lambda number: None)
     opened = meeting.among(f"tp {place.pp_rank}", place.group("tp")).open_group(device)
-    return RankWiring(link, stages, opened.group, opened.rejoin)
+    return RankWiring(link, aside, stages, opened.group, opened.rejoin)
 
 
 def open_stages(meeting: Meeting, place: MeshPlace, dtype: torch.dtype) -> StageLinks:

@@ -169,6 +169,14 @@ class AdapterBanks:
         """Let adapters change these leaves, which other workers have."""
         self._elsewhere.update(leaves)
 
+    def add_other_stages(self, own: Iterable[str]) -> None:
+        """Let adapters change the leaves of other stages: those that are none of these, which are
+        the stage's `own`, with `.weight`.
+        """
+        assert self.room.leaves is not None, "the leaves of the whole model are known"
+        here = {name.removesuffix(".weight") for name in own}
+        self._elsewhere.update(self.room.leaves - here)
+
     def load(self, slot: int, adapter: AdapterWeights) -> None:
         """Put an adapter into a slot, in place of the one there. It has been checked: ranks are
         within the room's, and its products are among `targets`.

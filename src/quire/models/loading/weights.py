@@ -117,6 +117,8 @@ def load_model(
             own, weights, ops, max_model_len=length, options=options, target=target
         )
         weights.finish()
+        if options.stage is not None and model.adapters is not None:
+            model.adapters.add_other_stages(parameters(own))
         if options.stored is not None:
             options.stored.finish()
         return model
