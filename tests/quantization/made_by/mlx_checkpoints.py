@@ -55,3 +55,47 @@ class Mlx:
             "biases": torch.from_numpy(biases).half(),
         }
         return parts, torch.from_numpy(plain.reshape(w.shape).astype(np.float32))
+
+
+SIZES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+"""Bits and inputs of a group."""
+
+
+@dataclass(frozen=True)
+class Floats:
+    """Floats of e2m1 or e4m3 in groups, with scales of powers of two or in e4m3."""
+
+    mode: str
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """See `Mlx`."""
+        bits, group = SIZES[self.mode]
+        return {"group_size": group, "bits": bits, "mode": self.mode}
+
+    def made(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """The tensors of a weight, and the weight that they stand for."""
+        bits, group = SIZES[self.mode]
+        groups = weight.float().unflatten(1, (-1, group))
+        largest = groups.abs().amax(2, keepdim=True)
+        if self.mode == "nvfp4":
+            stored = (largest / 6).to(torch.float8_e4m3fn)
+            scales = stored.float()
+        else:
+            exponents = (largest / (6 if bits == 4 else 448)).log2().ceil()
+            stored, scales = (exponents + 127).to(torch.uint8), 2.0**exponents
+        ratios = groups / scales
+        if bits == 8:
+            numbers = ratios.to(torch.float8_e4m3fn)
+            codes, plain = numbers.view(torch.uint8), numbers.float() * scales
+        else:
+            sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+            nearest = (ratios.abs()[..., None] - sizes).abs().argmin(-1)
+            codes = nearest + 8 * (ratios < 0)
+            plain = sizes[nearest] * ratios.sign() * scales
+        words = packed(codes.flatten(1).long().numpy(), bits)
+        parts = {
+            "weight": torch.from_numpy(words.astype(np.uint32)),
+            "scales": stored.squeeze(2).view(torch.uint8),
+        }
+        return parts, plain.flatten(1)

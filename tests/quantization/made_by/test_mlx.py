@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ from quire.models.loading.codes.widened_codes import widened_weight
 from quire.models.loading.weights import load_model
 from quire.ops import select
 from quire.testing import make_checkpoint
-from tests.models.hostile.models import HOSTILE, Library, oracle
+from tests.models.hostile.models import HOSTILE, Library, make, oracle
 from tests.models.paged_driver import TOLERANCE, PagedRun, relative_error
 from tests.quantization.coded_checkpoints import write
-from tests.quantization.made_by.mlx_checkpoints import MATRICES, Mlx
+from tests.quantization.made_by.mlx_checkpoints import MATRICES, Floats, Mlx
 
 WORDS = json.loads((Path(__file__).parent / "mlx_words.json").read_text())
 """Small weights in numbers of each size, quantised and dequantised by MLX 0.32.4 on a CPU."""
@@ -52,10 +53,17 @@ def load(folder):
     return load_model(folder, spec, OPS, dtype=torch.float32, max_model_len=64)
 
 
-@pytest.mark.parametrize("given", WORDS, ids=lambda given: f"{given['bits']}-bit")
+@pytest.mark.parametrize(
+    "given", WORDS, ids=lambda given: given.get("mode", f"{given['bits']}-bit")
+)
 def test_words_are_those_of_mlx(given):
-    layout = CodeLayout("mlx", given["bits"], given["group"], has_zeros=False)
-    parts = {name: torch.tensor(given[name]) for name in ("scales", "biases")}
+    if "mode" in given:
+        keys = {"mode": given["mode"], "bits": given["bits"], "group_size": given["group"]}
+        layout = read_storage({"quantization": keys}).layout_of("m")
+        parts = {"scales": torch.tensor(given["scales"], dtype=torch.uint8)}
+    else:
+        layout = CodeLayout("mlx", given["bits"], given["group"], has_zeros=False)
+        parts = {name: torch.tensor(given[name]) for name in ("scales", "biases")}
     parts["weight"] = torch.tensor(given["weight"], dtype=torch.uint32)
     found = widened_weight(layout, "m", parts, 64)
     torch.testing.assert_close(found, torch.tensor(given["plain"]), rtol=1e-6, atol=1e-7)
@@ -193,7 +201,10 @@ def test_hostile_files_are_refused_by_name(library, tmp_path, change, error, mes
         ({"bits": 7}, "quantization.bits=7 is not implemented"),
         ({"group_size": -1}, "quantization.group_size=-1"),
         ({"group_size": 12}, "quantization.group_size=12"),
-        ({"mode": "nvfp4"}, "quantization.mode='nvfp4'"),
+        ({"mode": "nvfp8"}, "quantization.mode='nvfp8'"),
+        ({"mode": "nvfp4", "group_size": 32}, "quantization.group_size=32"),
+        ({"mode": "mxfp8", "bits": 4, "group_size": 32}, "quantization.bits=4"),
+        ({"quantize_input": True}, "quantization.quantize_input=True"),
         ({"model.layers.0.x": 3}, r"quantization.model.layers.0.x=3.*true, false, or an object"),
         ({"model.layers.0.x": {"bits": 9}}, "quantization.model.layers.0.x.bits=9"),
     ],
@@ -216,6 +227,30 @@ def test_an_entry_counts_for_its_module_alone():
     assert (layout_of("a.b").bits, layout_of("a.b").group) == (8, 64)
     assert layout_of("a.c") is None
     assert layout_of("a.d") == layout_of("a.bb") == CodeLayout("mlx", 4, 64, has_zeros=False)
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
+def test_floats_of_every_matrix_are_the_plain_numbers(tmp_path, mode):
+    hostile = HOSTILE["llama"]
+    hostile = replace(hostile, keys={**hostile.keys, "intermediate_size": 96})
+    made = make(hostile, tmp_path / "source")
+    how = Floats(mode)
+    plain = written(made.folder, tmp_path / "model", how)
+    model = load(tmp_path / "model")
+    found = list(
+        PagedRun(model, made.prompts, ops=OPS).step([len(p) for p in made.prompts]).values()
+    )
+    expected = [oracle(hostile, plain)(p) for p in made.prompts]
+    assert relative_error(found, expected) < TOLERANCE
+    assert relative_error(found, made.logits) > 100 * TOLERANCE
+
+
+def test_an_entry_has_the_defaults_of_its_own_mode():
+    own = {"a.b": {"mode": "mxfp8"}, "a.c": {"bits": 8}, "a.d": True}
+    keys = {"mode": "mxfp4", "group_size": 32, "bits": 4, **own}
+    layout_of = read_storage({"quantization": keys}).layout_of
+    found = {name: (layout_of(name).packing, layout_of(name).group) for name in own}
+    assert found == {"a.b": ("mlx-mxfp8", 32), "a.c": ("mlx", 64), "a.d": ("mlx-mxfp4", 32)}
 
 
 def test_the_plan_says_that_weights_are_widened(tmp_path):

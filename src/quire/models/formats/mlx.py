@@ -1,6 +1,6 @@
 """MLX: codes of two to eight bits in words along the inputs, with a scale and a bias for each group
-of them, as mlx-lm writes checkpoints. Embedding tables and heads are quantised, too, and experts
-are stored as one module for each projection.
+of them, or floats of four or eight bits with a scale, as mlx-lm writes checkpoints. Embedding
+tables and heads are quantised, too, and experts are stored as one module for each projection.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ KEY = "quantization"
 """Of config.json, where mlx-lm says it; it repeats the object as `quantization_config`."""
 
 _BITS = (2, 3, 4, 5, 6, 8)
-_OF_ALL = ("quant_method", "group_size", "bits", "mode")
+_OF_ALL = ("quant_method", "group_size", "bits", "mode", "quantize_input")
 """Keys that are not the names of modules."""
+
+_AFFINE = CodeLayout("mlx", 4, 64, has_zeros=False)
+_MODES = {
+    "affine": _AFFINE,
+    "mxfp4": CodeLayout("mlx-mxfp4", 4, 32, has_zeros=False),
+    "nvfp4": CodeLayout("mlx-nvfp4", 4, 16, has_zeros=False),
+    "mxfp8": CodeLayout("mlx-mxfp8", 8, 32, has_zeros=False),
+}
+"""A mode's layout, with the numbers that it has by default."""
 
 
 _ALL = re.compile(r"(.+)\.switch_mlp\.(gate|up|down)_proj\.(weight|scales|biases|bias)")
@@ -54,7 +63,7 @@ def read_mlx(reader: ConfigReader) -> Storage:
     """A module may have an entry by its name: false where it is stored as it is, or its own numbers
     instead of those for all. Modules that the files store plainly need not be listed.
     """
-    layout = _layout(reader, CodeLayout("mlx", 4, 64, has_zeros=False))
+    layout = _layout(reader)
     own: dict[str, CodeLayout | None] = {}
     for module in (key for key in reader.keys() if key not in _OF_ALL):  # noqa: SIM118
         value = reader.raw(module)
@@ -62,7 +71,7 @@ def read_mlx(reader: ConfigReader) -> Storage:
             own[module] = layout if value else None
         elif isinstance(value, dict) and value:
             section = ConfigReader(value, f"{reader.at(module)}.", is_part=True)
-            own[module] = _layout(section, layout)
+            own[module] = _layout(section)
             section.finish()
         else:
             allowed = "true, false, or an object with group_size and bits"
@@ -76,13 +85,19 @@ def read_mlx(reader: ConfigReader) -> Storage:
         layout_of,
         is_decided_by_files=True,
         group=0,
-        widened_because="products take whole numbers as zero points, and groups of MLX have biases",
+        widened_because="products take codes of MLX neither with biases nor in words",
     )
 
 
-def _layout(reader: ConfigReader, absent: CodeLayout) -> CodeLayout:
-    reader.only("mode", "affine")
-    group = group_size(reader, "group_size", absent.group or -1)
+def _layout(reader: ConfigReader) -> CodeLayout:
+    """What is absent has the default of the mode, in an entry for a module, too."""
+    reader.only("quantize_input", False)
+    mode: CodeLayout = reader.choice("mode", _MODES, "affine")
+    if mode.packing != _AFFINE.packing:
+        reader.only("bits", mode.bits)
+        reader.only("group_size", mode.group)
+        return mode
+    group = group_size(reader, "group_size", mode.group or -1)
     if group is None:
         raise unsupported(reader.at("group_size"), -1, "a multiple of 8")
-    return replace(absent, bits=reader.choice_of("bits", *_BITS, absent=absent.bits), group=group)
+    return replace(mode, bits=reader.choice_of("bits", *_BITS, absent=mode.bits), group=group)

@@ -22,6 +22,9 @@ Packing = Literal[
     "bitsandbytes-nf4",
     "bitsandbytes-fp4",
     "mlx",
+    "mlx-mxfp4",
+    "mlx-nvfp4",
+    "mlx-mxfp8",
     "torchao",
     "torchao-fp8",
     "torchao-int4",
@@ -43,7 +46,8 @@ FLATTENED: Mapping[Packing, str] = MappingProxyType(
 """Packings of codes of four bits and of blocks that run over the ends of rows, with a table of
 numbers of their own -> their `quant_type`.
 """
-WIDENED: tuple[Packing, ...] = ("mlx", "torchao-int4", "hqq", "hqq-axis0")
+_MLX: tuple[Packing, ...] = ("mlx", "mlx-mxfp4", "mlx-nvfp4", "mlx-mxfp8")
+WIDENED: tuple[Packing, ...] = (*_MLX, "torchao-int4", "hqq", "hqq-axis0")
 """Packings of weights that products do not take as codes: they become plain numbers while they are
 loaded.
 """
@@ -52,7 +56,7 @@ _MARKERS: Mapping[Packing, str] = MappingProxyType(
         "compressed-tensors": "weight_packed",
         "hqq": "W_q",
         "hqq-axis0": "W_q",
-        "mlx": "scales",
+        **dict.fromkeys(_MLX, "scales"),
         "quark-int4": "weight_scale",
         "quark-int4-order": "weight_scale",
         "torchao": "_weight_qdata",
@@ -182,7 +186,7 @@ class CodeLayout:
     @property
     def has_tables(self) -> bool:
         """Whether embedding tables are stored so, as the weights of linear modules are."""
-        return self.packing == "mlx"
+        return self.packing in _MLX
 
     @property
     def marker(self) -> str:
@@ -328,6 +332,11 @@ def _mlx(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]
     return {"weight": words, "scales": of_groups, "biases": of_groups}
 
 
+def _mlx_floats(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    words = StoredPart((outputs, _words(inputs, layout.bits)), ("U32",))
+    return {"weight": words, "scales": StoredPart((outputs, layout.groups(inputs)), ("U8",))}
+
+
 def _torchao(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
     dtype = "F8_E4M3" if layout.packing == "torchao-fp8" else "I8"
     scales = 1 if layout.outputs is None else outputs, layout.groups(inputs)
@@ -398,6 +407,7 @@ _PARTS: dict[Packing, Callable[[CodeLayout, int, int], dict[str, StoredPart]]] =
     "floats": _unpacked,
     "bitsandbytes-int8": _bytes_with_peaks,
     "mlx": _mlx,
+    **dict.fromkeys(_MLX[1:], _mlx_floats),
     "torchao": _torchao,
     "torchao-fp8": _torchao,
     "torchao-int4": _torchao_int4,

@@ -10,6 +10,8 @@ from torch import Tensor
 from quire.errors import CorruptCheckpoint, LoadError
 from quire.models.formats.storage import CodeLayout
 from quire.models.loading.codes.flattened_codes import Parts
+from quire.ops.formats.tables import E2M1
+from quire.ops.fp8 import FP8
 
 _IN_WORD = 10
 """Codes of three bits in a word of HQQ."""
@@ -32,6 +34,19 @@ def _mlx(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> Tensor:
     """code * scale + bias."""
     wide = _codes(parts["weight"], layout.bits, inputs).unflatten(1, (-1, layout.group or inputs))
     return wide.mul_(_of_groups(parts["scales"])).add_(_of_groups(parts["biases"])).flatten(1)
+
+
+def _mlx_floats(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> Tensor:
+    """Numbers in e2m1 or e4m3 times scales, powers of two or with groups of 16 in e4m3."""
+    if layout.bits == 4:
+        numbers = torch.tensor(E2M1)[_codes(parts["weight"], 4, inputs).long()]
+    else:
+        numbers = parts["weight"].view(FP8).float()
+    scales = parts["scales"].view(FP8 if layout.packing == "mlx-nvfp4" else torch.float8_e8m0fnu)
+    wide = numbers.unflatten(1, (-1, layout.group or inputs)).mul_(_of_groups(scales)).flatten(1)
+    if not bool(wide.isfinite().all()):
+        raise CorruptCheckpoint(f"{module} has a number or a scale that is none (NaN).")
+    return wide
 
 
 def _torchao_int4(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> Tensor:
@@ -99,6 +114,7 @@ def _codes(words: Tensor, bits: int, inputs: int) -> Tensor:
 
 _WIDEN: Mapping[str, Callable[[CodeLayout, str, Parts, int], Tensor]] = {
     "mlx": _mlx,
+    **dict.fromkeys(("mlx-mxfp4", "mlx-nvfp4", "mlx-mxfp8"), _mlx_floats),
     "torchao-int4": _torchao_int4,
     "hqq": _hqq,
     "hqq-axis0": _hqq,
