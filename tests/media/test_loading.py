@@ -140,6 +140,10 @@ def test_requests_change_known_settings_alone(tmp_path):
         settings.changed({"colour": 1})
     with pytest.raises(InvalidParameter, match="mm_processor_kwargs.patch_size"):
         settings.changed({"patch_size": 16})
+    assert settings.changed({"fps": 1, "videos_kwargs": {"fps": 2}}) == settings.processor
+    fixed = folder(tmp_path, preprocessor_config=QWEN | {"patch_size": 16})
+    settings = read_picture_settings(fixed, {})
+    assert settings.changed({"patch_size": 16}) == settings.processor
     with pytest.raises(RequestError, match="mm_processor_kwargs cannot be used: .*max_pixels=0"):
         settings.changed({"max_pixels": 0})
 

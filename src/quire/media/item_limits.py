@@ -9,11 +9,13 @@ from quire.errors import InvalidParameter, RequestError
 
 DEFAULT_LIMIT = 999
 
-MODALITIES = ("image", "video", "audio")
+MODALITIES = ("image", "video", "audio", "vision_chunk")
+"""Of the last one, pictures and pieces of films in one order, no model here takes any."""
 _SHAPES = {
     "image": ("width", "height"),
     "video": ("num_frames", "width", "height"),
     "audio": ("length",),
+    "vision_chunk": (),
 }
 """Sizes of the largest item that a limit may also have, for the measurement at the start."""
 

@@ -20,6 +20,8 @@ from quire.media.prompt_rules.rule import PromptRule
 from quire.media.prompt_rules.table import read_rule
 from quire.text.json_files import read_json
 
+_OF_FILMS = frozenset({"fps", "num_frames", "do_sample_frames"})
+"""Keys of processors that say nothing about a picture."""
 _SCOPES = ("images_kwargs", "videos_kwargs", "audio_kwargs", "text_kwargs", "common_kwargs")
 
 
@@ -33,7 +35,8 @@ class PictureSettings:
     rule: PromptRule | None
 
     def changed(self, mm_processor_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The JSON with what a request or the server sets, flat or under `images_kwargs`. Raises
+        """The JSON with what a request or the server sets, flat or under `images_kwargs`. What a
+        key has already may be said again, and keys of films are for others. Raises
         UnknownParameter for keys that the processor does not have or that belong to the encoder,
         RequestError for values that make no sense.
         """
@@ -42,6 +45,11 @@ class PictureSettings:
         for scope in _SCOPES:
             given.pop(scope, None)
         given |= scoped
+        given = {
+            key: value
+            for key, value in given.items()
+            if key not in _OF_FILMS and (key not in self.processor or self.processor[key] != value)
+        }
         if not given:
             return self.processor
         known = changeable_settings(processor_name(self.processor))
