@@ -15,7 +15,7 @@ from quire.media.fetch.fetcher import MediaFetcher
 from quire.media.fetch.settings import FetchSettings
 from quire.media.given import given_pictures, picture_of_part
 from quire.media.io_options import background_of
-from quire.media.item_limits import check_count, read_limits
+from quire.media.item_limits import MODALITIES, check_count, read_limits
 from tests.media.pictures import encoded, noise, odd_pictures, picture
 
 PIXELS = noise(4, 5)
@@ -151,9 +151,9 @@ def test_options_of_decoding_are_read_and_others_refused():
 
 
 def test_limits_are_read():
-    assert read_limits(None) == {"image": 999, "video": 999, "audio": 999}
+    assert read_limits(None) == dict.fromkeys(MODALITIES, 999)
     found = read_limits({"image": 4, "video": {"count": 1, "num_frames": 32}, "audio": {}})
-    assert found == {"image": 4, "video": 1, "audio": 999}
+    assert found == {"image": 4, "video": 1, "audio": 999, "vision_chunk": 999}
     assert set(read_limits({"image": 4}, is_text_only=True).values()) == {0}
     for limits, words in (
         ({"smell": 1}, "limit_mm_per_prompt='smell' is not allowed: the modalities are image"),
