@@ -239,9 +239,9 @@ BAD = [
     (
         "a",
         {"params": SamplingParams(extra_args={"kv_transfer_params": {"x": 1}})},
-        NotBuiltYet,
-        "extra_args['kv_transfer_params']={'x': 1} is not allowed: this release does not "
-        "implement it. Leave it out of extra_args.",
+        InvalidParameter,
+        "kv_transfer_params={'x': 1} is not allowed: this engine has no connector that reads them. "
+        "Start it with kv_transfer_config, or leave them out.",
     ),
     (
         "a",

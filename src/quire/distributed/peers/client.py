@@ -23,6 +23,7 @@ import zmq
 
 from quire.distributed.peers.keys import PeerKeys
 from quire.distributed.peers.messages import (
+    NO_READ,
     VERSION,
     Beat,
     Done,
@@ -211,6 +212,9 @@ class PeerClient:
                     return
             elif isinstance(message, PulledBlock):
                 self._fill(link, message, frames[1:])
+            elif message.number == NO_READ:
+                self._fail(address, message.reason, retry_s=0.0)
+                return
             elif (pull := link.pulls.get(message.number)) is not None:
                 self._end(link, message.number, pull, message.reason)
 
@@ -348,11 +352,11 @@ class PeerClient:
                 if now >= self._down_until.get(address, 0.0):
                     self._tell(address, Beat(leases))
 
-    def _fail(self, address: tuple[str, int], why: str) -> None:
+    def _fail(self, address: tuple[str, int], why: str, retry_s: float = _RETRY_S) -> None:
         """Give up on a peer for a while, with all that is pulled from it."""
         link = self._links.pop(address)
-        self._down_until[address] = self._clock() + _RETRY_S
-        logger.warning("No K/V is pulled from %s:%d for %g s: %s.", *address, _RETRY_S, why)
+        self._down_until[address] = self._clock() + retry_s
+        logger.warning("No K/V is pulled from %s:%d for %g s: %s.", *address, retry_s, why)
         for pull in link.pulls.values():
             self._report(pull)
         link.pulls.clear()

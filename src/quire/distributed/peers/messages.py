@@ -13,6 +13,8 @@ import msgspec
 VERSION = 1
 MOST_BLOCKS = 64
 """Blocks of a `Read`."""
+NO_READ = -1
+"""The number of a `Gone` that is about a whole connection: who pulls was not welcomed."""
 _DIGEST_BYTES = 16
 
 

@@ -23,6 +23,7 @@ import zmq
 from quire.distributed.peers.keys import PeerKeys
 from quire.distributed.peers.messages import (
     MOST_BLOCKS,
+    NO_READ,
     VERSION,
     Beat,
     FromPuller,
@@ -163,7 +164,9 @@ class PeerServer:
             self._welcome(puller, message)
         elif self._pullers.get(puller) != self._root():
             if isinstance(message, Read):
-                self._send(puller, Gone(message.number, "the weights have changed"))
+                self._send(
+                    puller, Gone(NO_READ, "it is another engine, or its weights have changed")
+                )
         elif isinstance(message, Read):
             self._answer(puller, message)
         elif isinstance(message, Beat):

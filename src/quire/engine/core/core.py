@@ -212,6 +212,13 @@ class EngineCore(CoreControl):
         return any(is_busy() for is_busy in self._is_busy)
 
     @property
+    def may_end(self) -> bool:
+        """Whether nothing is left that the end of the core waits for."""
+        if self._steps or self._refused or self.scheduler.has_work:
+            return False
+        return not any(feature.delays_end() for feature in self.features)
+
+    @property
     def max_handles_in_flight(self) -> int:
         """The most requests that can be in steps that have not been read."""
         return self._depth * self.scheduler.config.steps.max_num_seqs

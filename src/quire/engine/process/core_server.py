@@ -179,7 +179,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
     def _is_over(self) -> bool:
         if self._deadline is None:
             return False
-        if self._has_more_to_do() and time.monotonic() < self._deadline:
+        if not self.core.may_end and time.monotonic() < self._deadline:
             return False
         self._end_all()
         return True

@@ -162,6 +162,7 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
     max_tokens: int
     cache_salt: Salt | None = None
     vllm_xargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     def field_of(self, parameter: str) -> str:
         """The field that a parameter of the engine, or a field of chat, was made from."""
@@ -182,6 +183,7 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
             thinking_token_budget=budget,
             cache_salt=self.cache_salt,
             vllm_xargs=self.vllm_xargs,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
 

@@ -62,6 +62,8 @@ class MessageWriter:
                     self._arguments += text
                     yield self._delta({"type": "input_json_delta", "partial_json": text})
         self.message.usage.output_tokens += len(completion.token_ids)
+        if output.kv_transfer_params is not None:
+            self.message.kv_transfer_params = dict(output.kv_transfer_params)
         if is_last:
             yield from self._end(completion)
 

@@ -135,6 +135,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] = {}
     input_messages: list[RawMessageTokens] | UnsetType = UNSET
     output_messages: list[RawMessageTokens] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class InputTokens(msgspec.Struct):

@@ -18,7 +18,7 @@ from quire.server.openai.structured import dialect_field
 from quire.server.responses.items import conversation, in_namespace
 
 _SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls",
-         "max_tool_calls", "enable_thinking")  # fmt: skip
+         "kv_transfer_params", "max_tool_calls", "enable_thinking")  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (
     *(_LOGPROBS, "reasoning.encrypted_content", "file_search_call.results"),
@@ -94,6 +94,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
     top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
+    kv_transfer_params: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     enable_response_messages: bool | None = None

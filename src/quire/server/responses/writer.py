@@ -67,6 +67,8 @@ class ResponseWriter:
             yield from self._say(event, logprobs)
         self._count(output, completion)
         self._add_tokens(completion)
+        if output.kv_transfer_params is not None:
+            self.response.kv_transfer_params = dict(output.kv_transfer_params)
         if is_last:
             yield from self._end(completion.finish_reason or "stop")
 

@@ -68,6 +68,10 @@ class CoreFeature:
         """
         return False
 
+    def delays_end(self) -> bool:
+        """Whether a core that is told to end goes on for what `is_busy` is about."""
+        return self.is_busy()
+
     def wait(self, timeout_s: float) -> None:
         """Block until something became ready, at most for `timeout_s`; at once if nothing will."""
 

@@ -225,6 +225,10 @@ class KVConnection(CoreFeature):
             return False
         return self._has_news or bool(self._failed)
 
+    def delays_end(self) -> bool:
+        """Nobody waits for blocks that are kept for others."""
+        return bool(self._connections.num_loading)
+
     def wait(self, timeout_s: float) -> None:
         """Wait for a load or a send to end, at most for `timeout_s`."""
         if self._has_news:
