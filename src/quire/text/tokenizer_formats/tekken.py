@@ -93,6 +93,6 @@ def _ranks(path: Path, vocab: list[_Token]) -> dict[bytes, int]:
     try:
         ranks = {base64.b64decode(t.token_bytes, validate=True): t.rank for t in vocab}
     except (binascii.Error, ValueError) as error:
-        raise LoadError(f"{path} has a token that is no base64: {error}.") from error
+        raise LoadError(f"{path} has a token that is not base64: {error}.") from error
     check_ranks(ranks, len(vocab), str(path))
     return ranks
