@@ -298,9 +298,9 @@ def test_the_package_can_be_asked_about():
         ("from vllm.multimodal.audio import split_audio", "ModuleNotFoundError", "not served"),
         ("import vllm; vllm.nothing", "AttributeError", "Quire has no vllm.nothing."),
         (
-            "from vllm.distributed.weight_transfer.nccl_common import trainer_init; trainer_init()",
-            "NotImplementedError",
-            "Weights are read from files",
+            "from vllm.distributed.weight_transfer.base import WeightTransferUpdateInfo",
+            "ModuleNotFoundError",
+            "docs/weight_updates.md",
         ),
     ],
 )

@@ -17,7 +17,7 @@ LEVELS = {
     "step": 1, "scheduling": 1, "text": 1, "ops": 1, "observability": 1, "processes": 1,
     "clusters": 1,
     "kernels": 2, "models": 2, "quantization": 2, "distributed": 2, "media": 2,
-    "tiers": 2,
+    "tiers": 2, "trainers": 3,
     "config": 3, "runner": 3, "model_registry": 3,
     "executor": 4, "engine": 4, "grammar": 4, "beam_search": 4,
     "llm": 5, "llm_pooling": 5, "server": 5,

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from quire.lora.resolver import LORA_RESOLVERS, LoRAResolver
 from quire.models.formats import METHODS
-from quire.plugins.tables import EC_CONNECTORS, KV_CONNECTORS, LOAD_FORMATS
+from quire.plugins.tables import EC_CONNECTORS, KV_CONNECTORS, LOAD_FORMATS, WEIGHT_TRANSFERS
 
 T = TypeVar("T")
 
@@ -53,6 +53,18 @@ class ECConnectorFactory:
     def register_connector(name: str, module_path: str, class_name: str) -> None:
         """Register the class `class_name` of a module, below `ECConnectorBase`."""
         EC_CONNECTORS.register(name, f"{module_path}:{class_name}")
+
+
+class WeightTransferEngineFactory:
+    """Backends of weight transfers by name."""
+
+    @staticmethod
+    def register_engine(name: str, engine: type | str, class_name: str | None = None) -> None:
+        """Register a class below `WeightTransferEngine`, or the class `class_name` of the module
+        `engine`.
+        """
+        given = engine if class_name is None else f"{engine}:{class_name}"
+        WEIGHT_TRANSFERS.register(name, given)
 
 
 class LoRAResolverRegistry:

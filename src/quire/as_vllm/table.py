@@ -64,6 +64,10 @@ _PROCESSORS = {
         MoveDirectionality RequestLogitsProcessor process_dict_updates"""
 }
 
+_TRANSFER_FACTORIES = {
+    "quire.as_vllm.registries": "WeightTransferEngineFactory",
+    "quire.trainers.senders": "WeightTransferTrainerFactory",
+}
 _VIEWS = "quire.config.views.engine"
 _CONFIGS: dict[str, dict[str, str]] = {
     "vllm": {"quire.config.plan": "VllmConfig=EnginePlan"},
@@ -143,13 +147,39 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.distributed.parallel_state": {
         "quire.as_vllm.stand_ins": """cleanup_dist_env_and_memory
             destroy_model_parallel=nothing_to_destroy
-            destroy_distributed_environment=nothing_to_destroy"""
+            destroy_distributed_environment=nothing_to_destroy""",
+        "quire.distributed.world": "get_world_group",
     },
-    "vllm.distributed.weight_transfer.nccl_common": {REFUSED: "trainer_init"},
+    "vllm.distributed.device_communicators.pynccl": {
+        "quire.distributed.trainer_group": "PyNcclCommunicator"
+    },
+    "vllm.distributed.utils": {"quire.distributed.trainer_group": "StatelessProcessGroup"},
+    "vllm.distributed.weight_transfer": _TRANSFER_FACTORIES,
+    "vllm.distributed.weight_transfer.base": {
+        "quire.params.weight_transfer": "WeightTransferInitRequest WeightTransferUpdateRequest",
+        "quire.executor.weight_transfer.engines": "WeightTransferEngine",
+    },
+    "vllm.distributed.weight_transfer.factory": _TRANSFER_FACTORIES,
+    "vllm.distributed.weight_transfer.ipc_engine": {
+        "quire.trainers.senders": "IPCTrainerInitInfo",
+        "quire.trainers.earlier": "IPCTrainerSendWeightsArgs IPCWeightTransferEngine",
+    },
+    "vllm.distributed.weight_transfer.nccl_common": {"quire.trainers.earlier": "trainer_init"},
     "vllm.distributed.weight_transfer.nccl_engine": {
-        REFUSED: "NCCLTrainerSendWeightsArgs NCCLWeightTransferEngine"
+        "quire.trainers.senders": "NCCLTrainerInitInfo",
+        "quire.trainers.earlier": "NCCLTrainerSendWeightsArgs NCCLWeightTransferEngine",
     },
-    "vllm.distributed.weight_transfer.packed_tensor": {REFUSED: "packed_nccl_broadcast_producer"},
+    "vllm.distributed.weight_transfer.packed_tensor": {
+        "quire.trainers.earlier": "packed_nccl_broadcast_producer"
+    },
+    "vllm.distributed.weight_transfer.weight_source": {
+        "quire.trainers.sources": "ModuleSource ParamMeta WeightSource layerwise_groups"
+    },
+    "vllm.distributed.weight_transfer.clients": {
+        "quire.trainers.clients": """VLLMWeightSyncClient=WeightSyncClient
+            HTTPVLLMWeightSyncClient=HTTPWeightSyncClient
+            RayVLLMWeightSyncClient=RayWeightSyncClient"""
+    },
     "vllm.engine.arg_utils": _ENGINE_ARGS,
     "vllm.engine.async_llm_engine": _ASYNC_ENGINE,
     "vllm.engine.llm_engine": _SYNC_ENGINE,
@@ -344,7 +374,8 @@ _REASONS = {
     "vllm.device_allocator": "sleep and wake_up need no preparation.",
     "vllm.distributed.kv_transfer": "Connectors of K/V are written against "
     "vllm.distributed.kv_transfer.kv_connector.v1.base; kv_transfer_config names them.",
-    "vllm.distributed.weight_transfer": "Weights are read from files.",
+    "vllm.distributed.weight_transfer": "The parts of weight transfers with a counterpart are in "
+    "docs/weight_updates.md.",
     "vllm.distributed": "Workers of a model exchange through quire.distributed.",
     "vllm.engine.metrics": "Stat loggers are in vllm.v1.metrics.loggers.",
     "vllm.entrypoints": "The server is one program: quire serve, or run_server and build_app of "

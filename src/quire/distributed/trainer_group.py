@@ -35,6 +35,7 @@ class StatelessProcessGroup:
         self.store = store
         self.hostname = hostname
         self._count = 0
+        self._num_barriers = 0
         self.num_communicators = 0
 
     @classmethod
@@ -84,7 +85,14 @@ class StatelessProcessGroup:
 
     def barrier(self) -> None:
         """Wait until all processes are here."""
-        self.all_gather_obj(0)
+        self._num_barriers += 1
+        key = f"barrier/{self._num_barriers}"
+        if self.store.add(key, 1) == self.world_size:
+            self.store.set(key + "/done", b"")
+        self._get(key + "/done")
+        if self.rank == 0:  # all have left the barrier before this one
+            for end in ("", "/done"):
+                self.store.delete_key(f"barrier/{self._num_barriers - 1}{end}")
 
     def _next(self) -> int:
         self._count += 1

@@ -81,9 +81,9 @@ class LocalWorkers:
         self, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         if callable(method):
-            return self._on_all(lambda worker: method(worker, *args, **kwargs))
+            return self._on_all(lambda worker: worker.call(method, worker, *args, **kwargs))
         check_method(type(self.worker), method)
-        return self._on_all(lambda worker: getattr(worker, method)(*args, **kwargs))
+        return self._on_all(lambda worker: worker.call(getattr(worker, method), *args, **kwargs))
 
     def _on_all(self, task: Callable[[Worker], T]) -> list[T]:
         """Return task(worker) of each worker."""

@@ -73,14 +73,15 @@ def make_updater(
     room: AdapterRoom | None,
     network: DraftNetwork | None,
     stage: PipelineStage | None = None,
+    has_encoders: bool = False,
 ) -> Callable[..., WeightUpdate] | None:
     """Return the function that begins an update of the model, which `make_loader` has loaded; None
-    for a model of transformers.
+    for a model of transformers. has_encoders: see `WeightUpdate`.
     """
     if not isinstance(model, DecoderModel):
         return None
     given, named = _arguments(config, platform, exchange, group, room, network, None, stage)
-    return partial(WeightUpdate, model, *given, **named)
+    return partial(WeightUpdate, model, *given, **named, has_encoders=has_encoders)
 
 
 def make_transfer(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from quire.distributed.world import of_worker
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet
 from quire.executor.adapter_support import AdapterSupport
 from quire.executor.profiler import Profiler
@@ -35,6 +36,8 @@ from quire.step.transfers import TransferReport
 if TYPE_CHECKING:
     from quire.distributed.kv_connector.base import KVConnectorBase_V1
     from quire.executor.kv_tier.connected_worker import ConnectedWorker
+
+T = TypeVar("T")
 
 
 class SaveWeights(Protocol):
@@ -146,6 +149,11 @@ class Worker(WeightMethods):
             self._profiler.stop()
         if self._stored is not None:
             self._stored.close()
+
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a method or function for this worker, whose place `get_world_group` gives."""
+        with of_worker(self.rank, self.world_size):
+            return function(*args, **kwargs)
 
     def get_model(self) -> RunnableModel:
         """The model that this worker runs."""

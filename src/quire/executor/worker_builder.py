@@ -178,7 +178,10 @@ def build_worker(
         stored=stored,
         weights=WorkerWeights(
             model,
-            make_updater(config, platform, model, exchange, group, room, network, stage),
+            make_updater(
+                *(config, platform, model, exchange, group, room, network, stage),
+                has_encoders=bool(encoders.by_modality),
+            ),
             make_transfer(config, platform, model, rank),
             before_change=lambda: None if stored is None else stored.give_up(),
         ),

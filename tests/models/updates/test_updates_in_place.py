@@ -50,7 +50,7 @@ def test_every_family_can_be_updated_in_any_order(checkpoints, name):
     for pair in pairs:
         update.add(*pair)
     report = update.finish()
-    assert not report.unchanged and report.num_tensors == len(pairs)
+    assert not report.unchanged and 0 < report.num_tensors <= len(pairs)
     assert [tensor.data_ptr() for tensor in model.weight_tensors()] == places
     for (part, mine), (_, its) in zip(model.named_parts(), right.named_parts(), strict=True):
         for a, b in zip(tensors_within(mine), tensors_within(its), strict=True):

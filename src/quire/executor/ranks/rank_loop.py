@@ -159,7 +159,7 @@ class RankLoop:
         try:
             call = task.method if callable(task.method) else getattr(worker, task.method)
             given = (worker, *task.args) if callable(task.method) else task.args
-            value = call(*given, **task.kwargs)
+            value = worker.call(call, *given, **task.kwargs)
         except BaseException as error:  # of a method that the operator has written
             self._fail(task.serial, contained(error))
             return

@@ -32,9 +32,11 @@ class CheckpointNames:
         decoder: Decoder,
         stored: Sequence[StoredTensor],
         entries: Iterable[str] | None,
+        *,
+        has_encoders: bool,
     ) -> None:
         """`stored`: as the model's files have them. `entries`: the names in these files; None: the
-        weights of the start are in none.
+        weights of the start are in none. has_encoders: other parts of the model run, too.
         """
         self._family = family
         self._depth = len(decoder.blocks)
@@ -52,6 +54,8 @@ class CheckpointNames:
             ]
             self._found.update((name, Found(each, name)) for name in names)
         self._bare = self._bare_names()
+        self._others = (in_files or frozenset()) - self._found.keys()
+        self._has_encoders = has_encoders
         self._tied = next((s.name for s in stored if _is_embedding(s)), None)
         self.has_tied_head = decoder.tie and decoder.generates
         """Whether the head is the embedding."""
@@ -65,6 +69,13 @@ class CheckpointNames:
             return found
         if self._family.ignores(name, self._depth):
             return None
+        if name in self._others and self._has_encoders:
+            raise WeightMismatch(
+                f"{name} is of an encoder, and those have the weights of the start: send the "
+                "language model's alone."
+            )
+        if name in self._others:
+            return None  # of a part that is not loaded
         raise WeightMismatch(
             f"{name} is not a weight of this model, whose checkpoint has {listed([*self._found])}."
         )

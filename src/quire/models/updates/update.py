@@ -95,9 +95,11 @@ class WeightUpdate:
         storage: Storage | None = None,
         weights_folder: Path | None = None,
         options: ModelOptions,
+        has_encoders: bool = False,
         is_repair: bool = False,
     ) -> None:
-        """is_repair: the model is torn, and every tensor has to come.
+        """has_encoders: other parts of the model run, too, and keep their weights. is_repair: the
+        model is torn, and every tensor has to come.
 
         Raises NotBuiltYet for weights that are not kept on the device, LoadError if the names in
         the checkpoint cannot be read.
@@ -125,7 +127,7 @@ class WeightUpdate:
         self._old: Mapping[str, Part] = dict(model.named_parts())
         self._pieces = [_Piece(d, parameters(d)) for d in pieces_of(own)]
         stored, entries = _stored_in(folder, decoder, load_format, family, storage)
-        self._names = CheckpointNames(family, decoder, stored, entries)
+        self._names = CheckpointNames(family, decoder, stored, entries, has_encoders=has_encoders)
         self._of_name: dict[str, _Piece] = {}
         self._place(stored)
         self._seen: dict[str, None] = {}

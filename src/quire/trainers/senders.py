@@ -1,0 +1,223 @@
+"""What sends a module's weights to engines: one object for each backend of the engines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.distributed.named_tensors import BUFFER_BYTES, TensorMeta, bytes_of, chunks_of
+from quire.distributed.shared_buffer import SharedBuffer
+from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
+from quire.errors import InvalidParameter
+from quire.trainers.clients import WeightSyncClient
+from quire.trainers.sources import WeightSource, described
+
+_ROOT = 0
+
+
+@dataclass
+class NCCLTrainerInitInfo:
+    """A process group of the trainer's first rank and all workers. `world_size` counts both."""
+
+    master_address: str
+    master_port: int
+    world_size: int
+    packed: bool = True
+    packed_buffer_size_bytes: int = BUFFER_BYTES
+    packed_num_buffers: int = 2
+    rank: int = _ROOT
+    device: str | None = None
+
+
+@dataclass
+class IPCTrainerInitInfo:
+    """Memory of the host. `packed_buffer_size_bytes`: of one buffer, after which it is sent."""
+
+    packed: bool = True
+    packed_buffer_size_bytes: int = BUFFER_BYTES
+    rank: int = _ROOT
+
+
+class WeightSender:
+    """Sends the weights of a source in updates. Ranks of a trainer other than the first take part
+    in gathering tensors, and send nothing.
+    """
+
+    def __init__(self, init_info: Any, client: WeightSyncClient, source: WeightSource) -> None:
+        self._info = init_info
+        self._client = client
+        self._source = source
+        self._is_root = init_info.rank == _ROOT
+
+    def send_weights(self, version: str | None = None) -> None:
+        """Send all weights as one update, under the name `version`. Raises what the engine says, or
+        PeersLost when it is gone.
+        """
+        if not self._is_root:
+            for _ in self._source:
+                pass
+            return
+        self._client.start_weight_update()
+        self._send()
+        self._client.finish_weight_update(version)
+
+    def shutdown(self) -> None:
+        """Leave the engines."""
+
+    def _send(self) -> None:
+        raise NotImplementedError
+
+
+class GroupSender(WeightSender):
+    """The backend "nccl"."""
+
+    def __init__(
+        self, init_info: NCCLTrainerInitInfo, client: WeightSyncClient, source: WeightSource
+    ) -> None:
+        super().__init__(init_info, client, source)
+        if not self._is_root:
+            return
+        body = {
+            "master_address": init_info.master_address,
+            "master_port": init_info.master_port,
+            "rank_offset": 1,
+            "world_size": init_info.world_size,
+            "packed": init_info.packed,
+            "packed_buffer_size_bytes": init_info.packed_buffer_size_bytes,
+            "packed_num_buffers": init_info.packed_num_buffers,
+        }
+        self._communicator = while_engine(
+            lambda: client.init_weight_transfer_engine(body), lambda: open_group(init_info)
+        )
+
+    def _send(self) -> None:
+        metas = self._source.metadata()
+        limit = self._info.packed_buffer_size_bytes if self._info.packed else None
+        while_engine(
+            lambda: self._client.update_weights(described(metas)),
+            lambda: broadcast_all(self._communicator, self._source, metas, limit),
+        )
+
+    def shutdown(self) -> None:
+        if self._is_root:
+            self._communicator.destroy()
+
+
+class MemorySender(WeightSender):
+    """The backend "ipc"."""
+
+    def __init__(
+        self, init_info: IPCTrainerInitInfo, client: WeightSyncClient, source: WeightSource
+    ) -> None:
+        super().__init__(init_info, client, source)
+        self._buffer: SharedBuffer | None = None
+        if self._is_root:
+            client.init_weight_transfer_engine({"packed": init_info.packed})
+
+    def _send(self) -> None:
+        tensors = iter(self._source)
+        for chunk in chunks_of(self._source.metadata(), self._info.packed_buffer_size_bytes):
+            buffer = self._room(sum(meta.nbytes for meta in chunk))
+            at, sizes = 0, []
+            for meta in chunk:
+                name, tensor = next(tensors)
+                assert name == meta.name, "a source has one order"
+                buffer.write(at, tensor)
+                at += meta.nbytes
+                sizes.append(meta.nbytes)
+            handles = buffer.handle(0, at)
+            body = described(chunk) | {"ipc_handles": handles, "tensor_sizes": sizes}
+            self._client.update_weights(body)
+
+    def _room(self, nbytes: int) -> SharedBuffer:
+        """The buffer, a larger one where it is too small: fresh memory is slow."""
+        if self._buffer is None or self._buffer.nbytes < nbytes:
+            self.shutdown()
+            self._buffer = SharedBuffer(nbytes)
+        return self._buffer
+
+    def shutdown(self) -> None:
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            buffer.close()
+
+
+class WeightTransferTrainerFactory:
+    """Makes senders by the class of their information."""
+
+    _senders: ClassVar[dict[type, type[WeightSender]]] = {
+        NCCLTrainerInitInfo: GroupSender,
+        IPCTrainerInitInfo: MemorySender,
+    }
+
+    @classmethod
+    def register(cls, info: type, sender: type[WeightSender]) -> None:
+        """Add a sender of one's own."""
+        cls._senders[info] = sender
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: Any, *, client: WeightSyncClient, source: WeightSource
+    ) -> WeightSender:
+        """Meet the engines; every rank of the trainer calls this. Raises InvalidParameter for
+        information of another class, and what the engines say.
+        """
+        kind = cls._senders.get(type(init_info))
+        if kind is None:
+            known = ", ".join(each.__name__ for each in cls._senders)
+            raise InvalidParameter("init_info", type(init_info).__name__, f"one of {known}")
+        return kind(init_info, client, source)
+
+
+def open_group(info: NCCLTrainerInitInfo) -> PyNcclCommunicator:
+    """The trainer's side of the group."""
+    group = StatelessProcessGroup.create(
+        info.master_address, info.master_port, _ROOT, info.world_size
+    )
+    device = info.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return PyNcclCommunicator(group, torch.device(device))
+
+
+def broadcast_all(
+    communicator: PyNcclCommunicator,
+    tensors: Iterable[tuple[str, Tensor]],
+    metas: Iterable[TensorMeta],
+    limit: int | None,
+) -> None:
+    """Broadcast tensors in their order: in buffers of more than `limit` bytes, or one by one."""
+    values: Iterator[tuple[str, Tensor]] = iter(tensors)
+    for chunk in chunks_of(metas, limit) if limit is not None else ([meta] for meta in metas):
+        parts = [bytes_of(next(values)[1]).to(communicator.device) for _ in chunk]
+        communicator.broadcast(parts[0] if len(parts) == 1 else torch.cat(parts), _ROOT)
+
+
+def while_engine(call: Callable[[], None], act: Callable[[], Any]) -> Any:
+    """Do `act` while the engines do what `call` asks for; what both raise, the engines' first: it
+    says why the other one has failed.
+    """
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=ask, name="weight update", daemon=True)
+    thread.start()
+    try:
+        done = act()
+    except Exception:
+        thread.join(5.0)
+        if failures:
+            raise failures[0] from None
+        raise
+    thread.join()
+    if failures:
+        raise failures[0]
+    return done

@@ -1,0 +1,160 @@
+"""A module of transformers whose weights go to an engine, step after step, by every way."""
+
+import socket
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quire import LLM, SamplingParams
+from quire.errors import InvalidParameter, WeightUpdateError
+from quire.testing import make_checkpoint
+from quire.trainers.clients import LocalWeightSyncClient
+from quire.trainers.earlier import (
+    IPCTrainerSendWeightsArgs,
+    IPCWeightTransferEngine,
+    NCCLTrainerSendWeightsArgs,
+    NCCLWeightTransferEngine,
+)
+from quire.trainers.senders import (
+    IPCTrainerInitInfo,
+    NCCLTrainerInitInfo,
+    WeightTransferTrainerFactory,
+    while_engine,
+)
+from quire.trainers.sources import ModuleSource, layerwise_groups
+
+SHAPE = {"num_hidden_layers": 2, "vocab_size": 300}
+PROMPT = list(range(3, 20))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("model"), SHAPE, "qwen3", dtype="float32")
+
+
+@pytest.fixture
+def module(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def opened(folder, backend):
+    return LLM(
+        str(folder), skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22, max_model_len=64,
+        weight_transfer_config={"backend": backend}, dtype="float32",
+    )  # fmt: skip
+
+
+def train(module, seed):
+    """A step of a trainer, as far as weights tell."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.02)
+
+
+def check(llm, module):
+    """The engine's log-probabilities are those of the module, but for rounding."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
+    [output] = llm.generate({"prompt_token_ids": PROMPT}, params, use_tqdm=False)
+    ids = output.outputs[0].token_ids
+    with torch.no_grad():
+        logits = module(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1]
+    theirs = logits.log_softmax(-1)[range(len(ids)), ids]
+    mine = [next(iter(one.values())).logprob for one in output.outputs[0].logprobs]
+    assert torch.allclose(torch.tensor(mine), theirs, atol=2e-4)
+    return output.outputs[0]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "ipc"])
+def test_a_sender_keeps_an_engine_at_its_module(folder, module, backend):
+    llm = opened(folder, backend)
+    small = 1 << 16  # several buffers
+    info = {
+        "nccl": NCCLTrainerInitInfo("127.0.0.1", free_port(), 2, packed_buffer_size_bytes=small),
+        "ipc": IPCTrainerInitInfo(packed_buffer_size_bytes=small),
+    }[backend]
+    sender = WeightTransferTrainerFactory.trainer_init(
+        info, client=LocalWeightSyncClient(llm), source=ModuleSource(module)
+    )
+    for step in range(3):
+        train(module, step)
+        sender.send_weights(f"step {step}")
+        assert check(llm, module).weight_versions == [(0, 6, f"step {step}")]
+    sender.shutdown()
+
+
+def test_ranks_that_do_not_send_take_part_in_gathering(module):
+    sender = WeightTransferTrainerFactory.trainer_init(
+        IPCTrainerInitInfo(rank=1), client=None, source=ModuleSource(module)
+    )
+    sender.send_weights()
+    sender.shutdown()
+    with pytest.raises(InvalidParameter, match="NCCLTrainerInitInfo"):
+        WeightTransferTrainerFactory.trainer_init({}, client=None, source=ModuleSource(module))
+
+
+def test_the_functions_of_earlier_releases_send_without_a_session(folder, module):
+    llm = opened(folder, "nccl")
+    port = free_port()
+    info = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2}
+    group = while_engine(
+        lambda: llm.init_weight_transfer_engine({"init_info": info | {"rank_offset": 1}}),
+        lambda: NCCLWeightTransferEngine.trainer_init(info),
+    )
+    for packed in (True, False):
+        train(module, int(packed))
+        source = ModuleSource(module)
+        metas = source.metadata()
+        body = {
+            "names": [meta.name for meta in metas],
+            "dtype_names": [meta.dtype_name for meta in metas],
+            "shapes": [list(meta.shape) for meta in metas],
+            "packed": packed,
+        }
+        while_engine(
+            lambda body=body: llm.update_weights({"update_info": body}),
+            lambda packed=packed, source=source: NCCLWeightTransferEngine.trainer_send_weights(
+                iter(source), NCCLTrainerSendWeightsArgs(group, packed=packed)
+            ),
+        )
+        check(llm, module)
+
+
+def test_shared_memory_of_earlier_releases(folder, module):
+    llm = opened(folder, "ipc")
+    llm.init_weight_transfer_engine({"init_info": {}})
+    train(module, 5)
+    IPCWeightTransferEngine.trainer_send_weights(
+        iter(ModuleSource(module)), IPCTrainerSendWeightsArgs("local", llm)
+    )
+    check(llm, module)
+    with pytest.raises(InvalidParameter, match="http, ray or local"):
+        IPCWeightTransferEngine.trainer_send_weights(iter([]), {"mode": "post"})
+
+
+def test_what_the_engine_says_reaches_the_trainer(folder, module):
+    llm = opened(folder, "ipc")
+    source = ModuleSource(module, prefix="other.")
+    sender = WeightTransferTrainerFactory.trainer_init(
+        IPCTrainerInitInfo(), client=LocalWeightSyncClient(llm), source=source
+    )
+    with pytest.raises(ValueError, match="other.model.embed_tokens.weight is not a weight"):
+        sender.send_weights()
+    check(llm, module)
+    with pytest.raises(WeightUpdateError, match="No update is under way"):
+        llm.finish_weight_update()
+    sender.shutdown()
+
+
+def test_groups_are_those_of_layers():
+    names = ["model.embed.weight", "model.layers.0.a", "model.layers.10.a", "model.layers.0.b"]
+    assert layerwise_groups([*names, "norm"]) == [
+        [names[0]], [names[1], names[3]], [names[2]], ["norm"]
+    ]  # fmt: skip
