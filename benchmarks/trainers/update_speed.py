@@ -1,0 +1,169 @@
+"""The time of a weight update beside that of copying its bytes: python update_speed.py [SHAPE].
+
+An engine of SHAPE (0.6b) in a process of its own gets all its weights three times, in bfloat16 and
+rounded to int8, by shared memory and by a process group of gloo; this process is the trainer. A
+line is the best of three: seconds of start, update and finish, of copying the same bytes once
+within this process, their ratio, the seconds from the end of the update to the next token, and by
+how much the memory of the engine's core was higher during updates than before, and the bytes of two
+layers. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from quire import LLM, SamplingParams
+from quire.distributed.named_tensors import TensorMeta
+from quire.testing import make_checkpoint
+from quire.trainers.clients import LocalWeightSyncClient
+from quire.trainers.senders import (
+    IPCTrainerInitInfo,
+    NCCLTrainerInitInfo,
+    WeightTransferTrainerFactory,
+)
+
+TIMES = 3
+BUFFER_BYTES = 32 << 20
+
+
+class FileSource:
+    """The tensors of a checkpoint, in the order of a module's layers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, "pt") as opened:
+                self._tensors |= {name: opened.get_tensor(name) for name in opened}
+
+    def metadata(self) -> list[TensorMeta]:
+        """The descriptions."""
+        return [TensorMeta(n, t.dtype, tuple(t.shape)) for n, t in self]
+
+    def __iter__(self) -> Any:
+        def place(name: str) -> tuple[int, str]:
+            parts = name.split(".")
+            return (
+                int(parts[2]) if parts[1] == "layers" else (-1 if "embed" in name else 10**6)
+            ), name
+
+        return ((name, self._tensors[name]) for name in sorted(self._tensors, key=place))
+
+    @property
+    def nbytes(self) -> int:
+        """All of them."""
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+
+class PeakMemory:
+    """The largest private memory of a process, in bytes, which is looked at often."""
+
+    def __init__(self, pid: int) -> None:
+        self._path = Path(f"/proc/{pid}/status")
+        self.start = self.peak = self._now()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _now(self) -> int:
+        lines = self._path.read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.005):
+            self.peak = max(self.peak, self._now())
+
+    def close(self) -> int:
+        """By how much it was higher than at the start."""
+        self._is_over.set()
+        self._thread.join()
+        return self.peak - self.start
+
+
+def copy_s(source: FileSource) -> float:
+    """Seconds of copying the bytes once, into memory that is there."""
+    pairs = [(tensor, torch.empty_like(tensor).zero_()) for _, tensor in source]
+    best = float("inf")
+    for _ in range(TIMES):
+        began = time.perf_counter()
+        for tensor, target in pairs:
+            target.copy_(tensor)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, Any]:
+    """One line."""
+    source = FileSource(folder)
+    llm = LLM(
+        str(folder), skip_tokenizer_init=True, max_model_len=256, kv_cache_memory_bytes=1 << 26,
+        quantization=quantization, weight_transfer_config={"backend": backend},
+        packed_weights_gib=0,
+    )  # fmt: skip
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    llm.generate({"prompt_token_ids": [1, 2, 3]}, params, use_tqdm=False)
+    info: Any = IPCTrainerInitInfo(packed_buffer_size_bytes=BUFFER_BYTES)
+    if backend == "nccl":
+        info = NCCLTrainerInitInfo(
+            "127.0.0.1", free_port(), 2, packed_buffer_size_bytes=BUFFER_BYTES
+        )
+    sender = WeightTransferTrainerFactory.trainer_init(
+        info, client=LocalWeightSyncClient(llm), source=source
+    )
+    sender.send_weights("first")  # pages of the buffers, and of weights that were shared
+    [pid] = {status.pid for status in [llm.llm_engine.front_end.client.core_status(0)]}
+    memory = PeakMemory(pid)
+    update_s = first_token_s = float("inf")
+    for turn in range(TIMES):
+        began = time.perf_counter()
+        sender.send_weights(f"turn {turn}")
+        ended = time.perf_counter()
+        llm.generate({"prompt_token_ids": [turn + 5, 2, 3]}, params, use_tqdm=False)
+        update_s = min(update_s, ended - began)
+        first_token_s = min(first_token_s, time.perf_counter() - ended)
+    extra = memory.close()
+    sender.shutdown()
+    layer = sum(t.nbytes for n, t in source if ".layers.0." in n)
+    copied_s = copy_s(source)
+    return {
+        "backend": backend, "quantization": quantization or "bfloat16",
+        "MB": source.nbytes // 10**6, "update_s": round(update_s, 3), "copy_s": round(copied_s, 3),
+        "copy/update": round(copied_s / update_s, 2), "first_token_s": round(first_token_s, 3),
+        "extra_MB": round(extra / 1e6), "two_layers_MB": round(2 * layer / 1e6),
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Print the lines."""
+    os.environ.setdefault("QUIRE_CACHE_DIR", tempfile.mkdtemp())
+    shape = sys.argv[1] if len(sys.argv) > 1 else "0.6b"
+    lines = []
+    with tempfile.TemporaryDirectory() as base:
+        folder = make_checkpoint(Path(base) / "model", shape)
+        for backend in ("ipc", "nccl"):
+            for quantization in (None, "int8"):
+                lines.append(measure(folder, backend, quantization))
+                print(lines[-1], flush=True)
+    print(json.dumps(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
