@@ -174,7 +174,10 @@ def stored_weights(
 
 
 def make_saver(
-    config: WorkerConfig, platform: Platform, group: WorkerGroup | None
+    config: WorkerConfig,
+    platform: Platform,
+    group: WorkerGroup | None,
+    stage: PipelineStage | None = None,
 ) -> SaveWeights | None:
     """Return the function that writes the worker's part of the weights; None for a model of
     transformers, whose weights are not parts of a decoder.
@@ -186,6 +189,7 @@ def make_saver(
         Path(config.model.model_folder),
         read_spec(config.model.hf_config, config.model.pooler),
         seed=config.model.seed,
+        stage=stage,
         **_files(config, platform, group),
     )
 

@@ -173,7 +173,7 @@ def build_worker(
         ),
         rank=0 if group is None else group.rank,
         profiler=None if config.parallel.profiler is None else Profiler(config.parallel.profiler),
-        save=None if stage is not None else make_saver(config, platform, group),
+        save=make_saver(config, platform, group, stage),
         adapters=support,
         stored=stored,
         weights=WorkerWeights(

@@ -525,11 +525,12 @@ class HyperStreams:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """Layers `first` to `last` - 1 of the `count` layers of a whole decoder."""
+    """Layers `first` to `last` - 1 of the `count` layers of a whole decoder: stage `number`."""
 
     first: int
     last: int
     count: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

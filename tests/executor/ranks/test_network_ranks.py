@@ -8,6 +8,7 @@ their own, so that gloo connects them.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 from contextlib import suppress
@@ -16,10 +17,10 @@ import pytest
 
 from quire.distributed import meeting
 from quire.distributed.mesh import Mesh
-from quire.engine.core.builder import core_over
+from quire.engine.core.builder import build_core, core_over
 from quire.engine.core.worker_program import worker_config
 from quire.engine.wire.output_parts import FinishReason
-from quire.errors import EngineDeadError
+from quire.errors import EngineDeadError, LoadError
 from quire.executor.ranks.multiproc import MultiprocExecutor
 from quire.executor.ranks.network_ranks import NetworkRanks
 from quire.executor.ranks.rank_main import BEAT_S, serve_rank
@@ -109,6 +110,26 @@ def test_ranks_of_several_hosts_have_the_bits_of_one_and_fail_alone(folder, dist
     assert {h: found.tokens[h] for h in others} == {h: right.tokens[h] for h in others}
     assert same_bits(serve(core, list(requests(5))), right)
     core.shutdown()
+
+
+def test_ranks_save_their_parts_and_read_nothing_else(folder, tmp_path, distant):
+    plan = plan_of(folder, **FOUR)
+    config = worker_config(plan)
+    core = core_of(plan, lambda rank: ThreadOfRank(rank, config), Mesh(2, 2))
+    right = serve(core, list(requests(4)))
+    core.executor.collective_rpc("save_sharded_state", (str(tmp_path),), {"max_size": 100_000})
+    core.shutdown()
+    names = {file.name.partition("-part-")[0] for file in tmp_path.glob("*.safetensors")}
+    assert names == {f"model-pp-{pp}-tp-{tp}" for pp in (0, 1) for tp in (0, 1)}
+    for file in folder.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    plan = plan_of(tmp_path, load_format="sharded_state", **FOUR)
+    config = worker_config(plan)
+    core = core_of(plan, lambda rank: ThreadOfRank(rank, config), Mesh(2, 2))
+    assert same_bits(serve(core, list(requests(4))), right)
+    core.shutdown()
+    with pytest.raises(LoadError, match="safetensors"):
+        build_core(plan_of(tmp_path, load_format="sharded_state"))
 
 
 @pytest.mark.full

@@ -33,7 +33,8 @@ def stages_of(decoder: Decoder, sizes: Sequence[int]) -> list[PipelineStage]:
             "model: give each stage one layer or more, and together all."
         )
     ends = accumulate(sizes, initial=0)
-    return [PipelineStage(first, last, count) for first, last in pairwise(ends)]
+    pairs = enumerate(pairwise(ends))
+    return [PipelineStage(first, last, count, number) for number, (first, last) in pairs]
 
 
 def cut(decoder: Decoder, stage: PipelineStage) -> Decoder:

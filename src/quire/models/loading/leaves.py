@@ -73,7 +73,7 @@ def open_leaves(
         return
     if files is None and load_format == "sharded_state":
         rank, size = (0, 1) if group is None else (group.rank, group.size)
-        with closing(ShardedLeaves(folder, rank, size, parameters(own))) as leaves:
+        with closing(ShardedLeaves(folder, rank, size, parameters(own), own.stage)) as leaves:
             yield OpenLeaves(leaves)
         return
     assert family is not None, "files of a checkpoint have a family's names"

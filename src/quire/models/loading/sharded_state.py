@@ -1,9 +1,9 @@
 """A worker's own part of the weights in files of its own, under the names of the parameters: the
 load format `sharded_state`.
 
-With several workers each reads only what it uses. The values are those of the checkpoint, before
-they are converted, rounded (`quantization`) and packed, so that the files fit every machine and
-every version; they fit one number of workers.
+With several workers each reads only what it uses, also where they have stages. The values are those
+of the checkpoint, before they are converted, rounded (`quantization`) and packed, so that the files
+fit every machine and every version; they fit one number of workers, and the same stages.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from quire.errors import InvalidParameter, LoadError, WeightMismatch
 from quire.models.loading.read_ahead import Read
 from quire.models.loading.readers.checkpoint_files import CheckpointFiles, FileNames
 from quire.models.parameters import Parameter
+from quire.models.spec import PipelineStage
 
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+STAGE_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
+"""Of models that are cut into stages."""
 _SHOWN = 6
 """Of the leaves that do not fit, how many a message names."""
 
@@ -29,14 +32,23 @@ _SHOWN = 6
 class ShardedLeaves:
     """Reads the leaves of one worker's model from its files."""
 
-    def __init__(self, folder: Path, rank: int, size: int, expected: dict[str, Parameter]) -> None:
-        """Raises LoadError or WeightMismatch unless the files have just the `expected` leaves."""
-        if any(folder.glob(PATTERN.format(rank=size, part="*"))):
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        size: int,
+        expected: dict[str, Parameter],
+        stage: PipelineStage | None = None,
+    ) -> None:
+        """Raises LoadError or WeightMismatch unless the files have just the `expected` leaves.
+        `rank` of the `size` workers that have the stage; None: the whole model.
+        """
+        if any(folder.glob(_name(size, stage, "*"))):
             raise LoadError(
                 f"{folder} has the weights of more than {size} workers. Save them again with as "
                 "many workers as there are now."
             )
-        names = FileNames(None, None, PATTERN.format(rank=rank, part="*"))
+        names = FileNames(None, None, _name(rank, stage, "*"))
         self._files = CheckpointFiles(folder, names)
         found = {name: entry.shape for name, entry in self._files.entries.items()}
         wrong = [n for n, leaf in expected.items() if found.get(n) != leaf.shape]
@@ -44,7 +56,8 @@ class ShardedLeaves:
         if wrong:
             self.close()
             raise WeightMismatch(
-                f"{folder} does not have the parameters of this model for worker {rank} of {size}: "
+                f"{folder} does not have the parameters of this model for worker {rank} of {size}"
+                f"{_words(stage)}: "
                 f"{len(wrong)} are missing, unknown or of another shape "
                 f"({', '.join(wrong[:_SHOWN])}). Save them again with as many workers."
             )
@@ -58,11 +71,23 @@ class ShardedLeaves:
         self._files.close()
 
 
-def check_pattern(pattern: str | None) -> None:
+def check_pattern(pattern: str | None, stage: PipelineStage | None = None) -> None:
     """Raise InvalidParameter for names that could not be found again."""
-    if pattern is not None and pattern != PATTERN:
+    only = PATTERN if stage is None else STAGE_PATTERN
+    if pattern is not None and pattern != only:
         hint = "Leave it out: load_format='sharded_state' looks for these names."
-        raise InvalidParameter("pattern", pattern, f"None or {PATTERN}", hint)
+        raise InvalidParameter("pattern", pattern, f"None or {only}", hint)
+
+
+def _name(rank: int, stage: PipelineStage | None, part: int | str) -> str:
+    """The name of a part of what a worker has of a stage; part "*": of any."""
+    if stage is None:
+        return PATTERN.format(rank=rank, part=part)
+    return STAGE_PATTERN.format(pp_rank=stage.number, tp_rank=rank, part=part)
+
+
+def _words(stage: PipelineStage | None) -> str:
+    return "" if stage is None else f" in stage {stage.number}"
 
 
 def save_leaves(
@@ -71,6 +96,7 @@ def save_leaves(
     leaves: Iterable[Parameter],
     read: Read,
     *,
+    stage: PipelineStage | None = None,
     max_size: int | None = None,
 ) -> list[Path]:
     """Write the leaves, none of them in codes, in their stored dtype into files of at most
@@ -81,10 +107,10 @@ def save_leaves(
         raise InvalidParameter("max_size", max_size, "a number of bytes, or None")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(PATTERN.format(rank=rank, part="*")):
+        for old in folder.glob(_name(rank, stage, "*")):
             old.unlink()
         return [
-            _write(folder / PATTERN.format(rank=rank, part=part), tensors)
+            _write(folder / _name(rank, stage, part), tensors)
             for part, tensors in enumerate(_parts(leaves, read, max_size))
         ]
     except OSError as error:

@@ -34,7 +34,7 @@ from quire.models.loading.sharded_state import check_pattern, save_leaves
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.parameters import parameters
 from quire.models.rules import Family
-from quire.models.spec import Decoder
+from quire.models.spec import Decoder, PipelineStage
 from quire.ops import Ops
 from quire.quantization import Recipe
 
@@ -185,6 +185,7 @@ def save_sharded_state(
     storage: Storage | None,
     recipe: Recipe,
     group: WorkerGroup | None,
+    stage: PipelineStage | None = None,
     pattern: str | None = None,
     max_size: int | None = None,
 ) -> list[Path]:
@@ -194,9 +195,11 @@ def save_sharded_state(
     Raises InvalidParameter for these, NotBuiltYet for weights in codes, LoadError for what cannot
     be read or written.
     """
-    check_pattern(pattern)
+    check_pattern(pattern, stage)
     recipe = for_decoder(recipe, family, decoder)
     own = own_part(decoder, recipe, storage, group)
+    if stage is not None:
+        own = cut(own, stage)
     with open_leaves(
         *(folder, decoder, own),
         load_format=load_format,
@@ -213,7 +216,8 @@ def save_sharded_state(
                 "Keep the checkpoint: each worker reads its part of it.",
             )
         rank = 0 if group is None else group.rank
-        return save_leaves(target, rank, parameters(own).values(), leaves.read, max_size=max_size)
+        own_leaves = parameters(own).values()
+        return save_leaves(target, rank, own_leaves, leaves.read, stage=stage, max_size=max_size)
 
 
 def own_part(
