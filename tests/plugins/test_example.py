@@ -2,7 +2,8 @@
 changes.
 """
 
-import os
+import subprocess
+import sys
 
 import pytest
 
@@ -11,7 +12,6 @@ from quire.cli import doctor
 from quire.plugins import load_general_plugins, records
 from quire.server.output_parsing import choose_parsers
 from tests.house.package import ROOT
-from tests.server.serve_process import serving
 
 MODEL = {"architectures": ["AcmeForCausalLM"]}
 TOKEN = 77
@@ -46,6 +46,7 @@ def test_it_fills_tables(example):
         "load format acme",
         "provider of ops acme",
         "connector of encoder caches AcmeConnector",
+        "LoRA resolver acme",
         "tool parser acme",
         "reasoning parser acme",
     ]
@@ -74,8 +75,8 @@ def test_doctor_lists_it(example, monkeypatch):
     listed = lines.values()
     assert [text.rpartition(": ")[2] for text in listed] == [
         "added architecture AcmeForCausalLM, quantization method acme-fp8, load format acme, "
-        "provider of ops acme, connector of encoder caches AcmeConnector, tool parser acme, "
-        "reasoning parser acme",
+        "provider of ops acme, connector of encoder caches AcmeConnector, LoRA resolver acme, "
+        "tool parser acme, reasoning parser acme",
         "opens the device of the workers",
         "edits logits in the workers",
         "records the statistics of every step",
@@ -93,39 +94,11 @@ def test_doctor_lists_it(example, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_it_changes_front_end_core_and_workers(example, workers):
-    """The route and the count are of the front end, the model and the weights of the core and of
-    each worker, which has a process of its own if there are two, and the token of the worker.
-    """
-    environ = {"VLLM_PLUGINS": "acme", "ACME_PLATFORM": "1", "PYTHONPATH": python_path(example)}
-    flags = ("--hf-overrides", '{"architectures": ["AcmeForCausalLM"]}', "--load-format", "acme")
-    flags += ("--tool-call-parser", "acme", "--tensor-parallel-size", workers)
-    with serving(*flags, environ=environ) as served:
-        body = {"prompt": "The sun", "max_tokens": 3, "vllm_xargs": {"acme_token": TOKEN}}
-        body |= {"temperature": 0, "return_token_ids": True, "model": "quire-embedded"}
-        reply = served.post("/v1/completions", body).json()
-        assert reply["choices"][0]["token_ids"] == [TOKEN] * 3
-        found = served.get("/acme/tokens").json()
-        assert found["model"] == "AcmeForCausalLM" and found["generated"] >= 3
-        assert "Acme's platform runs" in served.log
-
-
-@pytest.mark.full
-def test_a_server_makes_vectors_of_records(example):
-    environ = {"VLLM_PLUGINS": "acme", "PYTHONPATH": python_path(example)}
-    flags = ("--runner", "pooling", "--convert", "embed", "--io-processor-plugin", "acme")
-    with serving(*flags, environ=environ) as served:
-        data = {"records": [{"name": "Ada"}, {"name": "Bo", "age": 3}]}
-        reply = served.post("/pooling", {"data": data, "request_id": "mine"}).json()
-        expected = served.post("/pooling", {"input": "name: Ada"}).json()
-        assert reply["request_id"] == "pooling-mine" and reply["created_at"] > 0
-        assert reply["data"]["vectors"][0] == pytest.approx(expected["data"][0]["data"], abs=1e-5)
-        refused = served.post("/pooling", {"data": 3})
-        assert refused.status_code == 400 and "it must be {'records': [...]}" in refused.text
-        assert served.get("/acme/tokens").status_code == 404, "it generates nothing"
-        assert "acme is left out: it needs one of generate, and embed" in served.log
-
-
-def python_path(example):
-    return os.pathsep.join([str(example.folder), os.environ.get("PYTHONPATH", "")])
+def test_each_part_changes_something_where_it_is_installed():
+    """In front end, core and workers; see tests/plugins/installed.py."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "check_plugin.py"], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("seen: ") == 15, done.stdout

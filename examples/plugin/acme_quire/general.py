@@ -1,6 +1,8 @@
 """Called once in every process: adds entries to tables, by name where they need torch."""
 
+from acme_quire.resolver import RESOLVER
 from quire import ModelRegistry
+from quire.lora.resolver import LORA_RESOLVERS
 from quire.models.formats import METHODS
 from quire.models.formats.fp8 import read_fp8
 from quire.plugins.tables import EC_CONNECTORS, LOAD_FORMATS, OP_PROVIDERS
@@ -24,5 +26,6 @@ def register() -> None:
     LOAD_FORMATS.register("acme", "acme_quire.loading:open_weights")
     OP_PROVIDERS.register("acme", "acme_quire.ops:implementations")
     EC_CONNECTORS.register("AcmeConnector", "acme_quire.connector:AcmeConnector")
+    LORA_RESOLVERS.register("acme", RESOLVER)
     TOOL_PARSERS.register("acme", TOOL_CALLS)
     REASONING_PARSERS.register("acme", ReasoningFormat("acme", ("<why>",), ("</why>",)))

@@ -1,4 +1,4 @@
-"""A load format: the safetensors files of a folder, read whole."""
+"""A load format: the safetensors files of a folder, read whole and counted."""
 
 from pathlib import Path
 
@@ -8,10 +8,13 @@ from quire.models.loading.load_formats import WeightFiles
 from quire.models.loading.readers.tensor_map import TensorMap
 from quire.models.spec import Decoder
 
+read = {"files": 0}
+
 
 def open_weights(folder: Path, decoder: Decoder | None) -> WeightFiles:
     """All tensors of the folder by name."""
     tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)
+        read["files"] += 1
     return TensorMap(tensors, folder)
