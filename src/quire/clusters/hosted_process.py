@@ -16,7 +16,7 @@ from quire.processes.start_message import ChildStart
 
 
 class Ending(NamedTuple):
-    """How a hosted process has ended: its exit code, the same in words, and the class and text of
+    """The end of a hosted process: its exit code, the same in words, and the class and text of
     the error that kept it from serving.
     """
 

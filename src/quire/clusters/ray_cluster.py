@@ -14,14 +14,14 @@ from quire.errors import EngineError, InvalidParameter
 logger = logging.getLogger(__name__)
 
 PLACEMENT_S = 1800.0
-"""How long a placement group may take to get its resources, while a cluster grows for it."""
+"""Seconds that a placement group may take to get its resources, while a cluster grows for it."""
 FIRST_LOOK_S, LONGEST_LOOK_S = 10.0, 160.0
 
 NODE_LABEL = "ray.io/node-id"
 
 
 class NeedsWorkers(Protocol):
-    """What a placement group is made for: the workers of a core."""
+    """The reason for a placement group: the workers of a core."""
 
     @property
     def world_size(self) -> int: ...

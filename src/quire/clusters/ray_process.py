@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 MOST_CALLS = 4
 """Calls of an actor at a time: one waits for the end of the process."""
 RELEASE_S = 5.0
-"""How long the cluster may take to take back what a process had."""
+"""Seconds that the cluster may take to take back the resources of a process."""
 
 
 class RayProcess:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 LONGEST_WAIT_S = 600.0
-"""How long a process waits for the others, which may be loading."""
+"""Seconds that a process waits for the others, which may be loading."""
 
 
 class Meeting:
@@ -83,7 +83,7 @@ class Meeting:
         return cls(prefixed(name, store), rank, size, address=own)
 
     def exchange(self, what: bytes) -> list[bytes]:
-        """What each process has, by rank."""
+        """The bytes of each process, by rank."""
         self._num_rounds += 1
         key = f"{self._num_rounds}"
         try:

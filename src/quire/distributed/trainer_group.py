@@ -21,7 +21,7 @@ from quire.encodable import to_msgpack
 from quire.errors import InvalidParameter, PeersLost, WeightUpdateError
 
 TIMEOUT_S = 240.0
-"""How long one process waits for the others: less than a front end waits for a turn of its core."""
+"""Seconds that a process waits for the others: fewer than a front end waits for its core's turn."""
 _LOOPBACK = "127.0.0.1"
 
 

@@ -18,7 +18,7 @@ NAME = "weight_transfer_config"
 
 
 class WeightTransferPlan(msgspec.Struct, frozen=True):
-    """How a trainer sends weights to the workers of the core of this number."""
+    """Transfer of a trainer's weights to the workers of the core of this number."""
 
     backend: str
     core: int = 0

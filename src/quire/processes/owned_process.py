@@ -33,7 +33,7 @@ class OwnedProcess(Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; negative: by which signal. None while it runs."""
+        """Exit code of the process; negative: the signal that ended it. None while it runs."""
         ...
 
     def start(self, message: ChildStart) -> None:
@@ -41,7 +41,7 @@ class OwnedProcess(Protocol):
         ...
 
     def exit_words(self) -> str:
-        """How the process ended, in words; waits for the end that its pipe has announced."""
+        """The end of the process in words; waits for the end that its pipe has announced."""
         ...
 
     def last_words(self) -> tuple[str, str] | None:

@@ -114,7 +114,7 @@ class KVCache:
         return sum(_aligned(part[0].nbytes) for part in self._parts_of(group))
 
     def places_of(self, group: int, block: int) -> BlockPlaces | None:
-        """Where the parts of a block lie in this process's memory; None where a part is not in one
+        """Addresses of a block's parts in this process's memory; None where a part is not in one
         piece, or is a device's. Valid until the memory is released.
         """
         first = self._places_of.get(group)

@@ -205,7 +205,7 @@ class Lifecycle:
                 self.counters.external_hits += hit - local
 
     def uncount_hit(self, request: Request) -> None:
-        """What the request's first step was to load has not come."""
+        """Takes a hit back whose K/V, which the request's first step was to load, has not come."""
         if request.num_preemptions == 0 and request.num_cached_tokens is not None:
             self.counters.external_hits -= request.num_unloaded_tokens
             request.num_cached_tokens -= request.num_unloaded_tokens

@@ -134,7 +134,7 @@ class PooledOutput(OutputPart):
 
 
 class TransferParams(OutputPart):
-    """What the connector of K/V says of a request that has ended."""
+    """Words of the K/V connector about a request that has ended."""
 
     documented = "kv_transfer_params"
 

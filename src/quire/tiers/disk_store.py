@@ -298,7 +298,7 @@ def _write_as(path: Path, flags: int, buffers: Sequence[Any]) -> None:
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of buffers after `count` bytes; what is not is released."""
+    """The rest of buffers after `count` bytes; those before are released."""
     while buffers and count >= len(buffers[0]):
         count -= len(buffers[0])
         buffers.pop(0).release()

@@ -70,7 +70,7 @@ class SlotTable:
         return self._slots_at + place * self.slot_bytes
 
     def entries(self) -> Iterator[SlotEntry]:
-        """What was committed, slot by slot. A checksum was not compared yet."""
+        """The committed entries, slot by slot. A checksum was not compared yet."""
         for place in range(self.count):
             at = self._at(place)
             if _MARK.unpack_from(self.memory, at)[0] != _COMMITTED:
@@ -110,7 +110,7 @@ def table_bytes(slot_bytes: int, count: int) -> int:
 
 
 def most_slots(slot_bytes: int, num_bytes: int) -> int:
-    """How many slots there are in so much memory, the table not counted."""
+    """Number of slots in so much memory, the table not counted."""
     return max(1, num_bytes // slot_bytes)
 
 

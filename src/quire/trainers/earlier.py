@@ -22,7 +22,7 @@ from quire.trainers.sources import described
 
 @dataclass
 class NCCLTrainerSendWeightsArgs:
-    """How tensors are sent. `post_iter_func` makes the tensor of each pair; `src` is 0."""
+    """Arguments of sending tensors. `post_iter_func` makes the tensor of each pair; `src` is 0."""
 
     group: Any
     src: int = 0
@@ -73,7 +73,7 @@ def packed_nccl_broadcast_producer(
 
 @dataclass
 class IPCTrainerSendWeightsArgs:
-    """Where tensors are sent: mode "http" to a server at `url`, "ray" to the actor
+    """Destination of tensors: mode "http" to a server at `url`, "ray" to the actor
     `llm_handle`, "local" to an `LLM` in this process, which is the `llm_handle`.
     """
 

@@ -1,4 +1,4 @@
-"""What sends a module's weights to engines: one object for each backend of the engines."""
+"""Senders of a module's weights to engines: one object for each backend of the engines."""
 
 from __future__ import annotations
 

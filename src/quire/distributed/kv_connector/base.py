@@ -59,7 +59,7 @@ class KVConnectorMetadata:
 
 
 class KVConnectorHandshakeMetadata:
-    """What peers are told before they connect."""
+    """Facts for peers before they connect."""
 
 
 class KVConnectorWorkerMetadata:
@@ -203,7 +203,7 @@ class KVConnectorBase_V1(_Hooks, ABC):  # noqa: N801 (the name that classes of o
         return None
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """What peers are told by the scheduler's half."""
+        """Facts for peers from the scheduler's half."""
         return None
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
@@ -216,7 +216,7 @@ class KVConnectorBase_V1(_Hooks, ABC):  # noqa: N801 (the name that classes of o
     def get_num_new_matched_tokens(
         self, request: ConnectorRequest, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens after those that are cached can be loaded (None: ask again in the next
+        """Number of tokens after the cached ones that can be loaded (None: ask again in the next
         step), and whether beside steps. Asked again while the request waits: without side effects.
         """
 

@@ -141,7 +141,7 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
     # What the classes differ in
 
     def remote_of(self, params: Mapping[str, Any]) -> tuple[Remote, int] | None:
-        """Where the K/V of a request is, and of how many tokens; None: nowhere. Raises
+        """Place of a request's K/V, and the number of its tokens; None: nowhere. Raises
         InvalidParameter.
         """
         raise NotImplementedError

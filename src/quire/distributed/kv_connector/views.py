@@ -1,4 +1,4 @@
-"""What connectors see of requests, steps and blocks, by vLLM's names."""
+"""Requests, steps and blocks as connectors see them, by vLLM's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.step.transfers import BlockKey
 
 
 class RequestStatus(enum.IntEnum):
-    """How a request stands."""
+    """Status of a request."""
 
     WAITING = 1
     WAITING_FOR_REMOTE_KVS = 4
@@ -96,7 +96,7 @@ class ConnectorRequest:
 
     @property
     def num_preemptions(self) -> int:
-        """How often it was preempted."""
+        """Number of its preemptions."""
         count: int = self._request.num_preemptions
         return count
 
@@ -257,7 +257,7 @@ class KVCacheConfig:
 
 @dataclass(slots=True)
 class ForwardContext:
-    """What the hooks of a step read: the K/V memory of layers, by their names."""
+    """Context of the hooks of a step: the K/V memory of layers, by their names."""
 
     no_compile_layers: Mapping[str, Any]
     attn_metadata: Any = None

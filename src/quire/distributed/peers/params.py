@@ -24,7 +24,7 @@ class Remote(NamedTuple):
 
 
 def remote_of_two_legs(params: Mapping[str, Any]) -> tuple[Remote, int] | None:
-    """Where the K/V of a prompt is, and of how many tokens, by the params of the protocol of two
+    """Place of a prompt's K/V, and the number of its tokens, by the params of the protocol of two
     legs; None: it is computed here. Raises InvalidParameter.
     """
     if not flag(params, "do_remote_prefill"):

@@ -29,7 +29,7 @@ class CoreWeights(ABC):
     features: Sequence[CoreFeature]
     weight_version = FIRST_VERSION
     refusal: str | None = None
-    """Why every request is refused; None: none is."""
+    """Reason to refuse every request; None: none is refused."""
     _update: str = ""
     """The state of an update: it is "open", or has all weights ("prepared"); empty: there is none.
     """

@@ -17,7 +17,7 @@ from quire.errors import InvalidParameter
 from quire.processes.owned_process import OwnedProcess
 
 FIRST_PLACEMENT_S, NEXT_PLACEMENT_S = 1800.0, 60.0
-"""How long a cluster may take to find room for a core: first, and after its death."""
+"""Seconds that a cluster may take to find room for a core: first, and after its death."""
 
 
 class DPEngineCoreActor(HostedProcess):
@@ -90,7 +90,7 @@ class RayCores:
 
 
 def _bundle(parallel: ParallelPlan) -> dict[str, float]:
-    """What a core reserves: a CPU for each thread of its workers."""
+    """Resources of a core: a CPU for each thread of its workers."""
     workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     return {"CPU": float(parallel.num_threads * workers)}
 

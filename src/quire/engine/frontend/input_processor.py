@@ -97,7 +97,7 @@ class ReasoningMarks:
 
 
 class FormPlaces(Protocol):
-    """How forms begin in the outputs of prompts."""
+    """Places where forms begin in the outputs of prompts."""
 
     def placed(self, form: StructuredOutputsParams, prompt_end: str) -> StructuredOutputsParams:
         """The form in an output of a prompt that ends so."""

@@ -1,4 +1,4 @@
-"""What the connector of K/V says of a request that has ended, for its last output."""
+"""Words of the K/V connector about a request that has ended, for its last output."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from quire.step.result import NewTokens
 
 
 class DistantRank(msgspec.Struct, frozen=True):
-    """Where a rank finds its core and the others: what the core's listeners have told for its
+    """Addresses of a rank's core and of the others: what the core's listeners have told for its
     `link`, its `signs` of life and calls `aside` of steps, and the store at `address`:`port`, where
     the ranks meet.
     """

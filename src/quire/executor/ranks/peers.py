@@ -88,7 +88,7 @@ class Peers:
         return [bytes(row[:size].numpy()) for row, size in zip(found, sizes, strict=True)]
 
     def failures(self, own: FailedTask | None) -> dict[int, FailedTask]:
-        """What has failed on each process, by its number in the group."""
+        """Failures of each process, by its number in the group."""
         mine = {} if own is None else {"": own}
         told = self.gather(b"".join(framed(self._encoder.encode(mine))))
         decoded = [self._failures.decode(frames_in(memoryview(each))) for each in told]
@@ -103,7 +103,7 @@ _LOST = "Another process of the launcher is gone: {}"
 
 
 def _shape(plan: StepPlan) -> tuple[Any, ...]:
-    """What a plan must have in common on all ranks, but for values that only one of them reads."""
+    """The part of a plan that is equal on all ranks, without values that only one of them reads."""
     return (
         plan.step_id,
         list(plan.removed),

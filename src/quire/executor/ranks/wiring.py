@@ -26,7 +26,7 @@ _CONNECT_S = 60.0
 
 
 class SignsOfLife(Protocol):
-    """What a rank lets its core see; any thread calls this."""
+    """Signs of a rank's life for its core; any thread gives them."""
 
     def beat(self) -> None:
         """State that the process runs."""
@@ -89,7 +89,7 @@ class SentSigns:
 
 
 def open_signs(start: RankStart) -> SignsOfLife:
-    """What a rank gives signs by. Raises PeersLost where the core is not reached."""
+    """The channel of a rank's signs. Raises PeersLost where the core is not reached."""
     if start.distant is not None:
         return SentSigns(call(start.distant.signs, _CONNECT_S))
     size = start.tensor_parallel_size * start.pipeline_parallel_size

@@ -56,7 +56,7 @@ class WeightMethods:
         return {at + name: digest for name, digest in self.weights.checksums().items()}
 
     def count_weight_changes(self) -> int:
-        """How often the model was given weights outside of an update."""
+        """Number of times that the model was given weights outside of an update."""
         return self.weights.num_changes
 
     @property

@@ -80,7 +80,7 @@ def open_file_url(url: str, root: str | None, max_bytes: int) -> tuple[BinaryIO,
 
 
 def read_file(file: BinaryIO, num_bytes: int) -> bytes:
-    """What is in an open file, and close it. Raises MediaFault where it is more than it was."""
+    """Contents of an open file, which is closed. Raises MediaFault where it has grown."""
     try:
         with file:
             data = file.read(num_bytes + 1)

@@ -211,7 +211,7 @@ def _kinds(c: ConfigReader) -> list[str]:
 
 
 def _rates(c: ConfigReader) -> dict[str, int]:
-    """How many tokens an entry is for."""
+    """Number of tokens that an entry is for."""
     section = c.section("compress_rates")
     given = ConfigReader({}) if section is None else section
     older = {_SPARSE: "compress_rate_csa", _HEAVY: "compress_rate_hca"}

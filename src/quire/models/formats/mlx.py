@@ -90,7 +90,7 @@ def read_mlx(reader: ConfigReader) -> Storage:
 
 
 def _layout(reader: ConfigReader) -> CodeLayout:
-    """What is absent has the default of the mode, in an entry for a module, too."""
+    """Layout of codes. Absent keys have the default of the mode, in an entry for a module, too."""
     reader.only("quantize_input", False)
     mode: CodeLayout = reader.choice("mode", _MODES, "affine")
     if mode.packing != _AFFINE.packing:

@@ -1,4 +1,4 @@
-"""What the tensors of an update may be called, and which leaves each of them has."""
+"""Names of an update's tensors, and the leaves of each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.models.spec import Decoder
 
 _HEAD = "lm_head.weight"
 _PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
-"""What trainers put before the names of a decoder's tensors, whatever its family's files do."""
+"""Prefixes of trainers for the names of a decoder's tensors, whatever its family's files do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class WeightUpdate:
 
     @property
     def num_tensors(self) -> int:
-        """How many tensors have come."""
+        """Number of tensors that have come."""
         return len(self._seen)
 
     def add(self, name: str, tensor: Tensor) -> bool:

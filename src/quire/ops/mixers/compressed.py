@@ -31,7 +31,7 @@ _ENTRIES = "attention to compressed entries"
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """What makes entries of `rate` tokens each, of I numbers, where pieces overlap from 2 I of each
+    """Maker of entries of `rate` tokens each, of I numbers, where pieces overlap from 2 I of each
     token, else from I: these begin at number `first` of a token's row, their gates follow. `bias`
     [rate, 2 I or I] fp32 is that of the gates of a piece's tokens.
     """

@@ -82,7 +82,7 @@ def add_matched(total: Tensor, y: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class HyperWeights:
-    """What the weights of n streams of C numbers are made of: of x / rms(x), times `weight` [m,
+    """Source of the weights of n streams of C numbers: x / rms(x), times `weight` [m,
     n*C] fp32, times `scale` and plus `base` [m] fp32 each. The first n numbers are those of a sum,
     and where there are more, n of a result and n*n of a matrix follow.
 

@@ -15,7 +15,7 @@ from quire.server.http.json_body import T, json_response
 
 
 class InitTransfer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the backend needs to meet a trainer."""
+    """The backend's facts for meeting a trainer."""
 
     init_info: dict[str, Any] = {}
 
@@ -138,7 +138,7 @@ async def get_world_size(server: Server, request: Request) -> Response:
 
 
 async def _done(call: Any) -> Any:
-    """What a call gives; an update that is not possible now, or does not fit, as a reply."""
+    """Result of a call; an update that is not possible now, or does not fit, as a reply."""
     try:
         return await call
     except WeightUpdateError as error:

@@ -37,7 +37,7 @@ class EntryChoice:
 
 @dataclass(frozen=True, slots=True)
 class EntryMemory:
-    """What entries are made by, and the place of their memory among those of the pool."""
+    """The maker of entries, and the place of their memory among those of the pool."""
 
     by: Compressor
     place: int
@@ -106,7 +106,7 @@ class CompressedAttentionLayer:
         return self.out(y.flatten(1))
 
     def _entries(self, latent: Tensor, weights: Tensor, batch: Batch) -> dict[str, object]:
-        """What the attention reads of entries, which are chosen where there is a choice."""
+        """Entries that the attention reads, which are chosen where there is a choice."""
         if self.entries is None:
             return {}
         choice, chosen = self.entries.choice, None

@@ -42,7 +42,7 @@ class Compression:
 
     @property
     def parts(self) -> int:
-        """How many entries a token takes part in."""
+        """Number of entries that a token takes part in."""
         return 1 + self.overlaps
 
     def numbers(self, head_dim: int) -> int:
