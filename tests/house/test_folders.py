@@ -18,9 +18,11 @@ TWICE: dict[str, str] = {}
 """Classes that still share a name. The list only shrinks."""
 
 OTHERS_FILES = {
+    "generate/multimodal/vision_language_offline.py",
     "llama.cpp",
     "modeling_rope_utils.py",
     "models/qwen2/tokenization_qwen2.py",
+    "pooling/embed/vision_embedding_offline.py",
     "tokenization_utils_base.py",
     "version.py",
 }

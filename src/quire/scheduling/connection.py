@@ -22,8 +22,8 @@ class Connection(Protocol):
     """The scheduler's side of a connector."""
 
     def offer(self, request: Request, num_local: int) -> tuple[int | None, bool]:
-        """Number of tokens after the `num_local` first ones that can be loaded (None: ask again in the
-        next step), and whether they are loaded beside steps. Without side effects.
+        """Number of tokens after the `num_local` first ones that can be loaded (None: ask again in
+        the next step), and whether they are loaded beside steps. Without side effects.
         """
         ...
 

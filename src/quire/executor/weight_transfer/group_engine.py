@@ -24,7 +24,7 @@ _TRAINER = 0
 
 @dataclass
 class GroupInitInfo:
-    """Meeting place of the group. A worker's rank is `rank_offset` plus its number among all workers."""
+    """Meeting place of the group. A worker's rank is `rank_offset` plus its number among all."""
 
     world_size: int
     rank_offset: int = 1
