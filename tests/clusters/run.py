@@ -25,6 +25,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # cores inherit it from Ray's
 import psutil
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from quire import (
     LLM,
@@ -137,6 +138,53 @@ def groups(nodes: Cluster) -> None:
     finally:
         del os.environ["QUIRE_RAY_BUNDLE_INDICES"]
         ray.util.remove_placement_group(given)
+
+
+# workers
+
+WORKERS = {**SMALL, "distributed_executor_backend": "ray"}
+TWO = {"tensor_parallel_size": 2}
+
+
+def workers(nodes: Cluster) -> None:
+    """One rank, two that share layers and two stages, each behind an actor, on two nodes."""
+    right = expected()
+    for sizes in ({}, TWO, {"pipeline_parallel_size": 2}):
+        with LLM(**WORKERS, **sizes) as llm:
+            assert texts(llm) == right, sizes
+            assert llm.collective_rpc("check_health") == [None] * (2 if sizes else 1)
+    wait_for(lambda: ray.available_resources().get("CPU") == 2)
+
+
+def in_the_current_group(nodes: Cluster) -> None:
+    """An engine in an actor of a placement group, whose bundles it takes as it is told."""
+    group = ray.util.placement_group([{"CPU": 1}, {"CPU": 1}], strategy="SPREAD")
+    ray.get(group.ready(), timeout=30)
+    place = PlacementGroupSchedulingStrategy(
+        group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+    )
+    environment = {"env_vars": {"QUIRE_RAY_BUNDLE_INDICES": "1,0"}}
+    kind = ray.remote(Inside).options(
+        num_cpus=0, scheduling_strategy=place, runtime_env=environment
+    )
+    for more in ({}, {"enable_multiprocessing": True}):
+        actor = kind.remote(**WORKERS, **TWO, **more)
+        assert ray.get(actor.texts.remote(), timeout=120) == expected()
+        ray.get(actor.close.remote(), timeout=60)
+        ray.kill(actor)
+    ray.util.remove_placement_group(group)
+
+
+def worker_is_killed(nodes: Cluster) -> None:
+    """SIGKILL of a rank, and then of the actor that hosts one, under streams."""
+    for is_actor in (False, True):
+
+        def kill(engine: AsyncLLM, is_actor: bool = is_actor) -> None:
+            rank = next(p for p in psutil.process_iter() if p.name() == "QuireWorker-1")
+            (rank.parent() if is_actor else rank).send_signal(signal.SIGKILL)  # type: ignore[union-attr]
+
+        wishes = {**WORKERS, **TWO, "data_parallel_backend": "mp", "data_parallel_size": 1}
+        assert asyncio.run(streams_through(kill, **wishes)) == (0, set())
 
 
 # where an engine lives
@@ -345,8 +393,9 @@ def scaling(nodes: Cluster) -> None:
 
 def own_cluster(_: Any) -> None:
     """Without a cluster one is started: with a token, without a dashboard."""
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         os.environ.pop(name, None)
+    os.environ["RAY_ADDRESS"] = "local"
     try:
         with LLM(**{**RAY, "data_parallel_size": 1}) as llm:
             assert texts(llm) == expected()
@@ -361,6 +410,7 @@ def own_cluster(_: Any) -> None:
             )  # fmt: skip
             assert "in" not in done.stdout.split(), "who has no token was let in"
     finally:
+        del os.environ["RAY_ADDRESS"]
         ray.shutdown()
 
 
@@ -383,7 +433,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 CASES: dict[int, list[Callable[[Any], None]]] = {
     2: [
         *(offline, too_small, two_engines, groups, in_an_actor, core_is_killed, actor_is_killed),
-        *(scaling, in_ray_data, behind_serve),
+        *(scaling, in_ray_data, behind_serve, workers, in_the_current_group, worker_is_killed),
     ],
     4: [node_is_lost, node_is_lost_for_good],
     3: [raylet_is_killed],

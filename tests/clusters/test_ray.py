@@ -16,6 +16,7 @@ from quire.engine import DPEngineCoreActor, EngineZmqAddresses
 from quire.engine.data_parallel.coordinator import CoordinatorMessage
 from quire.environment import carried_environment, take_environment
 from quire.errors import InvalidParameter
+from quire.processes.start_message import encode_start
 from tests.house.package import MODULES, ROOT
 
 
@@ -188,7 +189,7 @@ def test_what_is_set_on_a_machine_stays(monkeypatch):
 def test_a_hosted_process_tells_how_it_ended():
     """A coordinator at addresses that there are not."""
     start = CoordinatorMessage(cores_in="ipc:///no/a", cores_out="", counts_out="", num_cores=1)
-    hosted = HostedProcess("quire.engine.data_parallel.coordinator", start, {})
+    hosted = HostedProcess("quire.engine.data_parallel.coordinator", encode_start(start), {})
     assert hosted.wait_for_init() > 0
     ending = hosted.run()
     assert ending.code == 1

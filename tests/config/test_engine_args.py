@@ -215,7 +215,7 @@ def test_flags_of_each_form():
 
 
 def test_what_is_not_built_is_refused_on_the_command_line_too():
-    for words in (["-n", "2"], ["--code-revision", "main"], ["--watermark", "0.5"]):
+    for words in (["--enable-eplb"], ["--code-revision", "main"], ["--watermark", "0.5"]):
         with pytest.raises(NotBuiltYet):
             check_args(parse(*words))
 

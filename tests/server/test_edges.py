@@ -139,16 +139,16 @@ def test_t05_a_process_that_does_not_read_is_disconnected(monkeypatch):
     asyncio.run(run())
 
 
-def test_t06_what_would_need_a_cluster_without_a_lock_is_refused():
+def test_t06_machines_without_a_secret_are_refused():
     done = subprocess.run(
-        command_of("--distributed-executor-backend", "ray"),
+        command_of("--headless", "--data-parallel-size", "2", "--data-parallel-start-rank", "1"),
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 2
-    assert "distributed_executor_backend" in done.stderr.splitlines()[-1]
+    assert "QUIRE_CLUSTER_SECRET" in done.stderr.splitlines()[-1]
 
 
 def test_t08_nothing_that_guards_is_an_assertion(optimised):

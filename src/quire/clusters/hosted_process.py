@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from quire.environment import take_environment
 from quire.processes.child_process import ChildProcess
-from quire.processes.start_message import ChildStart
 
 
 class Ending(NamedTuple):
@@ -28,11 +27,11 @@ class Ending(NamedTuple):
 class HostedProcess:
     """A child process of this one that runs the `PROGRAM` of `module` for an owner elsewhere.
 
-    `start` is the owner's start message, which it has completed. `environment` are variables of the
+    `start` is the owner's start message, completed and encoded. `environment` are variables of the
     owner's that count here where they are not set.
     """
 
-    def __init__(self, module: str, start: ChildStart, environment: Mapping[str, str]) -> None:
+    def __init__(self, module: str, start: bytes, environment: Mapping[str, str]) -> None:
         take_environment(environment)
         self._process = ChildProcess(module)
         self._process.forward(start)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
+
+import msgspec
 
 from quire.environment import protect_new_ray_cluster, ray_asks_for_token, read_ray_environment
 from quire.errors import EngineError, InvalidParameter
@@ -18,6 +21,58 @@ PLACEMENT_S = 1800.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 10.0, 160.0
 
 NODE_LABEL = "ray.io/node-id"
+
+
+class RayPlace(msgspec.Struct, frozen=True):
+    """The cluster that the process which makes a plan is connected to, and the placement group that
+    it is in, by its number; "": none.
+    """
+
+    address: str = ""
+    group: str = ""
+
+
+def current_place() -> RayPlace:
+    """The place of this process. Nothing is started, and Ray is not imported, for it."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return RayPlace()
+    group = ray.util.get_current_placement_group()
+    address = ray.get_runtime_context().gcs_address
+    return RayPlace(address, "" if group is None else group.id.hex())
+
+
+class WorkersGroup:
+    """The placement group with a bundle for each of `size` workers, whose numbers are `bundles`:
+    that of `place`, or a new one. Raises what `initialize_ray_cluster` raises.
+    """
+
+    def __init__(self, place: RayPlace, size: int) -> None:
+        connect(place.address or None)
+        self._is_ours = not place.group
+        if self._is_ours:
+            self.group = initialize_ray_cluster(_Workers(size))
+            self.bundles = list(range(size))
+            return
+        from ray._raylet import PlacementGroupID  # a handle from a number: Ray has no other way
+        from ray.util.placement_group import PlacementGroup
+
+        self.group = PlacementGroup(PlacementGroupID.from_hex(place.group))
+        self.bundles = usable_bundles(self.group, size, "CPU")
+
+    def give_back(self) -> None:
+        """Remove a group that was made here. Idempotent."""
+        if self._is_ours:
+            require_ray().util.remove_placement_group(self.group)
+        self._is_ours = False
+
+
+class _Workers:
+    """A configuration as far as a group is made for it."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.placement_group: Any = None
 
 
 class NeedsWorkers(Protocol):
@@ -40,21 +95,22 @@ def require_ray() -> ModuleType:
 
 def connect(address: str | None = None) -> None:
     """Connect to the cluster at `address`, by default to that of RAY_ADDRESS or of this machine,
-    unless this process is connected already. Where there is none one is started, of this machine
-    alone, without a dashboard; who connects to it needs its token (RAY_AUTH_MODE=token, which Ray
-    sets itself). Raises EngineError.
+    unless this process is connected already. Where there is none, or with "local", one is started,
+    of this machine alone, without a dashboard; who connects to it needs its token
+    (RAY_AUTH_MODE=token, which Ray sets itself). Raises EngineError.
     """
     ray = require_ray()
     if ray.is_initialized():
         return
     given = address or read_ray_environment().address
-    try:
-        ray.init(address=given or "auto", log_to_driver=False)
-        return
-    except ConnectionError as error:
-        if given is not None:
-            text = f"No Ray cluster answers there: {str(error).splitlines()[0]}"
-            raise EngineError(text) from error
+    if given != "local":
+        try:
+            ray.init(address=given or "auto", log_to_driver=False)
+            return
+        except ConnectionError as error:
+            if given is not None:
+                text = f"No Ray cluster answers there: {str(error).splitlines()[0]}"
+                raise EngineError(text) from error
     protect_new_ray_cluster()
     logger.warning("There is no Ray cluster: starting one of this machine alone.")
     ray.init(include_dashboard=False, log_to_driver=False)

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -30,12 +30,55 @@ RELEASE_S = 5.0
 """Seconds that the cluster may take to take back the resources of a process."""
 
 
+class Room(Protocol):
+    """What a process has in the cluster. Called by the thread that waits for the process."""
+
+    def take(self) -> tuple[Any, int, Mapping[str, float]]:
+        """A placement group, the number of the bundle in it, and what of that is used."""
+        ...
+
+    def give_back(self) -> None:
+        """It is not needed any more."""
+        ...
+
+
+class OwnBundle:
+    """`bundle` on one of `nodes` (none: any), in a placement group of its own."""
+
+    def __init__(self, name: str, bundle: Mapping[str, float], nodes: Sequence[str]) -> None:
+        self._name, self._bundle, self._nodes = name, bundle, nodes
+        self._group: Any = None
+
+    def take(self) -> tuple[Any, int, Mapping[str, float]]:
+        self._group = new_group(self._name, [self._bundle], self._nodes)
+        return self._group, 0, self._bundle
+
+    def give_back(self) -> None:
+        if self._group is not None:
+            ray.util.remove_placement_group(self._group)
+
+
+class BundleOf:
+    """A bundle of a placement group that somebody else has made."""
+
+    def __init__(self, group: Any, number: int) -> None:
+        self._group, self._number = group, number
+
+    def take(self) -> tuple[Any, int, Mapping[str, float]]:
+        most = self._group.bundle_specs[self._number]
+        used = {name: min(1.0, most[name]) for name in ("CPU", "GPU") if most.get(name)}
+        return self._group, self._number, used
+
+    def give_back(self) -> None:
+        """Nothing is ours."""
+
+
 class RayProcess:
     """Starts a process in an actor of `kind` once `start` has the message, of which `arguments`
     makes the actor's; as OwnedProcess.
 
-    `bundle` is what it reserves on one of `nodes` (none: any); `placement_s` is how long the
-    cluster may take to find room. `pipe` is closed at the other end when the process has ended.
+    `placement_s` is how long the cluster may take to have its `room`. `pipe` is closed at the other
+    end when the process has ended.
     """
 
     is_here = False
@@ -46,19 +89,17 @@ class RayProcess:
         kind: type[HostedProcess],
         arguments: Callable[[Any], Mapping[str, Any]],
         *,
-        bundle: Mapping[str, float],
-        nodes: Sequence[str],
+        room: Room,
         placement_s: float,
     ) -> None:
         self.pipe, self._theirs = socket.socketpair()
         self.pid = 0
         self._name, self._kind, self._arguments = name, kind, arguments
-        self._bundle, self._nodes, self._placement_s = bundle, nodes, placement_s
+        self._room, self._placement_s = room, placement_s
         self._ending: Ending | None = None
         self._ended, self._news = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._actor: Any = None
-        self._group: Any = None
         self._thread: threading.Thread | None = None
 
     def start(self, message: ChildStart) -> None:
@@ -107,8 +148,7 @@ class RayProcess:
         except _Killed:
             return
         except GetTimeoutError:
-            what = ", ".join(f"{amount:g} {name}" for name, amount in self._bundle.items())
-            text = f"got no machine with {what} of the Ray cluster within {self._placement_s:g} s"
+            text = f"found no room in the Ray cluster within {self._placement_s:g} s"
             self._finish(Ending(1, text, None))
         except RayError as error:
             first = str(error).splitlines()[0].rstrip(".")
@@ -120,15 +160,14 @@ class RayProcess:
             self._release()
 
     def _live(self, arguments: Mapping[str, Any]) -> Ending:
-        self._group = new_group(self._name, [self._bundle], self._nodes)
-        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
+        group, number, used = self._room.take()
         actor_class = ray.remote(self._kind)
         self._actor = actor_class.options(
             name=self._name,
-            num_cpus=self._bundle.get("CPU", 0),
-            num_gpus=self._bundle.get("GPU", 0),
+            num_cpus=used.get("CPU", 0),
+            num_gpus=used.get("GPU", 0),
             max_concurrency=MOST_CALLS,
-            scheduling_strategy=place,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
         ).remote(**arguments)
         self.pid = self._get(self._actor.wait_for_init.remote(), self._placement_s)
         ending: Ending = self._get(self._actor.run.remote(), None)
@@ -162,8 +201,7 @@ class RayProcess:
         try:
             if self._actor is not None:
                 ray.kill(self._actor)
-            if self._group is not None:
-                ray.util.remove_placement_group(self._group)
+            self._room.give_back()
         except Exception as error:
             logger.debug("The Ray cluster did not take %s back: %s", self._name, error)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from quire.clusters.ray_cluster import RayPlace
 from quire.config.ec_transfer_config import ECTransferConfig
 from quire.config.hidden_states import HiddenStatesPlan
 from quire.config.offload import Offload
@@ -76,12 +77,15 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     `data_parallel_ranks` are the cores that run here; in the mode "internal" the others run on
     other machines and connect to `data_parallel_address`. With the backend "ray" they are all on
     machines that Ray chooses, `data_parallel_size_local` on each (None: as many as have room). Each
-    core's model is cut into stages of
-    `stage_layers`, and each stage is shared by `tensor_parallel_size` workers. `num_threads` are
-    each worker's own; `thread_cpus` lists the logical CPUs that the threads of each worker of these
-    cores may run on, "" for any. `launched`: this process among those of an external launcher, of
-    which each has one worker; None: the engine starts its workers itself. `weight_transfer`: how a
-    trainer sends new weights; None: none does.
+    core's model is cut into stages of `stage_layers`, and each stage is shared by
+    `tensor_parallel_size` workers. `num_threads` are each worker's own; `thread_cpus` lists the
+    logical CPUs that the threads of each worker of these cores may run on, "" for any.
+
+    The workers of `nnodes` machines, of which this is number `node_rank`, find their core at
+    `master_addr`:`master_port`. `launched`: this process among those of an external launcher, of
+    which each has one worker; None: the engine starts its workers itself. `ray`: the cluster whose
+    machines have the workers, as far as it was known to who made the plan; None: Ray has none.
+    `weight_transfer`: how a trainer sends new weights; None: none does.
     """
 
     device: str
@@ -102,7 +106,12 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size_local: int | None
     enable_expert_parallel: bool
     distributed_executor_backend: str
+    nnodes: int
+    node_rank: int
+    master_addr: str
+    master_port: int
     launched: LaunchedProcess | None
+    ray: RayPlace | None
     use_graphs: bool
     is_deterministic: bool
     profiler: ProfilerConfig | None

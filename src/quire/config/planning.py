@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from quire import embedded
+from quire.clusters.ray_cluster import current_place
 from quire.config.args.command_line import merged
 from quire.config.args.engine_options import EngineOptions
 from quire.config.args.option import is_neutral, options_of
@@ -109,6 +110,7 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
         is_headless=is_headless,
         installed_processors=processors,
         launched=launched,
+        ray=current_place() if args.distributed_executor_backend == "ray" else None,
     )
     if plan.serving.io_processor_plugin is not None:
         find_io_processor(plan.serving.io_processor_plugin)

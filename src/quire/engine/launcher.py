@@ -16,7 +16,6 @@ from quire.engine.client.core_sockets import CoreSockets
 from quire.engine.client.kept_media import KeptMedia
 from quire.engine.client.multiprocess import AsyncMPClient, MPClient, SyncMPClient
 from quire.engine.client.remote_cores import RemoteCores
-from quire.engine.data_parallel.cluster_keys import ClusterKeys, cluster_keys
 from quire.engine.data_parallel.coordinator_client import DPCoordinator
 from quire.engine.data_parallel.core_actor import RayCores
 from quire.engine.data_parallel.handshake import HandshakeServer
@@ -28,6 +27,7 @@ from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.loggers import StatLoggerFactory, StatsOptions, with_stat_loggers
 from quire.environment import read_environment
 from quire.processes.child_process import ChildProcess
+from quire.processes.cluster_keys import ClusterKeys, cluster_keys
 from quire.processes.owner_signals import held_back
 
 C = TypeVar("C", bound=MPClient)

@@ -10,9 +10,11 @@ from quire.config.plan_parts import ParallelPlan
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.errors import InvalidParameter, PluginError
 from quire.executor.abstract import BuiltExecutor, Executor
+from quire.executor.machines.node_ranks import open_ranks
+from quire.executor.machines.ray_ranks import RayExecutor, open_ray
 from quire.executor.platform import Platform
 from quire.executor.ranks.launched import ExternalLauncherExecutor, open_external_launcher
-from quire.executor.ranks.multiproc import MultiprocExecutor, open_multiproc
+from quire.executor.ranks.multiproc import MultiprocExecutor
 from quire.executor.uniproc import UniprocExecutor, open_uniproc
 from quire.executor.worker_config import WorkerConfig
 from quire.plugins import resolve_reference
@@ -35,11 +37,21 @@ class OpenExecutor(Protocol):
 
 
 EXECUTORS: Mapping[str, OpenExecutor] = MappingProxyType(
-    {"uni": open_uniproc, "mp": open_multiproc, "external_launcher": open_external_launcher}
+    {
+        "uni": open_uniproc,
+        "mp": open_ranks,
+        "external_launcher": open_external_launcher,
+        "ray": open_ray,
+    }
 )
 
 _CLASSES: Mapping[str, type[Executor]] = MappingProxyType(
-    {"uni": UniprocExecutor, "mp": MultiprocExecutor, "external_launcher": ExternalLauncherExecutor}
+    {
+        "uni": UniprocExecutor,
+        "mp": MultiprocExecutor,
+        "external_launcher": ExternalLauncherExecutor,
+        "ray": RayExecutor,
+    }
 )
 
 

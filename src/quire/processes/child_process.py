@@ -20,7 +20,14 @@ from pathlib import Path
 
 from quire.plugins import program_entries
 from quire.processes.owner_signals import held_back
-from quire.processes.start_message import ChildStart, M, last_words, send_start
+from quire.processes.start_message import (
+    ChildStart,
+    M,
+    last_words,
+    relocated,
+    send_frame,
+    send_start,
+)
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
@@ -95,14 +102,13 @@ class ChildProcess:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_start(self.pipe, completed(message))
 
-    def forward(self, message: ChildStart) -> None:
-        """Send a message that its starter on another machine has completed. Modules are found as
-        here first.
+    def forward(self, start: bytes) -> None:
+        """Send a message that its starter on another machine has completed and encoded. Modules are
+        found as here first.
         """
         here = [os.path.abspath(entry) for entry in sys.path]
-        message.sys_path = list(dict.fromkeys([*here, *message.sys_path]))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            send_start(self.pipe, message)
+            send_frame(self.pipe, relocated(start, here))
 
     @property
     def is_running(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,15 +41,26 @@ class ChildStart(msgspec.Struct, kw_only=True):
 M = TypeVar("M", bound=ChildStart)
 
 
+def encode_start(message: ChildStart) -> bytes:
+    """The message as it is sent. Raises LoadError for settings that cannot be sent."""
+    try:
+        return encoded(_start_encoder.encode, message, is_strict=True)
+    except NotEncodable as error:
+        raise LoadError(f"The settings cannot be sent to another process: {error}.") from error
+
+
+def relocated(start: bytes, sys_path: Sequence[str]) -> bytes:
+    """A start message for a process that finds modules at `sys_path` first."""
+    message = msgspec.msgpack.decode(start)
+    message["sys_path"] = list(dict.fromkeys([*sys_path, *message["sys_path"]]))
+    return to_msgpack(message)
+
+
 def send_start(pipe: socket.socket, message: ChildStart) -> None:
     """Write the message. Raises OSError when the process has exited, LoadError for settings that
     cannot be sent.
     """
-    try:
-        data = encoded(_start_encoder.encode, message, is_strict=True)
-    except NotEncodable as error:
-        raise LoadError(f"The settings cannot be sent to another process: {error}.") from error
-    send_frame(pipe, data)
+    send_frame(pipe, encode_start(message))
 
 
 def decode_start(data: bytearray, kind: type[M]) -> M:

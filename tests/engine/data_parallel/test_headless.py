@@ -14,11 +14,11 @@ import pytest
 import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
-from quire.engine.data_parallel.cluster_keys import close_to_strangers, cluster_keys, introduce
 from quire.engine.data_parallel.handshake import HandshakeServer, plan_digest, say_hello
 from quire.engine.data_parallel.headless import run_headless
 from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
+from quire.processes.cluster_keys import close_to_strangers, cluster_keys, introduce
 
 SECRET = "a shared secret of 32 characters"
 SMALL = {

@@ -45,6 +45,8 @@ def beat(signs, ended):
 class ThreadOfRank:
     """A rank's process that is a thread of this one."""
 
+    is_here = True
+
     def __init__(self, rank, config):
         self.pid, self._rank, self._config = os.getpid(), rank, config
         self.pipe, self._end = socket.socketpair()

@@ -312,13 +312,29 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     distributed_executor_backend: str | type | None = _SCHEDULE.text(
         None,
         "Who runs the workers: 'uni' one worker in its core's process, 'mp' a process for each of "
-        "several, 'external_launcher' the processes that torchrun has started, or a class of your "
-        "own (docs/plugins.md); None: as many workers need.",
-        choices=("uni", "mp", "external_launcher"),
+        "several, 'external_launcher' the processes that torchrun has started, 'ray' an actor for "
+        "each, on any machine of a Ray cluster, or a class of your own (docs/plugins.md); None: as "
+        "many workers need.",
+        choices=("uni", "mp", "external_launcher", "ray"),
         takes_classes=True,
-        refused={
-            "ray": "Workers are started on this machine: leave it out, or use 'mp'.",
-        },
+    )
+    nnodes: int = _SCHEDULE.integer(
+        1,
+        "Machines that share the workers of a model equally; those after the first are started "
+        "with --headless.",
+        unit="machines",
+        minimum=1,
+        maximum=256,
+        flags=("-n",),
+    )
+    node_rank: int = _SCHEDULE.integer(
+        0, "Which of them this is; the first is 0.", minimum=0, maximum=255, flags=("-r",)
+    )
+    master_addr: str = _SCHEDULE.text(
+        "127.0.0.1", "The first machine's address, as the others reach it."
+    )
+    master_port: int = _SCHEDULE.integer(
+        29501, "The first machine's port for the others.", minimum=1, maximum=65535
     )
     data_parallel_size: int = _SCHEDULE.integer(
         1,

@@ -14,7 +14,6 @@ from typing import Any
 from quire.config.args.foreign_defaults import ForeignArgs
 from quire.config.args.option import unbuilt
 
-_ONE_HOST = "The workers of a model run on one machine: see tensor_parallel_size."
 _ONE_CONTEXT = "Each worker has the whole context; tensor_parallel_size shares the heads."
 _TEXT_ONLY = "This release serves text only; leave it out."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
@@ -87,10 +86,6 @@ class UnbuiltArgs(ForeignArgs):
     )
     disable_chunked_mm_input: bool = unbuilt(False, "keep media in one step", _TEXT_ONLY, True)
     # Parallel and distributed
-    nnodes: int = unbuilt(1, "machines", _ONE_HOST, flags=("-n",))
-    node_rank: int = unbuilt(0, "number of this machine", _ONE_HOST, flags=("-r",))
-    master_addr: str = unbuilt("127.0.0.1", "address of machine 0", _ONE_HOST)
-    master_port: int = unbuilt(29501, "port of machine 0", _ONE_HOST)
     disable_custom_all_reduce: bool = unbuilt(False, "no own all-reduce", "Leave it out.", True)
     worker_cls: Any = unbuilt("auto", "class of the worker", "Use worker_extension_cls.")
     decode_context_parallel_size: int = unbuilt(1, "devices per context in decodes", _ONE_CONTEXT)

@@ -6,6 +6,7 @@ from quire.config.kv_pool_size import gib
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import weight_bytes
 from quire.config.resolve.parallel import num_cores_here
+from quire.config.resolve.ranks import num_workers_here
 from quire.errors import InvalidParameter, LoadError
 
 _DISK_SHARE = 1.1
@@ -66,7 +67,7 @@ def free_bytes(d: Decisions) -> int:
     """The memory that is free now, for each core that runs here, or where workers share its layers
     for each of these.
     """
-    shares: int = num_cores_here(d) * d.value("tensor_parallel_size")
+    shares: int = num_cores_here(d) * min(d.value("tensor_parallel_size"), num_workers_here(d))
     return d.machine.free_memory_bytes // shares
 
 

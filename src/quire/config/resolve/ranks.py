@@ -9,9 +9,9 @@ from quire.errors import InvalidParameter, NotBuiltYet
 _SIZES = "tensor_parallel_size", "pipeline_parallel_size"
 
 
-def decide_ranks(d: Decisions) -> None:
-    """Fix the sizes, the layers of stages, the executor, and whether answers have the bits of one
-    worker. Raises NotBuiltYet for what is not there with several workers.
+def decide_ranks(d: Decisions, is_headless: bool) -> None:
+    """Fix the sizes, the layers of stages, the executor, the machines, and whether answers have the
+    bits of one worker. Raises NotBuiltYet for what is not there with several workers.
     """
     tp, pp = (d.requested(name) for name in _SIZES)
     rank = d.model.rank
@@ -25,6 +25,36 @@ def decide_ranks(d: Decisions) -> None:
         d.decide("stage_layers", rank.stage_layers, why if pp > 1 else "one stage has all layers")
         _decide_bits(d, tp, same_bits=rank.same_bits)
     _decide_executor(d, tp * pp)
+    _decide_nodes(d, tp * pp, is_headless)
+
+
+def num_workers_here(d: Decisions) -> int:
+    """The workers of a core that share a machine."""
+    return num_workers(d) // int(d.value("nnodes"))
+
+
+def _decide_nodes(d: Decisions, size: int, is_headless: bool) -> None:
+    nodes, node = d.requested("nnodes"), d.requested("node_rank")
+    d.requested("master_addr")
+    d.requested("master_port")
+    if node >= nodes:
+        raise InvalidParameter("node_rank", node, f"the machines of nnodes={nodes} begin with 0")
+    if nodes == 1:
+        return
+    if d.args.data_parallel_size > 1 or d.value("data_parallel_backend") != "mp":
+        hint = "Start copies on other machines there, with --headless and without nnodes."
+        raise NotBuiltYet("nnodes", f"{nodes} with copies of the engine", hint)
+    backend = d.value("distributed_executor_backend")
+    if size % nodes or backend != "mp":
+        raise InvalidParameter(
+            "nnodes", nodes, f"{size} workers of '{backend}' do not form equal parts for them",
+            "Use 'mp', and a multiple as the product of tensor_parallel_size and "
+            "pipeline_parallel_size.",
+        )  # fmt: skip
+    if is_headless != (node > 0):
+        allowed = "the first machine has the front end, the others serve it"
+        hint = "Give --headless on machines after the first, and there alone."
+        raise InvalidParameter("node_rank", node, allowed, hint)
 
 
 def num_workers(d: Decisions) -> int:
@@ -55,6 +85,10 @@ def _decide_executor(d: Decisions, size: int) -> None:
         return
     if given == "external_launcher":
         _check_launched(d, size)
+    if given == "ray":
+        _check(d, (name, given))
+        d.decide(name, given, f"a Ray actor for each of {size} workers")
+        return
     if size == 1:
         why = f"one worker, in its core's process ({name}={given})" if given else ""
         d.decide(name, "uni", why or "one worker, in its core's process")
@@ -90,7 +124,7 @@ def _check_launched(d: Decisions, size: int) -> None:
         raise InvalidParameter("max_stall_ms", d.args.max_stall_ms, allowed, "Leave it out.")
 
 
-def _check(d: Decisions, *sizes: tuple[str, int]) -> None:
+def _check(d: Decisions, *sizes: tuple[str, int | str]) -> None:
     """Raise NotBuiltYet for parts of an engine that need one worker, or all layers in one place."""
     name, value = sizes[0]
     if d.machine.device != "cpu":

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from quire.clusters.ray_cluster import RayPlace
 from quire.config.args.engine_options import EngineOptions
 from quire.config.args.option import check, options_of, tuning_of
 from quire.config.facts import ModelFacts
@@ -37,7 +38,7 @@ from quire.config.resolve.parallel import (
 )
 from quire.config.resolve.pooling import decide_pooling, note_pooled_length
 from quire.config.resolve.prompt_embeds import decide_prompt_embeds
-from quire.config.resolve.ranks import decide_ranks, num_workers
+from quire.config.resolve.ranks import decide_ranks, num_workers_here
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.resolve.speculation import decide_speculation
 from quire.config.structured_outputs_config import structured_outputs_config
@@ -62,10 +63,12 @@ def resolve(
     is_headless: bool = False,
     installed_processors: Sequence[str] = (),
     launched: LaunchedProcess | None = None,
+    ray: RayPlace | None = None,
 ) -> EnginePlan:
     """Decide everything about an engine. Pure; `args` is not changed. `is_headless`: its cores
     serve a front end elsewhere. `installed_processors`: the logits processors that packages bring,
-    as "module:Class". `launched`: this process, where an external launcher has started it.
+    as "module:Class". `launched`: this process, where an external launcher has started it; `ray`:
+    its place in the cluster that is to have the workers.
 
     Raises InvalidParameter, InvalidType or NotBuiltYet for an invalid argument, LoadError if the
     model does not fit the machine.
@@ -75,6 +78,7 @@ def resolve(
     decisions = Decisions(args, model, machine)
     decisions.decide("device", machine.device, reason)
     why = "not an external launcher" if launched is None else "as the launcher's environment says"
+    decisions.decide("ray", ray, "distributed_executor_backend")
     decisions.decide("launched", launched, f"who starts processes: {why}")
     _decide_model(decisions)
     decide_dtype(decisions)
@@ -151,7 +155,7 @@ def _decide_names(d: Decisions) -> None:
 def _decide_machine(d: Decisions, is_headless: bool) -> None:
     decide_data_parallel(d, is_headless)
     decide_expert_parallel(d)
-    decide_ranks(d)
+    decide_ranks(d, is_headless)
     d.requested("max_core_restarts")
     d.requested("spare_core")
     _decide_threads(d)
@@ -196,7 +200,7 @@ def _decide_threads(d: Decisions) -> None:
     if d.value("launched") is not None:
         _decide_own_threads(d, d.value("launched"))
         return
-    workers, given = num_workers(d), d.args.cpu_threads
+    workers, given = num_workers_here(d), d.args.cpu_threads
     size = num_cores_here(d) * workers
     each = None if given is None else max(1, given // workers)
     placement = place(d.machine, num_engines=size, num_threads=each)

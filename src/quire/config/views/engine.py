@@ -40,8 +40,10 @@ class ParallelView(PlanView):
     data_parallel_backend = Fact()
     enable_expert_parallel = Fact()
     distributed_executor_backend = Fact()
-    nnodes = Fixed(1)
-    node_rank = Fixed(0)
+    nnodes = Fact()
+    node_rank = Fact()
+    master_addr = Fact()
+    master_port = Fact()
 
     @property
     def worker_extension_cls(self) -> str:

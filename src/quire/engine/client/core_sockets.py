@@ -17,7 +17,6 @@ import msgspec
 import zmq
 
 from quire.engine.client.pending_calls import PendingCalls
-from quire.engine.data_parallel.cluster_keys import ClusterKeys, close_to_strangers
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.delivery_monitor import DeliveryMonitor
 from quire.engine.wire.messages import (
@@ -32,6 +31,7 @@ from quire.engine.wire.messages import (
     UtilityRequest,
 )
 from quire.errors import EngineError
+from quire.processes.cluster_keys import ClusterKeys, close_to_strangers
 from quire.processes.codec import (
     NO_SUBJECT,
     BadMessage,

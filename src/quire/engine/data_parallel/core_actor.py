@@ -14,7 +14,9 @@ from quire.engine.process.start_message import StartMessage
 from quire.engine.wire.messages import EngineZmqAddresses
 from quire.environment import carried_environment
 from quire.errors import InvalidParameter
+from quire.processes.child_process import completed
 from quire.processes.owned_process import OwnedProcess
+from quire.processes.start_message import encode_start
 
 FIRST_PLACEMENT_S, NEXT_PLACEMENT_S = 1800.0, 60.0
 """Seconds that a cluster may take to find room for a core: first, and after its death."""
@@ -25,7 +27,8 @@ class DPEngineCoreActor(HostedProcess):
     own there and connects to the `addresses` of a front end.
 
     `vllm_config` is the plan, `dp_rank` the core's index. A front end gives its whole message as
-    `start`, with the `environment` that the core is to have. Raises InvalidParameter for an
+    `start`, with the `environment` that the core is to have. `log_stats` and `local_dp_rank` change
+    nothing: the front end logs, and Ray has chosen the place. Raises InvalidParameter for an
     `executor_class`: the plan says who runs the workers.
     """
 
@@ -39,21 +42,23 @@ class DPEngineCoreActor(HostedProcess):
         dp_rank: int = 0,
         local_dp_rank: int = 0,
         *,
-        start: StartMessage | None = None,
+        start: bytes | None = None,
         environment: Mapping[str, str] = {},  # noqa: B006 (read only)
     ) -> None:
         if executor_class is not None:
             hint = "Give EngineArgs distributed_executor_backend."
             raise InvalidParameter("executor_class", executor_class, "the plan names it", hint)
-        message = start or StartMessage(
-            plan=vllm_config,
-            engine_index=dp_rank,
-            incarnation=1,
-            addresses=addresses,
-            is_headless=not local_client,
-            data_parallel_size=vllm_config.parallel.data_parallel_size,
-        )
-        super().__init__(CORE_PROGRAM, message, environment)
+        if start is None:
+            message = StartMessage(
+                plan=vllm_config,
+                engine_index=dp_rank,
+                incarnation=1,
+                addresses=addresses,
+                is_headless=not local_client,
+                data_parallel_size=vllm_config.parallel.data_parallel_size,
+            )
+            start = encode_start(completed(message))
+        super().__init__(CORE_PROGRAM, start, environment)
 
 
 class RayCores:
@@ -77,14 +82,15 @@ class RayCores:
         """A process for the core: at first on the machine that it was given, after a death on any
         with room.
         """
-        from quire.clusters.ray_process import RayProcess
+        from quire.clusters.ray_process import OwnBundle, RayProcess
 
+        name = f"{self._name}_dp_rank_{engine_index}_{incarnation}"
+        nodes = self._nodes.get(engine_index, ()) if incarnation == 1 else ()
         return RayProcess(
-            f"{self._name}_dp_rank_{engine_index}_{incarnation}",
+            name,
             DPEngineCoreActor,
             _arguments,
-            bundle=self._bundle,
-            nodes=self._nodes.get(engine_index, ()) if incarnation == 1 else (),
+            room=OwnBundle(name, self._bundle, nodes),
             placement_s=FIRST_PLACEMENT_S if incarnation == 1 else NEXT_PLACEMENT_S,
         )
 
@@ -101,6 +107,6 @@ def _arguments(message: StartMessage) -> dict[str, Any]:
         "local_client": False,
         "addresses": message.addresses,
         "dp_rank": message.engine_index,
-        "start": message,
+        "start": encode_start(message),
         "environment": carried_environment(),
     }

@@ -17,9 +17,9 @@ import zmq
 
 from quire.config.plan import EnginePlan
 from quire.encodable import to_msgpack
-from quire.engine.data_parallel.cluster_keys import ClusterKeys, close_to_strangers, introduce
 from quire.engine.wire.messages import PROTOCOL_VERSION, EngineZmqAddresses, Hello, Welcome
 from quire.errors import EngineError
+from quire.processes.cluster_keys import ClusterKeys, close_to_strangers, introduce
 from quire.processes.codec import has_input
 
 logger = logging.getLogger(__name__)

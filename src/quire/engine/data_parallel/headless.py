@@ -1,4 +1,6 @@
-"""Cores without a front end: they serve one on another machine, for as long as it lives."""
+"""A machine without a front end: its cores, or its ranks of a core, serve one elsewhere for as long
+as that lives.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,14 @@ import zmq
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
-from quire.engine.data_parallel.cluster_keys import cluster_keys
+from quire.config.plan_parts import ParallelPlan
 from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS, say_hello
 from quire.engine.process.core_pool import CorePool
 from quire.engine.wire.messages import Welcome
 from quire.environment import read_environment
+from quire.executor.machines.rank_host import RankHost
 from quire.processes.child_process import GRACE_S
+from quire.processes.cluster_keys import ClusterKeys, cluster_keys
 from quire.processes.start_message import ORPHANED
 
 logger = logging.getLogger(__name__)
@@ -33,7 +37,8 @@ FAREWELL_S = 3.0
 
 
 def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 60) -> int:
-    """Run this machine's share of the cores until the front end ends them; the exit code.
+    """Run this machine's share of the cores, or of the ranks of one, until the front end ends them;
+    the exit code.
 
     0: the front end or a signal ended them. 1: a core died; the others are ended too. 3: the
     front end is gone. Raises RequestError, LoadError, TimeoutError when no front end answers within
@@ -41,6 +46,8 @@ def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 6
     """
     plan = args.create_engine_config(headless=True)
     keys = cluster_keys(read_environment().cluster_secret)
+    if plan.parallel.nnodes > 1:
+        return _host_ranks(plan.parallel, keys, timeout_s)
     context = zmq.Context(io_threads=1)
     endpoint = f"tcp://{plan.parallel.data_parallel_address}:{plan.parallel.data_parallel_rpc_port}"
     try:
@@ -51,6 +58,13 @@ def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 6
             return _serve(pool, gone, stop)
     finally:
         context.destroy(linger=0)
+
+
+def _host_ranks(parallel: ParallelPlan, keys: ClusterKeys, timeout_s: float) -> int:
+    endpoint = f"tcp://{parallel.master_addr}:{parallel.master_port}"
+    host = RankHost(endpoint, keys.public, parallel.node_rank, parallel.nnodes)
+    with _shutdown_signal() as stop:
+        return host.run(stop, timeout_s)
 
 
 def _start(plan: EnginePlan, welcome: Welcome, server_key: bytes) -> CorePool:

@@ -21,7 +21,6 @@ from quire.encodable import NotEncodable, text_of, to_msgpack
 from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
 from quire.engine.counterparts import HasCounterparts
-from quire.engine.data_parallel.cluster_keys import introduce
 from quire.engine.process.liveness import Vitals
 from quire.engine.process.start_message import StartMessage
 from quire.engine.unbuilt import UnbuiltProcMethods
@@ -40,6 +39,7 @@ from quire.engine.wire.messages import (
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.errors import EngineDeadError
 from quire.observability.watchdog import Watchdog
+from quire.processes.cluster_keys import introduce
 from quire.processes.codec import (
     BadMessage,
     CoreHeader,

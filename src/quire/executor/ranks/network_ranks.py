@@ -19,7 +19,7 @@ from quire.executor.ranks.board import SIGNS, RankSigns
 from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import DistantRank, RankStart
 from quire.executor.ranks.processes import RankProcesses
-from quire.processes.child_process import ChildProcess
+from quire.processes.owned_process import OwnedProcess
 
 _EACH = 3
 """Connections of a rank to its core: for messages, signs of life, and calls aside of steps."""
@@ -34,7 +34,7 @@ class NetworkRanks(RankProcesses):
 
     def __init__(
         self,
-        start_process: Callable[[int], ChildProcess],
+        start_process: Callable[[int], OwnedProcess],
         plan: Any,
         mesh: Mesh,
         cpus: Sequence[str],
@@ -81,7 +81,7 @@ class NetworkRanks(RankProcesses):
 
     def _start(
         self,
-        start_process: Callable[[int], ChildProcess],
+        start_process: Callable[[int], OwnedProcess],
         plan: Any,
         cpus: Sequence[str],
         address: str,

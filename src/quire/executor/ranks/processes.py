@@ -15,7 +15,7 @@ from quire.executor.ranks.board import RankSigns
 from quire.executor.ranks.failures import known_error
 from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import RankAnswer
-from quire.processes.child_process import ChildProcess
+from quire.processes.owned_process import OwnedProcess
 
 _END_S = 5.0
 """Seconds that ranks may take to end by themselves."""
@@ -28,7 +28,7 @@ class RankProcesses:
         self.mesh = mesh
         self.titles = [rank_title(rank) for rank in range(mesh.world_size)]
         self.answers: list[deque[RankAnswer]] = [deque() for _ in self.titles]
-        self.children: list[ChildProcess] = []
+        self.children: list[OwnedProcess] = []
         self.links: list[RankLink] = []
         self.asides: list[RankLink] = []
         """Links for calls aside of steps, by rank."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from quire.executor.ranks.board import RankSigns
-from quire.processes.child_process import ChildProcess
+from quire.processes.owned_process import OwnedProcess
 from quire.processes.process_state import is_stopped
 
 LOOK_S = 0.25
@@ -108,7 +108,7 @@ class RankWatch:
 
     def __init__(
         self,
-        processes: Sequence[ChildProcess],
+        processes: Sequence[OwnedProcess],
         signs: Callable[[], Sequence[RankSigns]],
         collectives: Callable[[], Sequence[int]],
         step_tokens: Callable[[], int | None],
@@ -153,7 +153,11 @@ class RankWatch:
                 now - looked_at, self._signs(), self._collectives(), step_tokens=self._step_tokens()
             )
             looked_at = now
-            found = self.judge.verdict(lambda rank: is_stopped(self._processes[rank].pid))
+            found = self.judge.verdict(self._is_stopped)
             if found is not None:
                 self._on_failure(*found)
                 return
+
+    def _is_stopped(self, rank: int) -> bool:
+        process = self._processes[rank]
+        return process.is_here and is_stopped(process.pid)

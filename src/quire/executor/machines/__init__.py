@@ -1,0 +1,1 @@
+"""The workers of a model on several machines: those of a Ray cluster, or plain ones."""

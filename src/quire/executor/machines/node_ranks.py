@@ -1,0 +1,274 @@
+"""The ranks of a model on several machines that were told of each other: a core on the first starts
+them by way of a program on each of the others (rank_host.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+import msgspec
+import zmq
+
+from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.mesh import Mesh
+from quire.encodable import to_msgpack
+from quire.environment import read_environment
+from quire.executor.machines.node_messages import (
+    BEAT_S,
+    PROTOCOL_VERSION,
+    SILENT_S,
+    CoreBeat,
+    FromCore,
+    FromNode,
+    KillRank,
+    NodeBeat,
+    RankEnded,
+    StartRank,
+)
+from quire.executor.platform import Platform
+from quire.executor.ranks.multiproc import MultiprocExecutor, open_multiproc
+from quire.executor.ranks.network_ranks import NetworkRanks
+from quire.executor.worker_config import WorkerConfig
+from quire.executor.worker_extension import worker_class
+from quire.processes.child_process import ChildProcess, completed
+from quire.processes.cluster_keys import ClusterKeys, close_to_strangers, cluster_keys
+from quire.processes.codec import has_input
+from quire.processes.owned_process import OwnedProcess
+from quire.processes.start_message import ChildStart, encode_start
+
+logger = logging.getLogger(__name__)
+
+_FAREWELL_MS = 1000
+
+
+class NodeProcess:
+    """A rank on another machine; as OwnedProcess."""
+
+    is_here = False
+    pid = 0
+
+    def __init__(self, nodes: OtherMachines, node_rank: int, rank: int, program: str) -> None:
+        self.pipe, self._theirs = socket.socketpair()
+        self.node_rank, self.rank = node_rank, rank
+        self._nodes, self._program = nodes, program
+        self._ending: RankEnded | None = None
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+
+    def start(self, message: ChildStart) -> None:
+        """As `OwnedProcess.start`; it takes effect when the machine is there."""
+        start = encode_start(completed(message))
+        self._nodes.send(self, StartRank(self.rank, self._program, start))
+
+    @property
+    def is_running(self) -> bool:
+        return self._ending is None
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self._ending is None else self._ending.code
+
+    def exit_words(self) -> str:
+        return "has not ended" if self._ending is None else self._ending.words
+
+    def last_words(self) -> tuple[str, str] | None:
+        return None if self._ending is None else self._ending.last_words
+
+    def ask_to_end(self) -> None:
+        """Its core closes the link, which ends it."""
+
+    def kill(self) -> None:
+        if self.is_running:
+            self._nodes.send(self, KillRank(self.rank))
+            code = -signal.SIGKILL
+            self.finish(RankEnded(self.rank, code, "was killed by SIGKILL", None))
+
+    def end(self, timeout_s: float) -> None:
+        self._ended.wait(max(timeout_s, 0.0))
+        self.kill()
+        self.pipe.close()
+
+    def finish(self, ending: RankEnded) -> None:
+        """It has ended like this, as far as its core is concerned."""
+        with self._lock:
+            if self._ending is not None:
+                return
+            self._ending = ending
+        self._ended.set()
+        self._theirs.close()
+
+
+class OtherMachines:
+    """The other machines of a core, which connect to `address`:`port` and prove that they know the
+    secret. A thread speaks to them.
+
+    A machine that is silent for `SILENT_S`, or that has begun another life, has lost its ranks.
+    """
+
+    def __init__(self, address: str, port: int, keys: ClusterKeys, nnodes: int) -> None:
+        self._life = secrets.token_hex(8)
+        self._nnodes = nnodes
+        self._lives: dict[int, str] = {}
+        self._signs: dict[int, float] = {}
+        self._processes: dict[int, NodeProcess] = {}
+        self._waiting: list[tuple[NodeProcess, FromCore]] = []
+        self._lock = threading.Lock()
+        self._woken, self._wake = socket.socketpair()
+        self._is_closed = False
+        self._decoder = msgspec.msgpack.Decoder(FromNode)
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = _FAREWELL_MS
+        self._socket.router_handover = True
+        close_to_strangers(self._socket, keys)
+        self._socket.bind(f"tcp://{address}:{port}")
+        self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
+        self._thread.start()
+
+    def process(self, node_rank: int, rank: int, program: str) -> NodeProcess:
+        """A process for a rank on a machine."""
+        found = NodeProcess(self, node_rank, rank, program)
+        with self._lock:
+            self._processes[rank] = found
+        return found
+
+    def send(self, process: NodeProcess, message: FromCore) -> None:
+        """Have a message sent to the machine of a process, once it is there. Any thread."""
+        with self._lock:
+            self._waiting.append((process, message))
+        self._wake.send(b"\0")
+
+    def close(self) -> None:
+        """Tell the machines that this life of the core is over, and close the socket."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._wake.send(b"\0")
+        self._thread.join()
+        self._wake.close()
+        self._woken.close()
+        self._context.destroy(_FAREWELL_MS)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        while not self._is_closed:
+            if self._woken.fileno() in dict(poller.poll(int(BEAT_S * 1000))):
+                self._woken.recv(4096)
+            while has_input(self._socket):
+                self._take(*self._socket.recv_multipart(zmq.NOBLOCK)[:2])
+            self._send_waiting()
+            self._judge()
+        self._send_waiting()
+        for node_rank in self._lives:
+            self._post(_identity(node_rank), CoreBeat(self._life, is_over=True))
+
+    def _take(self, identity: bytes, data: bytes = b"") -> None:
+        try:
+            message = self._decoder.decode(data)
+        except (ValueError, msgspec.MsgspecError) as error:
+            logger.error("Invalid message from another machine: %s", error)
+            return
+        if isinstance(message, RankEnded):
+            process = self._processes.get(message.rank)
+            if process is not None and identity == _identity(process.node_rank):
+                process.finish(message)
+            return
+        refusal = self._refusal(message)
+        if not refusal:
+            self._note(message)
+        self._post(identity, CoreBeat(self._life, refusal))
+
+    def _refusal(self, beat: NodeBeat) -> str:
+        if beat.protocol_version != PROTOCOL_VERSION:
+            return "it is of another release"
+        if beat.nnodes != self._nnodes or not 0 < beat.node_rank < self._nnodes:
+            return f"machines 1 to {self._nnodes - 1} of {self._nnodes} are expected"
+        return ""
+
+    def _note(self, beat: NodeBeat) -> None:
+        """A machine is there, for the first time or again."""
+        if self._lives.get(beat.node_rank, beat.life) != beat.life:
+            self._lose(beat.node_rank, "was started again")
+        self._lives[beat.node_rank] = beat.life
+        self._signs[beat.node_rank] = time.monotonic()
+
+    def _judge(self) -> None:
+        now = time.monotonic()
+        for node_rank, seen in list(self._signs.items()):
+            if now - seen > SILENT_S:
+                self._lose(node_rank, f"gave no sign of life for {now - seen:.1f} s")
+
+    def _lose(self, node_rank: int, why: str) -> None:
+        del self._lives[node_rank], self._signs[node_rank]
+        for process in list(self._processes.values()):
+            if process.node_rank == node_rank:
+                text = f"is lost, because machine {node_rank} {why}"
+                process.finish(RankEnded(process.rank, 1, text, None))
+
+    def _send_waiting(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for process, message in waiting:
+            if process.node_rank in self._lives:
+                self._post(_identity(process.node_rank), message)
+            elif isinstance(message, StartRank):
+                with self._lock:
+                    self._waiting.append((process, message))
+
+    def _post(self, identity: bytes, message: FromCore) -> None:
+        self._socket.send_multipart([identity, to_msgpack(message)])
+
+
+class NodeRanks(NetworkRanks):
+    """Equal numbers of ranks on each machine, the first ones here."""
+
+    def __init__(
+        self, nodes: OtherMachines, program: str, plan: Any, mesh: Mesh, address: str
+    ) -> None:
+        each = mesh.world_size // plan.parallel.nnodes
+        self._nodes = nodes
+
+        def start_process(rank: int) -> OwnedProcess:
+            if rank < each:
+                return ChildProcess(program)
+            return nodes.process(rank // each, rank, program)
+
+        super().__init__(start_process, plan, mesh, (), address)
+
+    def close(self) -> None:
+        super().close()
+        self._nodes.close()
+
+
+def _identity(node_rank: int) -> bytes:
+    return b"node%d" % node_rank
+
+
+def open_ranks(
+    config: WorkerConfig,
+    *,
+    platform: Platform | None = None,
+    exchange: ExpertExchange | None = None,
+) -> MultiprocExecutor:
+    """Start a process for each rank that the plan has, here or on all of its machines."""
+    parallel = config.parallel
+    if parallel.nnodes == 1:
+        return open_multiproc(config, platform=platform, exchange=exchange)
+    mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    keys = cluster_keys(read_environment().cluster_secret)
+    address = parallel.master_addr
+    nodes = OtherMachines(address, parallel.master_port, keys, parallel.nnodes)
+    try:
+        ranks = NodeRanks(nodes, config.program, config.plan, mesh, address)
+    except BaseException:
+        nodes.close()
+        raise
+    return MultiprocExecutor(ranks, worker_class(parallel.worker_extension_cls))

@@ -1,0 +1,202 @@
+"""A core's ranks on other machines (here: threads, over TCP): who may join, and who ends whom.
+
+`python -m benchmarks.machines --only ranks` has real machines, as far as network namespaces are.
+"""
+
+import random
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from quire import EngineArgs
+from quire.engine.data_parallel.coordinator import CoordinatorMessage
+from quire.errors import EngineError, InvalidParameter, NotBuiltYet
+from quire.executor.machines import node_ranks, rank_host
+from quire.executor.machines.node_ranks import OtherMachines
+from quire.executor.machines.rank_host import RankHost
+from quire.processes.cluster_keys import cluster_keys
+
+KEYS = cluster_keys("a shared secret of 32 characters")
+PROGRAM = "quire.engine.data_parallel.coordinator"
+"""A program that is not a rank's, which ends at once or never, as its addresses are."""
+
+
+@pytest.fixture
+def port():
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            number = random.SystemRandom().randrange(20_000, 32_000)
+            probe.bind(("127.0.0.1", number))
+            return number
+
+
+@contextmanager
+def core(port, nnodes=2):
+    found = OtherMachines("127.0.0.1", port, KEYS, nnodes)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@contextmanager
+def machine(port, node_rank=1, nnodes=2, keys=KEYS, patience_s=30.0):
+    """A machine that serves; gives the list of what becomes of it."""
+    stop, stopping = socket.socketpair()
+    host, ends = RankHost(f"tcp://127.0.0.1:{port}", keys.public, node_rank, nnodes), []
+
+    def run():
+        try:
+            ends.append(host.run(stop, patience_s))
+        except Exception as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield ends
+    finally:
+        with suppress(OSError):
+            stopping.send(b"\0")
+        thread.join(30)
+        stop.close()
+        stopping.close()
+        assert not thread.is_alive()
+
+
+def ended(process, timeout_s=30):
+    process.pipe.settimeout(timeout_s)
+    assert process.pipe.recv(1) == b""
+    words = process.exit_words()
+    process.end(0.0)
+    return words
+
+
+def message(folder):
+    addresses = {name: f"ipc://{folder}/{name}" for name in ("cores_in", "cores_out", "counts_out")}
+    return CoordinatorMessage(**addresses, num_cores=1)
+
+
+def test_a_rank_elsewhere_ends_and_its_core_is_told_how(port):
+    with core(port) as machines:
+        process = machines.process(1, 0, PROGRAM)
+        process.start(message("/nowhere"))  # before its machine is there
+        with machine(port) as ends:
+            assert ended(process) == "exited with code 1"
+        assert ends == [0]
+
+
+def test_a_rank_elsewhere_is_killed(port, tmp_path):
+    with core(port) as machines, machine(port):
+        process = machines.process(1, 0, PROGRAM)
+        process.start(message(tmp_path))
+        time.sleep(0.5)
+        assert process.is_running
+        process.kill()
+        assert ended(process) == "was killed by SIGKILL"
+
+
+def test_a_machine_that_is_silent_or_was_started_again_has_lost_its_ranks(
+    port, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(node_ranks, "SILENT_S", 1.0)
+    with core(port) as machines:
+        with machine(port):
+            lost = machines.process(1, 0, PROGRAM)
+            lost.start(message(tmp_path))
+            time.sleep(0.3)
+        assert "gave no sign of life" in ended(lost)
+        with machine(port):
+            again = machines.process(1, 0, PROGRAM)
+            again.start(message(tmp_path))
+            time.sleep(0.3)
+            assert again.is_running
+
+
+def test_a_machine_serves_the_next_life_of_its_core(port, tmp_path):
+    with machine(port) as ends:
+        for _ in range(2):
+            with core(port) as machines:
+                process = machines.process(1, 0, PROGRAM)
+                process.start(message("/nowhere"))
+                assert ended(process) == "exited with code 1"
+    assert ends == [0]
+
+
+def test_a_machine_ends_when_its_core_does_not_come_back(port, monkeypatch):
+    monkeypatch.setattr(rank_host, "FAREWELL_S", 1.0)
+    with machine(port) as ends:
+        with core(port):
+            time.sleep(1.0)
+        for _ in range(100):
+            if ends:
+                break
+            time.sleep(0.1)
+        assert ends == [0]
+
+
+@pytest.mark.parametrize("secret", ["another secret of 32 characters", None])
+def test_who_finds_no_core_or_does_not_know_the_secret_says_so(port, secret):
+    with core(port + 1 if secret is None else port):
+        keys = cluster_keys(secret or "a shared secret of 32 characters")
+        with machine(port, keys=keys, patience_s=1.0) as ends:
+            for _ in range(50):
+                if ends:
+                    break
+                time.sleep(0.1)
+            assert isinstance(ends[0], TimeoutError)
+            assert "QUIRE_CLUSTER_SECRET" in str(ends[0])
+
+
+@pytest.mark.parametrize(("node_rank", "nnodes"), [(2, 2), (0, 2), (1, 3)])
+def test_a_machine_that_is_not_expected_is_refused(port, node_rank, nnodes):
+    with core(port), machine(port, node_rank, nnodes) as ends:
+        for _ in range(50):
+            if ends:
+                break
+            time.sleep(0.1)
+        assert isinstance(ends[0], EngineError)
+        assert "machines 1 to 1 of 2 are expected" in str(ends[0])
+
+
+# the plan
+
+
+def test_the_first_machine_and_the_others_plan_their_part():
+    wishes = {"tensor_parallel_size": 2, "nnodes": 2, "master_addr": "10.0.0.1", "cpu_threads": 2}
+    first = EngineArgs(**wishes).create_engine_config().parallel
+    other = EngineArgs(**wishes, node_rank=1).create_engine_config(headless=True).parallel
+    assert (first.nnodes, first.node_rank, other.node_rank) == (2, 0, 1)
+    assert (first.master_addr, first.master_port) == ("10.0.0.1", 29501)
+    assert first.num_threads == other.num_threads == 2, "one of the ranks is here"
+    assert first.distributed_executor_backend == "mp"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "headless", "name"),
+    [
+        ({"nnodes": 2}, False, "nnodes"),
+        ({"nnodes": 3, "tensor_parallel_size": 2}, False, "nnodes"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "node_rank": 2}, True, "node_rank"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "node_rank": 1}, False, "node_rank"),
+        ({"nnodes": 2, "tensor_parallel_size": 2}, True, "node_rank"),
+        ({"node_rank": 1}, True, "node_rank"),
+        (
+            {"nnodes": 2, "tensor_parallel_size": 2, "distributed_executor_backend": "ray"},
+            False,
+            "nnodes",
+        ),
+    ],
+)
+def test_machines_that_cannot_be_are_refused(wishes, headless, name):
+    with pytest.raises(InvalidParameter, match=name):
+        EngineArgs(**wishes).create_engine_config(headless=headless)
+
+
+def test_copies_on_several_machines_are_another_option():
+    wishes = EngineArgs(nnodes=2, tensor_parallel_size=2, data_parallel_size=2)
+    with pytest.raises(NotBuiltYet, match="--headless"):
+        wishes.create_engine_config()
