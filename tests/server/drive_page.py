@@ -3,7 +3,7 @@
     python -m tests.server.drive_page FOLDER
 
 It needs a Chromium on the PATH and `pip install '.[browser]'`. What the page does is asserted by
-test_page.py; this is for eyes.
+test_page.py; this is for eyes. docs/page.png, which the README shows, is its chat-wide-light.png.
 """
 
 import json
