@@ -35,6 +35,10 @@ _MODELS = Path(transformers.__file__).parent / "models"
 _SHARED_CODE = ("masking_utils.py", "cache_utils.py")
 """Read the configurations of all decoders."""
 _ENCODERS = ("MODEL_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES")
+_ENCODING = ("t5", "mt5", "umt5")
+"""Types of models with decoders, whose encoders run by themselves."""
+_ENDS = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
+"""Of whole models that generate, encode or classify."""
 _SUB_CONFIGS = ("text_config", "thinker_config", "llm_config")
 _CODE_OF_CLASSES = (PreTrainedConfig, object)
 """Ancestors whose keys all classes share, and that are not listed for each."""
@@ -64,7 +68,7 @@ def made_table() -> dict[str, Any]:
 def _kinds() -> set[str]:
     """Types that generate text or encode it, and those of the text parts of others."""
     found = set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    found |= set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    found |= {*modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *_ENCODING}
     found |= {text for kind in CONFIG_MAPPING_NAMES if (text := _text_kind(kind))}
     return {kind for kind in found & set(CONFIG_MAPPING_NAMES) if not _text_kind(kind)}
 
@@ -155,7 +159,7 @@ def _architectures(kind: str, found: type) -> list[str]:
     }
     flat = {name for entry in named for name in (entry if isinstance(entry, tuple) else [entry])}
     for cls in _classes(found):
-        if _configs_of(cls) == {found.__name__} and cls.name.endswith(("Model", "ForCausalLM")):
+        if _configs_of(cls) == {found.__name__} and cls.name.endswith(_ENDS):
             flat.add(cls.name)
     own = {cls.name for cls in _classes(found)}  # several types may share another's classes
     return sorted(name for name in flat & own if not name.endswith("PreTrainedModel"))
