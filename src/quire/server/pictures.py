@@ -42,9 +42,13 @@ class PromptPictures:
         body: MediaFields,
         prompts: PromptsWithPictures,
         given: list[GivenPicture],
+        known: Sequence[LoadedPicture] = (),
     ) -> None:
+        """known: the first ones, which another prompt of the request has, too."""
         self._request, self._body = request, body
         self.prompts, self._given = prompts, given
+        self.loaded = list(known)
+        """Those that have been loaded: all, once the prompt is made."""
 
     async def placed(
         self, text: str, encode: Callable[[str], Awaitable[list[int]]], *, limit: int | None
@@ -68,12 +72,17 @@ class PromptPictures:
 
     async def _loaded(self) -> list[LoadedPicture]:
         body = self._body
+        self.prompts.check_count(len(self._given))
+        new = self._given[len(self.loaded) :]
+        if not new:
+            return self.loaded
         media = GivenMedia(
-            {"image": self._given}, {}, body.mm_processor_kwargs or {}, body.media_io_kwargs or {}
+            {"image": new}, {}, body.mm_processor_kwargs or {}, body.media_io_kwargs or {}
         )
         owner = owner_of(self._request)
         scope = f"{'' if owner is None else owner.hex()}:{body.cache_salt or ''}"
-        return await while_connected(self._request, self.prompts.loaded(media, scope))
+        self.loaded += await while_connected(self._request, self.prompts.loaded(media, scope))
+        return self.loaded
 
 
 class ChatPictures(PromptPictures):

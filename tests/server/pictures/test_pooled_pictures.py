@@ -138,6 +138,39 @@ def test_pairs_that_are_read_together(folder):
     )
 
 
+def test_the_picture_of_a_query_is_fetched_and_processed_once(folder):
+    classifier = {"classifier_from_token": ["w1", "w2"], "method": "from_2_way_softmax"}
+    query, one = "http://away.example/query.png", "http://away.example/one.png"
+    web = Web({"away.example": [PUBLIC]}, {query: ok(ONE), one: ok(OTHER)})
+
+    async def use(http, engine):
+        documents = ["w3", "w4", content(image(one), text("w5"))]
+        asked = content(image(query), text("w2"))
+        reply = await answered(http, "/score", queries=asked, documents=documents)
+        assert sorted(web.asked) == [one, query]
+        near = [asked, asked, content(image(data_url(ONE)), text("w2"))]
+        documents[2] = content(image(data_url(OTHER)), text("w5"))
+        alone = [
+            (await answered(http, "/score", queries=q, documents=d))["data"][0]["score"]
+            for q, d in zip(near, documents, strict=True)
+        ]
+        assert [item["score"] for item in reply["data"]] == alone
+        many = content(*[image(query)] * 3)
+        more = await http.post("/score", json={"queries": many, "documents": ["w1", many]})
+        assert more.status_code == 400 and "At most 4 image(s)" in more.text
+
+    served(
+        use,
+        folder,
+        runner="pooling",
+        convert="classify",
+        hf_overrides=classifier,
+        web=web,
+        mm_processor_cache_gb=0,
+        limit_mm_per_prompt={"image": 4},
+    )
+
+
 def test_what_cannot_be_is_refused_in_a_sentence(folder):
     async def use(http, engine):
         one = image(data_url(ONE))

@@ -32,6 +32,7 @@ from quire.text.templates.template_bounds import MAX_CHARACTERS
 
 if TYPE_CHECKING:  # few models take pictures
     from quire.media.fetch.fetcher import GivenPicture
+    from quire.media.loader import LoadedPicture
 
 
 _OF_PICTURES = ("image", "image_embeds")
@@ -135,10 +136,14 @@ class InputReader:
         """The text of a content with placeholders, and its pictures. Raises RequestError."""
         return self.server.engine.front_end.inputs.require_pictures().content(content.parts)
 
-    def pictures_of(self, given: list[GivenPicture]) -> PromptPictures:
-        """The pictures of a prompt, before they are fetched."""
+    def pictures_of(
+        self, given: list[GivenPicture], known: Sequence[LoadedPicture] = ()
+    ) -> PromptPictures:
+        """The pictures of a prompt, before they are fetched, but for the first ones where these are
+        known.
+        """
         prompts = self.server.engine.front_end.inputs.require_pictures()
-        return PromptPictures(self.request, self.body, prompts, given)
+        return PromptPictures(self.request, self.body, prompts, given, known)
 
     def _too_long(self, num_tokens: int, *, is_estimate: bool = False) -> PromptTooLong:
         return PromptTooLong(
@@ -261,6 +266,7 @@ async def cross_prompts(
     is_trusted = body.chat_template is None
     variables = {**server.chat.default_kwargs, **body.variables()}
     variables_size = size_of(variables, most=MAX_CHARACTERS)
+    known: Sequence[LoadedPicture] = ()
     for index, document in enumerate(second):
         place = _place(body.names[1], index, len(second))
         query = first[index if len(first) > 1 else 0]
@@ -283,7 +289,10 @@ async def cross_prompts(
             ids, second_at = await texts.pair(task, size=size, is_trusted=is_trusted)
             read = ReadInput(reader.checked(ids))
             if given:
-                read = await reader.with_pictures_in_ids(reader.pictures_of(given), ids)
+                pictures = reader.pictures_of(given, known)
+                read = await reader.with_pictures_in_ids(pictures, ids)
+                if len(first) == 1 and not known:  # the query's are those of all pairs
+                    known = pictures.loaded[: len(_sides(reader, body, query)[1])]
         if second_at is not None:
             params.extra_kwargs = {SECOND_TEXT: second_at}
         yield PoolingPrompt(read.ids, params, place, read.media)

@@ -67,6 +67,10 @@ class PromptsWithPictures(ABC):
         plain = content_parts(parts, "content", takes_pictures=True)
         return self.as_text([part.get("text") for part in plain])
 
+    def check_count(self, num: int) -> None:
+        """Raise RequestError for more pictures than a prompt may have."""
+        self._loader.check_count(num)
+
     def check_body(self, data: bytes) -> None:
         """Raise RequestError for the JSON of a prompt with far more pictures than it may have,
         which need not be decoded to be refused.
