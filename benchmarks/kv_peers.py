@@ -6,6 +6,9 @@ Two servers compute a tiny model of random weights. Prompts are sent to both as 
 of the metrics show that K/V was pulled where nothing was wrong.
 
     PYTHONPATH=src python benchmarks/kv_peers.py --streams 64
+
+With `--namespaces`, as root, each server is a host of its own: a network namespace with a cable to
+this one and a cable between both, which is cut.
 """
 
 from __future__ import annotations
@@ -48,20 +51,74 @@ def free_port() -> int:
         return port
 
 
+@dataclass(frozen=True)
+class Host:
+    """Where a server runs: the address of its interface, that of its K/V, and what starts commands
+    there.
+    """
+
+    address: str = "127.0.0.1"
+    kv_address: str = "127.0.0.1"
+    enter: tuple[str, ...] = ()
+
+
+class Namespaces:
+    """Two network namespaces with a cable between them, and one from each to this machine."""
+
+    names = ("quire-kv-a", "quire-kv-b")
+
+    def __enter__(self) -> list[Host]:
+        self.__exit__()
+        for number, name in enumerate(self.names):
+            _ip("netns", "add", name)
+            _ip("netns", "exec", name, "ip", "link", "set", "lo", "up")
+            here = f"quire-kv-{number}"
+            _ip("link", "add", here, "type", "veth", "peer", "name", "out", "netns", name)
+            _ip("addr", "add", f"10.201.{number}.1/24", "dev", here)
+            _ip("link", "set", here, "up")
+            self._up(name, "out", f"10.201.{number}.2/24")
+        both = ("type", "veth", "peer", "name", "kv", "netns", self.names[1])
+        _ip("link", "add", "kv", "netns", self.names[0], *both)
+        for number, name in enumerate(self.names):
+            self._up(name, "kv", f"10.201.9.{number + 1}/24")
+        return [
+            Host(f"10.201.{number}.2", f"10.201.9.{number + 1}", ("ip", "netns", "exec", name))
+            for number, name in enumerate(self.names)
+        ]
+
+    @staticmethod
+    def _up(name: str, device: str, address: str) -> None:
+        _ip("netns", "exec", name, "ip", "addr", "add", address, "dev", device)
+        _ip("netns", "exec", name, "ip", "link", "set", device, "up")
+
+    def set_cable(self, state: str) -> None:
+        """Let the cable between both be "down" or "up"."""
+        _ip("netns", "exec", self.names[0], "ip", "link", "set", "kv", state)
+
+    def __exit__(self, *_: object) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
 class Server:
     """`quire serve` with a connector."""
 
-    def __init__(self, model: Path, role: str, log: Path) -> None:
-        self.port, self.kv_port = free_port(), free_port()
+    def __init__(self, model: Path, role: str, log: Path, host: Host) -> None:
+        self.port, self.kv_port, self.host = free_port(), free_port(), host
         config = {
             "kv_connector": "NixlConnector", "kv_role": role,
             "kv_connector_extra_config": {
-                "port": self.kv_port, "kv_lease_duration": _LEASE_S, "kv_load_timeout": 1,
-                "kv_recompute_threshold": 0,
+                "host": host.kv_address, "port": self.kv_port, "kv_lease_duration": _LEASE_S,
+                "kv_load_timeout": 1, "kv_recompute_threshold": 0,
             },
         }  # fmt: skip
         command = [
-            *(sys.executable, "-m", "quire", "serve", str(model), "--port", str(self.port)),
+            *(*host.enter, sys.executable, "-m", "quire", "serve", str(model)),
+            *("--host", host.address, "--port", str(self.port)),
             *("--kv-transfer-config", json.dumps(config), "--max-model-len", "512"),
             *("--skip-tokenizer-init", "--dtype", "float32", "--cpu-threads", "1"),
             *("--block-size", str(_BLOCK), "--num-gpu-blocks-override", "2048"),
@@ -74,7 +131,7 @@ class Server:
     @property
     def url(self) -> str:
         """The address of its interface."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host.address}:{self.port}"
 
     def wait(self) -> None:
         """Wait until it serves."""
@@ -113,8 +170,29 @@ class Server:
                 self.process.wait()
 
 
+class Cable:
+    """The cable between two namespaces."""
+
+    def __init__(self, namespaces: Namespaces, server: Server) -> None:
+        self._namespaces = namespaces
+        self.address, self.port = server.host.kv_address, server.kv_port
+
+    async def open(self) -> None:
+        """Do nothing: it is there."""
+
+    def cut(self) -> None:
+        """Let nothing through from now on."""
+        self._namespaces.set_cable("down")
+
+    def mend(self) -> None:
+        """Let everything through again."""
+        self._namespaces.set_cable("up")
+
+
 class Link:
     """A relay between two engines, which can be cut."""
+
+    address = "127.0.0.1"
 
     def __init__(self, port: int) -> None:
         self.target, self.port, self._writers = port, 0, list[asyncio.StreamWriter]()
@@ -168,8 +246,10 @@ class Scene:
 
     prefill: Server
     decode: Server
-    link: Link
+    link: Link | Cable
     outputs: int
+    num_computed: int = 0
+    """Prompts that the first engine has computed."""
 
     def fault(self, name: str) -> tuple[Callable[[], object], Callable[[], object]]:
         """The action by which a fault begins, and the one by which it ends."""
@@ -201,8 +281,9 @@ async def ask(client: httpx.AsyncClient, scene: Scene, prompt: list[int]) -> lis
         params = first.json().get("kv_transfer_params") if first.is_success else None
     except httpx.TransportError:
         params = None
+    scene.num_computed += 1
     if params:
-        params["remote_port"] = scene.link.port
+        params |= {"remote_host": scene.link.address, "remote_port": scene.link.port}
         body["kv_transfer_params"] = params
     answer = await client.post(f"{scene.decode.url}/v1/completions", json=body)
     if not answer.is_success:
@@ -219,10 +300,9 @@ async def run(scene: Scene, name: str, prompts: list[list[int]], right: list[lis
     limits = httpx.Limits(max_connections=len(prompts))
     async with httpx.AsyncClient(timeout=_ANSWER_S, limits=limits) as client:
         tasks = [asyncio.create_task(ask(client, scene, prompt)) for prompt in prompts]
-        while name != "none" and not any(task.done() for task in tasks):
-            await asyncio.sleep(0.01)
-            if time.monotonic() - start > 1.0:
-                break
+        scene.num_computed = 0
+        while name != "none" and scene.num_computed < len(prompts) // 2:
+            await asyncio.sleep(0.002)
         begin()
         await asyncio.sleep(2.0 if name != "none" else 0.0)
         end()
@@ -265,19 +345,25 @@ FAULTS = (
 )
 
 
-async def table(args: argparse.Namespace, folder: Path) -> list[dict]:
+async def table(
+    args: argparse.Namespace, folder: Path, hosts: list[Host], namespaces: Namespaces | None
+) -> list[dict]:
     """All rows."""
     model = folder / "model"
     make_checkpoint(model, {"num_hidden_layers": 4, "max_position_embeddings": 1024}, "llama")
+    roles = ("kv_producer", "kv_consumer")
     servers = [
-        Server(model, role, folder / f"{role}.log") for role in ("kv_producer", "kv_consumer")
+        Server(model, role, folder / f"{role}.log", host)
+        for role, host in zip(roles, hosts, strict=True)
     ]
     rows = []
     try:
         for server in servers:
             server.wait()
         prefill, decode = servers
-        link = Link(prefill.kv_port)
+        link: Link | Cable = Link(prefill.kv_port)
+        if namespaces is not None:
+            link = Cable(namespaces, prefill)
         await link.open()
         scene = Scene(prefill, decode, link, args.outputs)
         for number, name in enumerate(args.faults.split(",")):
@@ -311,11 +397,18 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--outputs", type=int, default=48, help="tokens of an answer")
     parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--namespaces", action="store_true", help="each server is a host")
     add_output_flag(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["QUIRE_CACHE_DIR"] = str(Path(folder, "cache"))
-        rows = asyncio.run(table(args, Path(folder)))
+        if args.namespaces:
+            os.environ["QUIRE_CLUSTER_SECRET"] = "words of the kill table"
+            namespaces = Namespaces()
+            with namespaces as hosts:
+                rows = asyncio.run(table(args, Path(folder), hosts, namespaces))
+        else:
+            rows = asyncio.run(table(args, Path(folder), [Host(), Host()], None))
     failures = [
         f"{row['fault']}: {name} {row[name]}"
         for row in rows

@@ -260,3 +260,17 @@ def resolve_chat_template(
     except ValueError:  # none of that name, or none at all
         return chat_template
     return text
+
+
+class GroupOfOne:
+    """The workers that a connector of K/V sees: itself."""
+
+    rank = rank_in_group = local_rank = first_rank = last_rank = 0
+    world_size = 1
+    ranks = (0,)
+    is_first_rank = is_last_rank = True
+
+
+def group_of_one() -> GroupOfOne:
+    """The group of a worker that shares its model with nobody: connectors serve no other."""
+    return GroupOfOne()

@@ -147,7 +147,8 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.distributed.parallel_state": {
         "quire.as_vllm.stand_ins": """cleanup_dist_env_and_memory
             destroy_model_parallel=nothing_to_destroy
-            destroy_distributed_environment=nothing_to_destroy""",
+            destroy_distributed_environment=nothing_to_destroy
+            get_pp_group=group_of_one get_tp_group=group_of_one""",
         "quire.distributed.world": "get_world_group",
     },
     "vllm.distributed.device_communicators.pynccl": {

@@ -4,10 +4,13 @@ what was loaded; whatever a class does wrong costs time or one request.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from quire.distributed.kv_connector.base import KVConnectorBase_V1, KVConnectorMetadata
+from quire.engine.control_verbs import perform
 from quire.testing import make_checkpoint
 from tests.engine.core.kv_tier_scene import (
     BLOCK,
@@ -19,6 +22,7 @@ from tests.engine.core.kv_tier_scene import (
     open_core,
     prompts,
 )
+from tests.support.simulation.invariants import check, check_idle
 
 
 @pytest.fixture(scope="module")
@@ -251,3 +255,35 @@ def test_several_connectors_are_one(model, expected, tmp_path):
     assert [ask(ids) for ids in prompts()] == expected
     KEPT.clear()
     check_restored(ask, prompts(), expected)
+
+
+@pytest.mark.parametrize("trouble", ["", "loses"])
+@pytest.mark.parametrize("is_beside", [False, True], ids=["in the step", "beside steps"])
+def test_preemptions_aborts_and_resets_leave_the_promises(is_beside, trouble, model, expected):
+    """A small pool, requests that come and go at random, and every invariant after each step."""
+    draw = random.Random(7)
+    ask = opened(model, connector(trouble, is_beside=is_beside), num_gpu_blocks_override=18)
+    wanted, found, handle = {}, {}, 1000
+    for step in range(200):
+        if step < 120 and len(ask.core.scheduler.requests) < 3 and draw.random() < 0.4:
+            handle, number = handle + 1, draw.randrange(3)
+            wanted[handle] = number
+            ask.add(handle, prompts()[number])
+        if draw.random() < 0.1:
+            perform(ask.core, "reset_prefix_cache", (True,))
+        if ask.core.scheduler.requests and draw.random() < 0.08:
+            gone = draw.choice(list(ask.core.scheduler.requests))
+            ask.core.abort_requests([gone])
+            del wanted[gone]
+        out = ask.core.step()
+        check(ask.core.scheduler)
+        for each, token in zip(out.handles, out.token_ids, strict=True):
+            found.setdefault(each, []).append(token)
+    while ask.core.has_work:
+        out = ask.core.step()
+        for each, token in zip(out.handles, out.token_ids, strict=True):
+            found.setdefault(each, []).append(token)
+    check_idle(ask.core.scheduler)
+    right = [[token for token, _ in answer] for answer in expected]
+    assert all(found[each] == right[number] for each, number in wanted.items())
+    assert len(wanted) > 15 and (trouble or ask.external_hits > 5 * PROMPT)

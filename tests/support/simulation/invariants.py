@@ -49,6 +49,8 @@ def check_idle(scheduler: Scheduler) -> None:
     transfers = scheduler.transfers
     assert transfers is None or not transfers.num_leased, "leases leaked"
     assert transfers is None or not transfers._loads and not transfers._stores
+    connections = scheduler.connections
+    assert connections is None or not connections.num_leased, "leases of a connector leaked"
     assert not scheduler.memory._writing, "keys of unwritten blocks leaked"
     sources = scheduler.memory.sources
     assert sources is None or not sources._writing, "names of unwritten sources leaked"
@@ -87,6 +89,10 @@ def _check_pool(scheduler: Scheduler) -> None:
         held.update(b for table in request.block_ids for b in table if b != NULL_BLOCK)
     if scheduler.transfers is not None:
         held.update(b for lease in scheduler.transfers._leases.values() for b in lease.blocks)
+    if scheduler.connections is not None:
+        loads = [lease for _, lease in scheduler.connections._loads.values()]
+        leases = [*scheduler.connections._sends.values(), *loads]
+        held.update(b for lease in leases for b in lease.blocks)
     if scheduler.memory.states is not None:
         held.update(scheduler.memory.states._sources)
     assert pool._ref[NULL_BLOCK] == 0
