@@ -83,6 +83,11 @@ class ConnectedRequests:
         return len(self._loads)
 
     @property
+    def loads(self) -> list[int]:
+        """The requests with loads that have not ended."""
+        return list(self._loads)
+
+    @property
     def sends(self) -> Collection[int]:
         """The requests that have ended, and whose blocks are still read."""
         return self._sends.keys()
@@ -169,6 +174,15 @@ class ConnectedRequests:
                 self._memory.release(request)
                 load.request, load.is_ready, load.is_loaded = None, True, not bad
             lease.end()
+
+    def abandon_loads(self) -> None:
+        """Have all requests that wait for a load computed. Their blocks stay under a lease, since
+        nobody knows whether they are still written, until the ends of the loads are told.
+        """
+        for load, _ in self._loads.values():
+            if (request := load.request) is not None:
+                self._memory.release(request)
+                load.request, load.is_ready = None, True
 
     def is_loading(self, handle: int) -> bool:
         """Whether this request's load has not ended."""

@@ -11,6 +11,7 @@ import torch
 
 from quire.distributed.kv_connector.base import KVConnectorBase_V1, KVConnectorMetadata
 from quire.engine.control_verbs import perform
+from quire.engine.core import kv_connection
 from quire.testing import make_checkpoint
 from tests.engine.core.kv_tier_scene import (
     BLOCK,
@@ -209,6 +210,34 @@ def test_a_request_waits_for_an_answer(model, expected):
 def test_a_connector_that_raises_costs_its_loads(model, expected):
     ask = opened(model, connector("raises"))
     assert [ask(ids) for ids in prompts()] == expected and ask.external_hits == 0
+
+
+@pytest.mark.parametrize("is_beside", [False, True], ids=["in the step", "beside steps"])
+@pytest.mark.parametrize(
+    "method",
+    ["update_state_after_alloc", "build_connector_meta", "start_load_kv", "save_kv_layer"],
+)
+def test_whatever_raises_costs_time_alone(method, is_beside, model, expected, monkeypatch):
+    monkeypatch.setattr(kv_connection, "_SETTLE_S", 0.1)
+    ask = opened(model, connector(is_beside=is_beside))
+    assert [ask(ids) for ids in prompts()] == expected
+
+    def fail(*args, **kwargs):
+        raise ValueError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Own, method, fail)
+        ask.add(99, prompts()[0])
+        found = {}
+        while ask.core.scheduler.requests:
+            out = ask.core.step()
+            for handle, token in zip(out.handles, out.token_ids, strict=True):
+                found.setdefault(handle, []).append(token)
+        assert found[99] == [token for token, _ in expected[0]]
+    hits = ask.external_hits
+    assert [ask(ids) for ids in prompts()] == expected
+    assert ask.external_hits == hits, "it is not used any more"
+    check_idle(ask.core.scheduler)
 
 
 def test_files_of_whole_prompts_come_back(model, expected, tmp_path):

@@ -1,8 +1,9 @@
 """The feature of a core with a connector of K/V: the scheduler's half, asked about requests and
 told of plans.
 
-A connector's code may be anybody's. What it raises about a request costs that request its load and
-no more: its tokens are computed.
+A connector's code may be anybody's. What it raises when it is asked about a request costs that
+request its load; after any other exception nobody knows what it still does, and it is not used any
+more. In both cases tokens are computed.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class KVConnection(CoreFeature):
         self._finished: set[str] = set()
         self._has_begun = False
         """Whether a load was begun that the worker has not been told of."""
+        self._free_at: float | None = None
+        """When blocks of a connector that has failed are free; None: it has not."""
+        self._to_load: set[int] = set()
+        """Blocks of the requests that the next step loads something for."""
         self._bad: set[int] = set()
         self._bad_beside: set[int] = set()
         self._rows: dict[int, int] = {}
@@ -103,15 +108,24 @@ class KVConnection(CoreFeature):
         view.status = RequestStatus.WAITING_FOR_REMOTE_KVS
         self._has_begun = True
         tables = KVCacheBlocks(request.block_ids, blocks)
-        self._connector.update_state_after_alloc(view, tables, count)
+        try:
+            self._connector.update_state_after_alloc(view, tables, count)
+        except Exception:
+            self._give_up()
 
     def entered(self, request: Request, count: int) -> None:
         """See `Connection`."""
         view = self._views.get(request.handle)
-        if view is not None:
-            view.status = RequestStatus.RUNNING
+        if view is None:
+            return
+        view.status = RequestStatus.RUNNING
+        if count:
+            self._to_load.update(block for table in request.block_ids for block in table)
+        try:
             blocks = KVCacheBlocks(request.block_ids)
             self._connector.update_state_after_alloc(view, blocks, count)
+        except Exception:
+            self._give_up()
 
     def finish(self, request: Request, stop: Stop | None) -> bool:
         """See `Connection`."""
@@ -126,7 +140,7 @@ class KVConnection(CoreFeature):
         try:
             keeps, params = finished(self._connector, view, tables)
         except Exception:
-            logger.exception("The connector has failed as request %d ended.", request.handle)
+            self._give_up()
             return False
         if params is not None and stop is not None:
             self._parts.append(TransferParams(request.handle, params))
@@ -157,6 +171,8 @@ class KVConnection(CoreFeature):
     # the core
 
     def prepare(self, request: Request, message: EngineCoreRequest) -> None:
+        if self._free_at is not None:
+            return
         params = message.params
         more = params.extra_args if isinstance(params, SamplingParams) else None
         given = more.get(PARAMS) if more else None
@@ -169,24 +185,41 @@ class KVConnection(CoreFeature):
         return [end for end in failed if self._scheduler.abort(end[0])]
 
     def planned(self, plan: StepPlan | None) -> None:
-        if plan is None and not self._has_news:
-            return
+        if self._free_at is not None:
+            self._free_blocks(self._free_at)
+        elif plan is not None or self._has_news:
+            self._begin_step(plan)
+            if plan is None:
+                self._end_step(has_computed=False)
+
+    def completed(self) -> None:
+        self._end_step(has_computed=True)
+
+    def _begin_step(self, plan: StepPlan | None) -> None:
         self._has_begun = False
         output = self._output_of(plan) if self._connector.reads_steps else StepView()
         output.finished_req_ids, self._finished = set(self._ended), self._ended
         self._ended = set()
-        self._note_bad(self._worker.begin(self._connector.build_connector_meta(output)))
-        if plan is None:
-            self._end(has_computed=False)
+        try:
+            bad = self._worker.begin(self._connector.build_connector_meta(output))
+        except Exception:
+            self._give_up()
+            return
+        self._to_load.clear()
+        self._note_bad(bad)
 
-    def completed(self) -> None:
-        self._end(has_computed=True)
-
-    def _end(self, *, has_computed: bool) -> None:
-        output = self._worker.end(self._finished, has_computed=has_computed)
-        self._finished = set()
-        self._note_bad(output.invalid_block_ids)
+    def _end_step(self, *, has_computed: bool) -> None:
+        if self._free_at is not None:
+            return
+        finished_ids, self._finished = self._finished, set()
+        try:
+            output = self._worker.end(finished_ids, has_computed=has_computed)
+            self._connector.update_connector_output(output)
+        except Exception:
+            self._give_up()
+            return
         ends = []
+        self._note_bad(output.invalid_block_ids)
         for handle in sorted(map(int, output.finished_recving or ())):
             if self._connections.is_loading(handle):
                 bad = self._bad_beside.intersection(self._connections.blocks_of(handle))
@@ -199,7 +232,23 @@ class KVConnection(CoreFeature):
         self._connections.end_sends(sorted(sent.intersection(self._connections.sends)))
         if isinstance(output.kv_connector_stats, dict):
             self._sums |= output.kv_connector_stats
-        self._connector.update_connector_output(output)
+
+    def _give_up(self) -> None:
+        """Use the connector no more; blocks that it may move stay for as long as that may take."""
+        if self._free_at is None:
+            logger.exception("The connector has failed, and is not used any more.")
+            self._free_at = time.monotonic() + _SETTLE_S
+        self._bad |= self._to_load
+        self._to_load.clear()
+        self._views.clear()
+        self._connections.abandon_loads()
+
+    def _free_blocks(self, time_s: float) -> None:
+        """Free the blocks of a connector that has failed, if their time is over."""
+        if time.monotonic() >= time_s:
+            connections = self._connections
+            connections.end_loads([(h, connections.blocks_of(h)) for h in connections.loads])
+            connections.end_sends(list(connections.sends))
 
     def _note_bad(self, blocks: Collection[int]) -> None:
         """Blocks could not be filled, by loads beside steps or by the oldest step in flight."""
@@ -213,8 +262,12 @@ class KVConnection(CoreFeature):
     @property
     def _has_news(self) -> bool:
         connections = self._connections
-        is_moving = connections.num_loading or connections.sends or self._ended or self._has_begun
-        return bool(is_moving or self._connector.has_pending_push_work())
+        if connections.num_loading or connections.sends:
+            return True
+        if self._free_at is not None:
+            return False
+        has_ends = bool(self._ended) or self._has_begun
+        return has_ends or self._connector.has_pending_push_work()
 
     def take_parts(self) -> list[AnyPart]:
         parts, self._parts = self._parts, []
@@ -231,17 +284,19 @@ class KVConnection(CoreFeature):
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a load or a send to end, at most for `timeout_s`."""
-        if self._has_news:
+        if self._free_at is None and self._has_news:
             self._worker.wait(timeout_s)
+        elif self._has_news:
+            time.sleep(timeout_s)
 
     def settle(self) -> None:
-        end = time.monotonic() + _SETTLE_S
-        can_end = self._worker.settle()
+        end = max(time.monotonic(), self._free_at or 0.0) + _SETTLE_S
+        can_end = self._free_at is None and self._worker.settle()
         while self._connections.num_loading or self._connections.sends:
             self.planned(None)
             if not can_end and time.monotonic() > end:
                 raise EngineError("The connector still moves K/V: blocks cannot be forgotten.")
-            self._worker.wait(0.01)
+            self.wait(0.01)
 
     def forget_contents(self) -> None:
         self.settle()
