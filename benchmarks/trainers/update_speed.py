@@ -44,7 +44,8 @@ class FileSource:
         self._tensors: dict[str, torch.Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, "pt") as opened:
-                self._tensors |= {name: opened.get_tensor(name) for name in opened}
+                names = opened.keys()
+                self._tensors |= {name: opened.get_tensor(name) for name in names}
 
     def metadata(self) -> list[TensorMeta]:
         """The descriptions."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed
 
 from quire.encodable import to_msgpack
-from quire.errors import InvalidParameter, PeersLost, WeightUpdateError
+from quire.errors import InvalidParameter, WeightUpdateError
 
 TIMEOUT_S = 240.0
 """Seconds that a process waits for the others: fewer than a front end waits for its core's turn."""
@@ -102,7 +102,7 @@ class StatelessProcessGroup:
         try:
             return bytes(self.store.get(key))
         except RuntimeError as error:
-            raise PeersLost(f"Another process of the group is gone: {error}") from error
+            raise WeightUpdateError(f"Another process of the group is gone: {error}") from error
 
 
 class PyNcclCommunicator:
@@ -116,7 +116,7 @@ class PyNcclCommunicator:
     ) -> None:
         """`device` has the tensors. `library_path` is not needed: torch brings the libraries.
 
-        Raises PeersLost if the others do not come.
+        Raises WeightUpdateError if the others do not come.
         """
         self.group = group
         self.rank, self.world_size = group.rank, group.world_size
@@ -131,11 +131,12 @@ class PyNcclCommunicator:
         try:
             self._group: Any = make(store)
         except RuntimeError as error:
-            raise PeersLost(f"The other processes of the group did not come: {error}") from error
+            text = f"The other processes of the group did not come: {error}"
+            raise WeightUpdateError(text) from error
         self._run(self._group.barrier())
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
-        """Give the tensor of process `src` to all, in place. Raises PeersLost."""
+        """Give the tensor of process `src` to all, in place. Raises WeightUpdateError."""
         options: Any = distributed.BroadcastOptions()  # type: ignore[attr-defined]
         options.rootRank = src
         self._one(tensor, lambda data: self._group.broadcast([data], options))
@@ -171,7 +172,7 @@ class PyNcclCommunicator:
         try:
             work.wait()
         except RuntimeError as error:
-            raise PeersLost(f"Another process of the group is gone: {error}") from error
+            raise WeightUpdateError(f"Another process of the group is gone: {error}") from error
 
     def _gloo(self, store: Any) -> Any:
         gloo: Any = distributed.ProcessGroupGloo  # its stub knows little of it

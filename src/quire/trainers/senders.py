@@ -56,7 +56,7 @@ class WeightSender:
 
     def send_weights(self, version: str | None = None) -> None:
         """Send all weights as one update, under the name `version`. Raises what the engine says, or
-        PeersLost when it is gone.
+        WeightUpdateError when it is gone.
         """
         if not self._is_root:
             for _ in self._source:

@@ -131,6 +131,9 @@ _ERRORS: dict[str, type[EngineError] | type[TimeoutError]] = {
     "BadAdapter": errors.BadAdapter,
     "AdapterNotFound": errors.AdapterNotFound,
     "ProfilerAlreadyActive": errors.ProfilerAlreadyActive,
+    "WeightUpdateError": errors.WeightUpdateError,
+    "WeightMismatch": errors.WeightMismatch,
+    "LoadError": errors.LoadError,
 }
 """Errors that keep their class on the way from a core, where one text is enough to make one."""
 

@@ -60,7 +60,7 @@ class GroupTransferEngine(WeightTransferEngine):
     _init: GroupInitInfo | None = None
 
     def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
-        """Join the group. Raises WeightUpdateError or PeersLost."""
+        """Join the group. Raises WeightUpdateError."""
         if init_info.nccl_unique_id_b64 is not None:
             hint = "Give master_address and master_port."
             raise NotBuiltYet("init_info['nccl_unique_id_b64']", "...", hint)
