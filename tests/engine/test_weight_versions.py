@@ -1,5 +1,5 @@
-"""Streams across weight updates: each span of tokens has the log-probabilities of a forward with the
-weights of its version; cores that die, and updates that fail on one of several.
+"""Streams across weight updates: each span of tokens has the log-probabilities of a forward with
+the weights of its version; cores that die, and updates that fail on one of several cores.
 """
 
 import asyncio
