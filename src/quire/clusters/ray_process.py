@@ -19,15 +19,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from quire.clusters.hosted_process import Ending, HostedProcess
 from quire.clusters.ray_cluster import new_group
-from quire.processes.child_process import completed
+from quire.processes.child_process import GRACE_S, completed
 from quire.processes.start_message import ChildStart
 
 logger = logging.getLogger(__name__)
 
 MOST_CALLS = 4
 """Calls of an actor at a time: one waits for the end of the process."""
-RELEASE_S = 5.0
-"""Seconds that the cluster may take to take back the resources of a process."""
+RELEASE_S = 1.0
+"""Seconds that an owner waits until the cluster has taken back the resources of a process."""
 
 
 class Room(Protocol):
@@ -119,7 +119,13 @@ class RayProcess:
         return None if self._ending is None else self._ending.code
 
     def exit_words(self) -> str:
-        return "has not ended" if self._ending is None else self._ending.words
+        """As `OwnedProcess.exit_words`: Ray may tell later of an end than the process's own
+        connections.
+        """
+        if not self._ended.wait(GRACE_S):
+            self._finish(Ending(1, "closed its connections and had to be killed", None))
+        assert self._ending is not None, "it was waited for"
+        return self._ending.words
 
     def last_words(self) -> tuple[str, str] | None:
         return None if self._ending is None else self._ending.last_words

@@ -491,6 +491,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         if await self.is_paused() or await self.is_sleeping():
             raise EngineError("The engine is paused: resume_generation() or wake_up() first.")
         await self.front_end.client.scale(size, limit_s)
+        self._note_cores()
 
     async def refresh_metrics(self) -> None:
         """Fetch the current metrics for `get_metrics` and `metrics_collector`. Without this call,

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from quire.engine.client.load_balancer import CHUNK_TOKENS, MAX_CHUNKS, LoadBalancer, load_of
-from quire.engine.wire.messages import EngineCoreRequest, SchedulerStats
+from quire.engine.wire.messages import AdapterRef, EngineCoreRequest, SchedulerStats
 from quire.engine.wire.prompt_media import PromptMedia
 from quire.params import SamplingParams
 from quire.step.media import MediaItem
@@ -15,8 +15,10 @@ PREFIX = list(range(4 * CHUNK_TOKENS))
 HANDLES = itertools.count()
 
 
-def request(ids=(1, 2, 3), salt=None):
-    return EngineCoreRequest(next(HANDLES), list(ids), SamplingParams(), 0, 0.0, cache_salt=salt)
+def request(ids=(1, 2, 3), salt=None, adapter=None):
+    return EngineCoreRequest(
+        next(HANDLES), list(ids), SamplingParams(), 0, 0.0, cache_salt=salt, adapter=adapter
+    )
 
 
 class Loads:
@@ -70,6 +72,15 @@ def test_a_beginning_under_another_salt_is_another_beginning():
     cores = Loads()
     home = cores.choose(request(PREFIX))
     assert cores.choose(request(PREFIX, salt="theirs")) == 1 - home
+
+
+def test_a_beginning_for_another_adapter_is_another_beginning():
+    cores = Loads()
+    home = cores.choose(request(PREFIX, adapter=AdapterRef("a", 1, "/a")))
+    assert cores.choose(request(PREFIX, adapter=AdapterRef("a", 1, "/a"))) == home
+    cores.loads = dict.fromkeys(cores.loads, 0.0)
+    cores.loads[home] = 1.0
+    assert cores.choose(request(PREFIX, adapter=AdapterRef("b", 2, "/b"))) == 1 - home
 
 
 def test_a_core_that_died_is_not_remembered():

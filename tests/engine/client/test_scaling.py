@@ -115,12 +115,15 @@ def test_streams_go_on_while_cores_come_and_go():
             first = begin(0)
             await engine.scale_elastic_ep(2)
             assert len(psutil.Process().children()) == before + 2
+            config = engine.vllm_config.parallel_config
+            assert config.data_parallel_size == config.data_parallel_size_local == 2
             second = begin(1)
             await asyncio.sleep(0)
             await engine.scale_elastic_ep(1, drain_timeout=60)
             with pytest.raises(InvalidParameter, match="data_parallel_rank"):
                 await begin(1)[0]
             await engine.scale_elastic_ep(1)
+            assert engine.vllm_config.parallel_config.data_parallel_size == 1
             third = begin(None)
             found = [await asyncio.gather(*tasks) for tasks in (first, second, third)]
             assert len(psutil.Process().children()) == before + 1

@@ -70,11 +70,12 @@ def load_of(num_requests: int, stats: SchedulerStats) -> float:
 
 def _prefix_keys(request: EngineCoreRequest) -> Iterator[int]:
     """A key for each prefix of the prompt that is a whole number of chunks long, with the digests
-    of the media in it. A collision costs speed, not correctness.
+    of the media in it, for each adapter its own. A collision costs speed, not correctness.
     """
     ids = request.prompt_token_ids
     items = [] if request.media is None else request.media.items
-    key = hash((request.cache_salt, *(item.digest for item in items if not item.places)))
+    adapter = None if request.adapter is None else request.adapter.folder
+    key = hash((request.cache_salt, adapter, *(item.digest for item in items if not item.places)))
     for start in range(0, len(ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
         end = start + CHUNK_TOKENS
         media = [(i.digest, i.start - start) for i in items if i.start < end and start < i.end]

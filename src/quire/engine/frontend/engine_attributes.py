@@ -26,11 +26,25 @@ class EngineAttributes(HasCounterparts):
 
     @property
     def vllm_config(self) -> EnginePlan:
-        """The plan that the engine was made from. Raises EngineError where it was made by hand."""
+        """The plan that the engine was made from, with the cores that it has now. Raises
+        EngineError where it was made by hand.
+        """
         plan = self.front_end.plan
         if plan is None:
             raise EngineError("The engine was made without a plan.")
         return plan
+
+    def _note_cores(self) -> None:
+        """The number of cores has changed: the plan, and its views, follow."""
+        plan = self.front_end.plan
+        if plan is None:
+            return
+        indices = sorted(self.front_end.client.engine_indices)
+        old = plan.parallel
+        here = (i for i in indices if i in old.data_parallel_ranks or i >= old.data_parallel_size)
+        self.front_end.plan = plan.changed(
+            data_parallel_size=len(indices), data_parallel_ranks=tuple(here)
+        )
 
     @property
     def model_config(self) -> ModelView:

@@ -36,7 +36,7 @@ from quire.executor.ranks.multiproc import MultiprocExecutor, open_multiproc
 from quire.executor.ranks.network_ranks import NetworkRanks
 from quire.executor.worker_config import WorkerConfig
 from quire.executor.worker_extension import worker_class
-from quire.processes.child_process import ChildProcess, completed
+from quire.processes.child_process import GRACE_S, ChildProcess, completed
 from quire.processes.cluster_keys import ClusterKeys, close_to_strangers, cluster_keys
 from quire.processes.codec import has_input
 from quire.processes.owned_process import OwnedProcess
@@ -75,7 +75,13 @@ class NodeProcess:
         return None if self._ending is None else self._ending.code
 
     def exit_words(self) -> str:
-        return "has not ended" if self._ending is None else self._ending.words
+        """As `OwnedProcess.exit_words`: its machine may tell later of an end than the process's own
+        connections.
+        """
+        if not self._ended.wait(GRACE_S):
+            self.finish(RankEnded(self.rank, 1, "closed its connections, or is lost", None))
+        assert self._ending is not None, "it was waited for"
+        return self._ending.words
 
     def last_words(self) -> tuple[str, str] | None:
         return None if self._ending is None else self._ending.last_words
