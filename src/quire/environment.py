@@ -159,6 +159,17 @@ VARIABLES = (
     ),
     Variable("RAY_ADDRESS", "host:port", "The Ray cluster; default: one of this machine."),
     Variable(
+        "QUIRE_PP_LAYER_PARTITION",
+        "numbers with commas between",
+        "The layers of each stage (`pipeline_parallel_size`); default equal shares.",
+    ),
+    Variable(
+        "QUIRE_CPU_THREADS_BIND",
+        "auto, nobind, or lists of CPUs with | between",
+        "The logical CPUs of each worker's threads: `0-15|16-31`; default auto, the cores of a "
+        "NUMA node for each.",
+    ),
+    Variable(
         "OPENAI_API_KEY",
         "a key",
         "What `quire chat --url` and `quire complete --url` send where --api-key is not given.",
@@ -368,6 +379,27 @@ def _bundles(given: Mapping[str, str], name: str) -> tuple[int, ...] | None:
     if len(set(texts)) < len(texts):
         raise InvalidParameter(name, given[name], "each bundle once")
     return tuple(map(int, texts)) or None
+
+
+class RankEnvironment(msgspec.Struct, frozen=True):
+    """Settings for the workers of a core: the layers of each stage (None: equal shares), and the
+    CPUs of each worker's threads as they were written.
+    """
+
+    stage_layers: tuple[int, ...] | None
+    threads_bind: str
+
+
+def read_rank_environment() -> RankEnvironment:
+    """Settings for workers, as the environment says now. Raises InvalidParameter."""
+    name = "QUIRE_PP_LAYER_PARTITION"
+    text, layers = os.environ.get(name), None
+    if text is not None:
+        words = text.split(",")
+        if not all(word.strip().isdecimal() for word in words):
+            raise InvalidParameter(name, text, "numbers of layers with commas between")
+        layers = tuple(map(int, words))
+    return RankEnvironment(layers, os.environ.get("QUIRE_CPU_THREADS_BIND") or "auto")
 
 
 def max_sequences() -> int:

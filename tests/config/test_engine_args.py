@@ -36,7 +36,7 @@ WIDELY_USED = [
     "data_parallel_rank", "data_parallel_address", "data_parallel_rpc_port",
     "data_parallel_backend", "data_parallel_hybrid_lb", "data_parallel_external_lb",
     "enable_expert_parallel", "distributed_executor_backend", "nnodes", "node_rank",
-    "master_addr", "master_port", "disable_custom_all_reduce", "worker_cls",
+    "master_addr", "master_port", "disable_custom_all_reduce",
     "worker_extension_cls", "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras",
     "limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "mm_processor_cache_gb",
     "language_model_only", "mm_encoder_tp_mode", "speculative_config", "compilation_config",

@@ -37,6 +37,19 @@ def test_sizes_name_their_workers_layers_and_bits(folder):
     assert view.distributed_executor_backend == "mp"
 
 
+def test_the_layers_of_stages_can_be_given(folder, monkeypatch):
+    monkeypatch.setenv("QUIRE_PP_LAYER_PARTITION", "1,3,1")
+    assert plan_of(folder, pipeline_parallel_size=3).parallel.stage_layers == (1, 3, 1)
+    for text, why in (
+        ("1,4", "3 numbers whose sum"),
+        ("1,1,1", "sum is 5"),
+        ("1,x", "numbers"),
+    ):
+        monkeypatch.setenv("QUIRE_PP_LAYER_PARTITION", text)
+        with pytest.raises(InvalidParameter, match=why):
+            plan_of(folder, pipeline_parallel_size=3)
+
+
 def test_threads_are_shared(folder):
     ranks = plan_of(folder, tensor_parallel_size=2, cpu_threads=6).parallel
     assert ranks.num_threads == 3

@@ -28,6 +28,23 @@ def test_methods_are_called_by_their_names(is_apart):
         assert llm.llm_engine.vllm_config.parallel_config.worker_extension_cls == NOTES
 
 
+@pytest.mark.parametrize("is_apart", [False, True], ids=["here", "in a process of its own"])
+def test_workers_can_be_of_a_class_of_ones_own(is_apart):
+    own = "tests.executor.worker_notes.OwnWorker"
+    with LLM(
+        **ARGS, worker_cls=own, worker_extension_cls=NOTES, enable_multiprocessing=is_apart
+    ) as llm:
+        assert llm.collective_rpc("get_supported_tasks") == [["generate", "own"]]
+        assert llm.collective_rpc("note", args=("a",))[0][0] == "a"
+
+
+@pytest.mark.parametrize("name", ["tests.executor.worker_notes.Notes", "no_such_module.Worker"])
+def test_what_is_no_worker_is_refused(name):
+    with pytest.raises(InvalidParameter) as caught:
+        LLM(**ARGS, worker_cls=name)
+    assert caught.value.parameter == "worker_cls"
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -17,10 +17,12 @@ TRANSLATED = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "QUIRE_ALLOW_RUNTIME_LORA_UPDATING",
     "VLLM_API_KEY": "QUIRE_API_KEY",
     "VLLM_CACHE_ROOT": "QUIRE_CACHE_DIR",
+    "VLLM_CPU_OMP_THREADS_BIND": "QUIRE_CPU_THREADS_BIND",
     "VLLM_LORA_RESOLVER_CACHE_DIR": "QUIRE_LORA_RESOLVER_CACHE_DIR",
     "VLLM_LOG_STATS_INTERVAL": "QUIRE_LOG_STATS_INTERVAL",
     "VLLM_MAX_N_SEQUENCES": "QUIRE_MAX_N_SEQUENCES",
     "VLLM_PLUGINS": "QUIRE_PLUGINS",
+    "VLLM_PP_LAYER_PARTITION": "QUIRE_PP_LAYER_PARTITION",
 }
 """Variables that have another name here. One that is set under ours already keeps its value."""
 
@@ -48,7 +50,6 @@ INSTEAD = {
     "VLLM_BATCH_INVARIANT": "answers do not depend on the batch, and cannot be made to",
     "VLLM_CONFIGURE_LOGGING": "give the logger 'quire' a handler with the module logging",
     "VLLM_CPU_KVCACHE_SPACE": "give kv_cache_memory_bytes",
-    "VLLM_CPU_OMP_THREADS_BIND": "give cpu_threads, or use taskset or numactl",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "give LLM or LLMEngine enable_multiprocessing=True",
     "VLLM_SERVER_DEV_MODE": "give quire serve --enable-admin and --api-key",
     "VLLM_TARGET_DEVICE": "the device is found, or chosen by the option device",

@@ -115,6 +115,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     use_graphs: bool
     is_deterministic: bool
     profiler: ProfilerConfig | None
+    worker_cls: str | None
     worker_extension_cls: str | None
     weight_transfer: WeightTransferPlan | None
     scheduler_cls: str | None

@@ -32,7 +32,7 @@ from quire.config.pooling import (
 from quire.config.resolve.media import takes_pictures
 from quire.config.resolve.resolve import check_args, resolve
 from quire.config.speculators import is_speculator, with_verifier
-from quire.environment import launcher_variables
+from quire.environment import launcher_variables, read_rank_environment
 from quire.errors import (
     CorruptCheckpoint,
     InvalidParameter,
@@ -130,6 +130,8 @@ def with_plain_values(args: EngineOptions) -> EngineOptions:
     plain: dict[str, Any] = {}
     if type(args.dtype).__module__ == "torch":
         plain["dtype"] = str(args.dtype).removeprefix("torch.")
+    if isinstance(args.numa_bind_nodes, list | tuple):
+        plain["numa_bind_nodes"] = [str(node) for node in args.numa_bind_nodes]
     for name in ("pooler_config", "profiler_config", "structured_outputs_config"):
         value = getattr(args, name)
         if isinstance(value, msgspec.Struct):
@@ -217,7 +219,14 @@ def _rank(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> R
         raise NotBuiltYet(name, value, "Use a model that Quire runs itself.")
     storage = read_storage(config)
     group = group_of(args.quantization) if storage is None else storage.group
-    return rank_facts(decoder, tensor_parallel_size=tp, pipeline_parallel_size=pp, group=group)
+    stage_layers = read_rank_environment().stage_layers
+    return rank_facts(
+        decoder,
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=pp,
+        group=group,
+        stage_layers=stage_layers,
+    )
 
 
 def _with_pictures(args: EngineOptions, folder: Path, config: dict[str, Any]) -> dict[str, Any]:

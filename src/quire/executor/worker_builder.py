@@ -162,7 +162,7 @@ def build_worker(
     if stage is not None:
         rank += config.parallel.tensor_parallel_size * _number_of(stage, config)
     core = 0 if config.parallel.weight_transfer is None else config.parallel.weight_transfer.core
-    worker = worker_class(config.parallel.worker_extension_cls)(
+    worker = worker_class(config.parallel.worker_extension_cls, config.parallel.worker_cls)(
         runner,
         Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
         WorkerFacts(

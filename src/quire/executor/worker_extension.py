@@ -1,36 +1,50 @@
-"""Methods of the user's own for workers, which `collective_rpc` calls by their names in every core,
-also in those that are processes of their own.
+"""Workers of the user's own, and methods for workers, which `collective_rpc` calls by their names
+in every core, also in those that are processes of their own.
 """
 
 from __future__ import annotations
 
 import importlib
 
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, PluginError
 from quire.executor.worker import Worker
+from quire.plugins import resolve_reference
 
 _OPTION = "worker_extension_cls"
 
 
-def worker_class(extension: str | None) -> type[Worker]:
-    """The class of workers: with the methods of the class that `extension` names, as
-    "module.Class"; None: without any.
+def worker_class(extension: str | None, own: str | None = None) -> type[Worker]:
+    """The class of workers: `own` names it as "module:Class" (None: Quire's), with the methods of
+    the class that `extension` names, as "module.Class"; None: without any.
 
     Raises InvalidParameter for what cannot be imported, is not a class that others can be made of,
     or has a name that workers have already.
     """
+    kind = Worker if own is None else _own_class(own)
     if extension is None:
-        return Worker
+        return kind
     added = _imported(extension)
-    own = {*dir(Worker), *Worker.__annotations__}
-    taken = sorted(name for name in dir(added) if not name.startswith("__") and name in own)
+    names = {*dir(kind), *Worker.__annotations__}
+    taken = sorted(name for name in dir(added) if not name.startswith("__") and name in names)
     if taken:
         allowed = f"workers have {', '.join(taken)} already"
         raise InvalidParameter(_OPTION, extension, allowed, "Choose other names.")
     try:
-        return type("Worker", (Worker, added), {})
+        return type("Worker", (kind, added), {})
     except TypeError as error:
         raise InvalidParameter(_OPTION, extension, f"workers cannot be of it ({error})") from error
+
+
+def _own_class(name: str) -> type[Worker]:
+    try:
+        found = resolve_reference(name)
+    except PluginError as error:
+        raise InvalidParameter("worker_cls", name, str(error)) from error
+    if not (isinstance(found, type) and issubclass(found, Worker)):
+        allowed = "it must be a subclass of quire.executor.worker.Worker"
+        hint = "Workers that were written for vLLM have no counterpart: see worker_extension_cls."
+        raise InvalidParameter("worker_cls", name, allowed, hint)
+    return found
 
 
 def check_method(kind: type[Worker], method: str) -> None:

@@ -47,9 +47,9 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     `cpu_quota`: CPUs' worth of time that the container may use. `node_free_bytes`: free memory of
     the NUMA nodes of `cpus`.
     `free_memory_bytes`: what can be taken now without swapping, inside the container's limit.
-    `thread_limit`: set by the environment. `features`: names of CPU features that change a
-    decision, such as avx512_bf16. `gpu_missing`: why there is no `gpu`. `torch_cuda`: the CUDA
-    release that torch is built for; `torch_other`: GPUs of other makers that it is built for.
+    `thread_limit`, `threads_bind`: set by the environment. `features`: names of CPU features that
+    change a decision, such as avx512_bf16. `gpu_missing`: why there is no `gpu`. `torch_cuda`: the
+    CUDA release that torch is built for; `torch_other`: GPUs of other makers that it is built for.
     `device`: where an engine runs, whose memory is then the one meant here
     (config/resolve/device.py), and `host_free_bytes` that of the host. `weights_folder`: where
     weights could be kept in files, and `free_disk_bytes` the room for them, 0 where files are in
@@ -67,6 +67,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_quota: float = math.inf
     node_free_bytes: dict[int, int] = {}
     thread_limit: int | None = None
+    threads_bind: str = "auto"
     device: str = "cpu"
     host_free_bytes: int = 0
     gpu: GpuFacts | None = None

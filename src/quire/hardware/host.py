@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from quire.environment import read_environment
+from quire.environment import read_environment, read_rank_environment
 from quire.hardware.disk import free_disk_bytes
 from quire.hardware.facts import LogicalCpu, MachineFacts
 from quire.hardware.nvidia import find_gpu, torch_cuda_version, torch_for_other_gpus
@@ -67,6 +67,7 @@ def gather_machine_facts(root: Path = Path("/")) -> MachineFacts:
         free_memory_bytes=free,
         memory_limit_source=source,
         thread_limit=environment.thread_limit,
+        threads_bind=read_rank_environment().threads_bind,
         gpu=gpu,
         gpu_missing=gpu_missing,
         torch_cuda=torch_cuda_version(),

@@ -49,6 +49,12 @@ def place(
     return Placement(num_threads, tuple(rooms), reason)
 
 
+def node_rooms(machine: MachineFacts) -> dict[int, tuple[int, ...]]:
+    """By NUMA node, the logical CPUs for threads that compute: one of each core."""
+    nodes = [_computing(node) for node in _nodes(machine) if node]
+    return {node[0].node: tuple(sorted(cpu.index for cpu in node)) for node in nodes}
+
+
 def _count(
     machine: MachineFacts, homes: Sequence[Sequence[LogicalCpu]], num_engines: int
 ) -> tuple[int, str]:
@@ -77,7 +83,8 @@ def _core_reason(homes: Sequence[Sequence[LogicalCpu]]) -> str:
     else:
         reason = "one for each core that this process may use"
     if len(homes) > 1:
-        reason += f" of NUMA node {node[0].node}; data_parallel_size={len(homes)} uses all nodes"
+        each = f"tensor_parallel_size={len(homes)} or data_parallel_size={len(homes)}"
+        reason += f" of NUMA node {node[0].node}; {each} uses all nodes"
     return reason
 
 

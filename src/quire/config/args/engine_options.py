@@ -344,6 +344,17 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         maximum=1024,
         flags=("-dp",),
     )
+    numa_bind: bool = _SCHEDULE.flag(
+        False,
+        "Bind each worker's threads to the cores of a NUMA node of its own, by turns; without it "
+        "they are spread over the nodes as well, but fewer workers than nodes may share one.",
+    )
+    numa_bind_nodes: str | list[str] | None = _SCHEDULE.names(
+        None, "The NUMA node of each worker, with `numa_bind`."
+    )
+    numa_bind_cpus: str | list[str] | None = _SCHEDULE.names(
+        None, "The logical CPUs of each worker, as 0-3 or 0,2,4-7, with `numa_bind`."
+    )
     max_core_restarts: int = _SCHEDULE.integer(
         3,
         "A core process that dies is restarted and its requests continue; the engine gives up "
@@ -630,6 +641,12 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "How a trainer sends new weights: backend, which is 'nccl' (a process group, by gloo on a "
         "CPU), 'ipc' (memory of this host) or the name of a plugin's (docs/weight_updates.md). "
         "None: none does.",
+    )
+    worker_cls: str | type = SAMPLING_AND_OUTPUT.text(
+        "auto",
+        "A class of your own in place of quire.executor.worker.Worker, a subclass of it that every "
+        "process of a worker can import, as 'module.Class'; 'auto': Quire's own.",
+        takes_classes=True,
     )
     worker_extension_cls: str | None = SAMPLING_AND_OUTPUT.text(
         "",

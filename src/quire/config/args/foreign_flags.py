@@ -52,8 +52,6 @@ _INSTEAD: dict[str, str] = {
         dp-sync-interval disable-nccl-for-dp-synchronization""",
     "POST /scale_elastic_ep of --enable-admin changes the number of copies at any time.": """
         enable-elastic-ep elastic-ep-max-dp-size""",
-    "Choose processors with taskset or numactl and --cpu-threads.": """
-        numa-bind numa-bind-nodes numa-bind-cpus""",
     "Choose devices with CUDA_VISIBLE_DEVICES.": "device-ids",
     "Leave it out: dead cores are restarted; see --max-core-restarts.": """
         enable-fault-tolerance fault-tolerance-config""",

@@ -87,7 +87,6 @@ class UnbuiltArgs(ForeignArgs):
     disable_chunked_mm_input: bool = unbuilt(False, "keep media in one step", _TEXT_ONLY, True)
     # Parallel and distributed
     disable_custom_all_reduce: bool = unbuilt(False, "no own all-reduce", "Leave it out.", True)
-    worker_cls: Any = unbuilt("auto", "class of the worker", "Use worker_extension_cls.")
     decode_context_parallel_size: int = unbuilt(1, "devices per context in decodes", _ONE_CONTEXT)
     prefill_context_parallel_size: int = unbuilt(1, "devices per context in prefills", _ONE_CONTEXT)
     enable_eplb: bool = unbuilt(

@@ -21,7 +21,7 @@ def decide_ranks(d: Decisions, is_headless: bool) -> None:
     else:
         assert rank is not None, "facts are gathered for the sizes that are wanted"
         _check(d, *((n, v) for n, v in zip(_SIZES, (tp, pp), strict=True) if v > 1))
-        why = "equal shares; the last stage, which has the head, gets none of the rest"
+        why = "equal shares (or QUIRE_PP_LAYER_PARTITION); the last stage gets none of the rest"
         d.decide("stage_layers", rank.stage_layers, why if pp > 1 else "one stage has all layers")
         _decide_bits(d, tp, same_bits=rank.same_bits)
     _decide_executor(d, tp * pp)

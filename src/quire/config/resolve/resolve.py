@@ -42,11 +42,18 @@ from quire.config.resolve.ranks import decide_ranks, num_workers_here
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.resolve.speculation import decide_speculation
 from quire.config.structured_outputs_config import structured_outputs_config
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, NotBuiltYet
+from quire.hardware.binding import (
+    AUTOMATIC,
+    NO_BINDING,
+    VARIABLE,
+    bind_by_lists,
+    bind_by_nodes,
+)
 from quire.hardware.cpu_list import format_cpus
 from quire.hardware.facts import MachineFacts
 from quire.hardware.launched import LaunchedProcess
-from quire.hardware.placement import place
+from quire.hardware.placement import Placement, place
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory, RecurrentState
 from quire.models.loading.folder_files import AUTOMATIC_FORMATS
 from quire.params.weight_transfer import weight_transfer_plan
@@ -203,7 +210,7 @@ def _decide_threads(d: Decisions) -> None:
     workers, given = num_workers_here(d), d.args.cpu_threads
     size = num_cores_here(d) * workers
     each = None if given is None else max(1, given // workers)
-    placement = place(d.machine, num_engines=size, num_threads=each)
+    placement = _bound(d, size, each) or place(d.machine, num_engines=size, num_threads=each)
     why = placement.reason if given is None or workers == 1 else f"{given} shared by {workers}"
     d.decide("num_threads", placement.num_threads, why)
     if d.machine.device != "cpu":
@@ -217,10 +224,38 @@ def _decide_threads(d: Decisions) -> None:
         d.decide("thread_cpus", rooms, "one of each core that should compute")
 
 
+def _bound(d: Decisions, size: int, num_threads: int | None) -> Placement | None:
+    """The placement that the user asks for; None: none in particular."""
+    args, machine = d.args, d.machine
+    for name in ("numa_bind_nodes", "numa_bind_cpus"):
+        if vars(args)[name] is not None and not args.numa_bind:
+            raise InvalidParameter(name, vars(args)[name], "it goes with numa_bind", "Give both.")
+    text = machine.threads_bind
+    if machine.device != "cpu":
+        if args.numa_bind:
+            raise NotBuiltYet("numa_bind", True, "Use numactl for engines on GPUs.")
+        return None
+    if args.numa_bind_cpus is not None:
+        lists = args.numa_bind_cpus
+        lists = [lists] if isinstance(lists, str) else list(lists)
+        return bind_by_lists(machine, "numa_bind_cpus", lists, size, num_threads)
+    if args.numa_bind:
+        nodes = args.numa_bind_nodes
+        nodes = [nodes] if isinstance(nodes, str) else nodes
+        return bind_by_nodes(machine, nodes, size, num_threads)
+    if text == NO_BINDING:
+        free = place(machine, num_engines=size, num_threads=num_threads)
+        return msgspec.structs.replace(free, rooms=((),) * size)
+    if text != AUTOMATIC:
+        return bind_by_lists(machine, VARIABLE, text.split("|"), size, num_threads)
+    return None
+
+
 def _decide_own_threads(d: Decisions, launched: LaunchedProcess) -> None:
     """Those of one of several processes that share the machine."""
     size = launched.local_world_size
-    placement = place(d.machine, num_engines=size, num_threads=d.args.cpu_threads)
+    given = d.args.cpu_threads
+    placement = _bound(d, size, given) or place(d.machine, num_engines=size, num_threads=given)
     d.decide("num_threads", placement.num_threads, placement.reason)
     room = placement.rooms[launched.local_rank] if d.machine.device == "cpu" else ()
     why = f"process {launched.local_rank} of {size} on this host"
@@ -260,6 +295,8 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     profiler = profiler_config(args.profiler_config)
     why = "profiler_config" + (" was given" if profiler else ": none")
     d.decide("profiler", profiler, why)
+    own = None if args.worker_cls == "auto" else importable_name("worker_cls", args.worker_cls)
+    d.decide("worker_cls", own, "worker_cls was given" if own else "Quire's own")
     extension = args.worker_extension_cls or None
     why = "worker_extension_cls" + (" was given" if extension else ": none")
     d.decide("worker_extension_cls", extension, why)

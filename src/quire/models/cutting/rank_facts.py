@@ -27,18 +27,30 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_facts(
-    decoder: Decoder, *, tensor_parallel_size: int, pipeline_parallel_size: int, group: int
+    decoder: Decoder,
+    *,
+    tensor_parallel_size: int,
+    pipeline_parallel_size: int,
+    group: int,
+    stage_layers: tuple[int, ...] | None = None,
 ) -> RankFacts:
     """The facts for so many workers of each stage, and stages. `group`: inputs of projections with
-    one scale (0: all). Raises LoadError for a model that cannot be cut so, InvalidParameter for
-    more stages than layers.
+    one scale (0: all). `stage_layers`: the layers of each stage; None: equal shares. Raises
+    LoadError for a model that cannot be cut so, InvalidParameter for more stages than layers, and
+    for layers of stages that are not those of the model.
     """
     count, size = len(decoder.blocks), tensor_parallel_size
     if pipeline_parallel_size > count:
         allowed = f"the model has {count} layers, and each stage has one or more"
         raise InvalidParameter("pipeline_parallel_size", pipeline_parallel_size, allowed)
     own = shard(decoder, size, group) if size > 1 else decoder
-    stage_layers = layers_of_stages(count, pipeline_parallel_size)
+    if stage_layers is None:
+        stage_layers = layers_of_stages(count, pipeline_parallel_size)
+    elif len(stage_layers) != pipeline_parallel_size or sum(stage_layers) != count:
+        raise InvalidParameter(
+            "QUIRE_PP_LAYER_PARTITION", ",".join(map(str, stage_layers)),
+            f"{pipeline_parallel_size} numbers whose sum is {count}, the layers of the model",
+        )  # fmt: skip
     if pipeline_parallel_size > 1:
         for stage in stages_of(decoder, stage_layers):
             cut(own, stage)

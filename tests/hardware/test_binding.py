@@ -1,0 +1,72 @@
+"""Threads on the CPUs and NUMA nodes that the user names, on a machine with two of these."""
+
+import pytest
+
+from quire.config.args.engine_args import EngineArgs
+from quire.config.resolve.resolve import resolve
+from quire.errors import InvalidParameter
+from quire.hardware.facts import LogicalCpu
+from tests.config.plans import GIB, make_machine, make_model
+
+CPUS = tuple(
+    LogicalCpu(index=n, core=n % 16, cache=n // 8 % 2, node=n // 8 % 2, is_efficient=False)
+    for n in range(32)
+)
+SERVER = {
+    "cpus": CPUS, "num_cpus": 32, "num_cores": 16, "total_memory_bytes": 256 * GIB,
+    "free_memory_bytes": 256 * GIB, "node_free_bytes": {0: 128 * GIB, 1: 128 * GIB},
+}  # fmt: skip
+
+
+def resolved(model, machine, **wishes):
+    return resolve(EngineArgs(model=model.name, **wishes), model, machine)
+
+
+def threads(bind="auto", **wishes):
+    plan = resolved(make_model(), make_machine(**SERVER, threads_bind=bind), **wishes)
+    return plan.parallel.num_threads, plan.parallel.thread_cpus
+
+
+def test_each_copy_gets_a_node_and_one_alone_says_how_to_use_all():
+    assert threads(data_parallel_size=2) == (8, ("0-7", "8-15"))
+    plan = resolved(make_model(), make_machine(**SERVER))
+    assert "tensor_parallel_size=2 or data_parallel_size=2 uses" in plan.reasons["num_threads"]
+
+
+def test_nodes_and_cpus_can_be_named():
+    assert threads(data_parallel_size=2, numa_bind=True) == (8, ("0-7", "8-15"))
+    assert threads(data_parallel_size=2, numa_bind=True, numa_bind_nodes=["1", "0"])[1] == (
+        "8-15", "0-7",
+    )  # fmt: skip
+    both = {"numa_bind": True, "numa_bind_nodes": ["1", "1"]}
+    assert threads(data_parallel_size=2, **both) == (4, ("8-15", "8-15"))
+    lists = {"numa_bind": True, "numa_bind_cpus": ["0-3", "8,10,12-14"]}
+    assert threads(data_parallel_size=2, **lists) == (4, ("0-3", "8,10,12-14"))
+    assert threads(data_parallel_size=2, cpu_threads=3, **lists) == (3, ("0-3", "8,10,12-14"))
+
+
+def test_the_environment_binds_or_leaves_it_to_the_system():
+    assert threads("0-5|8-15", data_parallel_size=2) == (6, ("0-5", "8-15"))
+    assert threads("nobind", data_parallel_size=2) == (8, ("", ""))
+
+
+@pytest.mark.parametrize(
+    ("bind", "wishes", "why"),
+    [
+        ("0-3", {}, "a list of CPUs for each of 2 workers of this machine, not 1"),
+        ("0-3|40", {}, "may not use the CPUs 40"),
+        ("0-3|9,8", {}, "ascending"),
+        ("0-3|x", {}, "ascending"),
+        ("auto", {"numa_bind_nodes": ["0", "1"]}, "goes with numa_bind"),
+        ("auto", {"numa_bind": True, "numa_bind_nodes": ["0"]}, "a node for each of 2"),
+        ("auto", {"numa_bind": True, "numa_bind_nodes": ["0", "2"]}, "of the nodes 0, 1"),
+    ],
+)
+def test_what_cannot_be_bound_is_refused(bind, wishes, why):
+    with pytest.raises(InvalidParameter, match=why):
+        threads(bind, data_parallel_size=2, **wishes)
+
+
+def test_one_node_has_nothing_to_bind_to():
+    with pytest.raises(InvalidParameter, match="cores of one NUMA node"):
+        resolved(make_model(), make_machine(), numa_bind=True)
