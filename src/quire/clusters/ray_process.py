@@ -31,7 +31,7 @@ RELEASE_S = 1.0
 
 
 class Room(Protocol):
-    """What a process has in the cluster. Called by the thread that waits for the process."""
+    """Resources of a process in the cluster. Called by the thread that waits for the process."""
 
     def take(self) -> tuple[Any, int, Mapping[str, float]]:
         """A placement group, the number of the bundle in it, and what of that is used."""

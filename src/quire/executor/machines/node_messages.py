@@ -11,7 +11,7 @@ PROTOCOL_VERSION = 1
 BEAT_S = 0.5
 """Seconds between two signs of life, of each side."""
 SILENT_S = 10.0
-"""Who gives no sign for this long is gone."""
+"""Seconds without a sign after which a machine is gone."""
 
 
 class NodeBeat(msgspec.Struct, tag=True, frozen=True):

@@ -34,9 +34,9 @@ from quire.processes.start_message import ORPHANED
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 300.0
-"""How long a machine waits for its core, at first and where it is lost."""
+"""Seconds that a machine waits for its core, at first and where it is lost."""
 FAREWELL_S = 30.0
-"""How long it waits for the next life of a core that has closed its ranks: one that has failed is
+"""Seconds that it waits for the next life of a core that has closed its ranks: one that has failed is
 restarted by then.
 """
 

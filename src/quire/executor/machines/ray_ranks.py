@@ -20,7 +20,7 @@ from quire.processes.owned_process import OwnedProcess
 from quire.processes.start_message import ChildStart, encode_start
 
 PLACEMENT_S = 60.0
-"""How long an actor may take to get its bundle of a group that is there."""
+"""Seconds that an actor may take to get its bundle of a group that is there."""
 
 
 class RayWorkerActor(HostedProcess):
