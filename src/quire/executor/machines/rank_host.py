@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 300.0
 """Seconds that a machine waits for its core, at first and where it is lost."""
 FAREWELL_S = 30.0
-"""Seconds that it waits for the next life of a core that has closed its ranks: one that has failed is
+"""Seconds that it waits for the next life of a core that has closed its ranks: one that failed is
 restarted by then.
 """
 
