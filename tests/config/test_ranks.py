@@ -99,7 +99,10 @@ def test_a_sum_in_another_order_is_said(tmp_path):
             {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"},
             InvalidParameter, "started 1 processes .* form groups of 2",
         ),
-        ({"distributed_executor_backend": "ray"}, NotBuiltYet, "ray"),
+        (
+            {"distributed_executor_backend": "ray", "model_impl": "transformers"},
+            NotBuiltYet, "itself",
+        ),
         ({"tensor_parallel_size": 2, "model_impl": "transformers"}, NotBuiltYet, "itself"),
         ({"enable_eplb": True}, NotBuiltYet, "enable_eplb"),
         ({"fully_sharded_loras": True}, NotBuiltYet, "fully_sharded_loras"),

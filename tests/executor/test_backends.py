@@ -28,15 +28,19 @@ def test_the_plan_says_which_executor_runs_it(folder, given):
     assert plan.parallel.distributed_executor_backend in EXECUTORS
 
 
+def test_ray_runs_one_worker_as_it_runs_many(folder):
+    plan = plan_of(folder, distributed_executor_backend="ray")
+    assert plan.parallel.distributed_executor_backend == "ray"
+    assert plan.parallel.ray is not None
+
+
 @pytest.mark.parametrize(
     "wish",
     [
-        {"distributed_executor_backend": "ray"},
-        {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2},
         {"enable_lora": True, "tensor_parallel_size": 2},
         {"enable_return_routed_experts": True, "pipeline_parallel_size": 2},
         {"decode_context_parallel_size": 2},
-        {"nnodes": 2},
+        {"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2},
     ],
     ids=str,
 )
@@ -114,6 +118,7 @@ WHOLE_PLAN = {
     *("engine.frontend.engine_attributes", "engine.stats.loggers", "engine.stats.engine_stats"),
     *("engine.process.core_main", "engine.process.core_pool", "engine.process.start_message"),
     *("engine.data_parallel.handshake", "engine.data_parallel.headless"),
+    "engine.data_parallel.core_actor",
     *("server.fleet.api_server", "server.fleet.fleet"),
 }
 """Who may have the whole plan: they make it, send it, assemble from it, or show it to programs."""

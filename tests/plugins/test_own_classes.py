@@ -4,7 +4,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.config.args.engine_args import EngineArgs
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import InvalidParameter
 from quire.executor.backends import executor_class_of
 from quire.executor.uniproc import open_uniproc
 from quire.scheduling.scheduler import Scheduler
@@ -71,5 +71,5 @@ def test_a_class_without_a_name_is_refused():
 def test_names_that_are_not_of_classes_are_refused_as_before():
     with pytest.raises(InvalidParameter, match="a class, or its name as 'module.Class'"):
         EngineArgs(scheduler_cls="fcfs").create_engine_config()
-    with pytest.raises(NotBuiltYet, match="Workers are started on this machine"):
-        EngineArgs(distributed_executor_backend="ray").create_engine_config()
+    with pytest.raises(InvalidParameter, match="one of uni, mp, external_launcher, ray"):
+        EngineArgs(distributed_executor_backend="slurm").create_engine_config()
