@@ -133,16 +133,12 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     parallel = plan.parallel
     here = list(parallel.data_parallel_ranks)
     missing = _missing(plan)
-    if first is not None and (not here or parallel.data_parallel_backend == "ray"):
+    ray = RayCores(parallel) if parallel.data_parallel_backend == "ray" else None
+    if first is not None and (ray is not None or not here):
         first.end(0.0)
         first = None
-    ray = RayCores(parallel) if parallel.data_parallel_backend == "ray" else None
     address = parallel.data_parallel_address if ray is None else ray.address
-    keys = None
-    if missing:
-        keys = cluster_keys(read_environment().cluster_secret)
-    elif ray is not None:  # Ray tells the cores; nobody else needs to know
-        keys = cluster_keys(read_environment().cluster_secret or secrets.token_hex(32))
+    keys = _keys(is_shared=bool(missing)) if missing or ray is not None else None
     folder = make_socket_folder()
     try:
         sockets = _sockets(address, folder, keys)
@@ -183,6 +179,14 @@ def _missing(plan: EnginePlan) -> list[int]:
         return []
     here = parallel.data_parallel_ranks
     return [i for i in range(parallel.data_parallel_size) if i not in here]
+
+
+def _keys(*, is_shared: bool) -> ClusterKeys:
+    """The keys for cores on other machines: of a secret that these know, too, or where Ray tells
+    them, of one that nobody else needs to know.
+    """
+    given = read_environment().cluster_secret
+    return cluster_keys(given if is_shared or given else secrets.token_hex(32))
 
 
 def _sockets(address: str | None, folder: Path, keys: ClusterKeys | None) -> CoreSockets:

@@ -75,6 +75,12 @@ def ended(process, timeout_s=30):
     return words
 
 
+def wait_for_end(ends, timeout_s=30):
+    deadline = time.monotonic() + timeout_s
+    while not ends and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def message(folder):
     addresses = {name: f"ipc://{folder}/{name}" for name in ("cores_in", "cores_out", "counts_out")}
     return CoordinatorMessage(**addresses, num_cores=1)
@@ -131,10 +137,7 @@ def test_a_machine_ends_when_its_core_does_not_come_back(port, monkeypatch):
     with machine(port) as ends:
         with core(port):
             time.sleep(1.0)
-        for _ in range(100):
-            if ends:
-                break
-            time.sleep(0.1)
+        wait_for_end(ends)
         assert ends == [0]
 
 
@@ -143,10 +146,7 @@ def test_who_finds_no_core_or_does_not_know_the_secret_says_so(port, secret):
     with core(port + 1 if secret is None else port):
         keys = cluster_keys(secret or "a shared secret of 32 characters")
         with machine(port, keys=keys, patience_s=1.0) as ends:
-            for _ in range(50):
-                if ends:
-                    break
-                time.sleep(0.1)
+            wait_for_end(ends)
             assert isinstance(ends[0], TimeoutError)
             assert "QUIRE_CLUSTER_SECRET" in str(ends[0])
 
@@ -154,10 +154,7 @@ def test_who_finds_no_core_or_does_not_know_the_secret_says_so(port, secret):
 @pytest.mark.parametrize(("node_rank", "nnodes"), [(2, 2), (0, 2), (1, 3)])
 def test_a_machine_that_is_not_expected_is_refused(port, node_rank, nnodes):
     with core(port), machine(port, node_rank, nnodes) as ends:
-        for _ in range(50):
-            if ends:
-                break
-            time.sleep(0.1)
+        wait_for_end(ends)
         assert isinstance(ends[0], EngineError)
         assert "machines 1 to 1 of 2 are expected" in str(ends[0])
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.clusters.hosted_process import HostedProcess
+from quire.clusters.ray_cluster import connect, nodes_for_cores, own_address
 from quire.config.plan import EnginePlan
 from quire.config.plan_parts import ParallelPlan
 from quire.engine.process.core_pool import CORE_PROGRAM
@@ -68,8 +69,6 @@ class RayCores:
     """
 
     def __init__(self, parallel: ParallelPlan) -> None:
-        from quire.clusters.ray_cluster import connect, nodes_for_cores, own_address
-
         connect()
         self.address: str = parallel.data_parallel_address or own_address()
         self._bundle = _bundle(parallel)
@@ -82,7 +81,7 @@ class RayCores:
         """A process for the core: at first on the machine that it was given, after a death on any
         with room.
         """
-        from quire.clusters.ray_process import OwnBundle, RayProcess
+        from quire.clusters.ray_process import OwnBundle, RayProcess  # it imports Ray
 
         name = f"{self._name}_dp_rank_{engine_index}_{incarnation}"
         nodes = self._nodes.get(engine_index, ()) if incarnation == 1 else ()

@@ -58,7 +58,7 @@ def open_ray(
     exchange: ExpertExchange | None = None,
 ) -> RayExecutor:
     """Start a rank in each bundle of the placement group that the plan names, or of a new one."""
-    from quire.clusters.ray_process import BundleOf, RayProcess
+    from quire.clusters.ray_process import BundleOf, RayProcess  # it imports Ray
 
     assert platform is None and exchange is None, "each rank opens the device that the plan names"
     parallel = config.parallel
