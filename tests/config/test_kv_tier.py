@@ -10,6 +10,7 @@ from quire.errors import InvalidParameter, NotBuiltYet
 from quire.models.cutting.rank_facts import RankFacts
 from quire.models.layer_memory import KeyValues, RecurrentState
 from quire.plugins.tables import LOAD_FORMATS
+from quire.tiers.kv_transfer_config import kv_transfer_config, tier_settings
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
 from tests.config import plans
 
@@ -150,3 +151,29 @@ def test_the_memory_plan_counts_it():
 def test_memory_without_room_for_a_block_is_refused():
     with pytest.raises(InvalidParameter, match="a block of K/V takes"):
         planned(kv_transfer_config=connector(extra={"cpu_bytes_to_use": 9}))
+
+
+def test_each_core_has_a_port_of_its_own():
+    given = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    config = kv_transfer_config(given).of_rank(2)
+    assert config.rank == 2
+    many = {**given, "kv_connector": "MultiConnector"}
+    many["kv_connector_extra_config"] = {"connectors": [{"kv_connector": "NixlConnector"}]}
+    assert [child.rank for child in kv_transfer_config(many).of_rank(3).children] == [3]
+
+
+def test_settings_of_connectors_are_read_alike():
+    tier = {"type": "p2p", "port": 7}
+    extra = {"cpu_bytes_to_use": 1 << 30, "secondary_tiers": [tier]}
+    given = connector(extra=extra)
+    assert tier_settings(given)["kv_connector_extra_config"]["secondary_tiers"] == []
+    config = kv_transfer_config(given)
+    assert config.kv_connector == "PeerTier" and config.kv_connector_extra_config == {"port": 7}
+    assert config.is_kv_producer and config.is_kv_consumer and config.has_connector("PeerTier")
+    child = {"kv_connector": "ExampleHiddenStatesConnector"}
+    many = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    with pytest.raises(NotBuiltYet, match="without other connectors"):
+        kv_transfer_config({**many, "kv_connector_extra_config": {"connectors": [child]}})
+    for wrong in ({"kv_role": "both"}, {"rank": 1}, {"kv_load_failure_policy": "maybe"}):
+        with pytest.raises(InvalidParameter, match=next(iter(wrong))):
+            kv_transfer_config({"kv_connector": "NixlConnector", "kv_role": "kv_both", **wrong})

@@ -61,6 +61,13 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_id: str = ""
     children: tuple[KVTransferConfig, ...] = ()
     """The connectors of a `MultiConnector`, but for those of the tier."""
+    rank: int = 0
+    """The number of the core among its data-parallel ones."""
+
+    def of_rank(self, rank: int) -> KVTransferConfig:
+        """The settings of a core."""
+        children = tuple(child.of_rank(rank) for child in self.children)
+        return msgspec.structs.replace(self, rank=rank, children=children)
 
     @property
     def is_kv_producer(self) -> bool:
@@ -141,6 +148,8 @@ def _children(given: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise InvalidParameter(where, found, "a list of connectors, each as kv_transfer_config")
     role = given.get("kv_role")
     for child in found:
+        if child.get("kv_connector") == HIDDEN_STATES:
+            raise NotBuiltYet(where, child, "Hidden states are written without other connectors.")
         if "engine_id" in child or child.get("kv_connector") == MULTI:
             allowed = "engine_id and other MultiConnectors stand outside of it"
             raise InvalidParameter(where, child, allowed)
@@ -176,9 +185,10 @@ def _made(given: Mapping[str, Any]) -> KVTransferConfig:
     if options.get("kv_role") not in _ROLES:
         where = f"{NAME}['kv_role']"
         raise InvalidParameter(where, options.get("kv_role"), ", ".join(_ROLES))
-    if "children" in options:
-        allowed = "there is no such field"
-        raise InvalidParameter(f"{NAME}['children']", options["children"], allowed)
+    for name in ("children", "rank"):
+        if name in options:
+            allowed = "there is no such field"
+            raise InvalidParameter(f"{NAME}[{name!r}]", options[name], allowed)
     for name in [name for name, value in options.items() if value is None]:
         del options[name]
     if options.get("kv_connector_module_path") == "":
@@ -187,7 +197,7 @@ def _made(given: Mapping[str, Any]) -> KVTransferConfig:
     try:
         config = msgspec.convert(options, KVTransferConfig)
     except msgspec.ValidationError as error:
-        fields = ", ".join(name for name in KVTransferConfig.__struct_fields__[:-1])
+        fields = ", ".join(name for name in KVTransferConfig.__struct_fields__[:-2])
         raise InvalidParameter(NAME, given, f"{error}; its fields are {fields}") from None
     if config.kv_load_failure_policy not in _POLICIES:
         where = f"{NAME}['kv_load_failure_policy']"

@@ -115,7 +115,7 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         config = vllm_config.kv_transfer_config
-        rank = vllm_config.parallel_config.data_parallel_rank
+        rank = config.rank
         self._settings = _Settings(config.kv_connector_extra_config, self.default_port)
         if self._settings.port:
             self._settings.port += rank

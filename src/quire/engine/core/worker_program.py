@@ -36,8 +36,13 @@ def of_core(plan: EnginePlan, core: int, num_deaths: int = 0) -> EnginePlan:
     transfer = parallel.weight_transfer
     if transfer is not None:
         transfer = msgspec.structs.replace(transfer, core=core)
-    cpus = parallel.thread_cpus[first : first + size]
-    return plan.changed(thread_cpus=cpus, kv_events=events, weight_transfer=transfer)
+    connector = plan.memory.kv_connector
+    return plan.changed(
+        thread_cpus=parallel.thread_cpus[first : first + size],
+        kv_events=events,
+        kv_connector=None if connector is None else connector.of_rank(core),
+        weight_transfer=transfer,
+    )
 
 
 def cpus_of_core(plan: EnginePlan) -> frozenset[int]:
