@@ -17,7 +17,7 @@ from starlette.routing import Route
 from quire import LLM, SamplingParams
 from tests.server.serve_process import serving
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIRST_LEG = {"do_remote_decode": True, "do_remote_prefill": False}
 TEXT = "def add(a, b):\n    return a + b\n" * 4
 OPTIONS = {"temperature": 0, "max_tokens": 8}
