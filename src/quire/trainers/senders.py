@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +17,7 @@ from quire.distributed.shared_buffer import SharedBuffer
 from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
 from quire.errors import InvalidParameter
 from quire.trainers.clients import WeightSyncClient
-from quire.trainers.sources import WeightSource, described
+from quire.trainers.sources import WeightSource, described, update_groups
 
 _ROOT = 0
 
@@ -96,12 +98,16 @@ class GroupSender(WeightSender):
         )
 
     def _send(self) -> None:
-        metas = self._source.metadata()
-        limit = self._info.packed_buffer_size_bytes if self._info.packed else None
-        while_engine(
-            lambda: self._client.update_weights(described(metas)),
-            lambda: broadcast_all(self._communicator, self._source, metas, limit),
-        )
+        tensors, most = iter(self._source), self._info.packed_buffer_size_bytes
+        for group in update_groups(self._source.metadata(), most):
+            while_engine(
+                partial(self._client.update_weights, described(group)),
+                partial(
+                    broadcast_all,
+                    *(self._communicator, islice(tensors, len(group)), group),
+                    most if self._info.packed else None,
+                ),
+            )
 
     def shutdown(self) -> None:
         if self._is_root:
@@ -121,7 +127,7 @@ class MemorySender(WeightSender):
 
     def _send(self) -> None:
         tensors = iter(self._source)
-        for chunk in chunks_of(self._source.metadata(), self._info.packed_buffer_size_bytes):
+        for chunk in update_groups(self._source.metadata(), self._info.packed_buffer_size_bytes):
             buffer = self._room(sum(meta.nbytes for meta in chunk))
             at, sizes = 0, []
             for meta in chunk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -102,3 +103,23 @@ def described(metas: Iterable[ParamMeta]) -> dict[str, list[object]]:
         "dtype_names": [meta.dtype_name for meta in metas],
         "shapes": [list(meta.shape) for meta in metas],
     }
+
+
+def update_groups(metas: Iterable[ParamMeta], limit: int) -> Iterator[list[ParamMeta]]:
+    """Tensors in the order of a source, in runs of whole layers with no more than `limit` bytes,
+    unless one layer has more. Engines load a layer from where it was received.
+    """
+    metas = list(metas)
+    layer_of = [m[1] if (m := _LAYER.search(meta.name)) else "" for meta in metas]
+    run: list[ParamMeta] = []
+    total = 0
+    for _, places in groupby(range(len(metas)), layer_of.__getitem__):
+        group = [metas[i] for i in places]
+        size = sum(meta.nbytes for meta in group)
+        if run and total + size > limit:
+            yield run
+            run, total = [], 0
+        run += group
+        total += size
+    if run:
+        yield run

@@ -15,7 +15,7 @@ from quire.distributed.shared_buffer import SharedBuffer
 from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
 from quire.errors import InvalidParameter, LoadError, WeightMismatch, WeightUpdateError
 from quire.testing import make_checkpoint
-from tests.executor.worker_cores import open_core, same_bits, serve
+from tests.executor.worker_cores import open_core, requests, same_bits, serve
 
 BFLOAT = {"dtype": "bfloat16"}
 SHAPE = {"num_hidden_layers": 3, "vocab_size": 300}
@@ -199,6 +199,42 @@ def test_files_repair_a_mixture(core, folders):
     core.collective_rpc("reload_weights")
     assert core.refusal is None
     assert same_bits(serve(core), right)
+
+
+def test_a_trainer_that_never_finishes_is_ended_by_a_reload(core):
+    right = serve(core)
+    begin(core)
+    core.add_request(requests()[0])
+    assert not core.step().token_ids  # nothing is scheduled meanwhile
+    core.collective_rpc("reload_weights")
+    while core.has_work:
+        core.step()
+    begin(core)
+    core.abandon_weight_update("over")
+    assert same_bits(serve(core), right)
+
+
+def test_a_trainer_that_leaves_the_group_ends_the_update(folders):
+    port = free_port()
+    core = opened(folders[0], backend="nccl")
+    right = serve(core)
+
+    def trainer():
+        group = StatelessProcessGroup.create("127.0.0.1", port, 0, 2, store_timeout=30)
+        PyNcclCommunicator(group, "cpu").destroy()
+
+    thread = threading.Thread(target=trainer)
+    thread.start()
+    core.init_weight_transfer_engine(
+        {"master_address": "127.0.0.1", "master_port": port, "world_size": 2}
+    )
+    thread.join()
+    begin(core)
+    with pytest.raises(WeightUpdateError, match="is gone"):
+        core.update_weights(described(tensors_of(folders[1]).items()))
+    assert core.refusal is None
+    assert same_bits(serve(core), right)
+    core.shutdown()
 
 
 def test_whole_weights_that_are_not_sent_stay(core, folders, caplog):

@@ -43,6 +43,8 @@ from quire.ops import CodedWeight, Ops
 
 logger = logging.getLogger(__name__)
 
+_LINE = 4096
+"""Bytes of a line of a fingerprint."""
 _SHORT = 1
 """Positions that tables of a layer's piece have: they are not copied."""
 
@@ -397,22 +399,21 @@ def _stored_in(
 
 def _fingerprint(tensor: Tensor) -> tuple[object, ...]:
     """Numbers that differ for tensors that do, but for chance: a copy would take their memory."""
-    data = tensor.contiguous().view(len(tensor), -1).view(torch.int16)
-    rows = data.sum(1, dtype=torch.int64)
-    columns = data.sum(0, dtype=torch.int64)
-    sums = (
-        (each * torch.arange(1, len(each) + 1, device=each.device)).sum().item()
-        for each in (rows, columns)
-    )
-    return tensor.dtype, tuple(tensor.shape), *sums
+    data = tensor.contiguous().reshape(-1).view(torch.uint8)
+    end = len(data) // _LINE * _LINE
+    lines = data[:end].view(torch.int64).view(-1, _LINE // 8)
+    sums = []
+    for each in (lines.sum(0), lines.sum(1)):  # as numbers of 64 bits, without a wider copy
+        places = torch.arange(1, len(each) + 1, device=each.device)
+        sums.append(int((each * places).sum()))
+    return tensor.dtype, tuple(tensor.shape), *sums, *data[end:].tolist()
 
 
 def _has_nan(tensor: Tensor) -> bool:
-    """Whether a tensor has NaN: their sum says so where it is finite."""
-    if tensor.element_size() == 1 or tensor.dim() == 0:
-        return bool(torch.isnan(tensor.float()).any())
-    total = tensor.sum(dtype=torch.float32 if tensor.element_size() < 8 else None)
-    return not bool(torch.isfinite(total)) and bool(torch.isnan(tensor).any())
+    """Whether a tensor has NaN. Its sum says that it has none, in the time of a copy."""
+    if tensor.element_size() == 1:
+        tensor = tensor.float()
+    return bool(tensor.sum().isnan()) and bool(tensor.isnan().any())
 
 
 def _difference(old: Any, new: Any, name: str = "form") -> str:
