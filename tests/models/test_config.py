@@ -16,11 +16,12 @@ from quire.errors import (
 from quire.models import memories_of, plan_kv_pool, read_spec
 from quire.models.config_reader import read_config
 from quire.models.costs import active_parameters, num_parameters
-from quire.models.families import read_with_foreign
+from quire.models.families import architectures, read_with_foreign
 from quire.models.kv_pool import token_bytes
 from quire.models.layer_memory import NumberBytes
 from quire.models.max_length import length_facts
 from quire.models.positions import LinearScaling, LongRopeScaling, YarnScaling
+from quire.models.reading.unbuilt import WHY_NOT
 from quire.models.show import describe
 from tests.models.hostile.published import HARMLESS, PUBLISHED_DENSE
 from tests.models.hostile.published_gemma import HARMLESS_IN_GEMMA, PUBLISHED_GEMMA
@@ -610,3 +611,11 @@ def test_published_keys_of_mimo_v2_are_refused_at_other_values(key, value):
     config, _ = PUBLISHED["MiMo-V2-Flash"]
     with pytest.raises(UnsupportedConfigValue, match=key):
         read_spec({**config, key: value})
+
+
+@pytest.mark.parametrize("name", WHY_NOT)
+def test_what_is_asked_for_and_not_there_is_refused_with_its_reason(name):
+    with pytest.raises(UnsupportedArchitecture) as caught:
+        read_spec({"architectures": [name], "model_type": "of_another"})
+    assert f"The architecture {name} is not supported: {WHY_NOT[name]}" in str(caught.value)
+    assert name not in architectures()
