@@ -120,6 +120,7 @@ def test_a_machine_that_is_silent_or_was_started_again_has_lost_its_ranks(
             again.start(message(tmp_path))
             time.sleep(0.3)
             assert again.is_running
+            again.end(0.0)
 
 
 def test_a_machine_serves_the_next_life_of_its_core(port, tmp_path):
