@@ -1,5 +1,5 @@
 """Several ranks compared with one, bit by bit: sizes and kinds of models, with drafts, grammars,
-prefix hits and preemption.
+adapters, prefix hits and preemption; and mixers of every kind with hostile values.
 
     python -m benchmarks.ranks [--only WORD]
 
@@ -17,9 +17,12 @@ from typing import Any
 
 from quire import SamplingParams, StructuredOutputsParams
 from quire.engine.core.builder import build_core
-from quire.engine.wire.messages import EngineCoreRequest
+from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
+from quire.errors import EngineError
 from quire.testing import make_checkpoint
+from tests.executor.test_shared_adapters import make_adapter
 from tests.executor.worker_cores import Served, plan_of, requests, same_bits, serve
+from tests.models.hostile.models import HOSTILE, write
 
 SIZES = {
     "tp 2": {"tensor_parallel_size": 2},
@@ -41,6 +44,8 @@ MODELS: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
         "mixtral", _FOUR | {"num_local_experts": 7, "intermediate_size": 96}, {}
     ),
 }  # fmt: skip
+MIXERS = ("deepseek_v3", "mamba2", "qwen3_next", "falcon_h1", "gpt_oss", "gemma2", "kimi_linear")
+"""Latents, recurrent states, both, sinks with experts, windows, and shared experts."""
 _DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
 ON_TOP: dict[str, dict[str, Any]] = {
     "": {},
@@ -58,6 +63,26 @@ def asked() -> list[EngineCoreRequest]:
         request.prompt_token_ids = (request.prompt_token_ids[:3] * 8)[:24]
     for handle, request in enumerate(found):
         request.handle = handle
+    return found
+
+
+def of_hostile() -> list[EngineCoreRequest]:
+    """Requests for models of a hundred tokens."""
+    found = asked()
+    for request in found:
+        request.prompt_token_ids = [3 + token % 90 for token in request.prompt_token_ids]
+    return found
+
+
+def adapted(root: Path, checkpoint: Path) -> list[EngineCoreRequest]:
+    """Requests with one of three adapters or none, in turns."""
+    refs: list[AdapterRef | None] = [None]
+    for number in (1, 2, 3):
+        folder = make_adapter(root / f"adapter-{number}", checkpoint, number)
+        refs.append(AdapterRef(f"adapter{number}", number, str(folder)))
+    found = asked()
+    for request in found:
+        request.adapter = refs[request.handle % 4]
     return found
 
 
@@ -96,12 +121,26 @@ def served(folder: Path | None, given: list[EngineCoreRequest], **wishes: Any) -
         core.shutdown()
 
 
+def promised(folder: Path, **wishes: Any) -> bool:
+    """Whether the plan says that ranks have the bits of one."""
+    return bool(plan_of(folder, **wishes).parallel.same_bits_as_one_rank)
+
+
 def cells(root: Path) -> Iterator[tuple[str, Path | None, list[EngineCoreRequest], dict[str, Any]]]:
     """Name, model, requests and wishes of each cell."""
     for name, (family, shape, wishes) in MODELS.items():
         folder = make_checkpoint(root / name.replace(" ", "-"), shape, family, dtype="float32")
         for top, more in ON_TOP.items():
             yield f"{name} {top}".strip(), folder, asked(), wishes | more
+        if name == "llama float32":
+            wishes = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
+            yield f"{name} adapters", folder, adapted(root, folder), wishes
+        if name == "mixtral float32":
+            wishes = {"enable_expert_parallel": True}
+            yield f"{name} experts spread", folder, asked(), wishes
+    for name in MIXERS:
+        write(HOSTILE[name], root / name)
+        yield f"hostile {name}", root / name, of_hostile(), {"num_gpu_blocks_override": 150}
     yield "embedded, grammars", None, constrained(), {}
     yield "embedded, grammars, drafts", None, constrained(), {"speculative_config": _DRAFTS}
 
@@ -121,12 +160,19 @@ def main() -> int:
                 if args.only not in f"{name}, {size}":
                     continue
                 start = time.perf_counter()
-                found = served(folder, given, **wishes, **sizes)
+                try:
+                    found = served(folder, given, **wishes, **sizes)
+                except EngineError as error:
+                    print(f"{name}, {size}: refused: {str(error)[:120]}", flush=True)
+                    continue
                 seconds = time.perf_counter() - start
-                is_same = same_bits(found, right)
+                has_own = folder is not None and not promised(folder, **wishes, **sizes)
+                kind = "its own bits, twice the same" if has_own else "same bits"
+                expected = served(folder, given, **wishes, **sizes) if has_own else right
+                is_same = same_bits(found, expected)
                 bad += not is_same
                 print(
-                    f"{name}, {size}: {'same bits' if is_same else 'DIFFERENT'}, "
+                    f"{name}, {size}: {kind if is_same else 'DIFFERENT'}, "
                     f"{found.num_accepted} drafts right, {found.num_preemptions} preemptions, "
                     f"{seconds:.1f} s",
                     flush=True,
