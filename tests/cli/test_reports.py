@@ -52,7 +52,7 @@ def test_doctor_reports_every_part(capsys):
          "2 on CPUs 0,2 (one for each performance core; 4 efficiency cores are left to the rest)"),
         (machines.SERVER, "8 cores, 16 logical CPUs, 2 last-level caches, 2 NUMA nodes",
          "4 on CPUs 4-7 (one for each core that this process may use of NUMA node 1; "
-         "data_parallel_size=2 uses all nodes)"),
+         "tensor_parallel_size=2 or data_parallel_size=2 uses all nodes)"),
         (machines.CONTAINER, "4 cores, 7 logical CPUs, a quota of 2.5 CPUs",
          "3 on CPUs 4-6,15 (the container's quota of 2.5 CPUs)"),
         (machines.ONE_CPU, "1 core",

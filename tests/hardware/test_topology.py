@@ -22,9 +22,9 @@ def facts_of(tmp_path, monkeypatch):
          "one for each performance core; 4 efficiency cores are left to the rest"),
         (machines.THIN_LAPTOP, 5, 4, 4, "0,2-4", "one for each core, 3 of them efficiency cores"),
         (machines.SERVER, 16, 8, 4, "4-7", "one for each core that this process may use of NUMA "
-         "node 1; data_parallel_size=2 uses all nodes"),
+         "node 1; tensor_parallel_size=2 or data_parallel_size=2 uses all nodes"),
         (machines.SUB_NUMA, 4, 4, 2, "0-1", "one for each core that this process may use of NUMA "
-         "node 0; data_parallel_size=2 uses all nodes"),
+         "node 0; tensor_parallel_size=2 or data_parallel_size=2 uses all nodes"),
         (machines.ZEN, 8, 4, 4, "0-3", "one for each core that this process may use"),
         (machines.PHONE, 8, 8, 4, "4-7",
          "one for each performance core; 4 efficiency cores are left to the rest"),
