@@ -130,6 +130,18 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
             self.max_tokens = room
             sampling_rules.check_min_tokens(self)
 
+    def follow_trace(self, room: int) -> None:
+        """Have nothing end an output that is given but its own end, `max_tokens`, or the end of the
+        `room` that the model has left.
+        """
+        if self.trace_decode_token_ids is None:
+            return
+        self.trace_decode_token_ids = self.trace_decode_token_ids[:room]
+        num_tokens = len(self.trace_decode_token_ids)
+        self.max_tokens = min(num_tokens, self.max_tokens or num_tokens)
+        self.min_tokens, self.ignore_eos, self._eos_token_id = 0, True, None
+        self.stop, self.stop_token_ids, self._all_stop_token_ids = [], [], set()
+
     def update_from_generation_config(
         self, generation_config: Mapping[str, Any], eos_token_id: int | None = None
     ) -> None:

@@ -66,6 +66,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     prompt_logprob_start: int | None = None
     """The position whose next token the first row scores; None: 0."""
     trace_decode_token_ids: list[int] | None = None
+    """The whole output, which the model scores: nothing is drawn, and nothing else ends it."""
     skip_reading_prefix_cache: bool | None = None
     """None: only with prompt logprobs, which need every position computed."""
     watermarking: Any = None

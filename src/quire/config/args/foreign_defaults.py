@@ -49,7 +49,6 @@ DEFAULTS: dict[str, object] = {
     "long_prefill_token_threshold_adaptive": False,
     "max_num_active_seqs": None,
     "use_fp64_gumbel": False,
-    "enable_trace_replay": False,
     "model_class_overrides": {},
     "allow_deprecated_quantization": False,
     "enable_shm_tensor_arena": False,

@@ -14,7 +14,7 @@ _INSTEAD: dict[str, str] = {
     "Give the folder with the weights as MODEL.": "model-weights",
     "Leave it out: noise is drawn so that a seed gives the same tokens.": "use-fp64-gumbel",
     "Leave it out; /start_profile with --profiler-config traces steps.": """
-        enable-trace-replay enable-layerwise-nvtx-tracing enable-logging-iteration-details
+        enable-layerwise-nvtx-tracing enable-logging-iteration-details
         jit-monitor-mode""",
     "Leave it out: sleep and wake_up need no preparation.": """
         sleep-mode-offload-cudagraph sleep-preserve-parameter-names enable-cumem-allocator

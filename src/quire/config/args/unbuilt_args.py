@@ -172,6 +172,12 @@ class UnbuiltArgs(ForeignArgs):
         "forms begin after a reasoning.",
         "",
     )
+    enable_trace_replay: bool = unbuilt(
+        False,
+        "let requests give their output",
+        "Requests may do so in any case: SamplingParams.trace_decode_token_ids.",
+        only_tunes=True,
+    )
     shutdown_timeout: int = unbuilt(0, "seconds to drain", _SERVER)
     fail_on_environ_validation: bool = unbuilt(
         False, "refuse unknown environment variables", "`quire doctor` lists unknown ones."

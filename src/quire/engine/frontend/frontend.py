@@ -418,6 +418,7 @@ def build_front_end(
         pooling=_pooling_facts(plan.model),
         serves_adapters=plan.adapters is not None,
         has_connector=plan.memory.kv_connector is not None,
+        logprobs_mode=plan.sampling.logprobs_mode,
     )
     tracer = None
     if plan.serving.otlp_traces_endpoint is not None:

@@ -55,7 +55,6 @@ _LATEST_S = 1e12
 
 _UNBUILT_PARAMS = {
     "watermarking": "Leave it out.",
-    "trace_decode_token_ids": "Leave it out.",
 }
 _PROMPT_END = 256
 """Tokens of a prompt that can tell whether its output begins inside a reasoning."""
@@ -83,6 +82,7 @@ class ModelLimits:
     pooling: PoolingFacts | None = None
     serves_adapters: bool = False
     has_connector: bool = False
+    logprobs_mode: str = "raw_logprobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +428,8 @@ class GenerationInputs:
         self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
         own.check_scored_rows(len(token_ids))
         own.limit_output(self._limits.max_model_len - len(token_ids))
+        self._check_trace(own)
+        own.follow_trace(self._limits.max_model_len - len(token_ids))
         self._complete_form(own, token_ids)
         thinking = self._thinking(own, token_ids)
         if seed is None or own.seed is not None:
@@ -518,6 +520,12 @@ class GenerationInputs:
         if start > prompt_len:
             allowed = f"it must be at most {prompt_len}, the tokens of the prompt"
             raise InvalidParameter(name, start, allowed)
+
+    def _check_trace(self, own: SamplingParams) -> None:
+        mode = self._limits.logprobs_mode
+        if own.trace_decode_token_ids and own.logprobs is not None and mode.startswith("processed"):
+            allowed = f"with logprobs_mode={mode!r} the logprobs of a given output say nothing"
+            raise InvalidParameter("trace_decode_token_ids", own.trace_decode_token_ids, allowed)
 
     def _thinking(self, own: SamplingParams, prompt: list[int]) -> Thinking | None:
         budget, marks = own.thinking_token_budget, self.reasoning_marks

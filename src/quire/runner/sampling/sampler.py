@@ -41,6 +41,7 @@ from quire.runner.sampling.min_tokens import MinTokens
 from quire.runner.sampling.part import Edit, EditedRow, LogitsPart, TokenHistory
 from quire.runner.sampling.penalties import TokenPenalties
 from quire.runner.sampling.sent_mask import SentMask
+from quire.runner.sampling.traced import Traced
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def logits_parts(ops: Ops, history: TokenHistory, vocab_size: int, send: Send) -
         MinTokens(ops, send),
         TokenPenalties(ops, history, send),
         BadWords(ops, history, send),
+        Traced(),
     ]
 
 
