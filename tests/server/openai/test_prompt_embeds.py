@@ -120,7 +120,7 @@ REFUSED = {
     "width": ({"prompt_embeds": encoded(torch.zeros(3, 5))}, "shape must be [tokens, "),
     "base64": ({"prompt_embeds": "%"}, "this is not base64"),
     "of several": ({"prompt_embeds": [encoded(torch.zeros(3, 5))] * 2}, "prompt_embeds[0]"),
-    "none": ({"prompt_embeds": []}, "it must have some"),
+    "none": ({"prompt_embeds": []}, "a request has a prompt, or prompt_embeds"),
     "nothing": ({}, "a request has a prompt, or prompt_embeds"),
     "echo": ({"prompt_embeds": "AA==", "echo": True}, "has no text"),
     "beams": ({"prompt_embeds": "AA==", "use_beam_search": True}, "made of embeddings"),
@@ -137,6 +137,14 @@ def test_prompts_and_embeddings_are_counted_together(prompt, text):
     body = CompletionRequest(model="", prompt=prompt, prompt_embeds=["AA=="] * 3)
     with pytest.raises(InvalidParameter, match=text):
         body.prompts(2)
+
+
+def test_an_empty_list_is_none(client):
+    texts = [
+        complete(client, prompt="def add", **fields).json()["choices"][0]["text"]
+        for fields in ({}, {"prompt_embeds": []})
+    ]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("name", REFUSED)

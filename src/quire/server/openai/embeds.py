@@ -24,7 +24,7 @@ async def given_embeds(
     there. Raises RequestErrors, before anything is decoded for an engine that takes none.
     """
     given = body.prompt_embeds
-    if given is None:
+    if not body.num_embedded or given is None:  # an empty list is none
         return []
     width = server.engine.front_end.inputs.require_embeds().width
     refuse_together(body)

@@ -279,7 +279,7 @@ class CompletionRequest(GenerationFields):
         be none where `prompt_embeds` has some.
         """
         if self.prompt is None:
-            if self.prompt_embeds is None:
+            if not self.num_embedded:
                 allowed = "a request has a prompt, or prompt_embeds"
                 raise InvalidParameter("prompt", None, allowed)
             given = []
@@ -300,8 +300,6 @@ class CompletionRequest(GenerationFields):
         """Raise InvalidParameter for what does not go together."""
         self.check_stream()
         self.refuse_unbuilt()
-        if self.prompt_embeds == []:
-            raise InvalidParameter("prompt_embeds", [], "it must have some, or be left out")
         if self.suffix:
             hint = "Leave it out: this model does not fill in the middle."
             raise InvalidParameter("suffix", self.suffix, "it must be empty", hint)
