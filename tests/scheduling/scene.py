@@ -36,6 +36,7 @@ class Scene:
         self.ends = {}
         """Handle -> why it ended."""
         self._tokens = {}
+        self.allowance = None
 
     def add(self, handle, prompt, max_tokens=20, **request):
         """Queue a request; `prompt` is its ids, or how many ids that no other request has."""
@@ -50,7 +51,7 @@ class Scene:
 
     def plan(self):
         """Schedule a step and leave it in flight; None where there is nothing to compute."""
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(allowance=self.allowance)
         if plan is not None:
             invariants.check_plan(self.scheduler, plan)
             self._tokens[plan.step_id] = self._count(plan)

@@ -5,6 +5,7 @@ import pytest
 from quire.errors import RequestError
 from quire.scheduling.request import Reason
 from quire.step.media import MediaItem
+from quire.step.plan import PromptAllowance
 from quire.step.result import StepResult
 from tests.scheduling.scene import NOTHING, Scene
 
@@ -54,6 +55,29 @@ def test_equal_digests_are_encoded_once_for_all_that_have_them():
     scene.add(3, 10, media=[item(b"a", 5, 4)])
     assert names(scene.step()) == []
     assert scene.scheduler.encoders.num_hits == 3
+
+
+def test_streams_wait_for_one_item_at_a_time_unless_several_are_small():
+    def begun(num_rows, tokens):
+        scene = Scene(encoder_rows=64, max_num_batched_tokens=64, max_num_seqs=8)
+        scene.add(0, 2)
+        scene.step()
+        scene.allowance = PromptAllowance(tokens)
+        for handle in (1, 2, 3):
+            media = [item(bytes([handle]), 2, num_rows)]
+            scene.add(handle, 4 + num_rows, media=media)
+        return [len(names(plan)) for plan in scene.steps(8) if plan is not None], scene
+
+    counts, scene = begun(num_rows=16, tokens=12.0)
+    assert max(counts) == 1 and sum(counts) == 3
+    assert scene.scheduler.encoders.num_encoded == 3
+    counts, _ = begun(num_rows=4, tokens=24.0)
+    assert counts[0] == 3
+    scene = Scene(encoder_rows=64, max_num_batched_tokens=64)
+    scene.allowance = PromptAllowance(12.0)
+    for handle in range(3):
+        scene.add(handle, 20, media=[item(bytes([handle]), 2, 16)])
+    assert len(names(scene.step())) == 3, "no stream waits"
 
 
 def test_equal_ids_with_another_item_share_no_block():

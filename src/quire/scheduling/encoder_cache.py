@@ -78,6 +78,7 @@ class EncoderCache:
         """Digest -> rows of the item, and how many requests have it."""
         self._lacking: int | None = None
         """The first request in this step that lacks room."""
+        self._most_rows: float | None = None
         self._wanted: dict[bytes, int] = {}
         """Digest -> the first request in this step that needs it."""
         self._encodings: dict[bytes, MediaItem] = {}
@@ -121,8 +122,11 @@ class EncoderCache:
 
     # Planning
 
-    def begin(self) -> None:
-        """Start the planning of a step."""
+    def begin(self, most_rows: float | None = None) -> None:
+        """Start the planning of a step; most_rows: that it makes while streams wait for it (None:
+        as many as fit). The first request that needs some gets them, however many they are.
+        """
+        self._most_rows = most_rows
         self._lacking = None
         self._wanted.clear()
 
@@ -239,7 +243,7 @@ class EncoderCache:
                 needed.add(digest)
                 self._wanted.setdefault(digest, request.handle)
                 continue
-            if output is None:
+            if output is None and not self._is_for_a_later_step(item, num_new):
                 kept = needed.union(victims)
                 more = self._make_room(item, num_new, victims, kept, request.handle)
                 if more is None:
@@ -259,6 +263,15 @@ class EncoderCache:
             if not self.is_deferred:
                 break
         return _Reach(end, encodings, victims)
+
+    def _is_for_a_later_step(self, item: MediaItem, num_new: int) -> bool:
+        """Whether streams would wait too long for an item beside those of other requests, and
+        `num_new` rows of its own one.
+        """
+        if self._most_rows is None or not self._encodings or self.is_deferred:
+            return False
+        num_rows = sum(planned.num_rows for planned in self._encodings.values())
+        return num_rows + num_new + item.num_rows > self._most_rows
 
     def _make_room(
         self,

@@ -156,7 +156,8 @@ class Lifecycle:
         if self.adapters is not None:
             self.adapters.begin()
         if self.encoders is not None:
-            self.encoders.begin()
+            # a row takes at least as long as a token: towers see several patches for each
+            self.encoders.begin(allowance.tokens if is_bound and allowance is not None else None)
 
     @property
     def _has_streams(self) -> bool:
