@@ -90,8 +90,9 @@ def _vision_loader(config: WorkerConfig, platform: Platform) -> Callable[[], Vis
     found, _ = read_vision(model.hf_config, decoder.dim)
     if found.has_spans and not _has_spans(platform.ops):
         raise LoadError(
-            "In this model, tokens of a picture attend to those after them, which attention "
-            "computes on CPUs alone. language_model_only=True serves its text here."
+            "In this model, tokens of a picture attend to those after them, which the "
+            "attention chosen here does not compute: that of the providers cpu, triton and torch "
+            "does. language_model_only=True serves its text here."
         )
     return partial(
         load_encoder,

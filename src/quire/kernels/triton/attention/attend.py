@@ -137,6 +137,8 @@ def _walk(
     end: tl.tensor,
     q_tile: tl.tensor,
     position: tl.tensor,
+    nearest: tl.tensor,
+    farthest: tl.tensor,
     slope: tl.tensor,
     table: tl.tensor,
     kv_head: tl.tensor,
@@ -158,7 +160,8 @@ def _walk(
     MASKS: tl.constexpr,
 ) -> Any:
     """Best scores, total weights and sums of values, with the blocks of keys start_block up to
-    end_block. MASKS: not every query sees every key of theirs.
+    end_block. Queries see keys up to `nearest`, with a window those after `farthest`. MASKS: not
+    every query sees every key of theirs.
     """
     unit: tl.constexpr = _unit(SCALE, SOFTCAP, HAS_ALIBI)
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, q_tile.shape[1])
@@ -179,9 +182,9 @@ def _walk(
             products *= tl.load(key_scales + lane, is_key, other=0.0)[None, :]
         scores = _scores(products, key, position, slope, SCALE, SOFTCAP, HAS_ALIBI)
         if MASKS:
-            sees = is_key[None, :] & (key[None, :] <= position[:, None])
+            sees = is_key[None, :] & (key[None, :] <= nearest[:, None])
             if WINDOW > 0:
-                sees = sees & (key[None, :] > position[:, None] - WINDOW)
+                sees = sees & (key[None, :] > farthest[:, None])
             scores = tl.where(sees, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
         shift = tl.where(new_best == float("-inf"), 0.0, new_best) * unit
@@ -215,6 +218,7 @@ def _attend_kernel(
     block_table: tl.tensor,
     table_width: int,
     table_rows: tl.tensor,
+    whole: tl.tensor,
     tile_rows: tl.tensor,
     tile_starts: tl.tensor,
     sinks: tl.tensor,
@@ -234,6 +238,7 @@ def _attend_kernel(
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    HAS_SPANS: tl.constexpr,
     STEPS: tl.constexpr,
     SHARES: tl.constexpr,
     PLAIN_BLOCKS: tl.constexpr,
@@ -244,7 +249,8 @@ def _attend_kernel(
     SHARES: programs share the keys of a row, which has one new token; those of row r are
     tile_starts[r] up to tile_starts[r + 1]. PLAIN_BLOCKS: blocks that all queries see whole are
     not masked. PAGE: from one page to the next, in slots. STEPS: the largest number of the memory's
-    type, where it has scales; else 0.
+    type, where it has scales; else 0. HAS_SPANS: new tokens of some rows see each other both ways;
+    `whole` has them, as `SpanPlan.refill_spans` does.
     """
     tile = tl.program_id(0) // PIECES
     kv_head = tl.program_id(1)
@@ -282,6 +288,13 @@ def _attend_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     low, end = _seen_keys(first, num_new, seq_len, QUERIES, WINDOW)
+    nearest, farthest = position, position - WINDOW
+    if HAS_SPANS:
+        kind, own = tl.load(whole + row), seq_len - num_new
+        nearest = tl.where(kind > 0, seq_len - 1, nearest)
+        end = tl.where((kind > 0) & (end > 0), seq_len, end)
+        farthest = tl.where(kind > 1, tl.minimum(farthest, own - 1), farthest)
+        low = tl.where(kind > 1, tl.minimum(low, own), low)
     start_block = low // BLOCK_N
     end_block = (end + BLOCK_N - 1) // BLOCK_N
     if SHARES:
@@ -291,13 +304,15 @@ def _attend_kernel(
     if PLAIN_BLOCKS:
         plain_end = tl.minimum(seq_len - num_new + first + 1, end) // BLOCK_N
         best, total, sums = _walk(
-            *(best, total, sums, start_block, plain_end, low, end, q_tile, position, slope),
+            *(best, total, sums, start_block, plain_end, low, end, q_tile, position),
+            *(nearest, farthest, slope),
             *(table, kv_head, keys, values, key_scales, value_scales, K, D, S, PAGE),
             *(BLOCK_N, SCALE, SOFTCAP, WINDOW, HAS_ALIBI, STEPS, DOT, False),
         )
         start_block = plain_end
     best, total, sums = _walk(
-        *(best, total, sums, start_block, end_block, low, end, q_tile, position, slope),
+        *(best, total, sums, start_block, end_block, low, end, q_tile, position),
+        *(nearest, farthest, slope),
         *(table, kv_head, keys, values, key_scales, value_scales, K, D, S, PAGE),
         *(BLOCK_N, SCALE, SOFTCAP, WINDOW, HAS_ALIBI, STEPS, DOT, True),
     )
@@ -390,11 +405,13 @@ def _launch(
         *(q, kv.keys, kv.values, *(kv.scales if kv.scales is not None else (q, q))),
         *(out, *shares, plan.query_start, plan.seq_lens),
         *(plan.block_table, plan.block_table.stride(0), plan.table_rows),
+        plan.table_rows if plan.whole is None else plan.whole,
         *(tiles.rows, tiles.starts, sinks, q if args.alibi is None else args.alibi),
         PIECES=pieces,
         QUERIES=queries,
         BLOCK_M=block_m,
         DOT=dot_type(q.dtype),
+        HAS_SPANS=plan.whole is not None,
         SHARES=tiles.shares_keys,
         PLAIN_BLOCKS=tiles.varies and queries > 1 and args.window is None,
         **tiling(block_m, head_dim, q.dtype, kv.memory.element_size(), is_crowded=tiles.is_crowded),

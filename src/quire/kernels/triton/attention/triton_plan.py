@@ -74,7 +74,8 @@ class Means:
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
     """One step's rows for one KV group: row i is row table_rows[i] of the table. `host` are
-    query_start and seq_lens as they were given.
+    query_start and seq_lens as they were given. `whole`: that of `SpanPlan.refill_spans`; None:
+    there are no spans.
     """
 
     window: int | None
@@ -86,6 +87,7 @@ class TritonPlan:
     launches: tuple[Tiles, ...]
     host: tuple[np.ndarray, np.ndarray]
     means: Means
+    whole: Tensor | None = None
 
     def refill(
         self,
@@ -104,6 +106,24 @@ class TritonPlan:
             query_start, seq_lens, on_device, self.block_size, self.window, rows, means=self.means
         )
 
+    def refill_spans(
+        self,
+        query_start: np.ndarray,
+        seq_lens: np.ndarray,
+        block_table: np.ndarray,
+        rows: np.ndarray,
+        whole: np.ndarray,
+    ) -> TritonPlan:
+        """The same with spans; see `quire.ops.attention.SpanPlan`."""
+        width = -(-int(seq_lens.max(initial=0)) // self.block_size)
+        table = self.means.upload(np.ascontiguousarray(block_table[rows, :width]))
+        return plan_rows(
+            *(query_start, seq_lens, table, self.block_size, self.window),
+            np.arange(len(rows), dtype=np.int32),
+            means=self.means,
+            whole=whole,
+        )
+
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """See `AttentionPlan`."""
@@ -120,9 +140,10 @@ def plan_rows(
     table_rows: np.ndarray | None = None,
     *,
     means: Means,
+    whole: np.ndarray | None = None,
 ) -> TritonPlan:
     """See `quire.ops.attention.plan_attention`; table_rows [R] int32: the step's rows among those
-    of the table, None where they are the same.
+    of the table, None where they are the same; whole [R]: see `TritonPlan`.
     """
     upload = means.upload
     num_new = np.diff(query_start)
@@ -131,11 +152,14 @@ def plan_rows(
     assert len(num_new) == len(seq_lens) == len(table_rows)
     assert (num_new <= seq_lens).all(), "a row has more new tokens than tokens"
     launches = []
-    decode = (num_new == 1).nonzero()[0]
+    is_decode = num_new == 1
+    if whole is not None:
+        is_decode &= whole == 0
+    decode = is_decode.nonzero()[0]
     if len(decode):
         seen = seq_lens if window is None else np.minimum(seq_lens, window)
         launches.append(_decodes(decode, seen, means))
-    longer = (num_new > 1).nonzero()[0]
+    longer = ((num_new > 0) & ~is_decode).nonzero()[0]
     if len(longer):
         launches.append(tiles_of_prompts(longer, num_new, means))
     return TritonPlan(
@@ -148,6 +172,7 @@ def plan_rows(
         tuple(launches),
         (query_start.copy(), seq_lens.copy()),
         means,
+        None if whole is None else upload(whole.astype(np.int32)),
     )
 
 
