@@ -1,14 +1,12 @@
 #include "core/touch.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 
 #if defined(__linux__)
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -22,6 +20,9 @@ namespace {
 
 constexpr size_t kPiece = size_t(2) << 20;
 constexpr size_t kPage = 4096;
+// A piece takes about 1 ms. A low priority would do instead, but a process that is killed ends only
+// with its last thread, which must not wait for the processor then.
+constexpr std::chrono::milliseconds kPause(9);
 
 }  // namespace
 
@@ -33,10 +34,10 @@ void touch_ahead(std::byte* memory, size_t size) {
     // Nobody waits for it: pages are given, not written, so it does no harm even where the memory
     // was unmapped meanwhile and something else has its addresses.
     std::thread([start, whole] {
-        setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
         for (size_t at = 0; at < whole; at += kPiece) {
             const size_t piece = std::min(kPiece, whole - at);
             if (madvise(start + at, piece, MADV_POPULATE_WRITE) != 0) return;
+            std::this_thread::sleep_for(kPause);
         }
     }).detach();
 }

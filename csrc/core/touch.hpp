@@ -5,8 +5,8 @@
 
 namespace quire {
 
-// Has a thread of the lowest priority give pages to the memory, whose contents stay: who writes
-// there later waits for none of them. Returns at once. Does nothing where the system cannot.
+// Has a thread, which sleeps most of the time, give pages to the memory, whose contents stay: who
+// writes there later waits for none of them. Returns at once. Does nothing where the system cannot.
 void touch_ahead(std::byte* memory, size_t size);
 
 }  // namespace quire

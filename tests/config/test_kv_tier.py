@@ -8,7 +8,7 @@ from quire.config.kv_pool_size import gib
 from quire.config.resolve.resolve import resolve
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.models.cutting.rank_facts import RankFacts
-from quire.models.layer_memory import KeyValues, RecurrentState
+from quire.models.layer_memory import KeyValues
 from quire.plugins.tables import LOAD_FORMATS
 from quire.tiers.kv_transfer_config import kv_transfer_config, tier_settings
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
@@ -110,9 +110,6 @@ def test_models_whose_blocks_cannot_come_back_say_so():
     with pytest.raises(InvalidParameter, match="prefix caching"):
         planned(kv_offloading_size=1, enable_prefix_caching=False)
     memories = plans.make_model().memories
-    state = msgspec.structs.replace(plans.make_model(), memories=(*memories, RecurrentState(8)))
-    with pytest.raises(NotBuiltYet, match="recurrent state"):
-        planned(model=state, kv_offloading_size=1)
     source = KeyValues(2, 16, source=100)
     crossed = msgspec.structs.replace(plans.make_model(), memories=(*memories, source))
     with pytest.raises(NotBuiltYet, match="second content"):
@@ -127,7 +124,7 @@ def test_weights_that_a_plugin_reads_have_no_folder(monkeypatch, tmp_path):
     assert tier_of(connector("SimpleCPUOffloadConnector"), load_format="acme") == KVTierPlan(GIB)
 
 
-def test_several_ranks_say_so():
+def test_each_of_several_ranks_keeps_its_share():
     model = plans.make_model()
     share = RankFacts(
         memories=model.memories,
@@ -136,8 +133,9 @@ def test_several_ranks_say_so():
         same_bits=True,
     )
     ranked = msgspec.structs.replace(model, rank=share)
-    with pytest.raises(NotBuiltYet, match="several ranks"):
-        planned(model=ranked, kv_offloading_size=1, tensor_parallel_size=2)
+    plan = planned(model=ranked, kv_offloading_size=1, tensor_parallel_size=2, max_model_len=64)
+    assert plan.memory.kv_tier == KVTierPlan(GIB)
+    assert plan.parallel.distributed_executor_backend == "mp"
 
 
 def test_the_memory_plan_counts_it():

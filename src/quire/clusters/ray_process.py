@@ -102,8 +102,9 @@ class RayProcess:
         self._actor: Any = None
         self._thread: threading.Thread | None = None
 
-    def start(self, message: ChildStart) -> None:
+    def start(self, message: ChildStart, fds: Sequence[int] = ()) -> None:
         """As `OwnedProcess.start`; it takes effect when the cluster has room."""
+        assert not fds, "descriptors stay on their machine"
         arguments = self._arguments(completed(message))
         self._thread = threading.Thread(
             target=self._run, args=(arguments,), name=self._name, daemon=True

@@ -154,7 +154,7 @@ def build_worker(
         place = group and (group.rank, group.size), stage
         parts = root_parts(config, platform, kv_cache.pool, files, place)
         share = 1.0 if group is None else 1 / group.size
-        share = share if stage is None else (stage.last - stage.first) / stage.count
+        share *= 1.0 if stage is None else (stage.last - stage.first) / stage.count
         runner.transfers = open_transfers(config.memory.kv_tier, platform, kv_cache, parts, share)
     tp_rank = 0 if group is None else group.rank
     size = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size

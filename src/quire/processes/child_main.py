@@ -27,7 +27,7 @@ from quire.processes.start_message import (
     M,
     decode_start,
     preparation_in,
-    receive_frame,
+    receive_start,
 )
 from quire.start_up import without_collections
 
@@ -62,12 +62,13 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
         _die_with_parent(parent_pid)
     pipe = socket.socket(fileno=pipe_fd)
     pipe.set_inheritable(False)
-    received: Future[bytearray] = Future()
+    received: Future[tuple[bytearray, list[int]]] = Future()
     threading.Thread(target=_receive, args=(pipe, received), daemon=True).start()
     with without_collections():
         program: ChildProgram[Any] = importlib.import_module(module).PROGRAM
     try:
-        start = decode_start(received.result(), program.start)
+        data, fds = received.result()
+        start = decode_start(data, program.start, fds)
     except (EOFError, ConnectionResetError):
         sys.exit(ORPHANED)
     sys.path[:] = start.sys_path
@@ -79,12 +80,12 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
     sys.exit(program.run(start, pipe))
 
 
-def _receive(pipe: socket.socket, received: Future[bytearray]) -> None:
+def _receive(pipe: socket.socket, received: Future[tuple[bytearray, list[int]]]) -> None:
     """Wait for the start message, and begin what can be done while the program is imported."""
     try:
-        data = receive_frame(pipe)
+        data, fds = receive_start(pipe)
         prepare(preparation_in(data))
-        received.set_result(data)
+        received.set_result((data, fds))
     except Exception as error:
         received.set_exception(error)
 

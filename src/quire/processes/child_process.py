@@ -95,12 +95,12 @@ class ChildProcess:
         """It runs on this machine."""
         return True
 
-    def start(self, message: ChildStart) -> None:
-        """Send the message, completed with what every process must know. The pipe reports a process
-        that has ended already.
+    def start(self, message: ChildStart, fds: Sequence[int] = ()) -> None:
+        """Send the message, completed with what every process must know, and descriptors. The pipe
+        reports a process that has ended already.
         """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            send_start(self.pipe, completed(message))
+            send_start(self.pipe, completed(message), fds)
 
     def forward(self, start: bytes) -> None:
         """Send a message that its starter on another machine has completed and encoded. Modules are

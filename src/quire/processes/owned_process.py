@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import Protocol
 
 from quire.processes.start_message import ChildStart
@@ -36,8 +37,10 @@ class OwnedProcess(Protocol):
         """Exit code of the process; negative: the signal that ended it. None while it runs."""
         ...
 
-    def start(self, message: ChildStart) -> None:
-        """Send the message, completed with what every process must know."""
+    def start(self, message: ChildStart, fds: Sequence[int] = ()) -> None:
+        """Send the message, completed with what every process must know, and descriptors, which a
+        process on another machine cannot have.
+        """
         ...
 
     def exit_words(self) -> str:

@@ -20,6 +20,9 @@ from quire.hardware.prepared_memory import Preparation
 ORPHANED = 3
 """The exit code of a process whose starter has exited."""
 
+_MOST_FDS = 8
+_CLOSED_ON_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
 LENGTH = struct.Struct("<Q")
 """Length of a frame, which precedes it."""
 
@@ -35,6 +38,7 @@ class ChildStart(msgspec.Struct, kw_only=True):
     sys_path: list[str] = []
     entries: list[tuple[str, str, str]] = []
     log_level: int = 30
+    fds: list[int] = []
     preparation: Preparation = Preparation()
 
 
@@ -56,19 +60,37 @@ def relocated(start: bytes, sys_path: Sequence[str]) -> bytes:
     return to_msgpack(message)
 
 
-def send_start(pipe: socket.socket, message: ChildStart) -> None:
-    """Write the message. Raises OSError when the process has exited, LoadError for settings that
-    cannot be sent.
+def send_start(pipe: socket.socket, message: ChildStart, fds: Sequence[int] = ()) -> None:
+    """Write the message, and descriptors with it. Raises OSError when the process has exited,
+    LoadError for settings that cannot be sent.
     """
-    send_frame(pipe, encode_start(message))
+    data = encode_start(message)
+    length = LENGTH.pack(len(data))
+    sent = socket.send_fds(pipe, [length], list(fds)) if fds else 0
+    pipe.sendall(length[sent:] + data)
 
 
-def decode_start(data: bytearray, kind: type[M]) -> M:
-    """The message, of the struct `kind`. Raises EngineError when it is of another version."""
+def receive_start(pipe: socket.socket) -> tuple[bytearray, list[int]]:
+    """Wait for the frame of a start message, and the descriptors that come with it. Raises EOFError
+    when the other end is closed.
+    """
+    head, fds, *_ = socket.recv_fds(pipe, LENGTH.size, _MOST_FDS, _CLOSED_ON_EXEC)
+    if not head:
+        raise EOFError("the other end of the pipe is closed")
+    head += receive_exactly(pipe, LENGTH.size - len(head))
+    return receive_exactly(pipe, LENGTH.unpack(head)[0]), fds
+
+
+def decode_start(data: bytearray, kind: type[M], fds: Sequence[int] = ()) -> M:
+    """The message, of the struct `kind`, with its descriptors. Raises EngineError when it is of
+    another version.
+    """
     expected = {field.name: field.default for field in msgspec.structs.fields(kind)}
     if msgspec.msgpack.decode(data)["protocol_version"] != expected["protocol_version"]:
         raise EngineError("This process and its starter are of different releases; restart both.")
-    return msgspec.msgpack.decode(data, type=kind)
+    message = msgspec.msgpack.decode(data, type=kind)
+    message.fds = list(fds)
+    return message
 
 
 def preparation_in(data: bytearray) -> Preparation:

@@ -240,17 +240,17 @@ class BlockTransfers:
 
     def _fill(self, load: _Load, each: BlockTransfer, slot: Tensor, checksum: bytes) -> None:
         key = each.key, each.group
-        if not load.has_failed:
-            try:
-                if self._copies.write(each.group, each.block, slot) != checksum:
-                    logger.warning("A block of K/V in host memory is damaged: it is not used.")
-                    if key in self._host:
-                        self._host.drop(key)
-                    self._miss(load, key)
-                    return
-            except Exception:
-                logger.exception("A block of K/V could not be loaded.")
-                load.has_failed = True
+        try:  # also where another block is missing: damage is noticed, so that it can be replaced
+            is_right = self._copies.write(each.group, each.block, slot) == checksum
+        except Exception:
+            logger.exception("A block of K/V could not be loaded.")
+            load.has_failed = is_right = True
+        if not is_right:
+            logger.warning("A block of K/V in host memory is damaged: it is not used.")
+            if key in self._host:
+                self._host.drop(key)
+            self._miss(load, key)
+            return
         self._count(load, self._content_bytes[each.group])
 
     def _arrived(

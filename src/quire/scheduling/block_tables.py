@@ -139,10 +139,11 @@ class BlockTables:
         """Extend the hit of a waiting request by what a tier `has`: the request holds the blocks of
         the longer hit from now on, and those that have to be loaded are returned with their keys.
 
-        None, and no change, where the hit is not longer, where so many blocks are not free beside
-        `outstanding` ones, and for recurrent state, whose snapshots are copied and not read.
+        None, and no change, where the hit is not longer, and where so many blocks are not free
+        beside `outstanding` ones. Of recurrent state the snapshot at the end of the hit is loaded,
+        which becomes a cached one like others.
         """
-        if not self.enable_prefix_caching or self.states is not None:
+        if not self.enable_prefix_caching:
             return []
         if request.params.skip_reading_prefix_cache:
             return []
@@ -165,11 +166,19 @@ class BlockTables:
         found = [block for table in tables for block in table if block != NULL_BLOCK]
         cached = [block for block in found if block != _TO_LOAD]
         cost = len(found) - len(cached) + sum(map(self.pool.is_free, cached))
+        if self.states is not None:
+            cost += self.states.load_cost(request, length)
         if cost + outstanding > self.pool.num_free:
             return []
         self.pool.touch(cached)
+        loaded: list[tuple[int, BlockKey]] = []
+        if self.states is not None:
+            snapshot = self.states.begin_load(request, length)
+            if snapshot is None:
+                self.pool.release(cached)
+                return []
+            loaded += snapshot
         blocks = iter(self.pool.allocate(len(found) - len(cached)) or ())
-        loaded = []
         for number, table in enumerate(tables):
             for index, block in enumerate(table):
                 if block == _TO_LOAD:
@@ -183,6 +192,16 @@ class BlockTables:
             self._writing.setdefault(key, request)
         request.num_hit_tokens = length
         return loaded
+
+    def end_load(self, request: Request, num_tokens: int, *, is_done: bool) -> None:
+        """The blocks of `begin_load`, for a hit of `num_tokens` tokens, are loaded, or are not; the
+        request holds none of them any more.
+        """
+        if is_done:
+            self.publish(request, num_tokens)
+        if self.states is not None:
+            self.states.end_load(request, num_tokens, is_done=is_done)
+        self.release(request)
 
     def is_being_written(self, request: Request) -> bool:
         """Whether a running request will next compute blocks that extend the hit, or the source, so

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from quire.scheduling.block_groups import StateGroup
 from quire.scheduling.block_pool import BlockPool
 from quire.scheduling.request import Request
+from quire.step.transfers import BlockKey
 
 
 class StateBlocks:
@@ -91,7 +92,7 @@ class StateBlocks:
         `snapshot_ends`. Where there are no blocks for it, this one is left out.
         """
         end = request.snapshot_ends.pop(0)
-        blocks = self._make_room()
+        blocks = self._make_room(len(self._groups))
         if blocks is None:
             self._forget_plan(request, end)
         else:
@@ -120,6 +121,37 @@ class StateBlocks:
                 self._pool.publish(block, (self._key(request, end), group), request, end)
             self._forget_plan(request, end)
 
+    def load_cost(self, request: Request, end: int) -> int:
+        """The free blocks that a snapshot at `end`, which a tier has, takes if it is loaded."""
+        return 0 if self._is_cached(request, end) else len(self._groups)
+
+    def begin_load(self, request: Request, end: int) -> list[tuple[int, BlockKey]] | None:
+        """Give a waiting request blocks for the snapshot at `end`, and return them with the keys of
+        what is to be loaded; none, where it is cached. None, and no change, where snapshots have no
+        room.
+        """
+        if self._is_cached(request, end):
+            return []
+        blocks = self._make_room(len(self._groups))
+        if blocks is None:
+            return None
+        key = self._key(request, end)
+        request.snapshots[end] = blocks
+        self._num_pending += len(blocks)
+        self._writing.setdefault(key, request)
+        return [(block, (key, group)) for block, group in zip(blocks, self._groups, strict=True)]
+
+    def _is_cached(self, request: Request, end: int) -> bool:
+        key = self._key(request, end)
+        return all(self._pool.find((key, group)) is not None for group in self._groups)
+
+    def end_load(self, request: Request, end: int, *, is_done: bool) -> None:
+        """The snapshot at `end` is loaded, or is not."""
+        if is_done and end in request.snapshots:
+            for group, block in zip(self._groups, request.snapshots[end], strict=True):
+                self._pool.publish(block, (self._key(request, end), group), request, end)
+        self._forget_plan(request, end)
+
     def release(self, request: Request) -> None:
         """Forget a request whose rings are given back, and changes that are planned for it."""
         mine = {block for number in self._groups for block in request.block_ids[number]}
@@ -147,9 +179,8 @@ class StateBlocks:
         ends = [*ends, last] if last > after else ends
         return [end for end in ends if request.end_of_chunk(after, end) == end]
 
-    def _make_room(self) -> list[int] | None:
+    def _make_room(self, count: int) -> list[int] | None:
         """Blocks for a snapshot, within what snapshots may have; None if there are none."""
-        count = len(self._groups)
         while self._pool.num_early + self._num_pending + count > self._most:
             if not self._pool.drop_earliest():
                 return None

@@ -163,9 +163,7 @@ class Transfers:
         for number, is_done in ends:
             load, key = self._loads.pop(number, None), self._stores.pop(number, None)
             if load is not None and (request := load.request) is not None:
-                if is_done:
-                    self._memory.publish(request, load.num_tokens)
-                self._memory.release(request)
+                self._memory.end_load(request, load.num_tokens, is_done=is_done)
                 load.request, load.is_ready, load.is_loaded = None, True, is_done
             if key is not None and is_done:
                 self._tier.stored(key)

@@ -33,6 +33,9 @@ MIXED = {
     "num_hidden_layers": 4, "sliding_window": 9,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }  # fmt: skip
+HYBRID = {
+    "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+}  # fmt: skip
 KINDS = {
     "float32": ("llama", {"num_hidden_layers": 2}, {}),
     "bfloat16": ("llama", {"num_hidden_layers": 2}, {"dtype": "bfloat16"}),
@@ -40,6 +43,8 @@ KINDS = {
     "windows": ("mistral", SLIDING, {}),
     "two groups": ("gemma3", MIXED, {"num_gpu_blocks_override": 40}),
     "latents": ("youtu", {"num_hidden_layers": 2}, {}),
+    "states": ("mamba2", {"num_hidden_layers": 2}, {"num_gpu_blocks_override": 8}),
+    "states and keys": ("qwen3_5", HYBRID, {"num_gpu_blocks_override": 8}),
 }
 
 

@@ -26,7 +26,7 @@ class Process:
     def __init__(self, module):
         self.is_running, self.message = True, None
 
-    def start(self, message):
+    def start(self, message, fds=()):
         self.message = message
 
     def end(self, timeout_s):

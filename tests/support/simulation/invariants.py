@@ -70,7 +70,7 @@ def check_idle(scheduler: Scheduler) -> None:
 def _snapshots(scheduler: Scheduler) -> set[int]:
     return {
         block
-        for request in scheduler.running.values()
+        for request in [*scheduler.running.values(), *scheduler.waiting]
         for blocks in request.snapshots.values()
         for block in blocks
     }
@@ -86,7 +86,8 @@ def _check_pool(scheduler: Scheduler) -> None:
         if block != NULL_BLOCK
     )
     for request in scheduler.waiting:
-        held.update(b for table in request.block_ids for b in table if b != NULL_BLOCK)
+        tables = [*request.block_ids, *request.snapshots.values()]
+        held.update(b for table in tables for b in table if b != NULL_BLOCK)
     if scheduler.transfers is not None:
         held.update(b for lease in scheduler.transfers._leases.values() for b in lease.blocks)
     if scheduler.connections is not None:

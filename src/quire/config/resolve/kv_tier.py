@@ -14,7 +14,7 @@ from quire.config.kv_pool_size import gib
 from quire.config.resolve.decisions import Decisions
 from quire.environment import expanded
 from quire.errors import InvalidParameter, NotBuiltYet
-from quire.models.layer_memory import KeyValues, RecurrentState
+from quire.models.layer_memory import KeyValues
 from quire.plugins.tables import LOAD_FORMATS
 from quire.tiers.kv_events_config import NAME as EVENTS_NAME
 from quire.tiers.kv_events_config import kv_events_plan
@@ -223,14 +223,12 @@ def _check_model(d: Decisions, name: str, value: object) -> None:
     memories = d.model.pool_memories
     if not d.value("enable_prefix_caching"):
         raise InvalidParameter(name, value, "it goes with prefix caching", "Leave one of them out.")
-    if any(isinstance(memory, RecurrentState) for memory in memories):
-        hint = f"{d.model.architecture} has layers with a recurrent state: snapshots of it stay in "
-        raise NotBuiltYet(name, value, hint + "the pool. Leave it out.")
     if any(isinstance(memory, KeyValues) and memory.source is not None for memory in memories):
         hint = f"{d.model.architecture} attends to a second content, whose K/V stays in the pool."
         raise NotBuiltYet(name, value, f"{hint} Leave it out.")
-    if d.value("distributed_executor_backend") != "uni":
-        raise NotBuiltYet(name, value, "K/V of several ranks stays in their pools: leave it out.")
+    if d.value("distributed_executor_backend") not in ("uni", "mp"):
+        hint = "K/V of ranks that a launcher or Ray has started stays in their pools: leave it out."
+        raise NotBuiltYet(name, value, hint)
     if all(memory is None for memory in memories):
         allowed = "the model keeps no keys and values of a request"
         raise InvalidParameter(name, value, allowed, "Leave it out.")

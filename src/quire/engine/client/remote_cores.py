@@ -349,6 +349,7 @@ class RemoteCores:
             del self.sockets.connections[engine_index]
         self._forget(engine_index)
         self._watch()
+        self.pool.release_memory(engine_index)
         return self.pool.processes.pop(engine_index, None)
 
     # what comes

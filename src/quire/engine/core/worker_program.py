@@ -45,6 +45,14 @@ def of_core(plan: EnginePlan, core: int, num_deaths: int = 0) -> EnginePlan:
     )
 
 
+def of_rank(plan: EnginePlan, rank: int) -> EnginePlan:
+    """The plan of a rank, with its own region of memory that all of a core share."""
+    tier = plan.memory.kv_tier
+    if tier is None:
+        return plan
+    return plan.changed(kv_tier=msgspec.structs.replace(tier, region=rank))
+
+
 def cpus_of_core(plan: EnginePlan) -> frozenset[int]:
     """The logical CPUs of all workers of a core, whose own plan this is; empty: any."""
     lists = [parse_cpus(cpus) for cpus in plan.parallel.thread_cpus]
@@ -78,7 +86,8 @@ class WorkerStart(RankStart, kw_only=True):
 
 def _run(message: WorkerStart, pipe: socket.socket) -> int:
     try:
-        run_rank(message, worker_config(message.plan), pipe, freeze_start_up)
+        plan = of_rank(message.plan, message.rank)
+        run_rank(message, worker_config(plan), pipe, freeze_start_up)
     except Exception as error:
         send_last_words(pipe, error)
         if isinstance(error, EngineError):  # the core shows its text

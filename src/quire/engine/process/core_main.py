@@ -9,6 +9,8 @@ import socket
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import Group
 from quire.engine.core.builder import build_core
@@ -66,6 +68,9 @@ def _title(message: StartMessage) -> str:
 def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> EngineCoreProc:
     """The core that the message describes, with its loop."""
     plan = of_core(message.plan, message.engine_index, message.incarnation - 1)
+    if plan.memory.kv_tier is not None and message.fds:
+        tier = msgspec.structs.replace(plan.memory.kv_tier, memory_fd=message.fds[0])
+        plan = plan.changed(kv_tier=tier)
     bind_thread(cpus_of_core(plan))
     core = build(plan, group=_group(message) if plan.parallel.enable_expert_parallel else None)
     kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc

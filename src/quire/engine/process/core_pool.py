@@ -15,8 +15,10 @@ from quire.engine.process.start_message import StartMessage
 from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, LoadError
 from quire.executor.packed_file import preparation
+from quire.plugins.tables import LOAD_FORMATS
 from quire.processes.child_process import GRACE_S, ChildProcess
 from quire.processes.owned_process import OwnedProcess
+from quire.tiers.host_memory import HostMemory
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ class CorePool:
         self._first = first
         self._spares: list[ChildProcess] = []
         self._started_at = 0.0
+        self._memories: dict[int, HostMemory] = {}
+        """Host memory for K/V of each core, which outlives its process."""
         self.incarnations: dict[int, int] = dict.fromkeys(engine_indices, 0)
         self.processes: dict[int, OwnedProcess] = {}
         """The process of each core; not of one that was retired."""
@@ -99,7 +103,8 @@ class CorePool:
                     engine_index=engine_index,
                     incarnation=incarnation,
                     preparation=preparation(plan.model, plan.parallel),
-                )
+                ),
+                self._memory_of(engine_index),
             )
         except BaseException:
             process.end(0.0)
@@ -113,6 +118,28 @@ class CorePool:
             return self._place(engine_index, incarnation)
         process, self._first = self._first or self._take_spare() or ChildProcess(CORE_PROGRAM), None
         return process
+
+    def _memory_of(self, engine_index: int) -> list[int]:
+        """The descriptor of the memory in which a core keeps K/V; none where the plan has none, the
+        system cannot share it, or the core or its workers may be on other machines.
+        """
+        plan = self._message.plan
+        tier, parallel = plan.memory.kv_tier, plan.parallel
+        is_here = self._place is None and parallel.nnodes == 1
+        if tier is None or not is_here or parallel.distributed_executor_backend == "ray":
+            return []
+        if plan.model.load_format in LOAD_FORMATS:
+            return []  # weights of a plugin's format may come from anywhere at the next start
+        if engine_index not in self._memories:
+            num_workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+            self._memories[engine_index] = HostMemory(tier.host_bytes, num_workers)
+        return self._memories[engine_index].fds
+
+    def release_memory(self, engine_index: int) -> None:
+        """Give up the K/V of a core that does not start again."""
+        memory = self._memories.pop(engine_index, None)
+        if memory is not None:
+            memory.close()
 
     @property
     def spares(self) -> list[ChildProcess]:
@@ -170,6 +197,8 @@ class CorePool:
         while self.processes:
             _, process = self.processes.popitem()
             process.end(deadline - time.monotonic())
+        for engine_index in list(self._memories):
+            self.release_memory(engine_index)
 
     def ask_to_end(self) -> None:
         """Have all cores abort their requests and end."""

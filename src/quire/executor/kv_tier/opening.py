@@ -16,6 +16,7 @@ from quire.runner.block_transfers import BlockTransfers
 from quire.runner.devices.block_copies import BlockCopies, CudaCopies, HostCopies
 from quire.runner.kv_cache import KVCache
 from quire.tiers.disk_store import DiskStore
+from quire.tiers.host_memory import region_bytes
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
 from quire.tiers.slot_table import SlotTable, most_slots
 
@@ -34,7 +35,10 @@ def open_transfers(
     largest = max(sizes)
     if largest > _PAGE:
         largest = -(-largest // _PAGE) * _PAGE  # disks write whole pages without a copy
-    table = SlotTable(largest, most_slots(largest, int(plan.host_bytes * share)))
+    count = most_slots(largest, int(plan.host_bytes * share))
+    offset = plan.region * region_bytes(plan.host_bytes)
+    root = parts.name_by_identity().encode()
+    table = SlotTable(largest, count, root, plan.memory_fd, offset)
     memory = torch.frombuffer(table.memory, dtype=torch.uint8)
     copies: BlockCopies = HostCopies(kv_cache)
     native, _ = find_native()

@@ -75,7 +75,16 @@ class RootParts:
             digests.append((path.name, entry[1]))
         if has_new:
             _keep(kept, known)
-        text = json.dumps([self.facts, digests], sort_keys=True, default=str)
+        return self._name(digests)
+
+    def name_by_identity(self) -> str:
+        """A root of what does not outlive this machine's start, in hexadecimal: files count by what
+        tells them from those that were written later, so that none has to be read.
+        """
+        return self._name([(str(path), *identity) for path, identity in self.files])
+
+    def _name(self, files: Sequence[tuple[Any, ...]]) -> str:
+        text = json.dumps([self.facts, files], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -61,8 +62,9 @@ class NodeProcess:
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
-    def start(self, message: ChildStart) -> None:
+    def start(self, message: ChildStart, fds: Sequence[int] = ()) -> None:
         """As `OwnedProcess.start`; it takes effect when the machine is there."""
+        assert not fds, "descriptors stay on their machine"
         start = encode_start(completed(message))
         self._nodes.send(self, StartRank(self.rank, self._program, start))
 

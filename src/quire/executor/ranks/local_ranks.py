@@ -22,12 +22,19 @@ from quire.processes.child_process import ChildProcess
 class LocalRanks(RankProcesses):
     """Child processes, which inherit descriptors."""
 
-    def __init__(self, program: str, plan: Any, mesh: Mesh, cpus: Sequence[str]) -> None:
+    def __init__(
+        self,
+        program: str,
+        plan: Any,
+        mesh: Mesh,
+        cpus: Sequence[str],
+        shared: Sequence[int] = (),
+    ) -> None:
         """`program` is the module of theirs, and `plan` the engine's; `cpus` lists the logical CPUs
-        of each rank's threads.
+        of each rank's threads. `shared`: descriptors that the plan names.
         """
         super().__init__(mesh)
-        self._program = program
+        self._program, self._shared = program, shared
         self._exchanges: list[SharedExchange] = []
         self._board = RankBoard.open(mesh.world_size)
         try:
@@ -93,6 +100,7 @@ class LocalRanks(RankProcesses):
                 fds = (
                     *(start.link, start.board, start.exchange, start.before, start.after),
                     start.aside,
+                    *self._shared,
                 )
                 self.children.append(ChildProcess(self._program, [fd for fd in fds if fd >= 0]))
                 starts.append(start)

@@ -479,8 +479,10 @@ def open_multiproc(
     kind = worker_class(config.parallel.worker_extension_cls, config.parallel.worker_cls)
     parallel = config.parallel
     mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    tier = config.memory.kv_tier
+    shared = [] if tier is None or tier.memory_fd < 0 else [tier.memory_fd]
     return MultiprocExecutor(
-        LocalRanks(config.program, config.plan, mesh, parallel.thread_cpus), kind
+        LocalRanks(config.program, config.plan, mesh, parallel.thread_cpus, shared), kind
     )
 
 
