@@ -271,9 +271,9 @@ async def table(num_streams: int, moments: int, only: str = "", seed: int = 0) -
     rows: list[Row] = []
     folder, kill = tempfile.TemporaryDirectory, signal.SIGKILL
     for name, folder_of, harm, dies, sizes in (
-        ("core SIGKILL, memory", None, send(kill), True, {}),
+        ("core SIGKILL, memory alone", None, send(kill), True, {}),
         ("core SIGKILL, memory and files", folder, send(kill), True, {}),
-        ("core SIGSTOP, memory", None, send(signal.SIGSTOP), True, {}),
+        ("core SIGSTOP, memory alone", None, send(signal.SIGSTOP), True, {}),
         ("no tier, core SIGKILL", "none", send(kill), True, {}),
         ("rank SIGKILL, tp 2", None, send_to_rank, True, {"tensor_parallel_size": 2}),
         ("rank SIGKILL, pp 2", None, send_to_rank, True, {"pipeline_parallel_size": 2}),

@@ -2,8 +2,8 @@
 computed again; and what a tier costs prompts that nobody has asked before.
 
 One engine has a tier and another one has none; they take turns, so that the machine's moods hit
-both. Times are those to the first token. Files are read once from the page cache, by an engine that
-was started anew, and once after the kernel was told to drop them.
+both. Times are those to the first token. Files are read by an engine that was started anew, after
+the kernel was told to drop them, and by another one, from the page cache.
 
     PYTHONPATH=src python benchmarks/kv_tiers.py --shape 0.6b --tokens 4000
 """
@@ -119,21 +119,25 @@ def main() -> int:
         plain, tiered = open_engine(model, args, None), open_engine(model, args, folder)
         first = prompt()
         computed = [plain(first), tiered(first)]
-        on, off = [], []
+        on, off, cpu_on, cpu_off = [], [], [], []
         for _ in range(args.rounds):
             fresh = prompt()
+            before = time.process_time()
             off.append(plain(fresh)[1])
+            between = time.process_time()
             on.append(tiered(fresh)[1])
+            cpu_off.append(between - before)
+            cpu_on.append(time.process_time() - between)
         again = plain(first)[0]
         memory, hits = tiered(first)[0], [tiered.hits]
         tiered.core.shutdown()
-        warm = open_engine(model, args, folder)
-        cached, hits = warm(first)[0], [*hits, warm.hits]
-        warm.core.shutdown()
         drop_from_page_cache(folder)
         cold = open_engine(model, args, folder)
         from_disk, hits = cold(first)[0], [*hits, cold.hits]
         cold.core.shutdown()
+        warm = open_engine(model, args, folder)
+        cached, hits = warm(first)[0], [*hits, warm.hits]
+        warm.core.shutdown()
     figures: dict[str, Any] = {
         "shape": args.shape,
         "tokens": args.tokens,
@@ -144,6 +148,7 @@ def main() -> int:
         "from_files_s": round(from_disk, 3),
         "loaded_tokens": hits,
         "overhead": round(median(on) / median(off) - 1, 4),
+        "processor_time_overhead": round(median(cpu_on) / median(cpu_off) - 1, 4),
     }
     failures = []
     if min(hits) < args.tokens // 2:

@@ -115,6 +115,16 @@ def test_two_workers_have_a_share_each(folders):
     assert set(stores[0]) == set(stores[1]) and len(stores[0]) > 0
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_in_processes_keep_their_shares(size, folders):
+    expected = alone(folders("float32"), prompts())
+    ask = Ask(open_core(folders("float32"), **{size: 2}))
+    assert [ask(ids) for ids in prompts()] == expected and ask.external_hits == 0
+    check_restored(ask, prompts(), expected)
+    ask.core.shutdown()
+
+
 def test_the_least_recently_used_makes_room(folders):
     expected = alone(folders("float32"), prompts())
     ask = Ask(open_core(folders("float32"), host_bytes=1 << 15))

@@ -6,6 +6,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import msgspec
+
 from quire.engine.core.features import CoreFeature
 from quire.engine.wire.messages import SchedulerStats
 from quire.executor.abstract import Executor
@@ -139,7 +141,9 @@ class KVTier(CoreFeature):
     def _take(self) -> None:
         """Take in what the workers report; a transfer has ended when it has on all of them."""
         self._polls_left = _POLLS_BETWEEN
-        reports: list[TransferReport] = self._executor.collective_rpc("take_transfers", (), {})
+        answers = self._executor.collective_rpc("take_transfers", (), {})
+        # from processes of ranks they come as plain values
+        reports = [msgspec.convert(answer, TransferReport) for answer in answers]
         self._index.note(reports)
         self.is_opening = any(report.is_opening for report in reports)
         done, failed = [], []
