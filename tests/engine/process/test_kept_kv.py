@@ -1,4 +1,4 @@
-"""A core that is killed under streams: the next one loads their K/V from the memory that is left."""
+"""A core that is killed under streams: the next one loads their K/V from memory that is left."""
 
 import asyncio
 
