@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -160,7 +159,7 @@ def build_worker(
     size = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
     rank = tp_rank
     if stage is not None:
-        rank += config.parallel.tensor_parallel_size * _number_of(stage, config)
+        rank += config.parallel.tensor_parallel_size * stage.number
     core = 0 if config.parallel.weight_transfer is None else config.parallel.weight_transfer.core
     worker = worker_class(config.parallel.worker_extension_cls, config.parallel.worker_cls)(
         runner,
@@ -193,12 +192,6 @@ def build_worker(
         parts = root_parts(config, platform, kv_cache.pool, files, None)
         worker.connect = partial(open_connector, platform, kv_cache, parts)
     return worker
-
-
-def _number_of(stage: PipelineStage, config: WorkerConfig) -> int:
-    """The number of a stage."""
-    firsts = [0, *accumulate(config.parallel.stage_layers)]
-    return firsts.index(stage.first)
 
 
 def _runner(

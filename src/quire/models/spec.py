@@ -525,12 +525,15 @@ class HyperStreams:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """Layers `first` to `last` - 1 of the `count` layers of a whole decoder: stage `number`."""
+    """Layers `first` to `last` - 1 of the `count` layers of a whole decoder: stage `number`.
+    `has_ends` False: what comes before the first layer is left out.
+    """
 
     first: int
     last: int
     count: int
     number: int = 0
+    has_ends: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -580,7 +583,7 @@ class Decoder:
     @property
     def embeds(self) -> bool:
         """Whether the first of its layers reads embeddings, not another stage's hidden states."""
-        return self.first_layer == 0
+        return self.first_layer == 0 and (self.stage is None or self.stage.has_ends)
 
     @property
     def is_last(self) -> bool:

@@ -20,9 +20,8 @@ from quire.models.spec import (
 
 
 def pieces_of(decoder: Decoder) -> list[Decoder]:
-    """Decoders that have together each leaf of this one once, under its name: the embedding with
-    the first layer, each other layer, and what comes after them. One whose layers share weights is
-    one piece.
+    """Decoders that have together each leaf of this one once, under its name: what comes before
+    the layers, each layer, and what comes after them. One whose layers share weights is one piece.
     """
     return list(_pieces(decoder)) if _can_be_cut(decoder) else [decoder]
 
@@ -30,14 +29,12 @@ def pieces_of(decoder: Decoder) -> list[Decoder]:
 def _pieces(d: Decoder) -> Iterator[Decoder]:
     first, count = d.first_layer, d.first_layer + len(d.blocks) + 1
     has_tied_head = d.embeds and d.generates and d.tie
+    if d.embeds:
+        stage = None if has_tied_head else PipelineStage(0, 0, count)
+        yield replace(d, blocks=(), final_norm=None, stage=stage)
     for layer, block in enumerate(d.blocks, first):
-        stage = PipelineStage(layer, layer + 1, count)
-        if layer == 0 and has_tied_head:
-            yield replace(d, blocks=(block,), final_norm=None)
-        elif layer == 0:
-            yield replace(d, blocks=(block,), final_norm=None, stage=stage)
-        else:
-            yield replace(_without_entrance(d), blocks=(block,), final_norm=None, stage=stage)
+        stage = PipelineStage(layer, layer + 1, count, has_ends=False)
+        yield replace(_without_entrance(d), blocks=(block,), final_norm=None, stage=stage)
     end = count - 1
     if has_tied_head and d.final_norm is not None:
         yield replace(_without_entrance(d), blocks=(), stage=PipelineStage(end, end, count))
