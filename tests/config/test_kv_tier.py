@@ -122,6 +122,9 @@ def test_weights_that_a_plugin_reads_have_no_folder(monkeypatch, tmp_path):
     with pytest.raises(NotBuiltYet, match="'acme' may come from anywhere"):
         tier_of(connector("SimpleCPUOffloadConnector", simple), load_format="acme")
     assert tier_of(connector("SimpleCPUOffloadConnector"), load_format="acme") == KVTierPlan(GIB)
+    peers = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    with pytest.raises(NotBuiltYet, match="'acme' may come from anywhere"):
+        planned(kv_transfer_config=peers, load_format="acme")
 
 
 def test_each_of_several_ranks_keeps_its_share():
@@ -175,3 +178,18 @@ def test_settings_of_connectors_are_read_alike():
     for wrong in ({"kv_role": "both"}, {"rank": 1}, {"kv_load_failure_policy": "maybe"}):
         with pytest.raises(InvalidParameter, match=next(iter(wrong))):
             kv_transfer_config({"kv_connector": "NixlConnector", "kv_role": "kv_both", **wrong})
+
+
+def test_connectors_are_refused_where_they_cannot_serve():
+    peers = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    assert planned(kv_transfer_config=peers).memory.kv_connector.kv_connector == "NixlConnector"
+    with pytest.raises(InvalidParameter, match="it goes with prefix caching"):
+        planned(kv_transfer_config=peers, enable_prefix_caching=False)
+    files = {**peers, "kv_connector": "ExampleConnector"}
+    assert planned(kv_transfer_config=files).steps.max_steps_in_flight == 1
+    with pytest.raises(InvalidParameter, match="belong to one step at a time"):
+        planned(kv_transfer_config=files, async_scheduling=True)
+    memories = plans.make_model().memories
+    mixed = msgspec.structs.replace(plans.make_model(), memories=(*memories, RecurrentState(8)))
+    with pytest.raises(NotBuiltYet, match="a recurrent state"):
+        planned(model=mixed, kv_transfer_config=peers)

@@ -173,6 +173,7 @@ class PeerClient:
     # The thread that pulls
 
     def _run(self) -> None:
+        self._root()  # may read the model's files, while nothing waits for a pull yet
         while not self._is_closed:
             try:
                 self._turn()

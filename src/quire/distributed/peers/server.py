@@ -145,6 +145,7 @@ class PeerServer:
     # The thread that answers
 
     def _run(self) -> None:
+        self._root()  # may read the model's files, which a puller does not wait for
         while not self._is_closed:
             try:
                 if self._socket.poll(_TURN_MS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,8 @@ from quire.runner.devices.block_copies import BlockCopies, CudaCopies, HostCopie
 from quire.runner.kv_cache import KVCache
 from quire.tiers.kv_transfer_config import EXTRA, MULTI, NAME, KVTransferConfig
 
+logger = logging.getLogger(__name__)
+
 
 class Root:
     """The name of all that K/V depends on apart from the keys of blocks, made when it is asked for
@@ -47,7 +50,11 @@ class Root:
     def __call__(self) -> str | None:
         with self._lock:
             if not self._is_known:
-                self._name, self._is_known = self._make(), True
+                self._is_known = True
+                try:
+                    self._name = self._make()
+                except OSError as error:
+                    logger.warning("K/V is not exchanged: %s", error)
             return self._name
 
     def forget(self) -> None:
