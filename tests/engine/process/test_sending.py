@@ -28,6 +28,7 @@ class Core:
     """A core that only fails, and notes what is aborted."""
 
     has_work = True
+    may_end = False
 
     def __init__(self):
         self.aborted = []
