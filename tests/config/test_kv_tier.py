@@ -8,7 +8,7 @@ from quire.config.kv_pool_size import gib
 from quire.config.resolve.resolve import resolve
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.models.cutting.rank_facts import RankFacts
-from quire.models.layer_memory import KeyValues
+from quire.models.layer_memory import KeyValues, RecurrentState
 from quire.plugins.tables import LOAD_FORMATS
 from quire.tiers.kv_transfer_config import kv_transfer_config, tier_settings
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
