@@ -149,7 +149,7 @@ def test_type_of_the_checkpoint(tmp_path, config, stored, dtype):
 )
 def test_files_that_are_no_safetensors(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(LoadError, match=r"model\.safetensors is no (valid )?safetensors file"):
+    with pytest.raises(LoadError, match=r"model\.safetensors is not a (valid )?safetensors file"):
         checkpoint_dtype({}, tmp_path)
 
 
