@@ -222,10 +222,12 @@ def test_messages_say_when_they_were_made():
 
 
 def test_what_an_output_cannot_have_is_named():
-    for name in ("kv_transfer_params", "prefill_stats", "new_sampling_mask", "trace_headers"):
+    for name in ("prefill_stats", "new_sampling_mask", "trace_headers"):
         with pytest.raises(NotBuiltYet, match=name):
             EngineCoreOutput("r", [1], **{name: {"a": 1}})
         assert getattr(EngineCoreOutput("r", [1], **{name: None}), name) is None
+    kept = EngineCoreOutput("r", [1], kv_transfer_params={"a": 1})
+    assert EngineCoreOutputs(outputs=[kept]).outputs[0].kv_transfer_params == {"a": 1}
     with pytest.raises(InvalidType, match="new_logprobs"):
         EngineCoreOutput("r", [1], new_logprobs=([1], [0.5]))
     with pytest.raises(InvalidType, match="request_id"):
