@@ -395,9 +395,9 @@ REFUSED = {
         r"RwkvForCausalLM is not supported.* All that are known are in docs/models.md",
     ),
     "architecture with a reason": (
-        llama(architectures=["DeepseekV4ForCausalLM"]),
+        llama(architectures=["LongcatFlashForCausalLM"]),
         UnsupportedArchitecture,
-        "DeepseekV4ForCausalLM is not supported: it attends to compressed keys",
+        "LongcatFlashForCausalLM is not supported: its layers have two attentions",
     ),
     "almost a known architecture": (
         llama(architectures=["Qwen3MoEForCausalLM"]),

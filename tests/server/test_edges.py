@@ -141,7 +141,7 @@ def test_t05_a_process_that_does_not_read_is_disconnected(monkeypatch):
 
 def test_t06_machines_without_a_secret_are_refused():
     done = subprocess.run(
-        command_of("--headless", "--data-parallel-size", "2", "--data-parallel-start-rank", "1"),
+        command_of("--headless", "--data-parallel-size", "2", "--data-parallel-size-local", "1"),
         capture_output=True,
         text=True,
         timeout=120,

@@ -11,7 +11,7 @@ import torch
 
 from quire.distributed.kv_connector.base import KVConnectorBase_V1, KVConnectorMetadata
 from quire.engine.control_verbs import perform
-from quire.engine.core import kv_connection
+from quire.engine.core.features import kv_connection
 from quire.testing import make_checkpoint
 from tests.engine.core.kv_tier_scene import (
     BLOCK,

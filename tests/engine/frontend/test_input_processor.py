@@ -217,13 +217,6 @@ BAD = [
     ),
     (
         "a",
-        {"params": SamplingParams(trace_decode_token_ids=[1])},
-        NotBuiltYet,
-        "trace_decode_token_ids=[1] is not allowed: this release does not implement it. "
-        "Leave it out.",
-    ),
-    (
-        "a",
         {"params": SamplingParams(prompt_logprob_token_ids=[[1], [2]])},
         InvalidParameter,
         "prompt_logprob_token_ids='<2 rows>' is not allowed: with the 2 tokens of this prompt and "
