@@ -5,6 +5,7 @@ to start.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from pathlib import Path
 from typing import Protocol
@@ -55,7 +56,11 @@ def core_program(build: Builder) -> ChildProgram[StartMessage]:
                 return 1
             raise
         freeze_start_up()
-        return proc.run()
+        code = proc.run()
+        if code:
+            logging.shutdown()
+            os._exit(code)  # its successor waits for its end, and Ray and torch take seconds to end
+        return code
 
     return ChildProgram(StartMessage, _title, run)
 
