@@ -37,6 +37,10 @@ class PeerListener:
         port = self._socket.getsockname()[1]
         self.told = _PORT.pack(port) + self._token + address.encode()
 
+    def fileno(self) -> int:
+        """The descriptor, which is readable when somebody connects."""
+        return self._socket.fileno()
+
     def accept(self) -> socket.socket:
         """Wait for the process that knows the token; others are sent away."""
         while True:

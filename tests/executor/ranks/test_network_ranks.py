@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -132,6 +133,39 @@ def test_ranks_save_their_parts_and_read_nothing_else(folder, tmp_path, distant)
     core.shutdown()
     with pytest.raises(LoadError, match="safetensors"):
         build_core(plan_of(tmp_path, load_format="sharded_state"))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [(None, "QuireWorker-1 exited with code 1"), (("LoadError", "no such model"), "no such model")],
+)
+def test_a_rank_that_ends_before_it_connects_is_noticed_at_once(folder, said, why):
+    class Ended:
+        def __init__(self, rank):
+            self.pipe, self._other = socket.socketpair()
+            if rank == 1:
+                self._other.close()
+
+        def start(self, message):
+            pass
+
+        def exit_words(self):
+            return "exited with code 1"
+
+        def last_words(self):
+            return said
+
+        def kill(self):
+            pass
+
+        def end(self, timeout_s):
+            self.pipe.close()
+            self._other.close()
+
+    began = time.monotonic()
+    with pytest.raises(LoadError, match=why):
+        NetworkRanks(Ended, plan_of(folder, **FOUR), Mesh(2, 2), ())
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.full

@@ -6,6 +6,7 @@ Whoever starts their processes says where they run; on one machine, they share m
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from torch import distributed
 
 from quire.distributed.mesh import Mesh
 from quire.distributed.peer_sockets import PeerListener
+from quire.errors import LoadError, PeersLost
 from quire.executor.ranks.board import SIGNS, RankSigns
 from quire.executor.ranks.link import RankLink
 from quire.executor.ranks.messages import DistantRank, RankStart
@@ -25,6 +27,8 @@ _EACH = 3
 """Connections of a rank to its core: for messages, signs of life, and calls aside of steps."""
 _CALLED_S = 300.0
 """Seconds that a process may take to start and to connect."""
+_GREETED_S = 30.0
+"""Seconds in which it comes where somebody else was sent away first."""
 
 
 class NetworkRanks(RankProcesses):
@@ -41,7 +45,8 @@ class NetworkRanks(RankProcesses):
         address: str = "127.0.0.1",
     ) -> None:
         """`plan` is the engine's; `cpus` lists the logical CPUs of each rank's threads. `address`:
-        of this machine, as the ranks reach it. Raises PeersLost where a rank does not connect.
+        of this machine, as the ranks reach it. Raises the error of a rank that ends before it has
+        connected, LoadError where one does not come.
         """
         super().__init__(mesh)
         self._signs = [RankSigns(0, 0) for _ in self.titles]
@@ -89,7 +94,7 @@ class NetworkRanks(RankProcesses):
         mesh, listeners = self.mesh, list[PeerListener]()
         try:
             for rank in range(mesh.world_size):
-                listeners += [PeerListener(address, _CALLED_S) for _ in range(_EACH)]
+                listeners += [PeerListener(address, _GREETED_S) for _ in range(_EACH)]
                 link_of, signs_of, aside_of = (one.told for one in listeners[-_EACH:])
                 child = start_process(rank)
                 self.children.append(child)
@@ -105,9 +110,23 @@ class NetworkRanks(RankProcesses):
                 )
             for place in range(mesh.world_size):
                 link, signs, aside = listeners[_EACH * place : _EACH * (place + 1)]
-                self._connections.append(signs.accept())
-                self.links.append(RankLink(link.accept()))
-                self.asides.append(RankLink(aside.accept()))
+                self._connections.append(self._accepted(signs))
+                self.links.append(RankLink(self._accepted(link)))
+                self.asides.append(RankLink(self._accepted(aside)))
+        except PeersLost as error:
+            raise LoadError(f"The ranks of the model do not connect: {error}") from error
         finally:
             for listener in listeners:
                 listener.close()
+
+    def _accepted(self, listener: PeerListener) -> socket.socket:
+        """Wait for the connection of a rank, as long as all ranks live."""
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        ranks = {child.pipe.fileno(): rank for rank, child in enumerate(self.children)}
+        for fd in ranks:
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(_CALLED_S * 1000):
+            if fd in ranks:
+                raise self.error_of(ranks[fd])
+        return listener.accept()

@@ -56,6 +56,12 @@ class RankProcesses:
         said.sort(key=lambda words: words[0] == ExchangeAborted.__name__)
         return _error_of(*said[0]) if said else None
 
+    def error_of(self, rank: int) -> EngineError:
+        """The error that has ended a rank's process: what it has said, or else its end in words."""
+        child = self.children[rank]
+        ending, said = child.exit_words(), child.last_words()
+        return _error_of(*said) if said else LoadError(f"{self.titles[rank]} {ending}.")
+
     def kill(self) -> None:
         """End all processes at once."""
         for child in self.children:
