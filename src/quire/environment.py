@@ -23,6 +23,7 @@ _CARRIED = (
 """The beginnings of variables that processes on other machines are given."""
 _LOCAL = frozenset({
     *("QUIRE_CLUSTER_SECRET", "QUIRE_API_KEY", "QUIRE_CACHE_DIR", "HF_HOME", "TRITON_CACHE_DIR"),
+    *("HF_HUB_CACHE", "HF_ASSETS_CACHE", "HF_XET_CACHE", "HF_DATASETS_CACHE", "HF_TOKEN_PATH"),
     *("VLLM_HOST_IP", "VLLM_HOST_PORT", "VLLM_API_KEY", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
 })  # fmt: skip
 """Variables that are another machine's own affair, and keys that cores do not need."""
@@ -323,7 +324,8 @@ def read_plugin_environment() -> PluginEnvironment:
 def carried_environment() -> dict[str, str]:
     """The variables that processes on other machines are given: settings of ours, of the kernels'
     libraries and of the hub, and what QUIRE_RAY_EXTRA_ENV_VARS_TO_COPY and
-    QUIRE_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY name; neither addresses nor keys of this machine.
+    QUIRE_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY name; neither addresses nor keys of this machine,
+    except for the token of the hub, from which they read models.
     """
     names = _names(os.environ, "QUIRE_RAY_EXTRA_ENV_VARS_TO_COPY")
     prefixes = _names(os.environ, "QUIRE_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY")
