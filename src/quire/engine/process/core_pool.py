@@ -77,11 +77,13 @@ class CorePool:
         return self._message.plan.parallel.enable_expert_parallel
 
     def resize(self, num_cores: int) -> None:
-        """Cores that start from now on share the machine's threads with `num_cores` in all."""
+        """Cores that start from now on share this machine's threads with `num_cores` in all. Each
+        that is placed elsewhere has the room for its own.
+        """
         plan = self._message.plan
-        num_threads = max(
-            1, plan.parallel.num_threads * self._message.data_parallel_size // num_cores
-        )
+        num_threads = plan.parallel.num_threads
+        if self._place is None:
+            num_threads = max(1, num_threads * self._message.data_parallel_size // num_cores)
         self._message = msgspec.structs.replace(
             self._message,
             plan=plan.changed(num_threads=num_threads),
