@@ -7,8 +7,6 @@ they are in a GPU's memory. Nothing that comes is unpickled.
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,12 +15,12 @@ import msgspec
 import torch
 from torch import Tensor, distributed
 
+from quire.distributed.peer_sockets import address_towards
 from quire.encodable import to_msgpack
 from quire.errors import InvalidParameter, WeightUpdateError
 
 TIMEOUT_S = 240.0
 """Seconds that a process waits for the others: fewer than a front end waits for its core's turn."""
-_LOOPBACK = "127.0.0.1"
 
 
 class StatelessProcessGroup:
@@ -69,7 +67,7 @@ class StatelessProcessGroup:
             raise WeightUpdateError(
                 f"The group of trainer and workers at {host}:{port} was not reached: {error}"
             ) from error
-        return cls(rank, world_size, store, own_address(host))
+        return cls(rank, world_size, store, address_towards(host, port))
 
     def broadcast_obj(self, obj: Any | None, src: int) -> Any:
         """Give the value of process `src` to all: numbers, texts, bytes, lists and dicts."""
@@ -142,7 +140,9 @@ class PyNcclCommunicator:
         self._one(tensor, lambda data: self._group.broadcast([data], options))
 
     def all_reduce(self, in_tensor: Tensor, op: Any = None, stream: Any = None) -> Tensor:
-        """The sum over all processes."""
+        """The sum over all processes. Raises InvalidParameter for another `op`."""
+        if op not in (None, distributed.ReduceOp.SUM):
+            raise InvalidParameter("op", op, "tensors are added up: ReduceOp.SUM", "Leave it out.")
         result = in_tensor.clone()
         self._one(result, lambda data: self._group.allreduce([data]), as_bytes=False)
         return result
@@ -187,16 +187,3 @@ class PyNcclCommunicator:
         options = nccl.Options()
         options._timeout = timedelta(seconds=TIMEOUT_S)
         return nccl(store, self.rank, self.world_size, options)
-
-
-def own_address(peer: str) -> str:
-    """The address of this machine that a peer reaches."""
-    try:
-        peer_ip = socket.gethostbyname(peer)
-        if ipaddress.ip_address(peer_ip).is_loopback:
-            return _LOOPBACK
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((peer_ip, 9))  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return _LOOPBACK

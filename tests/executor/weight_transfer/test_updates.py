@@ -5,10 +5,12 @@ failure.
 import random
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed import ReduceOp
 
 from quire.distributed.named_tensors import bytes_of
 from quire.distributed.shared_buffer import SharedBuffer
@@ -395,3 +397,10 @@ def test_what_was_cached_before_is_not_found_after(core, folders):
     assert first < hits()
     load(core, tensors_of(folders[0]).items())
     assert hits() == first
+
+
+def test_a_sum_is_the_one_reduction():
+    communicator = PyNcclCommunicator(SimpleNamespace(rank=0, world_size=1), "cpu")
+    assert communicator.all_reduce(torch.ones(2), ReduceOp.SUM).tolist() == [1, 1]
+    with pytest.raises(InvalidParameter, match="op"):
+        communicator.all_reduce(torch.ones(2), ReduceOp.MAX)
