@@ -25,7 +25,7 @@ class WorldGroup:
 
     @property
     def local_rank(self) -> int:
-        """The same as `rank`: workers of a core are on one machine."""
+        """The same as `rank`, also where the workers of a core are on several machines."""
         return self.rank
 
 

@@ -108,7 +108,7 @@ class Worker(WeightMethods):
 
     @property
     def local_rank(self) -> int:
-        """The number of the worker among those of its core, which are all on one machine."""
+        """The same as `rank`, also where the workers of a core are on several machines."""
         return self.rank
 
     def take_transfers(self) -> TransferReport:

@@ -155,11 +155,10 @@ def build_worker(
         share = 1.0 if group is None else 1 / group.size
         share *= 1.0 if stage is None else (stage.last - stage.first) / stage.count
         runner.transfers = open_transfers(config.memory.kv_tier, platform, kv_cache, parts, share)
-    tp_rank = 0 if group is None else group.rank
-    size = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
-    rank = tp_rank
+    tp_size = config.parallel.tensor_parallel_size
+    rank = 0 if group is None else group.rank
     if stage is not None:
-        rank += config.parallel.tensor_parallel_size * stage.number
+        rank += tp_size * stage.number
     core = 0 if config.parallel.weight_transfer is None else config.parallel.weight_transfer.core
     worker = worker_class(config.parallel.worker_extension_cls, config.parallel.worker_cls)(
         runner,
@@ -170,7 +169,7 @@ def build_worker(
             has_own_memory=not platform.is_host,
             media=encoders.facts,
         ),
-        rank=0 if group is None else group.rank,
+        rank=rank,
         profiler=None if config.parallel.profiler is None else Profiler(config.parallel.profiler),
         save=make_saver(config, platform, group, stage),
         adapters=support,
@@ -184,7 +183,7 @@ def build_worker(
             make_transfer(config, platform, model, rank),
             before_change=lambda: None if stored is None else stored.give_up(),
         ),
-        place=(core, config.parallel.tensor_parallel_size, size),
+        place=(core, tp_size, tp_size * config.parallel.pipeline_parallel_size),
     )
     if config.memory.kv_connector is not None:
         from quire.executor.kv_tier.connected_worker import open_connector  # few engines have one

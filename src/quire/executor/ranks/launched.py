@@ -272,18 +272,16 @@ def open_external_launcher(
     mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     try:
         connections = connect(launched, mesh, config)
-        config = _agreed(config, connections.peers)
     except PeersLost as error:
         raise LoadError(str(error)) from error
     native, _ = find_native()
     restore_threads = take_torch_threads(parallel.num_threads if native is None else 1)
     try:
-        worker = _build(config, connections)
+        worker = _build(_agreed(config, connections.peers), connections)
     except BaseException:
         restore_threads()
         connections.close()
         raise
-    worker.rank = connections.place.rank
     fewest = min(n for (n,) in connections.peers.numbers(worker.facts.num_blocks))
     return ExternalLauncherExecutor(worker, connections, fewest, restore_threads)
 

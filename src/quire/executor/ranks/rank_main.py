@@ -53,7 +53,6 @@ def serve_rank(
     worker = build_worker(
         config, open_platform(config), group=wiring.group, stage=stage_of(config, place)
     )
-    worker.rank = start.rank
     threading.Thread(
         target=serve_aside, args=(worker, wiring.aside), name="aside", daemon=True
     ).start()
