@@ -67,6 +67,15 @@ def test_what_cannot_be_bound_is_refused(bind, wishes, why):
         threads(bind, data_parallel_size=2, **wishes)
 
 
+@pytest.mark.parametrize("option", ["data_parallel_backend", "distributed_executor_backend"])
+def test_the_cpus_of_machines_that_ray_chooses_are_not_known(option):
+    wishes = {option: "ray", "data_parallel_size": 2}
+    assert set(threads(**wishes)[1]) == {""}
+    for bind, more in (("0-3|8-11", {}), ("auto", {"numa_bind": True})):
+        with pytest.raises(InvalidParameter, match="Ray's choice"):
+            threads(bind, **wishes, **more)
+
+
 def test_one_node_has_nothing_to_bind_to():
     with pytest.raises(InvalidParameter, match="cores of one NUMA node"):
         resolved(make_model(), make_machine(), numa_bind=True)

@@ -102,13 +102,13 @@ class ChildProcess:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_start(self.pipe, completed(message), fds)
 
-    def forward(self, start: bytes) -> None:
-        """Send a message that its starter on another machine has completed and encoded. Modules are
-        found as here first.
+    def forward(self, start: bytes, **own: str) -> None:
+        """Send a message that its starter on another machine has completed and encoded, with fields
+        that this machine knows better. Modules are found as here first.
         """
         here = [os.path.abspath(entry) for entry in sys.path]
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            send_frame(self.pipe, relocated(start, here))
+            send_frame(self.pipe, relocated(start, here, own))
 
     @property
     def is_running(self) -> bool:

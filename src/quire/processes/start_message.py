@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -53,9 +53,11 @@ def encode_start(message: ChildStart) -> bytes:
         raise LoadError(f"The settings cannot be sent to another process: {error}.") from error
 
 
-def relocated(start: bytes, sys_path: Sequence[str]) -> bytes:
-    """A start message for a process that finds modules at `sys_path` first."""
-    message = msgspec.msgpack.decode(start)
+def relocated(start: bytes, sys_path: Sequence[str], own: Mapping[str, str]) -> bytes:
+    """A start message for a process that finds modules at `sys_path` first, with fields of its own
+    machine.
+    """
+    message = {**msgspec.msgpack.decode(start), **own}
     message["sys_path"] = list(dict.fromkeys([*sys_path, *message["sys_path"]]))
     return to_msgpack(message)
 

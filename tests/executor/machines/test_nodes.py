@@ -5,19 +5,27 @@
 
 import random
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from quire import EngineArgs
+from quire.encodable import to_msgpack
+from quire.engine.core.worker_program import worker_config
 from quire.engine.data_parallel.coordinator import CoordinatorMessage
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet
-from quire.executor.machines import node_ranks, rank_host
+from quire.executor.machines import node_ranks, rank_host, ray_ranks
+from quire.executor.machines.node_messages import StartRank
 from quire.executor.machines.node_ranks import OtherMachines
 from quire.executor.machines.rank_host import RankHost
+from quire.executor.worker import Worker
 from quire.processes.cluster_keys import cluster_keys
+from quire.processes.start_message import relocated
 
 KEYS = cluster_keys("a shared secret of 32 characters")
 PROGRAM = "quire.engine.data_parallel.coordinator"
@@ -95,6 +103,13 @@ def test_a_rank_elsewhere_ends_and_its_core_is_told_how(port):
         assert ends == [0]
 
 
+@pytest.mark.parametrize("address", ["192.0.2.1", "a-name", "127.0.0.1"])
+def test_an_address_that_the_first_machine_cannot_have_is_named(port, address):
+    refused = pytest.raises(InvalidParameter, match="master_addr.*cannot listen there")
+    with socket.create_server(("127.0.0.1", port)), refused:
+        OtherMachines(address, port, KEYS, 2)
+
+
 def test_a_rank_elsewhere_is_killed(port, tmp_path):
     with core(port) as machines, machine(port):
         process = machines.process(1, 0, PROGRAM)
@@ -158,6 +173,66 @@ def test_a_machine_that_is_not_expected_is_refused(port, node_rank, nnodes):
         wait_for_end(ends)
         assert isinstance(ends[0], EngineError)
         assert "machines 1 to 1 of 2 are expected" in str(ends[0])
+
+
+def test_the_machine_knows_the_cpus_of_its_ranks(port, monkeypatch):
+    sent = []
+    monkeypatch.setattr(rank_host, "ChildProcess", lambda program: Sent(sent))
+    host = RankHost(f"tcp://127.0.0.1:{port}", KEYS.public, 1, 2, ("0-3", "4-7"))
+    for rank in (2, 3):
+        host._take(to_msgpack(StartRank(rank, PROGRAM, b"")))
+    stop, stopping = socket.socketpair()
+    with stop, stopping:
+        stopping.send(b"\0")
+        assert host.run(stop) == 0
+    assert sent == ["0-3", "4-7"]
+    start = to_msgpack({"sys_path": ["/there"], "cpus": "1", "rank": 2})
+    found = msgspec.msgpack.decode(relocated(start, ["/here"], {"cpus": "4-7"}))
+    assert found == {"sys_path": ["/here", "/there"], "cpus": "4-7", "rank": 2}
+
+
+class Sent:
+    """A process; notes the CPUs that it is told."""
+
+    is_running = True
+
+    def __init__(self, sent):
+        self.pipe, self._other = socket.socketpair()
+        self._sent = sent
+
+    def forward(self, start, cpus):
+        self._sent.append(cpus)
+
+    def end(self, timeout_s):
+        self.pipe.close()
+        self._other.close()
+
+
+@pytest.mark.parametrize("opened", ["node_ranks", "ray_ranks"])
+def test_workers_elsewhere_have_the_methods_of_their_class(monkeypatch, opened):
+    module = {"node_ranks": node_ranks, "ray_ranks": ray_ranks}[opened]
+    kinds = []
+    monkeypatch.setenv("QUIRE_CLUSTER_SECRET", "a shared secret of 32 characters")
+    for name in ("OtherMachines", "NodeRanks", "WorkersGroup", "RayRanks"):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, lambda *args: None)
+    for name in ("MultiprocExecutor", "RayExecutor"):
+        monkeypatch.setattr(module, name, lambda ranks, kind: kinds.append(kind), raising=False)
+    monkeypatch.setitem(sys.modules, "quire.clusters.ray_process", SimpleNamespace(
+        BundleOf=None, RayProcess=None
+    ))  # fmt: skip
+    args = EngineArgs(
+        tensor_parallel_size=2,
+        worker_cls=f"{__name__}:OwnWorker",
+        **({"nnodes": 2} if opened == "node_ranks" else {"distributed_executor_backend": "ray"}),
+    )
+    config = worker_config(args.create_engine_config())
+    (node_ranks.open_ranks if opened == "node_ranks" else ray_ranks.open_ray)(config)
+    assert kinds == [OwnWorker]
+
+
+class OwnWorker(Worker):
+    """A class of the user's."""
 
 
 # the plan

@@ -215,13 +215,17 @@ def _decide_threads(d: Decisions) -> None:
     d.decide("num_threads", placement.num_threads, why)
     if d.machine.device != "cpu":
         d.decide("thread_cpus", ("",) * size, "any: the device computes")
-    elif d.value("data_parallel_backend") == "ray":
+    elif _ray_places(d):
         d.decide("thread_cpus", ("",) * size, "any: the machine is Ray's choice")
     elif not any(placement.rooms):
         d.decide("thread_cpus", ("",) * size, "any: no CPU is better than another")
     else:
         rooms = tuple(format_cpus(room) for room in placement.rooms)
         d.decide("thread_cpus", rooms, "one of each core that should compute")
+
+
+def _ray_places(d: Decisions) -> bool:
+    return "ray" in (d.value("data_parallel_backend"), d.value("distributed_executor_backend"))
 
 
 def _bound(d: Decisions, size: int, num_threads: int | None) -> Placement | None:
@@ -231,6 +235,9 @@ def _bound(d: Decisions, size: int, num_threads: int | None) -> Placement | None
         if vars(args)[name] is not None and not args.numa_bind:
             raise InvalidParameter(name, vars(args)[name], "it goes with numa_bind", "Give both.")
     text = machine.threads_bind
+    if _ray_places(d) and (args.numa_bind or text not in (NO_BINDING, AUTOMATIC)):
+        name, given = ("numa_bind", True) if args.numa_bind else (VARIABLE, text)
+        raise InvalidParameter(name, given, "the machines are Ray's choice", "Leave it out.")
     if machine.device != "cpu":
         if args.numa_bind:
             raise NotBuiltYet("numa_bind", True, "Use numactl for engines on GPUs.")

@@ -62,7 +62,8 @@ def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 6
 
 def _host_ranks(parallel: ParallelPlan, keys: ClusterKeys, timeout_s: float) -> int:
     endpoint = f"tcp://{parallel.master_addr}:{parallel.master_port}"
-    host = RankHost(endpoint, keys.public, parallel.node_rank, parallel.nnodes)
+    cpus = parallel.thread_cpus
+    host = RankHost(endpoint, keys.public, parallel.node_rank, parallel.nnodes, cpus)
     with _shutdown_signal() as stop:
         return host.run(stop, timeout_s)
 

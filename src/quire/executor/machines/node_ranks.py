@@ -20,6 +20,7 @@ from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.mesh import Mesh
 from quire.encodable import to_msgpack
 from quire.environment import read_environment
+from quire.errors import InvalidParameter
 from quire.executor.machines.node_messages import (
     BEAT_S,
     PROTOCOL_VERSION,
@@ -127,7 +128,6 @@ class OtherMachines:
         self._processes: dict[int, NodeProcess] = {}
         self._waiting: list[tuple[NodeProcess, FromCore]] = []
         self._lock = threading.Lock()
-        self._woken, self._wake = socket.socketpair()
         self._is_closed = False
         self._decoder = msgspec.msgpack.Decoder(FromNode)
         self._context = zmq.Context(io_threads=1)
@@ -135,7 +135,14 @@ class OtherMachines:
         self._socket.linger = _FAREWELL_MS
         self._socket.router_handover = True
         close_to_strangers(self._socket, keys)
-        self._socket.bind(f"tcp://{address}:{port}")
+        try:
+            self._socket.bind(f"tcp://{address}:{port}")
+        except zmq.ZMQError as error:
+            self._context.destroy(0)
+            allowed = f"the first machine cannot listen there: {error}"
+            hint = "Give an address of that machine, in numbers, and a port that is free."
+            raise InvalidParameter("master_addr", f"{address}:{port}", allowed, hint) from error
+        self._woken, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
         self._thread.start()
 
@@ -236,7 +243,9 @@ class OtherMachines:
 
 
 class NodeRanks(NetworkRanks):
-    """Equal numbers of ranks on each machine, the first ones here."""
+    """Equal numbers of ranks on each machine, the first ones here. The others know themselves on
+    which CPUs the threads of theirs are.
+    """
 
     def __init__(
         self, nodes: OtherMachines, program: str, plan: Any, mesh: Mesh, address: str
@@ -249,7 +258,9 @@ class NodeRanks(NetworkRanks):
                 return ChildProcess(program)
             return nodes.process(rank // each, rank, program)
 
-        super().__init__(start_process, plan, mesh, (), address)
+        here = plan.parallel.thread_cpus
+        cpus = (*here, *("" for _ in range(mesh.world_size - len(here))))
+        super().__init__(start_process, plan, mesh, cpus, address)
 
     def close(self) -> None:
         super().close()
@@ -279,4 +290,5 @@ def open_ranks(
     except BaseException:
         nodes.close()
         raise
-    return MultiprocExecutor(ranks, worker_class(parallel.worker_extension_cls))
+    kind = worker_class(parallel.worker_extension_cls, parallel.worker_cls)
+    return MultiprocExecutor(ranks, kind)

@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 
 import msgspec
 import zmq
@@ -48,8 +49,16 @@ class RankHost:
     they are killed. `run` serves one core after the other.
     """
 
-    def __init__(self, endpoint: str, server_key: bytes, node_rank: int, nnodes: int) -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self,
+        endpoint: str,
+        server_key: bytes,
+        node_rank: int,
+        nnodes: int,
+        cpus: Sequence[str] = ("",),
+    ) -> None:
+        """`cpus` lists the logical CPUs of the threads of each rank here; "": any."""
+        self._endpoint, self._cpus = endpoint, cpus
         self._beat = NodeBeat(PROTOCOL_VERSION, node_rank, nnodes, secrets.token_hex(8))
         self._core_life = ""
         self._core_seen = time.monotonic()
@@ -114,7 +123,8 @@ class RankHost:
         message = self._decoder.decode(data)
         if isinstance(message, StartRank):
             process = self._ranks[message.rank] = ChildProcess(message.program)
-            process.forward(message.start)
+            cpus = self._cpus[message.rank % len(self._cpus)]  # as many as there are ranks here
+            process.forward(message.start, cpus=cpus)
         elif isinstance(message, KillRank):
             if message.rank in self._ranks:
                 self._ranks.pop(message.rank).end(0.0)
