@@ -13,7 +13,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -181,7 +180,7 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
                 raise InvalidParameter(f"{_WHERE}['port']", settings.port, allowed) from error
         if self._is_consumer:
             self.client = PeerClient(
-                lru_cache(lambda host: own),
+                own,
                 sizes=content_bytes,
                 root=self._root,
                 write=self._write,

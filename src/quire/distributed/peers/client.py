@@ -74,6 +74,7 @@ class _Link:
     """A connection; `is_open`: the peer has welcomed it."""
 
     socket: zmq.Socket[bytes]
+    begun: float
     used: float
     is_open: bool = False
     engine_id: str = ""
@@ -86,7 +87,7 @@ class PeerClient:
 
     def __init__(
         self,
-        keys: Callable[[str], PeerKeys],
+        keys: PeerKeys,
         *,
         sizes: Sequence[int],
         root: Callable[[], str | None],
@@ -95,7 +96,7 @@ class PeerClient:
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """keys: for a host, whose owner has to know the secret. sizes: bytes of a block of each KV
+        """keys: of the secret that peers have to know. sizes: bytes of a block of each KV
         group. write: copies host memory into a block of a group. patience_s: a pull without
         progress for so long has failed.
         """
@@ -292,28 +293,35 @@ class PeerClient:
 
     def _link(self, address: tuple[str, int]) -> _Link | None:
         """The connection to a peer, which begins with `PullHello`; None: there cannot be one."""
-        link = self._links.get(address)
+        root = self._root()
+        if root is None:  # also where there is a connection, of the time before weights changed
+            return None
+        link, now = self._links.get(address), self._clock()
         if link is None:
-            root = self._root()
-            if root is None:
-                return None
-            host, port = address
-            link = _Link(self._context.socket(zmq.DEALER), self._clock())
-            link.socket.linger = 0
-            link.socket.curve_serverkey = self._keys(host).public
-            link.socket.curve_publickey, link.socket.curve_secretkey = zmq.curve_keypair()
-            if ":" in host:
-                link.socket.ipv6 = True
             try:
-                link.socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+                link = _Link(self._connected(*address), begun=now, used=now)
             except zmq.ZMQError as error:
-                logger.warning("No K/V is pulled from %s:%d: %s", host, port, error)
-                link.socket.close()
+                logger.warning("No K/V is pulled from %s:%d: %s", *address, error)
                 return None
             self._links[address] = link
             self._send(link, PullHello(VERSION, root))
-        link.used = self._clock()
+        link.used = now
         return link
+
+    def _connected(self, host: str, port: int) -> zmq.Socket[bytes]:
+        """A socket to a peer. Raises ZMQError, also where there are too many."""
+        found = self._context.socket(zmq.DEALER)
+        found.linger = 0
+        found.curve_serverkey = self._keys.public
+        found.curve_publickey, found.curve_secretkey = zmq.curve_keypair()
+        try:
+            if ":" in host:
+                found.ipv6 = True
+            found.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+        except zmq.ZMQError:
+            found.close()
+            raise
+        return found
 
     def _hold(self, remote: Remote) -> None:
         self._held[remote] = self._held.get(remote, 0) + 1
@@ -336,9 +344,10 @@ class PeerClient:
 
     def _look_at_times(self) -> None:
         now = self._clock()
+        self._down_until = {each: end for each, end in self._down_until.items() if end > now}
         for address, link in list(self._links.items()):
             oldest = min((pull.progress for pull in link.pulls.values()), default=now)
-            is_silent = not link.is_open and now - link.used > self._patience_s
+            is_silent = not link.is_open and now - link.begun > self._patience_s
             if now - oldest > self._patience_s or (is_silent and not link.pulls):
                 self._fail(address, f"it has not answered for {self._patience_s:g} s")
             elif not link.pulls and now - link.used > _IDLE_S:

@@ -163,7 +163,7 @@ class PeerServer:
             return
         if isinstance(message, PullHello):
             self._welcome(puller, message)
-        elif self._pullers.get(puller) != self._root():
+        elif (root := self._root()) is None or self._pullers.get(puller) != root:
             if isinstance(message, Read):
                 self._send(
                     puller, Gone(NO_READ, "it is another engine, or its weights have changed")
