@@ -70,6 +70,7 @@ def test_whole_pages_are_written_without_a_copy(store, refuses, monkeypatch):
     def opened(path, how, *given):
         flags.append(how)
         if refuses and how & os.O_DIRECT:
+            os.close(real(path, how & ~os.O_DIRECT, *given))  # Linux has made the file by then
             raise OSError(errno.EINVAL, "no direct writes here")
         return real(path, how, *given)
 

@@ -276,7 +276,8 @@ def _write_file(path: Path, head: bytes, content: Bytes) -> None:
         except OSError as error:
             if error.errno != errno.EINVAL or not _DIRECT:
                 raise
-            # a file system that has no direct writes
+            # a file system that has no direct writes; some refuse once they have made the file
+            path.unlink(missing_ok=True)
             _write_as(path, flags, [head, content.data])
 
 
