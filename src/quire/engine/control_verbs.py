@@ -17,6 +17,7 @@ from typing import Any
 
 from quire.engine.unbuilt import UnbuiltAsyncMethods
 from quire.engine.weight_methods import (
+    UPDATED,
     AwaitedWeightMethods,
     BlockingWeightMethods,
     WeightVerbs,
@@ -44,8 +45,26 @@ def _place_of_weights(
     kwargs: Mapping[str, Any] | None = None,
 ) -> Hashable | None:
     """A fresh core has the weights of its folder, and not those that it was told to load since."""
+    if method == "finish_weight_update":
+        return UPDATED
     is_told = method == "reload_weights" and (args or kwargs)
     return "weights" if is_told else None
+
+
+def _replayed(
+    method: str | Callable[..., Any],
+    timeout: float | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> tuple[Any, ...]:
+    """A fresh core reads weights again from where they were, but has not got those of an update."""
+    is_update = method == "finish_weight_update"
+    return method, timeout, args, {**(kwargs or {}), **({"is_lost": True} if is_update else {})}
+
+
+def _forgotten(method: str | Callable[..., Any], *_: Any) -> tuple[Hashable, ...]:
+    """Weights that are read from files are no longer those of an update."""
+    return (UPDATED,) if method == "reload_weights" else ()
 
 
 class WorkerVerbs:
@@ -53,7 +72,13 @@ class WorkerVerbs:
     for them there (`engine_core.save_sharded_state`).
     """
 
-    @verb(combine=joined, is_repeatable=False, keeps=_place_of_weights)
+    @verb(
+        combine=joined,
+        is_repeatable=False,
+        keeps=_place_of_weights,
+        drops=_forgotten,
+        replay=_replayed,
+    )
     def collective_rpc(
         self,
         method: str | Callable[..., Any],

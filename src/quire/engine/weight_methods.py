@@ -17,6 +17,9 @@ from quire.params.weight_transfer import (
     update_info_of,
 )
 
+UPDATED = "updated weights"
+"""The name by which the last update is remembered, for a core that restarts."""
+
 
 def _same(versions: Sequence[str]) -> str:
     if len(set(versions)) > 1:
@@ -76,7 +79,7 @@ class WeightVerbs:
     @verb(
         "commit_weight_update",
         is_repeatable=False,
-        keeps=lambda *_: "weights",
+        keeps=lambda *_: UPDATED,
         replay=lambda version=None, *_: (version, True),
     )
     def _commit_weight_update(self, weight_version: str | None) -> Utility[None]:

@@ -83,3 +83,12 @@ def weight_transfer_plan(given: dict[str, Any] | None) -> WeightTransferPlan | N
         hint = "A plugin registers others: quire.plugins.tables.WEIGHT_TRANSFERS."
         raise InvalidParameter(f"{NAME}['backend']", backend, f"the backends are {known}", hint)
     return WeightTransferPlan(str(backend))
+
+
+def mixture_text(reason: str) -> str:
+    """The sentence of an engine whose weights are a mixture."""
+    return (
+        "The engine answers no request, because its weights are a mixture of two versions: an "
+        f"update ended before it was complete ({reason.rstrip('.')}). Send all weights in one "
+        "update, or reload them."
+    )

@@ -15,6 +15,8 @@ from torch.distributed import ReduceOp
 from quire.distributed.named_tensors import bytes_of
 from quire.distributed.shared_buffer import SharedBuffer
 from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
+from quire.engine.client.control_state import ControlState
+from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidParameter, LoadError, WeightMismatch, WeightUpdateError
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
@@ -404,3 +406,57 @@ def test_a_sum_is_the_one_reduction():
     assert communicator.all_reduce(torch.ones(2), ReduceOp.SUM).tolist() == [1, 1]
     with pytest.raises(InvalidParameter, match="op"):
         communicator.all_reduce(torch.ones(2), ReduceOp.MAX)
+
+
+def test_an_update_that_ends_on_some_workers_alone_leaves_a_mixture(folders, monkeypatch):
+    if "qwen2" not in str(folders[0]):
+        pytest.skip("experts are not cut over workers")
+    core = opened(folders[0], 2)
+    core.init_weight_transfer_engine({})
+    begin(core)
+    pairs = list(tensors_of(folders[1]).items())
+    send(core, pairs)
+    second = core.executor.workers[1].weights
+
+    def fail():  # as a stage does that has got a half of its first weight
+        second._update.is_torn = False
+        raise WeightMismatch("A part did not come.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(second, "finish", fail)
+        with pytest.raises(WeightMismatch, match="A part"):
+            core.prepare_weight_update()
+    assert "a mixture of two versions" in core.refusal
+    for worker in core.executor.workers:
+        with pytest.raises(WeightMismatch, match="Send all"):
+            part = worker.weights._begin()
+            part.finish()
+    update(core, pairs)
+    assert same_bits(serve(core), answers(folders[1], 2)[0])
+    core.shutdown()
+
+
+def test_weights_do_not_fall_asleep_during_an_update(core):
+    begin(core)
+    with pytest.raises(WeightUpdateError, match="being updated"):
+        core.sleep(2)
+    core.abandon_weight_update("over")
+    core.sleep(2).result()
+    with pytest.raises(WeightUpdateError, match="asleep"):
+        core.start_weight_update()
+    core.wake_up()
+
+
+def test_an_update_by_name_is_not_forgotten_by_a_core_that_restarts(core, folders):
+    begin(core)
+    send(core, tensors_of(folders[1]).items())
+    assert core.collective_rpc("finish_weight_update", None, (), {"weight_version": "new"})
+    assert core.get_weight_version() == "new" and core.refusal is None
+    call = Utility("collective_rpc", ("finish_weight_update", None, ["new"], {}))
+    state = ControlState()
+    state.note(call, None)
+    [again] = state.replay()
+    core.collective_rpc(*again.args)
+    assert "after its weights were updated to the version 'new'" in core.refusal
+    state.note(Utility("collective_rpc", ("reload_weights", None, [], {})), None)
+    assert not state.replay()

@@ -15,7 +15,7 @@ from quire.engine.core.adapter_verbs import AdapterVerbs
 from quire.engine.core.features import CoreFeature
 from quire.engine.core.weight_verbs import BY_NAME, CoreWeights, call_by_name
 from quire.engine.unbuilt import UnbuiltCoreMethods
-from quire.errors import EngineError, InvalidParameter
+from quire.errors import EngineError, InvalidParameter, WeightUpdateError
 from quire.executor.abstract import Executor
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import Pause
@@ -40,7 +40,9 @@ OF_THE_CORE = {
     "begin_update": "Call start_weight_update() of the engine.",
     "receive_weights": "Call update_weights() of the engine.",
     "finish_receiving": "Call finish_weight_update() of the engine.",
+    "commit_update": "Call finish_weight_update() of the engine.",
     "abandon_update": "Call finish_weight_update() of the engine.",
+    "spoil_weights": "Call finish_weight_update() of the engine.",
 }
 """Methods of workers that the core alone calls, and what to do instead."""
 
@@ -172,6 +174,8 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
         tags: tuple[str, ...] = ("kv_cache",) if level else ()
         if level == _LARGEST_LEVEL or (level and self._has_own_memory):
             tags = ("weights", *tags)
+        if "weights" in tags and self._held():
+            raise WeightUpdateError("The weights are being updated: finish the update first.")
         return self._stop(mode, lambda: self._release(tags, keep_weights=level < _LARGEST_LEVEL))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:

@@ -16,6 +16,7 @@ from quire.engine.core.features import CoreFeature
 from quire.engine.wire.messages import FIRST_VERSION
 from quire.errors import InvalidParameter, WeightUpdateError
 from quire.executor.abstract import Executor
+from quire.params.weight_transfer import mixture_text
 from quire.scheduling.scheduler import Scheduler
 
 
@@ -62,8 +63,7 @@ class CoreWeights(ABC):
         """Begin an update once the device is idle."""
         if self._update:
             raise WeightUpdateError("An update of the weights is open already: finish it first.")
-        if not self.has_weights:
-            raise WeightUpdateError("The weights are asleep: call wake_up(['weights']) first.")
+        self._check_awake()
         self._update = "open"
         return self._stop("keep", lambda: self._begin(is_draft))
 
@@ -103,6 +103,7 @@ class CoreWeights(ABC):
             )
             return
         self._require("prepared")
+        self._on_workers("commit_update")
         self._update, self.refusal = "", None
         if weight_version is not None:
             self.weight_version = weight_version
@@ -113,15 +114,11 @@ class CoreWeights(ABC):
         """End an update that failed, here or in another core."""
         if not self._update:
             return
-        was_prepared = self._update == "prepared"
         self._update = ""
-        are_mixed = self._on_workers("abandon_update", reason, was_prepared)
+        are_mixed = self._on_workers("abandon_update", reason)
         if any(are_mixed):
-            self._refuse_all(
-                "The engine answers no request, because its weights are a mixture of two versions: "
-                f"an update ended before it was complete ({reason.rstrip('.')}). Send all weights "
-                "in one update, or reload them."
-            )
+            self._on_workers("spoil_weights", reason)
+            self._refuse_all(mixture_text(reason))
         self._go_on()
 
     def is_updating_weights(self) -> bool:
@@ -145,12 +142,19 @@ class CoreWeights(ABC):
 
     def _begin(self, is_draft: bool) -> None:
         try:
+            if not self._update:
+                raise WeightUpdateError("The update was given up before it began.")
+            self._check_awake()  # a sleep may have been waiting, too
             self._on_workers("begin_update", is_draft)
         except Exception:
             self._update = ""
-            self._on_workers("abandon_update", "it did not begin", False)
+            self._on_workers("abandon_update", "it did not begin")
             self._go_on()
             raise
+
+    def _check_awake(self) -> None:
+        if not self.has_weights:
+            raise WeightUpdateError("The weights are asleep: call wake_up(['weights']) first.")
 
     def _require(self, state: str) -> None:
         if self._update != state:
@@ -210,8 +214,8 @@ BY_NAME: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "start_draft_weight_update": lambda core, given: core.start_weight_update(True),
     "update_weights": lambda core, given: core.update_weights(given["update_info"]),
     "finish_weight_update": lambda core, given: (
-        core.prepare_weight_update(),
-        core.commit_weight_update(given.get("weight_version")),
+        given.get("is_lost") or core.prepare_weight_update(),
+        core.commit_weight_update(given.get("weight_version"), bool(given.get("is_lost"))),
     ),
     "shutdown_weight_transfer_engine": lambda core, given: core.shutdown_weight_transfer_engine(),
 }
@@ -220,5 +224,6 @@ BY_NAME: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "init_weight_transfer_engine": ("init_info",),
     "update_weights": ("update_info",),
-    "finish_weight_update": ("weight_version",),
+    "finish_weight_update": ("weight_version", "is_lost"),
 }
+"""Their arguments; `is_lost` is of calls that are replayed."""

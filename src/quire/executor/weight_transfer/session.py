@@ -19,6 +19,7 @@ from quire.executor.weight_transfer.engines import WeightTransferEngine
 from quire.models.decoder import DecoderModel
 from quire.models.maker import tensors_within
 from quire.models.updates.update import WeightUpdate
+from quire.params.weight_transfer import mixture_text
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class WorkerWeights:
         self._engine: WeightTransferEngine | None = None
         self._update: WeightUpdate | None = None
         self._is_session = False
+        self._is_prepared = False
+        """Whether a session has ended here that has not on all workers of all cores."""
         self.mixture: str | None = None
         """Why the weights are a mixture; None: they are not."""
         self.num_changes = 0
@@ -120,7 +123,8 @@ class WorkerWeights:
 
     def finish(self) -> int:
         """End the session: every tensor has come. Returns how many; raises WeightUpdateError
-        without a session, WeightMismatch where parts of a weight are missing.
+        without a session, WeightMismatch where parts of a weight are missing. The weights are used
+        once `commit` says that every other worker has come here, too.
         """
         if not self._is_session or self._update is None:
             raise WeightUpdateError(_NO_SESSION)
@@ -128,23 +132,31 @@ class WorkerWeights:
             self._engine.finish_weight_update()
         report = self._update.finish()
         self._is_session, self._update, self.mixture = False, None, None
+        self._is_prepared = report.num_tensors > 0
         return report.num_tensors
 
+    def commit(self) -> None:
+        """The session has ended on all workers."""
+        self._is_prepared = False
+
     def abandon(self, reason: str) -> bool:
-        """Give the session up; returns whether the weights are a mixture now."""
+        """Give the session up; returns whether the weights are a mixture now: they are where it has
+        ended here and not on another worker.
+        """
         update, self._update = self._update, None
-        self._is_session = False
-        if update is not None and update.is_torn:
+        if self._is_prepared or (update is not None and update.is_torn):
             self.mixture = reason
+        self._is_session = self._is_prepared = False
         return self.mixture is not None
 
     def spoil(self, reason: str) -> None:
-        """Note that other workers have not got the weights that this one has."""
+        """Another worker's weights are a mixture: all of this one's have to come again, too."""
         self.mixture = reason
 
     def replaced(self) -> None:
         """All weights were loaded anew: what was under way is over."""
-        self._update, self._is_session, self.mixture = None, False, None
+        self._update, self.mixture = None, None
+        self._is_session = self._is_prepared = False
 
     # without sessions
 
@@ -221,15 +233,6 @@ class WorkerWeights:
             else:
                 self._update.keep()
         return found
-
-
-def mixture_text(reason: str) -> str:
-    """The sentence of an engine whose weights are a mixture."""
-    return (
-        "The engine answers no request, because its weights are a mixture of two versions: an "
-        f"update ended before it was complete ({reason.rstrip('.')}). Send all weights in one "
-        "update, or reload them."
-    )
 
 
 def _parts_of(model: Any) -> Iterable[tuple[str, object]]:

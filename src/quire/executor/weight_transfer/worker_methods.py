@@ -42,13 +42,17 @@ class WeightMethods:
         """End the update; returns how many tensors have come."""
         return self.weights.finish()
 
-    def abandon_update(self, reason: str, was_prepared: bool) -> bool:
-        """Give the update up; returns whether the weights are a mixture. was_prepared: this core's
-        workers had all weights, and another core's had not.
-        """
-        if was_prepared:
-            self.weights.spoil(reason)
+    def commit_update(self) -> None:
+        """All workers of all cores have what has come."""
+        self.weights.commit()
+
+    def abandon_update(self, reason: str) -> bool:
+        """Give the update up; returns whether the weights are a mixture."""
         return self.weights.abandon(reason)
+
+    def spoil_weights(self, reason: str) -> None:
+        """Another worker has a mixture."""
+        self.weights.spoil(reason)
 
     def compute_weight_checksums(self) -> dict[str, str]:
         """SHA-256 of every weight as it is kept, by its name and this worker's place."""
