@@ -1,6 +1,9 @@
 """A module of transformers whose weights go to an engine, step after step, by every way."""
 
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -158,3 +161,18 @@ def test_groups_are_those_of_layers():
     assert layerwise_groups([*names, "norm"]) == [
         [names[0]], [names[1], names[3]], [names[2]], ["norm"]
     ]  # fmt: skip
+
+
+def test_memory_goes_with_a_trainer_that_closes_nothing_and_not_with_its_forks():
+    program = """if True:
+        import os, sys
+        from quire.distributed.shared_buffer import SharedBuffer
+        buffer = SharedBuffer(8)
+        if os.fork() == 0:
+            sys.exit()
+        os.wait()
+        print(buffer._path, buffer._path.exists())
+    """
+    [line] = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
+    path, exists = line.split()
+    assert exists == "True" and not Path(path).exists()

@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -27,8 +28,8 @@ _ALIGNED = 64
 
 
 class SharedBuffer:
-    """A buffer that the trainer writes. Closing it, or the end of the process's last use, frees the
-    memory; a name that was not removed since the process died is removed by the next trainer.
+    """A buffer that the trainer writes. Closing it, or the end of the program, frees the memory;
+    the name of a trainer that was killed is removed by the next one.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -46,6 +47,7 @@ class SharedBuffer:
         finally:
             os.close(fd)
         self._bytes = torch.frombuffer(self._pages, dtype=torch.uint8)
+        self._remove = finalize(self, _remove_own, self._path, os.getpid())
 
     def write(self, at: int, tensor: Tensor) -> dict[str, Any]:
         """Copy a tensor's bytes to a place, and return its handle."""
@@ -60,7 +62,7 @@ class SharedBuffer:
 
     def close(self) -> None:
         """Free the memory once nobody has it mapped."""
-        self._path.unlink(missing_ok=True)
+        self._remove()
 
 
 class SharedView:
@@ -117,6 +119,11 @@ class SharedView:
 def aligned(nbytes: int) -> int:
     """The room that a tensor takes."""
     return -(-nbytes // _ALIGNED) * _ALIGNED
+
+
+def _remove_own(path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # and not a fork of the trainer
+        path.unlink(missing_ok=True)
 
 
 def _remove_orphans() -> None:
