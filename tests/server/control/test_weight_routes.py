@@ -93,6 +93,9 @@ def test_a_server_follows_its_trainer(running, client, folders):
 
 def test_states_and_faults_are_replies(running, client):
     assert client.post("/update_weights", json={"update_info": {"names": []}}).status_code == 400
+    pieces, kind = iter([b'{"is_checkpoint_format":', b"0}"]), {"Content-Type": "application/json"}
+    chunked = client.post("/start_weight_update", content=pieces, headers=kind)
+    assert chunked.status_code == 400
     assert client.post("/finish_weight_update").status_code == 409
     assert client.post("/start_weight_update", json={"extra": 1}).status_code == 200
     again = client.post("/start_weight_update")

@@ -149,7 +149,8 @@ async def _done(call: Any) -> Any:
 
 async def _optional(server: Server, request: Request, type: type[T]) -> T:
     """The body of a request that need not have one."""
-    if request.headers.get("content-length", "0") == "0":
+    is_chunked = "transfer-encoding" in request.headers
+    if request.headers.get("content-length", "0") == "0" and not is_chunked:
         return type()
     return await server.read(request, type)
 
