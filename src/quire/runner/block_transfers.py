@@ -223,7 +223,8 @@ class BlockTransfers:
         if not self._reading:
             self._read_at = self._clock()
         self._reading[load.number] = load
-        for each in blocks:
+        # what is in host memory is used before files take slots of it
+        for each in sorted(blocks, key=lambda each: (each.key, each.group) not in self._host):
             key = each.key, each.group
             content = self._host.get(key)
             if content is not None:
