@@ -240,6 +240,14 @@ def test_whatever_raises_costs_time_alone(method, is_beside, model, expected, mo
     check_idle(ask.core.scheduler)
 
 
+def test_requests_that_are_none_cost_time_alone(model, expected, monkeypatch):
+    ask = opened(model, connector(is_beside=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(Own, "get_finished", lambda self, ended: ({"mine"}, None))
+        assert ask(prompts()[0]) == expected[0]
+    assert [ask(ids) for ids in prompts()] == expected and ask.external_hits == 0
+
+
 def test_files_of_whole_prompts_come_back(model, expected, tmp_path):
     config = {
         "kv_connector": "ExampleConnector", "kv_role": "kv_both",

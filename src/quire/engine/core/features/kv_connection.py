@@ -215,12 +215,15 @@ class KVConnection(CoreFeature):
         try:
             output = self._worker.end(finished_ids, has_computed=has_computed)
             self._connector.update_connector_output(output)
+            loaded = sorted(map(int, output.finished_recving or ()))
+            sent = set(map(int, output.finished_sending or ()))
+            bad_blocks = set(map(int, output.invalid_block_ids))
         except Exception:
             self._give_up()
             return
         ends = []
-        self._note_bad(output.invalid_block_ids)
-        for handle in sorted(map(int, output.finished_recving or ())):
+        self._note_bad(bad_blocks)
+        for handle in loaded:
             if self._connections.is_loading(handle):
                 bad = self._bad_beside.intersection(self._connections.blocks_of(handle))
                 self._bad_beside -= bad
@@ -228,7 +231,6 @@ class KVConnection(CoreFeature):
                 if bad and self._fails:
                     self._fail(handle)
         self._connections.end_loads(ends)
-        sent = set(map(int, output.finished_sending or ()))
         self._connections.end_sends(sorted(sent.intersection(self._connections.sends)))
         if isinstance(output.kv_connector_stats, dict):
             self._sums |= output.kv_connector_stats
