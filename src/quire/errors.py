@@ -21,7 +21,7 @@ class is one of these too.
     │   └── EngineGenerateError
     ├── InputStreamError               the caller's own stream of inputs raised
     ├── ProfilerAlreadyActive
-    ├── WeightUpdateError              not in this state of the engine: HTTP 409
+    ├── WeightUpdateError              the trainer can: HTTP 409
     ├── EngineDeadError                a restart
     │   └── PeersLost
     └── LoadError                      the operator can, before the engine starts
