@@ -75,3 +75,9 @@ def test_processed_logprobs_would_say_nothing():
 def test_ids_of_another_model_are_refused(llm):
     with pytest.raises(InvalidParameter, match="out of vocabulary"):
         llm.generate(PROMPT, traced([10**6]))
+
+
+def test_a_prompt_that_comes_in_parts_has_no_given_output(llm):
+    inputs = llm.llm_engine.front_end.inputs.generation
+    with pytest.raises(InvalidParameter, match="parts are still to come"):
+        inputs.open(traced(IDS))

@@ -441,6 +441,9 @@ class GenerationInputs:
     def open(self, params: SamplingParams, **known: Any) -> EngineCoreRequest:
         """The message of a prompt whose first part is still to come. Raises RequestError."""
         own = self._own_params(params)
+        if own.trace_decode_token_ids:
+            allowed = "it cannot be used with a prompt whose parts are still to come"
+            raise InvalidParameter("trace_decode_token_ids", own.trace_decode_token_ids, allowed)
         self._complete_form(own, [])
         own.limit_output(self._limits.max_model_len - 1)
         return EngineCoreRequest(params=own, seed=self._seed_of(own), **known)
