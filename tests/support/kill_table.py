@@ -123,7 +123,7 @@ class Streams:
         self.client.wait_until_ready()
         front_end: Any = build_front_end(plan, self.client)
         self.engine = AsyncLLM(plan, front_end=front_end, log_requests=False)
-        self._num_outputs = 0
+        self._num_tokens = 0
         self._due: list[tuple[int, Callable[[], None]]] = []
 
     def pids(self) -> list[int]:
@@ -132,7 +132,7 @@ class Streams:
 
     async def run(self, poisonous: int | None = None, harm: str = "poison_at") -> list[Answer]:
         """Serve the crowd; one of it may be poisonous."""
-        self._num_outputs = 0
+        self._num_tokens = 0
         return await asyncio.gather(
             *(
                 self._stream(index, harm if index == poisonous else None)
@@ -140,9 +140,9 @@ class Streams:
             )
         )
 
-    def at(self, num_outputs: int, what: Callable[[], None]) -> None:
-        """Do this when the crowd has had so many outputs."""
-        self._due.append((num_outputs, what))
+    def at(self, num_tokens: int, what: Callable[[], None]) -> None:
+        """Do this when the crowd has had so many tokens."""
+        self._due.append((num_tokens, what))
 
     async def ask(self, core: int, index: int) -> Answer:
         """Stream `index` once more, beside the crowd, of this core and no other."""
@@ -159,8 +159,8 @@ class Streams:
         async for output in self.engine.generate(prompt, params, name, data_parallel_rank=core):
             ids += output.outputs[0].token_ids
             reason = output.outputs[0].finish_reason
-            self._num_outputs += 1
-            while self._due and self._due[0][0] <= self._num_outputs:
+            self._num_tokens += len(output.outputs[0].token_ids)  # an output may have several
+            while self._due and self._due[0][0] <= self._num_tokens:
                 self._due.pop(0)[1]()
         return ids, reason
 
