@@ -109,7 +109,7 @@ def test_params_of_other_types_are_a_bad_request(params, servers):
 
 def test_the_proxy_of_the_example_streams(servers):
     spec = importlib.util.spec_from_file_location(
-        "disaggregated_prefill", ROOT / "examples/disaggregated_prefill.py"
+        "disaggregated_prefill", ROOT / "examples/servers/disaggregated_prefill.py"
     )
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)

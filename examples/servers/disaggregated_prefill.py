@@ -4,7 +4,7 @@ Each request is sent to the first with one token to generate, and then, with the
 `kv_transfer_params` of that answer, to the second, whose answer the client gets
 (docs/kv_connectors.md). Where the first does not answer, the second computes the prompt itself.
 
-    python examples/disaggregated_prefill.py \
+    python examples/servers/disaggregated_prefill.py \
         --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200 --port 8000
 """
 
