@@ -2,8 +2,8 @@
 answer is right, or one clear error, and no block is held afterwards.
 
 Two servers compute a tiny model of random weights. Prompts are sent to both as a proxy sends them
-(examples/servers/disaggregated_prefill.py); the answers are compared with those of one engine. The counts
-of the metrics show that K/V was pulled where nothing was wrong.
+(examples/servers/disaggregated_prefill.py); the answers are compared with those of one engine. The
+counts of the metrics show that K/V was pulled where nothing was wrong.
 
     PYTHONPATH=src python benchmarks/kv_peers.py --streams 64
 
