@@ -131,6 +131,8 @@ def cells(root: Path) -> Iterator[tuple[str, Path | None, list[EngineCoreRequest
     for name, (family, shape, wishes) in MODELS.items():
         folder = make_checkpoint(root / name.replace(" ", "-"), shape, family, dtype="float32")
         for top, more in ON_TOP.items():
+            if top == "few blocks" and family == "gemma2":  # layers with and without a window
+                more = {"num_gpu_blocks_override": 40}
             yield f"{name} {top}".strip(), folder, asked(), wishes | more
         if name == "llama float32":
             wishes = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
