@@ -6,10 +6,11 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
+from quire.config.plan_parts import ParallelPlan
 from quire.config.resolve.parallel import INTERNAL
 from quire.engine.client.client import AsyncEngineCoreClient, EngineCoreClient
 from quire.engine.client.core_sockets import CoreSockets
@@ -17,7 +18,6 @@ from quire.engine.client.kept_media import KeptMedia
 from quire.engine.client.multiprocess import AsyncMPClient, MPClient, SyncMPClient
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.data_parallel.coordinator_client import DPCoordinator
-from quire.engine.data_parallel.core_actor import RayCores
 from quire.engine.data_parallel.handshake import HandshakeServer
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.process.core_pool import CORE_PROGRAM, CorePool
@@ -29,6 +29,9 @@ from quire.environment import read_environment
 from quire.processes.child_process import ChildProcess
 from quire.processes.cluster_keys import ClusterKeys, cluster_keys
 from quire.processes.owner_signals import held_back
+
+if TYPE_CHECKING:
+    from quire.engine.data_parallel.core_actor import RayCores
 
 C = TypeVar("C", bound=MPClient)
 
@@ -133,7 +136,7 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     parallel = plan.parallel
     here = list(parallel.data_parallel_ranks)
     missing = _missing(plan)
-    ray = RayCores(parallel) if parallel.data_parallel_backend == "ray" else None
+    ray = _ray_cores(parallel) if parallel.data_parallel_backend == "ray" else None
     if first is not None and (ray is not None or not here):
         first.end(0.0)
         first = None
@@ -170,6 +173,12 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
         cores.shutdown()
         raise
     return cores
+
+
+def _ray_cores(parallel: ParallelPlan) -> RayCores:
+    from quire.engine.data_parallel.core_actor import RayCores  # few engines are on a cluster
+
+    return RayCores(parallel)
 
 
 def _missing(plan: EnginePlan) -> list[int]:

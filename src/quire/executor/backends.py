@@ -10,12 +10,7 @@ from quire.config.plan_parts import ParallelPlan
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.errors import InvalidParameter, PluginError
 from quire.executor.abstract import BuiltExecutor, Executor
-from quire.executor.machines.node_ranks import open_ranks
-from quire.executor.machines.ray_ranks import RayExecutor, open_ray
 from quire.executor.platform import Platform
-from quire.executor.ranks.launched import ExternalLauncherExecutor, open_external_launcher
-from quire.executor.ranks.multiproc import MultiprocExecutor
-from quire.executor.uniproc import UniprocExecutor, open_uniproc
 from quire.executor.worker_config import WorkerConfig
 from quire.plugins import resolve_reference
 
@@ -36,33 +31,33 @@ class OpenExecutor(Protocol):
     ) -> BuiltExecutor: ...
 
 
-EXECUTORS: Mapping[str, OpenExecutor] = MappingProxyType(
+EXECUTORS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "uni": open_uniproc,
-        "mp": open_ranks,
-        "external_launcher": open_external_launcher,
-        "ray": open_ray,
+        "uni": ("quire.executor.uniproc:open_uniproc", "quire.executor.uniproc:UniprocExecutor"),
+        "mp": (
+            "quire.executor.machines.node_ranks:open_ranks",
+            "quire.executor.ranks.multiproc:MultiprocExecutor",
+        ),
+        "external_launcher": (
+            "quire.executor.ranks.launched:open_external_launcher",
+            "quire.executor.ranks.launched:ExternalLauncherExecutor",
+        ),
+        "ray": (
+            "quire.executor.machines.ray_ranks:open_ray",
+            "quire.executor.machines.ray_ranks:RayExecutor",
+        ),
     }
 )
-
-_CLASSES: Mapping[str, type[Executor]] = MappingProxyType(
-    {
-        "uni": UniprocExecutor,
-        "mp": MultiprocExecutor,
-        "external_launcher": ExternalLauncherExecutor,
-        "ray": RayExecutor,
-    }
-)
+"""The function that opens each, and its class. An engine imports the one that it starts."""
 
 
 def find_executor(name: str) -> OpenExecutor:
     """Find the function that opens the executor of this name, or the class of one's own that is
     named as "module:Class". Raises InvalidParameter.
     """
-    if name in EXECUTORS:
-        return EXECUTORS[name]
+    given = EXECUTORS[name][0] if name in EXECUTORS else name
     try:
-        found: Any = resolve_reference(name)
+        found: Any = resolve_reference(given)
     except PluginError as error:
         raise InvalidParameter("distributed_executor_backend", name, str(error)) from error
     if not callable(found):
@@ -81,4 +76,6 @@ class NamesExecutor(Protocol):
 def executor_class_of(vllm_config: NamesExecutor) -> type[Executor]:
     """The class of the executor that an engine was made with."""
     name = vllm_config.parallel.distributed_executor_backend
-    return _CLASSES[name] if name in _CLASSES else cast(type[Executor], find_executor(name))
+    if name in EXECUTORS:
+        return cast(type[Executor], resolve_reference(EXECUTORS[name][1]))
+    return cast(type[Executor], find_executor(name))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.executor.packed_file import packed_file
 from quire.executor.platform import Platform
-from quire.executor.weight_transfer.backends import find_engine
-from quire.executor.weight_transfer.engines import WeightTransferEngine
+from quire.executor.weight_transfer.session import OpenUpdate
 from quire.executor.worker import SaveWeights
 from quire.executor.worker_config import WorkerConfig
 from quire.models import find_family, read_spec
@@ -28,11 +27,14 @@ from quire.models.loading.rounding.recipes import recipe_of
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import check_weights, load_model, save_sharded_state
 from quire.models.spec import Decoder, PipelineStage
-from quire.models.updates.update import WeightUpdate
 from quire.ops import Ops
 from quire.quantization import Recipe
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
+
+if TYPE_CHECKING:
+    from quire.executor.weight_transfer.engines import WeightTransferEngine
+    from quire.models.updates.update import WeightUpdate
 
 
 def make_loader(
@@ -74,14 +76,20 @@ def make_updater(
     network: DraftNetwork | None,
     stage: PipelineStage | None = None,
     has_encoders: bool = False,
-) -> Callable[..., WeightUpdate] | None:
+) -> OpenUpdate | None:
     """Return the function that begins an update of the model, which `make_loader` has loaded; None
     for a model of transformers. has_encoders: see `WeightUpdate`.
     """
     if not isinstance(model, DecoderModel):
         return None
-    given, named = _arguments(config, platform, exchange, group, room, network, None, stage)
-    return partial(WeightUpdate, model, *given, **named, has_encoders=has_encoders)
+
+    def begin(*, is_repair: bool) -> WeightUpdate:
+        from quire.models.updates.update import WeightUpdate  # few engines have new weights
+
+        given, named = _arguments(config, platform, exchange, group, room, network, None, stage)
+        return WeightUpdate(model, *given, **named, has_encoders=has_encoders, is_repair=is_repair)
+
+    return begin
 
 
 def make_transfer(
@@ -93,6 +101,8 @@ def make_transfer(
     plan = config.parallel.weight_transfer
     if plan is None:
         return None
+    from quire.executor.weight_transfer.backends import find_engine  # few engines have a trainer
+
     kind = find_engine(plan.backend)
     size = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
 

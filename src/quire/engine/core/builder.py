@@ -14,9 +14,7 @@ from quire.engine.core.features import CoreFeature
 from quire.engine.core.features.adapters import AdaptersOff, AdapterStore
 from quire.engine.core.features.alike import ReadyFirst
 from quire.engine.core.features.constrained_outputs import ConstrainedOutputs
-from quire.engine.core.features.kv_connection import KVConnection
 from quire.engine.core.features.kv_events import KVEvents, open_publisher
-from quire.engine.core.features.kv_tier import KVTier, SharedIndex
 from quire.engine.core.features.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
@@ -37,6 +35,8 @@ from quire.tiers.kv_events_config import KVEventsPlan
 from quire.tiers.kv_transfer_config import KVTransferConfig
 
 if TYPE_CHECKING:
+    from quire.engine.core.features.kv_connection import KVConnection
+    from quire.engine.core.features.kv_tier import SharedIndex
     from quire.executor.kv_tier.connected_worker import ConnectedWorker
 
 
@@ -88,6 +88,8 @@ def core_parts(
     tier = plan.memory.kv_tier
     index = None
     if tier is not None:
+        from quire.engine.core.features.kv_tier import SharedIndex  # few engines have a tier
+
         index = SharedIndex(executor, tier.store_threshold, tier.max_tracker_size)
     connector = plan.memory.kv_connector
     connected = None if connector is None else _connection(plan, connector, executor)
@@ -128,7 +130,7 @@ def core_parts(
         ConstrainedOutputs(grammars, scheduler),
         adapters,
         MediaOfPrompts(facts.media),
-        *([] if index is None else [KVTier(scheduler, executor, index)]),
+        *_kv_tier(scheduler, executor, index),
         *([] if connection is None else [connection]),
         *_kv_events(plan.memory.kv_events, scheduler, adapters),
     ]
@@ -144,10 +146,23 @@ def core_parts(
     }
 
 
+def _kv_tier(
+    scheduler: Scheduler, executor: BuiltExecutor, index: SharedIndex | None
+) -> list[CoreFeature]:
+    """The feature that keeps K/V outside of the pool, if there is one."""
+    if index is None:
+        return []
+    from quire.engine.core.features.kv_tier import KVTier
+
+    return [KVTier(scheduler, executor, index)]
+
+
 def _connection(
     plan: EnginePlan, config: KVTransferConfig, executor: BuiltExecutor
 ) -> tuple[KVConnection, ConnectedWorker]:
     """The feature with the scheduler's half of a connector, and the worker's half."""
+    from quire.engine.core.features.kv_connection import KVConnection  # few engines have one
+
     halves = executor.collective_rpc("open_connector", (plan,), {})
     assert len(halves) == 1, "a connector serves one worker"
     first, connected = halves[0]

@@ -93,7 +93,7 @@ class EngineCore(CoreControl):
         self._pace = pace
         self._refused: list[Finished] = []
         self._direct = DirectRequests()
-        self._counted = (0, 0, 0, 0)
+        self._counted = (0,) * 6
         self._counted_drafts: tuple[int, list[int]] = 0, []
         self._warned_of_nans_at: float | None = None
         self.on_launch: Callable[[Collection[int]], None] | None = None
@@ -350,12 +350,16 @@ class EngineCore(CoreControl):
             scheduler.counters.prefix_hits,
             scheduler.counters.num_preemptions,
             scheduler.counters.prefix_requests,
+            scheduler.counters.external_queries,
+            scheduler.counters.external_hits,
         )
         since = [now - then for now, then in zip(counted, self._counted, strict=True)]
         self._counted = counted
         queue = len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage
-        queries, hits, preemptions, requests = since
+        queries, hits, preemptions, requests, external_queries, external_hits = since
         stats = SchedulerStats(*queue, queries, hits, preemptions, requests)
+        stats.external_prefix_cache_queries = external_queries
+        stats.external_prefix_cache_hits = external_hits
         stats.num_deferred_reqs = scheduler.waiting.num_deferred
         for report in self._report:
             report(stats)

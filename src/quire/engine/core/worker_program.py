@@ -15,7 +15,6 @@ from quire.engine.event_loop import freeze_start_up
 from quire.errors import EngineError
 from quire.executor.ranks.messages import RankStart
 from quire.executor.ranks.processes import rank_title
-from quire.executor.ranks.rank_main import run_rank
 from quire.executor.worker_config import WorkerConfig
 from quire.hardware.cpu_list import parse_cpus
 from quire.processes.child_main import ChildProgram
@@ -85,6 +84,8 @@ class WorkerStart(RankStart, kw_only=True):
 
 
 def _run(message: WorkerStart, pipe: socket.socket) -> int:
+    from quire.executor.ranks.rank_main import run_rank  # a core needs what starts ranks alone
+
     try:
         plan = of_rank(message.plan, message.rank)
         run_rank(message, worker_config(plan), pipe, freeze_start_up)

@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from quire.errors import EngineError, LoadError, WeightUpdateError
-from quire.executor.weight_transfer.engines import WeightTransferEngine
 from quire.models.decoder import DecoderModel
 from quire.models.maker import tensors_within
-from quire.models.updates.update import WeightUpdate
 from quire.params.weight_transfer import mixture_text
+
+if TYPE_CHECKING:
+    from quire.executor.weight_transfer.engines import WeightTransferEngine
+    from quire.models.updates.update import WeightUpdate
 
 logger = logging.getLogger(__name__)
 

@@ -77,7 +77,6 @@ class KVConnection(CoreFeature):
         self._rows: dict[int, int] = {}
         self._computed: dict[int, int] = {}
         """Requests that have had a row -> the tokens that plans have computed."""
-        self._counted = (0, 0)
         self._sums: dict[str, int] = {}
         """Counts of the connector since the start, by the names of metrics."""
         self._reported: dict[str, int] = {}
@@ -310,11 +309,6 @@ class KVConnection(CoreFeature):
         self.settle()
 
     def report(self, stats: SchedulerStats) -> None:
-        counters = self._scheduler.counters
-        counted = counters.external_queries, counters.external_hits
-        stats.external_prefix_cache_queries = counted[0] - self._counted[0]
-        stats.external_prefix_cache_hits = counted[1] - self._counted[1]
-        self._counted = counted
         for name, value in self._sums.items():
             if name in SchedulerStats.__struct_fields__:
                 setattr(stats, name, value - self._reported.get(name, 0))

@@ -83,7 +83,6 @@ class KVTier(CoreFeature):
         """Whether the workers have yet to open their folders."""
         self._has_own_weights = False
         self._polls_left = 0
-        self._counted = (0, 0)
         self.loaded_bytes = self.stored_bytes = 0
 
     def poll(self) -> Sequence[tuple[int, str]]:
@@ -120,11 +119,6 @@ class KVTier(CoreFeature):
         self._forget(keeps_files=True)
 
     def report(self, stats: SchedulerStats) -> None:
-        counters = self._scheduler.counters
-        counted = counters.external_queries, counters.external_hits
-        stats.external_prefix_cache_queries = counted[0] - self._counted[0]
-        stats.external_prefix_cache_hits = counted[1] - self._counted[1]
-        self._counted = counted
         stats.kv_offload_load_bytes, self.loaded_bytes = self.loaded_bytes, 0
         stats.kv_offload_store_bytes, self.stored_bytes = self.stored_bytes, 0
 
