@@ -14,7 +14,7 @@ import msgspec
 
 from quire.config.plan import EnginePlan
 from quire.engine.core.builder import worker_config
-from quire.executor.backends import EXECUTORS
+from quire.executor.backends import find_executor
 from quire.params import RequestParams
 from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.step.columns import RunnerOutput
@@ -130,7 +130,7 @@ class RemoteStep:
 def serve(source: Any, sink: Any) -> None:
     """Run the calls that come, until the caller closes its end."""
     plan = MessageDecoder(EnginePlan).decode(read(source))
-    executor = EXECUTORS[plan.parallel.distributed_executor_backend](
+    executor = find_executor(plan.parallel.distributed_executor_backend)(
         worker_config(plan), platform=None, exchange=None
     )
     encoder, decoder = MessageEncoder(), MessageDecoder(Call)

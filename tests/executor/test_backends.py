@@ -8,7 +8,7 @@ import pytest
 import quire
 from quire.engine.core.builder import build_core, worker_config
 from quire.errors import InvalidParameter, LoadError, NotBuiltYet
-from quire.executor.backends import EXECUTORS
+from quire.executor.backends import EXECUTORS, find_executor
 from quire.models import read_spec
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import plan_of
@@ -56,7 +56,7 @@ def groups_of(plan):
 
 def test_workers_state_what_the_core_is_made_for(folder):
     plan = plan_of(folder)
-    executor = EXECUTORS["uni"](worker_config(plan))
+    executor = find_executor("uni")(worker_config(plan))
     facts = executor.facts
     assert facts.num_blocks == plan.memory.num_blocks and not facts.has_own_memory
     assert {(group.kind, group.window) for group in facts.kv_groups} == groups_of(plan)
