@@ -8,20 +8,10 @@ from __future__ import annotations
 
 import select
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from quire.environment import take_environment
 from quire.processes.child_process import ChildProcess
-
-
-class Ending(NamedTuple):
-    """The end of a hosted process: its exit code, the same in words, and the class and text of
-    the error that kept it from serving.
-    """
-
-    code: int
-    words: str
-    last_words: tuple[str, str] | None
+from quire.processes.distant_process import Ending
 
 
 class HostedProcess:

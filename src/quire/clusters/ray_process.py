@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -17,9 +16,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from quire.clusters.hosted_process import Ending, HostedProcess
+from quire.clusters.hosted_process import HostedProcess
 from quire.clusters.ray_cluster import new_group
-from quire.processes.child_process import GRACE_S, completed
+from quire.processes.child_process import completed
+from quire.processes.distant_process import DistantProcess, Ending
 from quire.processes.start_message import ChildStart
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class BundleOf:
         """Nothing is ours."""
 
 
-class RayProcess:
+class RayProcess(DistantProcess):
     """Starts a process in an actor of `kind` once `start` has the message, of which `arguments`
     makes the actor's; as OwnedProcess.
 
@@ -81,7 +81,7 @@ class RayProcess:
     end when the process has ended.
     """
 
-    is_here = False
+    lost = "closed its connections and had to be killed"
 
     def __init__(
         self,
@@ -92,13 +92,11 @@ class RayProcess:
         room: Room,
         placement_s: float,
     ) -> None:
-        self.pipe, self._theirs = socket.socketpair()
+        super().__init__()
         self.pid = 0
         self._name, self._kind, self._arguments = name, kind, arguments
         self._room, self._placement_s = room, placement_s
-        self._ending: Ending | None = None
-        self._ended, self._news = threading.Event(), threading.Event()
-        self._lock = threading.Lock()
+        self._news = threading.Event()
         self._actor: Any = None
         self._thread: threading.Thread | None = None
 
@@ -111,26 +109,6 @@ class RayProcess:
         )
         self._thread.start()
 
-    @property
-    def is_running(self) -> bool:
-        return self._ending is None
-
-    @property
-    def exit_code(self) -> int | None:
-        return None if self._ending is None else self._ending.code
-
-    def exit_words(self) -> str:
-        """As `OwnedProcess.exit_words`: Ray may tell later of an end than the process's own
-        connections.
-        """
-        if not self._ended.wait(GRACE_S):
-            self._finish(Ending(1, "closed its connections and had to be killed", None))
-        assert self._ending is not None, "it was waited for"
-        return self._ending.words
-
-    def last_words(self) -> tuple[str, str] | None:
-        return None if self._ending is None else self._ending.last_words
-
     def ask_to_end(self) -> None:
         if self._actor is not None and self.is_running:
             self._actor.ask_to_end.remote()
@@ -139,7 +117,7 @@ class RayProcess:
         """End it at once, as far as its owner is concerned: an actor that does not answer is left
         to the cluster.
         """
-        self._finish(Ending(-signal.SIGKILL, "was killed by SIGKILL", None))
+        self.finish(Ending(-signal.SIGKILL, "was killed by SIGKILL", None))
 
     def end(self, timeout_s: float) -> None:
         self._ended.wait(max(timeout_s, 0.0))
@@ -151,18 +129,18 @@ class RayProcess:
     def _run(self, arguments: Mapping[str, Any]) -> None:
         """Start the actor, wait for the end of its process, and give back what they had."""
         try:
-            self._finish(self._live(arguments))
+            self.finish(self._live(arguments))
         except _Killed:
             return
         except GetTimeoutError:
             text = f"found no room in the Ray cluster within {self._placement_s:g} s"
-            self._finish(Ending(1, text, None))
+            self.finish(Ending(1, text, None))
         except RayError as error:
             first = str(error).splitlines()[0].rstrip(".")
             text = f"ended with its Ray actor ({first})"
-            self._finish(Ending(1, text, None))
+            self.finish(Ending(1, text, None))
         except Exception as error:  # what Ray raises of itself, such as a cluster that is gone
-            self._finish(Ending(1, f"was not started by Ray: {error}", None))
+            self.finish(Ending(1, f"was not started by Ray: {error}", None))
         finally:
             self._release()
 
@@ -194,14 +172,9 @@ class RayProcess:
             raise _Killed
         return future.result()
 
-    def _finish(self, ending: Ending) -> None:
-        with self._lock:
-            if self._ending is not None:
-                return
-            self._ending = ending
-        self._ended.set()
+    def finish(self, ending: Ending) -> None:
+        super().finish(ending)
         self._news.set()
-        self._theirs.close()
 
     def _release(self) -> None:
         """End the actor, and give back its bundle."""

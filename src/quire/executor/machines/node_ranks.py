@@ -38,9 +38,10 @@ from quire.executor.ranks.multiproc import MultiprocExecutor, open_multiproc
 from quire.executor.ranks.network_ranks import NetworkRanks
 from quire.executor.worker_config import WorkerConfig
 from quire.executor.worker_extension import worker_class
-from quire.processes.child_process import GRACE_S, ChildProcess, completed
+from quire.processes.child_process import ChildProcess, completed
 from quire.processes.cluster_keys import ClusterKeys, close_to_strangers, cluster_keys
 from quire.processes.codec import has_input
+from quire.processes.distant_process import DistantProcess, Ending
 from quire.processes.owned_process import OwnedProcess
 from quire.processes.start_message import ChildStart, encode_start
 
@@ -49,19 +50,15 @@ logger = logging.getLogger(__name__)
 _FAREWELL_MS = 1000
 
 
-class NodeProcess:
+class NodeProcess(DistantProcess):
     """A rank on another machine; as OwnedProcess."""
 
-    is_here = False
     pid = 0
 
     def __init__(self, nodes: OtherMachines, node_rank: int, rank: int, program: str) -> None:
-        self.pipe, self._theirs = socket.socketpair()
+        super().__init__()
         self.node_rank, self.rank = node_rank, rank
         self._nodes, self._program = nodes, program
-        self._ending: RankEnded | None = None
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
 
     def start(self, message: ChildStart, fds: Sequence[int] = ()) -> None:
         """As `OwnedProcess.start`; it takes effect when the machine is there."""
@@ -69,48 +66,18 @@ class NodeProcess:
         start = encode_start(completed(message))
         self._nodes.send(self, StartRank(self.rank, self._program, start))
 
-    @property
-    def is_running(self) -> bool:
-        return self._ending is None
-
-    @property
-    def exit_code(self) -> int | None:
-        return None if self._ending is None else self._ending.code
-
-    def exit_words(self) -> str:
-        """As `OwnedProcess.exit_words`: its machine may tell later of an end than the process's own
-        connections.
-        """
-        if not self._ended.wait(GRACE_S):
-            self.finish(RankEnded(self.rank, 1, "closed its connections, or is lost", None))
-        assert self._ending is not None, "it was waited for"
-        return self._ending.words
-
-    def last_words(self) -> tuple[str, str] | None:
-        return None if self._ending is None else self._ending.last_words
-
     def ask_to_end(self) -> None:
         """Its core closes the link, which ends it."""
 
     def kill(self) -> None:
         if self.is_running:
             self._nodes.send(self, KillRank(self.rank))
-            code = -signal.SIGKILL
-            self.finish(RankEnded(self.rank, code, "was killed by SIGKILL", None))
+            self.finish(Ending(-signal.SIGKILL, "was killed by SIGKILL", None))
 
     def end(self, timeout_s: float) -> None:
         self._ended.wait(max(timeout_s, 0.0))
         self.kill()
         self.pipe.close()
-
-    def finish(self, ending: RankEnded) -> None:
-        """It has ended like this, as far as its core is concerned."""
-        with self._lock:
-            if self._ending is not None:
-                return
-            self._ending = ending
-        self._ended.set()
-        self._theirs.close()
 
 
 class OtherMachines:
@@ -194,7 +161,7 @@ class OtherMachines:
         if isinstance(message, RankEnded):
             process = self._processes.get(message.rank)
             if process is not None and identity == _identity(process.node_rank):
-                process.finish(message)
+                process.finish(Ending(message.code, message.words, message.last_words))
             return
         refusal = self._refusal(message)
         if not refusal:
@@ -226,7 +193,7 @@ class OtherMachines:
         for process in list(self._processes.values()):
             if process.node_rank == node_rank:
                 text = f"is lost, because machine {node_rank} {why}"
-                process.finish(RankEnded(process.rank, 1, text, None))
+                process.finish(Ending(1, text, None))
 
     def _send_waiting(self) -> None:
         with self._lock:
