@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +17,12 @@ from quire.distributed.ec_connector import (
     ECConnectorRole,
     ECExampleConnector,
 )
-from quire.errors import InvalidParameter
 from quire.executor.platform import Platform
 from quire.executor.worker_config import WorkerConfig
 from quire.models import read_spec
 from quire.models.loading.folder_files import PICKLE_PATTERNS
 from quire.models.vision.encoder import VisionEncoder
+from quire.plugins import class_of_connector
 from quire.runner.connected_encoder import ConnectedEncoder
 from quire.runner.encoder_outputs import Encoder
 
@@ -60,17 +59,12 @@ def connected(
 
 def make_connector(config: ECTransferConfig) -> ECConnectorBase:
     """The connector of the settings. Raises InvalidParameter."""
-    kind: object = ECExampleConnector
+    kind: type[ECConnectorBase] = ECExampleConnector
     if config.ec_connector_module_path is not None:
-        try:
-            module = importlib.import_module(config.ec_connector_module_path)
-        except ImportError as error:
-            where = f"{NAME}['ec_connector_module_path']"
-            raise InvalidParameter(where, config.ec_connector_module_path, str(error)) from error
-        kind = getattr(module, config.ec_connector, None)
-    if not isinstance(kind, type) or not issubclass(kind, ECConnectorBase):
-        allowed = "its module has such a class below ECConnectorBase"
-        raise InvalidParameter(f"{NAME}['ec_connector']", config.ec_connector, allowed)
+        kind = class_of_connector(
+            *(NAME, "ec_connector", config.ec_connector_module_path, config.ec_connector),
+            ECConnectorBase,
+        )
     return kind(SimpleNamespace(ec_transfer_config=config), ECConnectorRole.WORKER)
 
 

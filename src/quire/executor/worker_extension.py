@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import importlib
 
-from quire.errors import InvalidParameter, PluginError
+from quire.errors import InvalidParameter
 from quire.executor.worker import Worker
-from quire.plugins import resolve_reference
+from quire.plugins import class_of_option
 
 _OPTION = "worker_extension_cls"
+_NO_COUNTERPART = (
+    "Workers that were written for vLLM have no counterpart: see worker_extension_cls."
+)
 
 
 def worker_class(extension: str | None, own: str | None = None) -> type[Worker]:
@@ -20,7 +23,7 @@ def worker_class(extension: str | None, own: str | None = None) -> type[Worker]:
     Raises InvalidParameter for what cannot be imported, is not a class that others can be made of,
     or has a name that workers have already.
     """
-    kind = Worker if own is None else _own_class(own)
+    kind = Worker if own is None else class_of_option("worker_cls", own, Worker, _NO_COUNTERPART)
     if extension is None:
         return kind
     added = _imported(extension)
@@ -33,18 +36,6 @@ def worker_class(extension: str | None, own: str | None = None) -> type[Worker]:
         return type("Worker", (kind, added), {})
     except TypeError as error:
         raise InvalidParameter(_OPTION, extension, f"workers cannot be of it ({error})") from error
-
-
-def _own_class(name: str) -> type[Worker]:
-    try:
-        found = resolve_reference(name)
-    except PluginError as error:
-        raise InvalidParameter("worker_cls", name, str(error)) from error
-    if not (isinstance(found, type) and issubclass(found, Worker)):
-        allowed = "it must be a subclass of quire.executor.worker.Worker"
-        hint = "Workers that were written for vLLM have no counterpart: see worker_extension_cls."
-        raise InvalidParameter("worker_cls", name, allowed, hint)
-    return found
 
 
 def check_method(kind: type[Worker], method: str) -> None:

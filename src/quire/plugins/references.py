@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, TypeVar
 
-from quire.errors import PluginError
+from quire.errors import InvalidParameter, PluginError
+
+C = TypeVar("C")
 
 
 def resolve_reference(given: Any) -> Any:
@@ -35,4 +37,30 @@ def attribute_at(module: Any, path: str) -> Any:
             found = getattr(found, part)
         except AttributeError as error:
             raise PluginError(f"{module.__name__} has no {path}.") from error
+    return found
+
+
+def class_of_option(option: str, given: str, base: type[C], hint: str) -> type[C]:
+    """The class below `base` that an option names. Raises InvalidParameter."""
+    try:
+        found = resolve_reference(given)
+    except PluginError as error:
+        raise InvalidParameter(option, given, str(error)) from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        allowed = f"it must be a subclass of {base.__module__}.{base.__qualname__}"
+        raise InvalidParameter(option, given, allowed, hint)
+    return found
+
+
+def class_of_connector(config: str, prefix: str, module: str, name: str, base: type) -> Any:
+    """The class below `base` that the dict `config` of options names by `{prefix}_module_path` and
+    `{prefix}`. Raises InvalidParameter.
+    """
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise InvalidParameter(f"{config}['{prefix}_module_path']", module, str(error)) from error
+    if not isinstance(found, type) or not issubclass(found, base):
+        allowed = f"its module has such a class below {base.__qualname__}"
+        raise InvalidParameter(f"{config}['{prefix}']", name, allowed)
     return found

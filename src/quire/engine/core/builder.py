@@ -19,7 +19,7 @@ from quire.engine.core.features.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
 from quire.engine.core.worker_program import cpus_of_core, of_core, worker_config
-from quire.errors import InvalidParameter, NotBuiltYet, PluginError
+from quire.errors import InvalidParameter, NotBuiltYet
 from quire.executor.abstract import BuiltExecutor
 from quire.executor.backends import find_executor
 from quire.executor.platform import Platform
@@ -28,7 +28,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.hardware.affinity import bound_thread
 from quire.models import read_spec
 from quire.models.kv_pool import SNAPSHOT_SHARE
-from quire.plugins import resolve_reference
+from quire.plugins import class_of_option
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
 from quire.tiers.kv_events_config import KVEventsPlan
@@ -196,15 +196,8 @@ def _scheduler_class(name: str | None) -> type[Scheduler]:
     """The class that plans steps. Raises InvalidParameter for what is not one."""
     if name is None:
         return Scheduler
-    try:
-        found = resolve_reference(name)
-    except PluginError as error:
-        raise InvalidParameter("scheduler_cls", name, str(error)) from error
-    if not (isinstance(found, type) and issubclass(found, Scheduler)):
-        allowed = "it must be a subclass of quire.scheduling.scheduler.Scheduler"
-        hint = "Schedulers that were written for vLLM have no counterpart."
-        raise InvalidParameter("scheduler_cls", name, allowed, hint)
-    return found
+    hint = "Schedulers that were written for vLLM have no counterpart."
+    return class_of_option("scheduler_cls", name, Scheduler, hint)
 
 
 def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from quire.distributed.kv_connector.views import (
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.executor.kv_tier.root import RootParts, kept_digests
 from quire.executor.platform import Platform
+from quire.plugins import class_of_connector
 from quire.runner.devices.block_copies import BlockCopies, CudaCopies, HostCopies
 from quire.runner.kv_cache import KVCache
 from quire.tiers.kv_transfer_config import EXTRA, MULTI, NAME, KVTransferConfig
@@ -144,7 +144,10 @@ def make_connector(
     if config.kv_connector == MULTI:
         halves = [make_connector(_OfChild(vllm_config, c), role, blocks) for c in config.children]
         return MultiConnector(vllm_config, role, blocks, halves)
-    kind = _class_of(config)
+    kind: type[KVConnectorBase_V1] = class_of_connector(
+        *(NAME, "kv_connector", config.kv_connector_module_path, config.kv_connector),
+        KVConnectorBase_V1,
+    )
     if len(blocks.kv_cache_groups) > 1 and not issubclass(kind, SupportsHMA):
         value = f"{config.kv_connector} with {len(blocks.kv_cache_groups)} KV groups"
         hint = (
@@ -174,19 +177,6 @@ class _OfChild:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plan, name)
-
-
-def _class_of(config: KVTransferConfig) -> type[KVConnectorBase_V1]:
-    try:
-        module = importlib.import_module(config.kv_connector_module_path)
-    except ImportError as error:
-        where = f"{NAME}['kv_connector_module_path']"
-        raise InvalidParameter(where, config.kv_connector_module_path, str(error)) from error
-    kind = getattr(module, config.kv_connector, None)
-    if not isinstance(kind, type) or not issubclass(kind, KVConnectorBase_V1):
-        allowed = "its module has such a class below KVConnectorBase_V1"
-        raise InvalidParameter(f"{NAME}['kv_connector']", config.kv_connector, allowed)
-    return kind
 
 
 def blocks_of(kv_cache: KVCache) -> KVCacheConfig:
