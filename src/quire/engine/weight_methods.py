@@ -117,7 +117,7 @@ class WeightVerbs:
 
 
 class BlockingWeightMethods(WeightVerbs, BlockingFace):
-    """Of `LLM` and `LLMEngine`."""
+    """Methods of `LLM` and `LLMEngine`."""
 
     def update_weights(self, request: WeightTransferUpdateRequest | dict[str, Any]) -> None:
         """Receive some of the weights, by the names of the model's checkpoint, in any order; the
@@ -154,7 +154,7 @@ class BlockingWeightMethods(WeightVerbs, BlockingFace):
 
 
 class AwaitedWeightMethods(WeightVerbs, AwaitedFace):
-    """Of `AsyncLLM`."""
+    """Methods of `AsyncLLM`."""
 
     async def update_weights(self, request: WeightTransferUpdateRequest | dict[str, Any]) -> None:
         """Receive some of the weights, by the names of the model's checkpoint, in any order; the

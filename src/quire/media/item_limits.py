@@ -10,7 +10,7 @@ from quire.errors import InvalidParameter, RequestError
 DEFAULT_LIMIT = 999
 
 MODALITIES = ("image", "video", "audio", "vision_chunk")
-"""Of the last one, pictures and pieces of films in one order, no model here takes any."""
+"""Kinds of items. The last, pictures and pieces of films in one order, no model here takes."""
 _SHAPES = {
     "image": ("width", "height"),
     "video": ("num_frames", "width", "height"),

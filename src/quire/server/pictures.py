@@ -48,7 +48,7 @@ class PromptPictures:
         self._request, self._body = request, body
         self.prompts, self._given = prompts, given
         self.loaded = list(known)
-        """Those that have been loaded: all, once the prompt is made."""
+        """Pictures that have been loaded: all, once the prompt is made."""
 
     async def placed(
         self, text: str, encode: Callable[[str], Awaitable[list[int]]], *, limit: int | None

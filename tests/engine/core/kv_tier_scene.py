@@ -9,10 +9,34 @@ from quire.config.planning import make_plan
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.params import SamplingParams
+from quire.testing import make_checkpoint
 
 BLOCK, PROMPT, OUTPUT = 4, 41, 6
 BLOCKS = 14
 """Of the pool: room for one prompt of the working set."""
+MIXED = {
+    "num_hidden_layers": 4, "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+
+
+def small_llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "llama"
+    return make_checkpoint(folder, {"num_hidden_layers": 2}, "llama")
+
+
+def folders_of(kinds, tmp_path_factory):
+    """Gives the folder of each kind, a shape with changes and options, when it is asked for."""
+    made = {}
+
+    def folder(name):
+        if name not in made:
+            shape, changes, _ = kinds[name]
+            made[name] = tmp_path_factory.mktemp("model") / shape
+            make_checkpoint(made[name], changes, shape)
+        return made[name]
+
+    return folder
 
 
 def open_plan(folder, host_bytes=1 << 22, disk=None, **options):

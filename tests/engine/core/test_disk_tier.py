@@ -24,14 +24,14 @@ from tests.engine.core.kv_tier_scene import (
     check_restored,
     open_core,
     prompts,
+    small_llama,
     tier_of,
 )
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    return make_checkpoint(folder, {"num_hidden_layers": 2}, "llama")
+    return small_llama(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import pytest
 
 from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
-from quire.testing import make_checkpoint
 from quire.tiers.host_memory import HostMemory
 from tests.engine.core.kv_tier_scene import (
     Ask,
@@ -13,6 +12,7 @@ from tests.engine.core.kv_tier_scene import (
     check_restored,
     open_plan,
     prompts,
+    small_llama,
     tier_of,
 )
 
@@ -21,8 +21,7 @@ HOST = 1 << 22
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    return make_checkpoint(folder, {"num_hidden_layers": 2}, "llama")
+    return small_llama(tmp_path_factory)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import torch
 from quire.distributed.kv_connector.base import KVConnectorBase_V1, KVConnectorMetadata
 from quire.engine.control_verbs import perform
 from quire.engine.core.features import kv_connection
-from quire.testing import make_checkpoint
 from tests.engine.core.kv_tier_scene import (
     BLOCK,
     OUTPUT,
@@ -22,14 +21,14 @@ from tests.engine.core.kv_tier_scene import (
     check_restored,
     open_core,
     prompts,
+    small_llama,
 )
 from tests.support.simulation.invariants import check, check_idle
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    return make_checkpoint(folder, {"num_hidden_layers": 2}, "llama")
+    return small_llama(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,16 @@ from quire.engine.control_verbs import perform
 from quire.engine.core.builder import core_over, worker_config
 from quire.engine.core.features.kv_tier import SharedIndex
 from quire.executor.uniproc import open_uniproc
-from quire.testing import make_checkpoint
 from tests.engine.core.kv_tier_scene import (
     BLOCK,
     BLOCKS,
+    MIXED,
     OUTPUT,
     PROMPT,
     Ask,
     alone,
     check_restored,
+    folders_of,
     ids_of,
     open_core,
     open_plan,
@@ -29,10 +30,6 @@ from tests.engine.core.kv_tier_scene import (
 )
 
 SLIDING = {"num_hidden_layers": 2, "sliding_window": 11}
-MIXED = {
-    "num_hidden_layers": 4, "sliding_window": 9,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}  # fmt: skip
 HYBRID = {
     "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
 }  # fmt: skip
@@ -50,16 +47,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            shape, changes, _ = KINDS[name]
-            made[name] = tmp_path_factory.mktemp("model") / shape
-            make_checkpoint(made[name], changes, shape)
-        return made[name]
-
-    return folder
+    return folders_of(KINDS, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", KINDS)

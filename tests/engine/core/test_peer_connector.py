@@ -11,15 +11,18 @@ from quire.distributed.peers.keys import peer_keys
 from quire.distributed.peers.messages import PulledBlock, digest_of
 from quire.engine.control_verbs import perform
 from quire.errors import InvalidParameter, NotBuiltYet
-from quire.testing import make_checkpoint
-from tests.engine.core.kv_tier_scene import BLOCK, OUTPUT, PROMPT, alone, prompts
+from tests.engine.core.kv_tier_scene import (
+    BLOCK,
+    MIXED,
+    OUTPUT,
+    PROMPT,
+    alone,
+    folders_of,
+    prompts,
+)
 from tests.engine.core.peer_scene import FIRST_LEG, Peer, peer_config
 
 WHOLE = (PROMPT - 1) // BLOCK * BLOCK
-MIXED = {
-    "num_hidden_layers": 4, "sliding_window": 9,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}  # fmt: skip
 KINDS = {
     "float32": ("llama", {"num_hidden_layers": 2}, {}),
     "int8 with scales": ("llama", {"num_hidden_layers": 2}, {"kv_cache_dtype": "int8"}),
@@ -30,16 +33,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            shape, changes, _ = KINDS[name]
-            made[name] = tmp_path_factory.mktemp("model") / shape
-            make_checkpoint(made[name], changes, shape)
-        return made[name]
-
-    return folder
+    return folders_of(KINDS, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

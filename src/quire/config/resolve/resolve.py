@@ -259,7 +259,7 @@ def _bound(d: Decisions, size: int, num_threads: int | None) -> Placement | None
 
 
 def _decide_own_threads(d: Decisions, launched: LaunchedProcess) -> None:
-    """Those of one of several processes that share the machine."""
+    """Fix the threads of one of several processes that share the machine."""
     size = launched.local_world_size
     given = d.args.cpu_threads
     placement = _bound(d, size, given) or place(d.machine, num_engines=size, num_threads=given)

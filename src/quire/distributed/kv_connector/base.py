@@ -253,7 +253,7 @@ class KVConnectorBase_V1(_Hooks, ABC):  # noqa: N801 (the name that classes of o
         return False
 
     def get_finished_count(self) -> int | None:
-        """Of workers that report an end; None: all."""
+        """Number of workers that report an end; None: all."""
         return None
 
     def reset_cache(self) -> bool | None:

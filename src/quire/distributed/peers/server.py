@@ -87,7 +87,7 @@ class PeerServer:
         self.num_expired = 0
         self.num_sent_bytes = 0
         self._pullers: OrderedDict[bytes, str] = OrderedDict()
-        """Those that were welcomed -> their roots."""
+        """Pullers that were welcomed -> their roots."""
         self._buffer = torch.empty(max(sizes), dtype=torch.uint8)
         self._decoder = msgspec.msgpack.Decoder(FromPuller)
         self._context = zmq.Context(io_threads=1)

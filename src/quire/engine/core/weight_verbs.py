@@ -21,8 +21,8 @@ from quire.scheduling.scheduler import Scheduler
 
 
 class CoreWeights(ABC):
-    """Of `EngineCore`. Invariant: while an update is open nothing is scheduled; a core with a
-    `refusal` has no requests.
+    """Base of `EngineCore`. Invariant: while an update is open nothing is scheduled; a core with
+    a `refusal` has no requests.
     """
 
     scheduler: Scheduler

@@ -42,8 +42,8 @@ from quire.step.result import NewTokens
 
 @dataclass(frozen=True, slots=True)
 class LaunchConnections:
-    """Of a process to the others of its model. `tensors`: the group of its stage; None: it has its
-    stage alone. `meeting` has the store, which lives as long as this.
+    """Connections of a process to the others of its model. `tensors`: the group of its stage; None:
+    it has its stage alone. `meeting` has the store, which lives as long as this.
     """
 
     place: MeshPlace
@@ -83,7 +83,7 @@ class ExternalLauncherExecutor(LocalWorkers):
         self._num_aborts = 0
         self._serial = 0
         self._tokens: list[NewTokens] = []
-        """Those of earlier steps that the worker has not drawn itself."""
+        """Tokens of earlier steps that the worker has not drawn itself."""
         self._drafts: dict[int, list[int]] = {}
         self._unread: deque[AlikeStep] = deque()
         """Steps that have sampled, and whose results have not been read."""

@@ -64,11 +64,11 @@ class WorkerWeights:
         self._is_prepared = False
         """Whether a session has ended here that has not on all workers of all cores."""
         self.mixture: str | None = None
-        """Why the weights are a mixture; None: they are not."""
+        """Reason why the weights are a mixture; None: they are not."""
         self.num_changes = 0
-        """How often weights have changed outside of a session."""
+        """Number of changes of weights outside of a session."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called when they have."""
+        """Called when weights have changed outside of a session."""
         self.on_pending: Callable[[], None] = lambda: None
         """Called when the next step has to `settle` first."""
         model.weight_sink = self.load

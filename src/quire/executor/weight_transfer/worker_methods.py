@@ -9,7 +9,7 @@ from quire.executor.weight_transfer.session import WorkerWeights
 
 
 class WeightMethods:
-    """Of `Worker`. What each raises is said in session.py."""
+    """Methods of `Worker` for new weights; session.py says what each raises."""
 
     weights: WorkerWeights
     rank: int

@@ -120,7 +120,7 @@ _DRAFTS = ("block_size", "markov_rank", "noise_token_id", "target_layer_ids")
 
 
 def _experts(c: ConfigReader) -> Moe:
-    """Those that scores choose; `bound` is of gates before their activation."""
+    """Experts that scores choose; `bound` is of gates before their activation."""
     c.only("scoring_func", "sqrtsoftplus")
     c.only("topk_method", "noaux_tc")
     c.only("norm_topk_prob", True)
@@ -221,7 +221,7 @@ def _rates(c: ConfigReader) -> dict[str, int]:
 
 
 def _ropes(c: ConfigReader, dim: int) -> tuple[Rope, Rope]:
-    """Of layers without entries, and of those with some, which alone are scaled."""
+    """Rotations of layers without entries, and of those with some, which alone are scaled."""
     rotated = c.integer("qk_rope_head_dim", None)
     partial = c.number("partial_rotary_factor", 64 / 512 if rotated is None else rotated / dim)
     section = only_section(c)

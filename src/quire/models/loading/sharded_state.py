@@ -24,9 +24,9 @@ from quire.models.spec import PipelineStage
 
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 STAGE_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
-"""Of models that are cut into stages."""
+"""File names of models that are cut into stages."""
 _SHOWN = 6
-"""Of the leaves that do not fit, how many a message names."""
+"""Number of leaves that do not fit which a message names."""
 
 
 class ShardedLeaves:

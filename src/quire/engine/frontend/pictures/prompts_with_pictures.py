@@ -24,9 +24,9 @@ from quire.text.chat import PICTURE, content_parts
 IMAGE = "image"
 
 _FIELDS = (b'"image_url":', b'"image_url" :', b'"source":')
-"""Of parts that are pictures, as bodies have them: within a text the quotes are escaped."""
+"""Fields of parts that are pictures, as bodies have them: within a text quotes are escaped."""
 _OTHER_FIELDS = 256
-"""So many fields of these names may belong to something else, such as the schema of a tool."""
+"""Number of such fields that may belong to something else, such as the schema of a tool."""
 
 
 class PromptsWithPictures(ABC):

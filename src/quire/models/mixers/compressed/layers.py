@@ -177,7 +177,7 @@ def make_compressed_attention(
 
 
 def norm_of(a: CompressedAttention) -> Norm:
-    """Of latents, rows, and entries."""
+    """The norm of latents, rows and entries."""
     return Norm("rms_late_cast", a.eps)
 
 

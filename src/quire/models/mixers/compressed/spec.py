@@ -46,7 +46,7 @@ class Compression:
         return 1 + self.overlaps
 
     def numbers(self, head_dim: int) -> int:
-        """Of a token, what entries and their keys are made of: numbers and gates."""
+        """Number of values of a token that entries and their keys are made of, gates included."""
         index = 0 if self.indexer is None else self.indexer.dim
         return 2 * self.parts * (head_dim + index)
 
@@ -151,7 +151,7 @@ class CompressedAttention:
 
     @property
     def mixers(self) -> tuple[RecentTokens | Entries, ...]:
-        """In the order of their memories."""
+        """Its mixers in the order of their memories."""
         c, kept, numbers = self.compression, self.window, self.head_dim
         if c is not None:
             kept, numbers = max(kept, c.span), numbers + c.numbers(self.head_dim)
