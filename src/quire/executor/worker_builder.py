@@ -17,7 +17,7 @@ from quire.executor.drafting import build_drafting, read_draft_network
 from quire.executor.encoders import OpenEncoders, open_encoders
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.kv_tier.opening import open_transfers
-from quire.executor.kv_tier.root import model_files, root_parts
+from quire.executor.kv_tier.root import ModelFiles, model_files, root_parts
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
 from quire.executor.weight_transfer.session import WorkerWeights
@@ -44,6 +44,7 @@ from quire.models.spec import Decoder, PipelineStage
 from quire.params import PoolingParams, SamplingParams
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import BatchBuilder
+from quire.runner.block_transfers import BlockTransfers
 from quire.runner.encoder_outputs import EncoderOutputs
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
@@ -101,12 +102,7 @@ def build_worker(
         model = load()
     finally:
         end_preparation()
-    whole, places = model.spec, None
-    if stage is not None:
-        whole = read_spec(config.model.hf_config, config.model.pooler)
-        places = memory_places(whole, stage)
-        if group is not None:
-            whole = shard(whole, group.size)
+    whole, places = _whole_spec(config, model, group, stage)
     specs = [whole] if network is None else [whole, network.spec]
     kv_cache = _kv_cache(config, specs, platform, places)
     samples = config.model.generates and (group is None or group.rank == 0)
@@ -150,11 +146,7 @@ def build_worker(
             reserved_bytes=rows_bytes,
         )
     if config.memory.kv_tier is not None:
-        place = group and (group.rank, group.size), stage
-        parts = root_parts(config, platform, kv_cache.pool, files, place)
-        share = 1.0 if group is None else 1 / group.size
-        share *= 1.0 if stage is None else (stage.last - stage.first) / stage.count
-        runner.transfers = open_transfers(config.memory.kv_tier, platform, kv_cache, parts, share)
+        runner.transfers = _transfers(config, platform, kv_cache, files, group, stage)
     tp_size = config.parallel.tensor_parallel_size
     rank = 0 if group is None else group.rank
     if stage is not None:
@@ -191,6 +183,40 @@ def build_worker(
         parts = root_parts(config, platform, kv_cache.pool, files, None)
         worker.connect = partial(open_connector, platform, kv_cache, parts)
     return worker
+
+
+def _whole_spec(
+    config: WorkerConfig,
+    model: RunnableModel,
+    group: WorkerGroup | None,
+    stage: PipelineStage | None,
+) -> tuple[AnyDecoder, range | None]:
+    """The spec of the worker's share of all layers, whose pool all stages have, and the places
+    among its memories of a stage's own; None: all.
+    """
+    if stage is None:
+        return model.spec, None
+    whole = read_spec(config.model.hf_config, config.model.pooler)
+    places = memory_places(whole, stage)
+    return (whole if group is None else shard(whole, group.size)), places
+
+
+def _transfers(
+    config: WorkerConfig,
+    platform: Platform,
+    kv_cache: KVCache,
+    files: ModelFiles,
+    group: WorkerGroup | None,
+    stage: PipelineStage | None,
+) -> BlockTransfers:
+    """Open the worker's share of the memory outside of the pool."""
+    assert config.memory.kv_tier is not None, "there is some"
+    parts = root_parts(
+        config, platform, kv_cache.pool, files, (group and (group.rank, group.size), stage)
+    )
+    share = 1.0 if group is None else 1 / group.size
+    share *= 1.0 if stage is None else (stage.last - stage.first) / stage.count
+    return open_transfers(config.memory.kv_tier, platform, kv_cache, parts, share)
 
 
 def _runner(
