@@ -8,7 +8,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.core.builder import build_client
+from quire.engine.client.inproc import build_client
 from quire.engine.frontend.frontend import build_front_end
 from quire.engine.frontend.streaming_input import StreamingInput
 from quire.engine.stats.loggers import StatLoggerBase

@@ -6,7 +6,7 @@ import pytest
 
 from quire import LLM, AsyncEngineArgs, EngineArgs, LLMEngine, SamplingParams
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.core.builder import build_client
+from quire.engine.client.inproc import build_client
 from quire.engine.frontend.frontend import build_front_end
 from quire.errors import InvalidType
 from quire.params import RequestOutputKind

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, EngineArgs, SamplingParams
 from quire.cli import main
-from quire.engine.core.builder import build_client
+from quire.engine.client.inproc import build_client
 from quire.engine.frontend.output_processor import failure_of
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason

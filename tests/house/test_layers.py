@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from itertools import takewhile
 from typing import get_args
 
 from quire.step.columns import AnyPart
@@ -45,12 +46,6 @@ ROOMS = {
 LATE = {("quire.ops.select", "kernels")}
 """Imports from above that are found by name at run time, and said so where they are."""
 
-UPWARD_ROOMS = {
-    ("quire.engine.core.builder", "client"),
-    ("quire.engine.process.core_main", "data_parallel"),
-}
-"""Imports inside engine/ that still go up. The list only shrinks."""
-
 
 def part(name, depth):
     """Component `depth` of a module's name: `part("quire.ops.kv", 1)` is "ops"."""
@@ -81,12 +76,11 @@ def test_imports_go_down():
 
 
 def test_imports_inside_the_engine_go_down():
-    upward = {
+    assert not {
         (name, theirs)
         for name, mine, theirs in edges("quire.engine.", 2)
         if ROOMS[theirs] > ROOMS[mine]
     }
-    assert upward == UPWARD_ROOMS, "imports go down; those that do by now leave the list"
 
 
 def circle(graph):
@@ -125,6 +119,24 @@ def test_folders_have_no_circles():
             graph.setdefault(mine, set()).add(theirs)
     found = circle(graph)
     assert found is None, " -> ".join(found)
+
+
+def test_no_two_folders_side_by_side_import_each_other():
+    folders = {name.rpartition(".")[0] for name in NAMES} - {"", "quire"}
+    seen = set()
+    for module in MODULES:
+        for other in module.imports:
+            if (module.name, part(other, 1)) in LATE:
+                continue
+            pairs = zip(module.name.split("."), other.split("."), strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            mine, theirs = (
+                ".".join(name.split(".")[: shared + 1]) for name in (module.name, other)
+            )
+            if {mine, theirs} <= folders and mine != theirs:
+                seen.add((mine, theirs))
+    assert len(seen) > 100
+    assert not {(mine, theirs) for mine, theirs in seen if (theirs, mine) in seen}
 
 
 def test_scheduling_and_the_runner_know_each_other_by_the_messages_of_a_step():

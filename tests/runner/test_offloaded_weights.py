@@ -15,10 +15,10 @@ from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import LoadError
+from quire.models.loading.model_parts import tensors_within
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.products import layer_products, product_of
 from quire.models.loading.weights import load_model
-from quire.models.maker import tensors_within
 from quire.runner import offloaded_weights
 from quire.runner.offloaded_weights import OffloadedWeights
 from quire.testing import make_checkpoint

@@ -11,7 +11,7 @@ from quire import SamplingParams
 from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest
-from quire.models.maker import tensors_within
+from quire.models.loading.model_parts import tensors_within
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import late_target, plan_of
 

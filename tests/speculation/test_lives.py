@@ -8,8 +8,9 @@ import asyncio
 import pytest
 
 from quire import AsyncLLM, EngineArgs, SamplingParams, embedded
+from quire.engine.client.inproc import build_client
 from quire.engine.control_verbs import perform
-from quire.engine.core.builder import build_client, build_core
+from quire.engine.core.builder import build_core
 from quire.engine.frontend.frontend import build_front_end
 from quire.engine.frontend.streaming_input import StreamingInput
 from quire.engine.wire.messages import EngineCoreRequest

@@ -18,7 +18,7 @@ _HOMES = {
     "DPCoordinator": "quire.engine.data_parallel.coordinator_client",
     "DPCoordinatorProc": "quire.engine.data_parallel.coordinator",
     "DPEngineCoreActor": "quire.engine.data_parallel.core_actor",
-    "DPEngineCoreProc": "quire.engine.data_parallel.lockstep_server",
+    "DPEngineCoreProc": "quire.engine.process.lockstep_server",
     "ENGINE_CORE_DEAD": "quire.engine.wire.messages",
     "EngineCore": "quire.engine.core.documented_core",
     "EngineCoreClient": "quire.engine.client.client",
@@ -69,12 +69,12 @@ if TYPE_CHECKING:
     from quire.engine.data_parallel.coordinator_client import DPCoordinator
     from quire.engine.data_parallel.core_actor import DPEngineCoreActor
     from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS
-    from quire.engine.data_parallel.lockstep_server import DPEngineCoreProc
     from quire.engine.frontend.admission import QueueLimits
     from quire.engine.frontend.output_stream import RequestOutputCollector
     from quire.engine.frontend.streaming_input import StreamingInput
     from quire.engine.llm_engine import LLMEngine
     from quire.engine.process.core_server import EngineCoreProc
+    from quire.engine.process.lockstep_server import DPEngineCoreProc
     from quire.engine.wire.control_calls import PauseMode
     from quire.engine.wire.core_output import EngineCoreOutput
     from quire.engine.wire.documented import EngineCoreOutputs, EngineCoreRequest

@@ -239,9 +239,8 @@ def _front_end_of_one(
         return launch_front_end(plan, stat_loggers, is_log_aggregated)
     prepare(preparation(plan.model, plan.parallel))
     with without_collections():  # imports go on while the engine is built
-        from quire.engine.core.builder import (
-            build_client,  # imports torch, which a given front end does not need
-        )
+        # imports torch, which a given front end does not need
+        from quire.engine.client.inproc import build_client
 
         plan, options = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
         return build_front_end(plan, build_client(plan), stats_options=options)

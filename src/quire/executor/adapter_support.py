@@ -11,10 +11,10 @@ import torch
 
 from quire.executor.worker_config import WorkerConfig
 from quire.models import find_family, read_spec
-from quire.models.adapters.banks import AdapterRoom
 from quire.models.adapters.reading import check_adapter, read_adapter
 from quire.models.adapters.targets import AdapterTargets
 from quire.models.adapters.weights import AdapterWeights
+from quire.models.loading.options import AdapterRoom
 
 
 @dataclass(frozen=True, slots=True)

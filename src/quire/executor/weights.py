@@ -15,13 +15,12 @@ from quire.executor.weight_transfer.session import OpenUpdate
 from quire.executor.worker import SaveWeights
 from quire.executor.worker_config import WorkerConfig
 from quire.models import find_family, read_spec
-from quire.models.adapters.banks import AdapterRoom
 from quire.models.cutting.stages import memory_places
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
-from quire.models.loading.options import ModelOptions
+from quire.models.loading.options import AdapterRoom, ModelOptions
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.rounding.recipes import recipe_of
 from quire.models.loading.weight_placement import WeightPlacement

@@ -42,10 +42,11 @@ from quire.models.layers import (
     make_projected,
     make_scaled_join,
 )
+from quire.models.loading.model_parts import Part
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer, WhereMade
-from quire.models.maker import Maker, Part
+from quire.models.maker import Maker
 from quire.models.mixers.attention import make_attention
 from quire.models.mixers.block_attention import make_block_attention
 from quire.models.mixers.compressed.layers import make_compressed_attention

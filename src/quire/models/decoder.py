@@ -22,10 +22,10 @@ from quire.models.adapters.banks import AdapterBanks
 from quire.models.assembly import Assembly
 from quire.models.drafting.inputs import DraftStage
 from quire.models.layers import Embedding, StageInput
+from quire.models.loading.model_parts import Part, tensors_of, tensors_within
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import GivenWeights, RunnableLayer
-from quire.models.maker import Part, tensors_of, tensors_within
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops
 

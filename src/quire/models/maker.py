@@ -4,8 +4,7 @@ provider have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from quire.models.adapters.adapted_projection import AdaptedSharedProjection
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.cutting.sharding import LeafPart, own_segments
 from quire.models.layers import Projection, SharedProjection
+from quire.models.loading.model_parts import Part
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.separate_products import SeparateLinear, with_separate_products
 from quire.models.loading.weight_builder import WeightBuilder
@@ -28,21 +28,16 @@ from quire.models.spec import Norm
 from quire.ops import (
     CodedWeight,
     ExpertWeights,
-    HeadsWeight,
     LinearWeight,
     NormWeight,
     Ops,
     RotaryTable,
 )
 from quire.ops.formats.row_stack import RowStack
-from quire.ops.linear import PlainLinear
-from quire.ops.mixers.latent import PlainHeads
-from quire.ops.moe import SeparateExperts
 from quire.ops.quantized import WeightFormat
 from quire.quantization import Recipe, Role
 
 W = TypeVar("W")
-Part = Tensor | LinearWeight | HeadsWeight | ExpertWeights
 
 
 class Maker:
@@ -367,34 +362,3 @@ class Maker:
         if rope not in self._tables:
             self._tables[rope] = rotary_table(rope, self.max_model_len, self.device)
         return self._tables[rope]
-
-
-def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
-    """Yield the plain tensors of a part; none if a provider keeps it in its own format."""
-    if isinstance(part, Tensor):
-        yield name, part
-    elif isinstance(part, PlainHeads):
-        yield name + ".weight", part.weight
-    elif isinstance(part, PlainLinear):
-        yield name + ".weight", part.weight
-        if part.bias is not None:
-            yield name + ".bias", part.bias
-    elif isinstance(part, SeparateExperts):
-        for which, weights in (("up", part.up), ("down", part.down)):
-            for expert, weight in enumerate(weights):
-                yield from tensors_of(f"{name}.{expert}.{which}", weight)
-
-
-def tensors_within(part: object, *, with_addresses: bool = True) -> Iterator[Tensor]:
-    """Yield the tensors of a part, which may be in a provider's own format. with_addresses: also
-    those that have no values, but places in memory.
-    """
-    if isinstance(part, Tensor):
-        yield part
-    elif isinstance(part, list | tuple):
-        for item in part:
-            yield from tensors_within(item, with_addresses=with_addresses)
-    elif is_dataclass(part) and not isinstance(part, type):
-        for field in fields(part):
-            if with_addresses or not field.metadata.get("addresses"):
-                yield from tensors_within(getattr(part, field.name), with_addresses=with_addresses)

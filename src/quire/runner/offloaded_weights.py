@@ -19,9 +19,9 @@ from torch import Tensor
 
 from quire.config.kv_pool_size import gib
 from quire.errors import LoadError
+from quire.models.loading.model_parts import Part, tensors_within
 from quire.models.loading.products import is_chosen, product_of
 from quire.models.loading.weight_placement import RunnableLayer
-from quire.models.maker import Part, tensors_within
 from quire.ops import Batch
 from quire.runner.devices.arena import ALIGNMENT, Driver
 from quire.runner.devices.copy_queue import Arrival

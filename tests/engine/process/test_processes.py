@@ -18,7 +18,7 @@ import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
 from quire.engine import EngineCoreRequest as DocumentedRequest
-from quire.engine.core.builder import build_client
+from quire.engine.client.inproc import build_client
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     PROTOCOL_VERSION,

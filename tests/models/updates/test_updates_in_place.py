@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config
 from quire.models.formats import read_storage
+from quire.models.loading.model_parts import tensors_within
 from quire.models.loading.options import ModelOptions
-from quire.models.maker import tensors_within
 from quire.models.updates.update import WeightUpdate
 from quire.ops.select import select
 from tests.models.hostile.models import cases

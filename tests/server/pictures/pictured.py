@@ -12,7 +12,7 @@ import httpx
 from quire.config.args.engine_args import AsyncEngineArgs
 from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.core.builder import build_client
+from quire.engine.client.inproc import build_client
 from quire.engine.frontend.frontend import build_front_end
 from quire.media.fetch.fetcher import MediaFetcher
 from quire.media.fetch.settings import FetchSettings

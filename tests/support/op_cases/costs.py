@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.models.maker import tensors_within
+from quire.models.loading.model_parts import tensors_within
 from quire.ops import (
     AttentionArgs,
     AttentionPlan,

@@ -15,14 +15,18 @@ from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar, cast
 
+from quire.config.plan import EnginePlan
 from quire.engine.client.client import CoreStatus
 from quire.engine.client.pending_calls import not_answered
 from quire.engine.control_verbs import WorkerVerbs, perform
+from quire.engine.core.builder import build_core
 from quire.engine.core.core import EngineCore
+from quire.engine.core.worker_program import cpus_of_core, of_core
 from quire.engine.counterparts import HasCounterparts
 from quire.engine.wire.control_calls import BlockingFace, Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineDeadError, InvalidParameter
+from quire.hardware.affinity import bound_thread
 
 T = TypeVar("T")
 
@@ -127,3 +131,12 @@ class InprocClient(HasCounterparts, WorkerVerbs, BlockingFace):
     def _require_open(self) -> None:
         if self._is_closed:
             raise EngineDeadError("The engine was closed; make a new one.")
+
+
+def build_client(plan: EnginePlan) -> InprocClient:
+    """Build an engine core in this process, ready to serve. Its threads are bound, the calling one
+    is not.
+    """
+    plan = of_core(plan, 0)
+    with bound_thread(cpus_of_core(plan)):
+        return InprocClient(build_core(plan))

@@ -8,7 +8,6 @@ import torch
 
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import ExpertExchange, Group
-from quire.engine.client.inproc import InprocClient
 from quire.engine.core.core import EngineCore
 from quire.engine.core.features import CoreFeature
 from quire.engine.core.features.adapters import AdaptersOff, AdapterStore
@@ -18,14 +17,13 @@ from quire.engine.core.features.kv_events import KVEvents, open_publisher
 from quire.engine.core.features.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
-from quire.engine.core.worker_program import cpus_of_core, of_core, worker_config
+from quire.engine.core.worker_program import worker_config
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.executor.abstract import BuiltExecutor
 from quire.executor.backends import find_executor
 from quire.executor.platform import Platform
 from quire.executor.uniproc import LocalWorkers
 from quire.grammar.compiler import GrammarCompiler
-from quire.hardware.affinity import bound_thread
 from quire.models import read_spec
 from quire.models.kv_pool import SNAPSHOT_SHARE
 from quire.plugins import class_of_option
@@ -38,15 +36,6 @@ if TYPE_CHECKING:
     from quire.engine.core.features.kv_connection import KVConnection
     from quire.engine.core.features.kv_tier import SharedIndex
     from quire.executor.kv_tier.connected_worker import ConnectedWorker
-
-
-def build_client(plan: EnginePlan) -> InprocClient:
-    """Build an engine core in this process, ready to serve. Its threads are bound, the calling one
-    is not.
-    """
-    plan = of_core(plan, 0)
-    with bound_thread(cpus_of_core(plan)):
-        return InprocClient(build_core(plan))
 
 
 def build_core(

@@ -1,1 +1,1 @@
-"""Cores on several hosts or in lock-step: coordinator, handshake, headless launcher."""
+"""Cores on several hosts: coordinator, handshake, headless launcher."""

@@ -17,10 +17,10 @@ from quire.distributed.expert_exchange import Group
 from quire.engine.core.builder import build_core
 from quire.engine.core.core import EngineCore
 from quire.engine.core.worker_program import cpus_of_core, of_core
-from quire.engine.data_parallel.lockstep_server import DPEngineCoreProc
 from quire.engine.event_loop import freeze_start_up
 from quire.engine.process.core_server import EngineCoreProc
 from quire.engine.process.liveness import PEERS_LOST
+from quire.engine.process.lockstep_server import DPEngineCoreProc
 from quire.engine.process.start_message import StartMessage
 from quire.engine.process.step_board import StepBoard, board_path
 from quire.errors import EngineError, PeersLost

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.errors import EngineError, LoadError, WeightUpdateError
 from quire.models.decoder import DecoderModel
-from quire.models.maker import tensors_within
+from quire.models.loading.model_parts import tensors_within
 from quire.params.weight_transfer import mixture_text
 
 if TYPE_CHECKING:

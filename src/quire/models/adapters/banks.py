@@ -12,23 +12,11 @@ from torch import Tensor
 from quire.models.adapters.weights import AdapterWeights, LowRank
 from quire.models.cutting.leaf_part import part_of
 from quire.models.cutting.sharding import LeafPart
+from quire.models.loading.options import AdapterRoom
 from quire.ops import Ops
 from quire.ops.formats.lora import Bank, LoraPart, LoraPiece, LoraShape
 
 Change = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRoom:
-    """Room in a model's banks: `num_slots` adapters of rank `max_rank` at most, whose
-    matrices are kept in `dtype`. `leaves`: those that adapters may change, by canonical name
-    without `.weight`; None: all that can be changed.
-    """
-
-    num_slots: int
-    max_rank: int
-    dtype: torch.dtype
-    leaves: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

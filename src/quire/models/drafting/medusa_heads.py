@@ -21,7 +21,7 @@ from quire.models.drafting.medusa import MedusaSpec
 from quire.models.loading.folder_files import LoadFormat
 from quire.models.loading.load_formats import WeightFiles, open_files
 from quire.models.loading.matching import listed
-from quire.models.maker import tensors_within
+from quire.models.loading.model_parts import tensors_within
 from quire.models.spec import Decoder
 from quire.ops import LinearWeight, Ops
 

@@ -19,8 +19,8 @@ from quire.models.foreign.own_caches import OwnCaches
 from quire.models.foreign.packing import PackedEmbedding, PackedExperts, PackedLinear
 from quire.models.foreign.parts import GivenPositions, split
 from quire.models.foreign.spec import ForeignDecoder
+from quire.models.loading.model_parts import tensors_within
 from quire.models.loading.weight_placement import GivenWeights
-from quire.models.maker import tensors_within
 from quire.ops import Batch, Ops
 
 

@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
-from quire.models.adapters.banks import AdapterRoom
+from quire.models.loading.model_parts import Part
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_placement import WeightPlacement
-from quire.models.maker import Part
 from quire.models.spec import PipelineStage
 from quire.quantization import UNQUANTIZED, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRoom:
+    """Room in a model's banks: `num_slots` adapters of rank `max_rank` at most, whose
+    matrices are kept in `dtype`. `leaves`: those that adapters may change, by canonical name
+    without `.weight`; None: all that can be changed.
+    """
+
+    num_slots: int
+    max_rank: int
+    dtype: torch.dtype
+    leaves: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

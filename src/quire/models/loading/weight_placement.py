@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
-from quire.models.maker import Part
+from quire.models.loading.model_parts import Part
 from quire.ops import Batch
 
 

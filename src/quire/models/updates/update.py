@@ -26,6 +26,7 @@ from quire.models.loading.folder_files import LoadFormat
 from quire.models.loading.leaves import StoredLeaves, parts_of
 from quire.models.loading.load_formats import open_files
 from quire.models.loading.matching import fitted, listed, match
+from quire.models.loading.model_parts import Part, tensors_within
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.readers.checkpoint_files import TensorEntry
 from quire.models.loading.readers.named_tensors import NamedTensors
@@ -33,7 +34,6 @@ from quire.models.loading.readers.pickled_files import dtype_name
 from quire.models.loading.rounding.recipes import for_decoder
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weights import own_part
-from quire.models.maker import Part, tensors_within
 from quire.models.parameters import Parameter, parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.spec import Decoder

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.models.maker import Maker, tensors_within
+from quire.models.loading.model_parts import tensors_within
+from quire.models.maker import Maker
 from quire.models.spec import Attention
 from quire.models.vision.blocks import VisionBlock, make_block
 from quire.models.vision.bounded import BoundedMaker
