@@ -111,14 +111,15 @@ DEFAULTS: dict[str, object] = {
 
 TUNING = frozenset(
     (
-        *("kernel_config", "moe_backend", "linear_backend", "all2all_backend", "mamba_config"),
+        *("kernel_config", "moe_backend", "linear_backend", "mamba_config"),
         *("mamba_backend", "safetensors_prefetch_num_threads", "safetensors_prefetch_block_size"),
-        *("enable_dbo", "ubatch_size", "dbo_decode_token_threshold", "dbo_prefill_token_threshold"),
         *("performance_mode", "replayssm_buffer_len", "use_replayssm", "dp_sync_interval"),
         *("prefix_cache_retention_interval", "enable_flash_late_interaction"),
     )
 )
-"""Options whose value changes the speed of another engine and no answer."""
+"""Options whose value changes the speed of another engine and no answer. Those of parallelism are
+not among them: a caller who asks for another exchange or for overlap counts on it.
+"""
 
 
 def _field(name: str, default: object) -> Any:

@@ -48,8 +48,9 @@ _INSTEAD: dict[str, str] = {
         enable-hc-sp enable-shm-tensor-arena""",
     "Leave it out: --enable-expert-parallel spreads experts evenly.": """
         eplb-config expert-placement-strategy all2all-backend enable-ep-weight-filter
-        enable-dbo ubatch-size dbo-decode-token-threshold dbo-prefill-token-threshold
         dp-sync-interval disable-nccl-for-dp-synchronization""",
+    "Leave it out: steps are not split into overlapping micro-batches (docs/ranks.md).": """
+        enable-dbo ubatch-size dbo-decode-token-threshold dbo-prefill-token-threshold""",
     "POST /scale_elastic_ep of --enable-admin changes the number of copies at any time.": """
         enable-elastic-ep elastic-ep-max-dp-size""",
     "Choose devices with CUDA_VISIBLE_DEVICES.": "device-ids",
