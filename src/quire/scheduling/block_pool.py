@@ -117,6 +117,8 @@ class BlockPool:
         """Make a full block of a request findable, at the end of its first `num_tokens` tokens (0:
         it has its second content). Content that is findable in another block already stays there.
         """
+        # the first copy stays the one that is found: others may be sharing it, and swapping them
+        # would need new tables
         if self._key[block] is None and key not in self._by_key:
             self._key[block] = key
             self._by_key[key] = block
@@ -182,6 +184,8 @@ class BlockPool:
         """Insert a block that has lost its last reference into its free list."""
         key = self._key[block]
         if key is None:
+            # content that nobody can find is the cheapest to lose, and the block used last is still
+            # in the processor's caches
             before = 0
         else:
             before = self._prev[self._early if key[1] in self._evicted_first else self._late]
@@ -212,7 +216,9 @@ def root_key(
     `weights` counts how often the model's weights have changed; `source` is the digest of the
     request's second content, which its tokens read.
     """
+    # the number changes with the form of keys, since tiers keep them across releases
     digest = hashlib.sha256(b"quire block key 3")
+    # no salt differs from the empty salt, and the length keeps salts and what follows apart
     salt = b"" if cache_salt is None else b"\x01" + cache_salt.encode()
     digest.update(len(salt).to_bytes(8, "little") + salt)
     digest.update(adapter.to_bytes(8, "little") + weights.to_bytes(8, "little") + source)

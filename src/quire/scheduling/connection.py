@@ -110,6 +110,7 @@ class ConnectedRequests:
         count, is_beside = self.connection.offer(request, local)
         if count is None:
             return False
+        # the last known token is always computed, since its logits are needed
         count = min(count, request.num_tokens - 1 - local)
         if count <= 0:
             return True
@@ -117,6 +118,8 @@ class ConnectedRequests:
             request.num_hit_tokens, request.num_unloaded_tokens = local + count, count
             return True
         size = self._memory.block_size
+        # only whole blocks are loaded beside steps: they have keys under which a preempted request
+        # finds them
         offered = set(request.keys[: (local + count) // size])
         found = self._memory.begin_load(request, lambda key: key[0] in offered, outstanding)
         if not found:
@@ -169,6 +172,8 @@ class ConnectedRequests:
         for handle, bad in ends:
             load, lease = self._loads.pop(handle)
             if (request := load.request) is not None:
+                # one missing block makes what follows it useless, and blocks before it are not
+                # worth a second rule
                 if not bad:
                     self._memory.publish(request, load.num_tokens)
                 self._memory.release(request)

@@ -52,6 +52,7 @@ def record_drafts(
     _count(asked, counts, counters)
     if step.chunks or not lane.is_current(step.cohort):
         for request, drafts, count in zip(requests, asked, counts, strict=True):
+            # members of the lane are counted by the lane itself
             if drafts and request not in lane:
                 request.num_computed_tokens -= drafts + 1 - count
 

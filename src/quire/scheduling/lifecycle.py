@@ -38,6 +38,7 @@ def fcfs(request: Request) -> Rank:
 
 def priority(request: Request) -> Rank:
     """Smaller priority number first, then first come."""
+    # arrival at the front end, not here: several front ends send to one core
     return (request.priority, request.arrival_time, request.order)
 
 
@@ -46,6 +47,8 @@ POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
 
 def choose_victim(policy: Policy, running: Iterable[Request], request: Request) -> Request:
     """Choose the running request to preempt for `request`; it may be `request` itself."""
+    # a request whose prompt is computed in one step would lose all of it, and would need all of it
+    # in one step again
     return max((r for r in running if r is request or not r.is_protected), key=policy)
 
 
@@ -140,6 +143,7 @@ class Lifecycle:
         if config.encoder_rows:
             self.encoders = EncoderCache(config.encoder_rows, is_deferred=config.defers_encodings)
             resources = [*resources, self.encoders]
+        # rows and blocks first: they refuse most often
         self.resources = Resources(self.tokens, [self.rows, self.blocks, *resources])
         self.counters = Counters(num_accepted=[0] * (config.num_drafts + 1))
         self.now = 0.0
@@ -192,6 +196,8 @@ class Lifecycle:
         hit = request.num_hit_tokens
         request.num_computed_tokens = hit
         request.num_confirmed_tokens = hit - request.num_unloaded_tokens
+        # later admissions hit what the request itself has published, which says nothing about the
+        # cache
         if request.num_cached_tokens is None:
             request.num_cached_tokens = hit
             request.scheduled_time = now
@@ -246,6 +252,8 @@ class Lifecycle:
         has_row = request.row >= 0
         if has_row:
             self.rows.stops.remove(request)
+        # the stop conditions are counted by row and may differ from now on, hence they are taken
+        # out and put back
         streaming_input.resume(request, given, self.max_model_len)
         if has_row:
             self.rows.stops.add(request)
@@ -260,6 +268,7 @@ class Lifecycle:
     def end(self, request: Request, stop: Stop | None = None) -> None:
         """End a request in any state; stop: with a result, and why."""
         if self.connections is not None:
+            # before the blocks are released: the connector may still have them read
             self.connections.finish(request, stop)
         if request.row >= 0:
             self._leave_row(request)
@@ -279,6 +288,8 @@ class Lifecycle:
         self.reset_encoder_cache()
         for request in self.requests.values():
             self.give_up_load(request)
+            # a key of its own, so that even the request itself does not hit these blocks after a
+            # preemption
             request.weights = self.weights if request.row < 0 else _OWN_WEIGHTS + request.handle
             self.memory.rename(request)
 
@@ -299,6 +310,8 @@ class Lifecycle:
 
     def _leave_row(self, request: Request) -> None:
         self._leave_steps(request)
+        # first: a block without a key goes to the front of the free list and would be overwritten
+        # next
         self.memory.publish(request, request.num_reusable_tokens)
         self.resources.leave(request)
         request.num_computed_tokens = request.num_confirmed_tokens = 0
@@ -315,5 +328,6 @@ class Lifecycle:
             self.lane.leave(request)
         elif request in self.chunked:
             self.chunked.remove(request)
+        # results that are still to come belong to a row that somebody else may have by then
         for step in self.in_flight:
             step.cancelled.add(request.handle)

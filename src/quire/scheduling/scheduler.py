@@ -211,6 +211,8 @@ class Scheduler:
         self._life.begin_step(allowance)
         self._run_due(step)
         self._continue_chunked(step)
+        # memory was just short for requests that already run: a newcomer would take the blocks of
+        # the next victim
         if not step.has_preempted:
             self._admit(step, now)
         return self._launch(step)
@@ -276,6 +278,8 @@ class Scheduler:
 
     def _run_due(self, step: InFlightStep) -> None:
         """Serve the lane's members at a block boundary or at their last token."""
+        # in the policy's order, because the first ones preempt the last ones and not the other way
+        # around
         for request in sorted(self.lane.due(), key=self.policy):
             if request not in self.lane:
                 continue  # preempted for an earlier one
@@ -283,11 +287,15 @@ class Scheduler:
             want = min(self.lane.stride, request.max_total_tokens - 1 - position)
             if request.capacity < position + want:
                 kept = position - request.num_drafts_in_flight
+                # drafts in flight may be wrong, so the newest position that is certain decides what
+                # is never read again
                 if request.resumable:  # the next result may stop it, and it goes on from there
                     kept = min(kept, request.num_tokens)
                 self.memory.release_unread(request, kept)
                 if self._grow(step, request, want, least=1) == 0:
                     continue
+            # the step at its end may bring its last token: it leaves the lane, and comes back if
+            # drafts were wrong
             if position + self.lane.stride + 1 >= request.max_total_tokens:
                 step.ending[request.handle] = request
             self.lane.reschedule(request)
@@ -303,10 +311,13 @@ class Scheduler:
                 count = self.encoders.reach(request, computed, count)
             if count == 0:
                 continue
+            # drafts follow the newest token: a chunk that does not reach it has nothing to verify
             drafts = self._num_drafts(request, count) if count == missing else 0
             least = count if request.is_whole else request.least_chunk(computed)
             self.memory.release_unread(request, computed)
             fitting = self._grow(step, request, count + drafts, least)
+            # the request was its own victim, hence the last of the running in the policy's order:
+            # nobody after it has a row any more
             if fitting == 0:
                 break
             end = request.end_of_chunk(computed, computed + min(count, fitting))
@@ -322,6 +333,8 @@ class Scheduler:
                 continue
             if not self._life.may_enter(request):
                 continue
+            # looked up at every attempt: what it will hit may have been published, or evicted,
+            # since the last one
             self.memory.find_hit(request)
             if self.memory.is_being_written(request):
                 continue  # a running request computes its next block: wait and hit it then
@@ -339,6 +352,7 @@ class Scheduler:
             if count == 0:
                 continue
             self._life.enter_row(request, now)
+            # the resources have granted this, and nothing allocates between the offer and here
             grown = self.memory.grow(request, count)
             assert grown is not None, "the cost of admission left no block"
             count = grown[0]
@@ -349,6 +363,7 @@ class Scheduler:
                 self.connections.entered(request)
             self._plan_chunk(step, request, count)
             admitted.append(request)
+        # not inside the loop above, which walks over this list
         for request in admitted:
             self.waiting.remove(request)
 
@@ -356,6 +371,7 @@ class Scheduler:
         """Return how many drafts the request verifies after `count` tokens outside the lane, where
         the number of ready drafts is known.
         """
+        # one place stays for the token that the verification itself samples
         longest = request.max_total_tokens - 1 - request.num_tokens
         tokens = self._life.tokens
         return max(0, min(request.num_drafts, tokens.left - count, tokens.drafts_left, longest))
@@ -364,6 +380,8 @@ class Scheduler:
         """Allocate blocks for up to `want` tokens, preempting others if there are not enough for
         `least`. Returns the number of tokens; 0 if the request itself was preempted.
         """
+        # one victim at a time: each may already give enough, and a preempted request computes all
+        # of it again
         while (grown := self.memory.grow(request, want, least)) is None:
             if self.memory.give_up_snapshots(self.running.values()):
                 continue  # or a request that is alone would make them again and again
@@ -399,6 +417,7 @@ class Scheduler:
         has_encodings = self.encoders is not None and self.encoders.has_encodings
         if step.cohort is None and not step.chunks and not has_transfers and not has_encodings:
             return None
+        # the message of a new row has its whole table
         grown = [b for h, new in step.new_blocks.items() if not self.rows.is_new(h) for b in new]
         removed, added = self.rows.take_changes()
         step.cohort_drafts = self.lane.plan_drafts(self._life.tokens.drafts_left)
@@ -436,6 +455,9 @@ class Scheduler:
             self.lane.leave(request)
         for chunk in step.chunks.values():
             request = chunk.request
+            # the lane plans ahead by one token a step: who verifies drafts outside of it, whose
+            # next input the host makes from the ids, or whose prompt must not be torn, stays out
+            # until the result is known
             waits_for_result = chunk.num_drafts or request.needs_host_ids or request.is_protected
             if chunk.samples and not waits_for_result:
                 self.chunked.remove(request)
@@ -469,6 +491,8 @@ class Scheduler:
 
     def _end_stopped(self, step: InFlightStep, out: SchedulerOutput, gone: Collection[int]) -> None:
         """End the requests that their new tokens stop, checking only those that may."""
+        # a look at all new ids in one call says that nearly always no stop is among them; then only
+        # the requests that may end for another reason are visited
         suspects = out.requests
         if not self.rows.stops.may_stop(out.token_ids):
             suspects = [*step.ending.values(), *(c.request for c in step.chunks.values())]
@@ -499,6 +523,7 @@ class Scheduler:
 
     def _fail(self, request: Request, failure: Failure, out: SchedulerOutput) -> None:
         """End a request with an error; no more of its blocks become findable."""
+        # whatever made it fail may have written nonsense into its last blocks
         request.num_confirmed_tokens, request.is_decoding = 0, False
         self._life.end(request)
         end = FinishedRequest(request.handle, Reason.ERROR, None, failure.text, failure.fault)

@@ -54,6 +54,7 @@ class SourceBlocks:
 
     def hold(self, request: Request) -> None:
         """Give the request the cached blocks of its source, before it takes any others."""
+        # before any allocation, which could evict what was found
         cached = None if request.writes_source else self._cached(request)
         for number, table in ({} if cached is None else cached).items():
             self._pool.touch(table)

@@ -94,6 +94,7 @@ class Transfers:
         requests still need.
         """
         if request.load is not None:
+            # trying again would let a tier that fails or thrashes hold the request back for ever
             return False  # it has had one, which failed, or whose blocks are gone again
         num_local = request.num_hit_tokens
         found = self._memory.begin_load(request, self._tier.has, outstanding)
@@ -111,6 +112,7 @@ class Transfers:
         load = request.load
         if isinstance(load, TierLoad) and not load.is_ready:
             load.request, load.is_ready = None, True
+            # the lease keeps the blocks until the copy has ended, since nobody can call it back
             self._memory.release(request)
         request.load = None
 
@@ -167,6 +169,7 @@ class Transfers:
                 load.request, load.is_ready, load.is_loaded = None, True, is_done
             if key is not None and is_done:
                 self._tier.stored(key)
+            # last: until here nobody else may get these blocks
             self._leases.pop(number).end()
 
     def _lease(self, blocks: Sequence[int]) -> int:

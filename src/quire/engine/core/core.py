@@ -116,6 +116,8 @@ class EngineCore(CoreControl):
         """As `add_request`, for a request that has been decoded: it has a handle, and its fields
         are of their types.
         """
+        # a core that was asked to drain or failed an update answers at once instead of queueing
+        # what never runs
         if self.refusal is not None:
             self._refuse(request.handle, self.refusal)
             return
@@ -191,6 +193,7 @@ class EngineCore(CoreControl):
         """Whether the next step of a request needs its ids on the host: such a request is not
         scheduled ahead. Raises RequestError for a kind of request that the model has no head for.
         """
+        # with one step in flight the ids of the last one are always known
         if self._depth > 1 and any(feature.follows_ids for feature in concerned):
             return True
         return self.executor.needs_host_ids(message.params)
@@ -225,8 +228,11 @@ class EngineCore(CoreControl):
 
     def step(self) -> EngineCoreOutputs:
         """Launch what can be launched, read the oldest step in flight, and return its outputs."""
+        # first what has ended outside (grammars, adapters, loads): a request that became ready is
+        # planned in this turn
         for poll in self._poll:
             self._refused += [_refusal(*failed) for failed in poll()]
+        # then the device gets work before results are read, so that it never waits for the host
         while len(self._steps) < self._depth:
             allowance = None if self._pace is None else self._pace.allowance
             plan = self.scheduler.schedule(self._clock(), allowance)
@@ -235,11 +241,14 @@ class EngineCore(CoreControl):
             if plan is None:
                 break
             if self.on_launch is not None:
+                # before the launch: if the process dies in it, the journal outside knows which
+                # requests to suspect
                 self.on_launch(handles_of(self.scheduler.in_flight))
             self._steps.append(self._boundary.launch(plan))
         if not self._steps:
             self._wait_for_prerequisite()
             return self.report()
+        # the oldest one: results are taken in the order of the plans
         runner_output = self._steps.popleft().result()
         for completed in self._completed:
             completed()
@@ -247,6 +256,8 @@ class EngineCore(CoreControl):
         if self._pace is not None:
             self._pace.note(self.scheduler.in_flight[0], now)
         outputs = self._outputs(self.scheduler.update(runner_output.result, now), runner_output)
+        # calls that need a quiet moment (sleep, weights, snapshots) run when their condition holds
+        # after this update
         if self._waiting:
             self._settle()
         return outputs

@@ -51,6 +51,8 @@ class FaultBoundary:
         try:
             step = self._guarded(plan)
         except EarlierFailure:
+            # the device reports an error late, at the next launch: first find out whose it was,
+            # then this step runs again
             for earlier in [*self._unread]:
                 earlier.settle()
             step = self._guarded(plan)
@@ -69,6 +71,7 @@ class FaultBoundary:
             self._leave_out(step, [row for row in _rows(plan) if row in self._failed])
         self._run(step, without(plan, step.errors) if step.errors else plan)
         if not step.parts:
+            # rows and blocks have changed hands in this plan, and the next plans count on it
             self._only_change(step, without(plan, _rows(plan)))
         return step
 
@@ -81,6 +84,8 @@ class FaultBoundary:
             raise  # of the device, the group or another step, not of a row
         except RowFailures as failures:
             self._blame(step, failures.errors)
+            # the others lose nothing: a step changes no memory that a repetition does not write
+            # again
             self._run(step, without(plan, failures.errors))
         except Exception as error:
             self._attribute(step, plan, error)

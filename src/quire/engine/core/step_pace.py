@@ -65,6 +65,8 @@ class StepPace:
 
     def note(self, step: InFlightStep, now: float) -> None:
         """Note that the oldest step in flight has been read."""
+        # steps overlap: a step's time begins when the one before it was read, if that was later
+        # than its own plan
         seconds = now - max(step.planned_at, self._read_at)
         self._read_at = now
         chunks = step.chunks.values()
@@ -73,6 +75,8 @@ class StepPace:
         if not tokens:
             self._note_decoding(seconds)
         elif self._token_s is None:
+            # the base may come from a slower moment of the machine: at least half of the time is
+            # taken for the tokens'
             self._token_s = max(seconds - self._base_s, seconds / 2) / tokens
         else:
             self._correct(tokens, pairs / _SPAN, seconds)
