@@ -42,15 +42,18 @@ def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_tur
     does not.
     """
     quiet_s = now - connection.last_sign
+    # nothing of it can be measured here before it has joined
     if not connection.has_joined:
         is_late = quiet_s > HANDSHAKE_TIMEOUT_MINS * 60
         return "it did not come back from its machine" if is_late else ""
     if connection.ready is None:
         return ""
     is_here = connection.process is not None and connection.process.is_here
+    # the state of a process is only known on its own machine, and read only when beats are missing
     may_be_stopped = is_here and quiet_s > STOPPED_S
     if quiet_s > silent_s or (may_be_stopped and is_stopped(connection.ready.pid)):
         return f"it gave no sign of life for {quiet_s:.1f} s"
+    # beats come from a thread of their own, which a hanging step does not stop
     if connection.heartbeat.turn_age_s > longest_turn_s:
         return f"one turn of its loop took {connection.heartbeat.turn_age_s:.1f} s"
     return ""

@@ -105,6 +105,7 @@ class CoreJournal:
         if request.continues:
             return self._continue(request)
         self.entries[handle] = JournalEntry(request)
+        # a new request in a group under test would be one more suspect
         if self._is_down or self.is_isolating:
             self._later.append(handle)
             return False
@@ -140,6 +141,8 @@ class CoreJournal:
         found: list[EngineCoreRequest] = []
         while self._groups and not self._awaited:
             group = self._groups.popleft()
+            # only one group is sent at a time: if the core dies again, the suspects are known to be
+            # among it
             found += self._send(group)
             self._awaited = {h for h in group if h in self.entries and not self._may_pause(h)}
         if not self._groups and not self._awaited:
@@ -160,6 +163,7 @@ class CoreJournal:
         Those of them that are not cleared are suspects. The only suspect of two deaths in a row is
         blamed: one death may be chance.
         """
+        # without a record of the last steps every uncleared request may have done it
         suspects = [h for h in self._uncleared if in_step is None or h in in_step]
         self._count(suspects)
         return self._on_end(suspects, self._blame(suspects))
@@ -172,6 +176,8 @@ class CoreJournal:
 
     def _on_end(self, suspects: list[int], blamed: list[int]) -> Death:
         lost = [handle for handle, entry in self.entries.items() if entry.request.resumable]
+        # its earlier inputs are in the core's memory alone; one that was never sent has all of them
+        # here
         lost = [handle for handle in lost if self._is_sent(handle)]
         self._regroup([h for h in suspects if h not in blamed and h not in lost], lost)
         for handle in (*blamed, *lost):
@@ -246,6 +252,8 @@ class CoreJournal:
         return found
 
     def _count(self, suspects: list[int]) -> None:
+        # fewer suspects than before is progress, though no token came: the search ends after log2
+        # of them
         narrowed = 0 < len(suspects) < self._num_suspects
         self.num_fruitless = 0 if self._has_progress or narrowed else self.num_fruitless + 1
         self._num_suspects = len(suspects) or self._num_suspects
@@ -254,6 +262,7 @@ class CoreJournal:
         if not suspects:
             return []
         before, self._lone_suspect = self._lone_suspect, suspects[0] if len(suspects) == 1 else None
+        # alone once may be chance, such as a kill from outside; alone twice is not
         if self._lone_suspect is None or self._lone_suspect != before:
             return []
         self.num_fruitless = self._num_suspects = 0
@@ -266,9 +275,12 @@ class CoreJournal:
         cleared = [handle for handle in sent if handle not in self._uncleared]
         untested = [handle for handle in sent if handle in self._awaited]
         if suspects or untested or self._groups:
+            # cleared ones first, because their users have waited longest for the next token; the
+            # halves shrink, so that the last one is a single request
             groups = [group for group in (cleared, *_halves(suspects), untested) if group]
             self._groups.extendleft(reversed(groups))
         else:
+            # no suspects: what ran well goes on with all others, in the order of arrival
             self._later += cleared
         rest = {*(h for h in sent if h in self._uncleared), *self._later}.difference(untested)
         self._later = [handle for handle in self.entries if handle in rest]

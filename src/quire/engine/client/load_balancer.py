@@ -28,6 +28,7 @@ class LoadBalancer:
         """The best core for the request; `loads` gives the load of each core that may have it."""
         self._turn += 1
         engine_indices = list(loads)
+        # `min` takes the first of equals: the start moves on, so that idle cores share what comes
         start = self._turn % len(engine_indices)
         rotated = [*engine_indices[start:], *engine_indices[:start]]
         keys = list(_prefix_keys(request))
@@ -48,6 +49,7 @@ class LoadBalancer:
     def _shares(self, keys: list[int]) -> dict[int, float]:
         """Share of the prompt that each core has seen, from 0 to 1."""
         shares: dict[int, float] = {}
+        # a core is remembered for a prefix by the last who had it, so the longest known one decides
         for count, key in enumerate(keys, start=1):
             index = self._seen.get(key)
             if index is None:
@@ -65,6 +67,7 @@ class LoadBalancer:
 
 def load_of(num_requests: int, stats: SchedulerStats) -> float:
     """The number of a core's requests; waiting ones count more when its KV cache fills up."""
+    # a full cache means preemptions soon: what waits there waits longer than its number says
     return num_requests + stats.num_waiting_reqs * 6 * max(0.0, stats.kv_cache_usage - 0.5)
 
 

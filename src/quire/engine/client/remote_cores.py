@@ -91,6 +91,8 @@ class RemoteCores:
         self._is_closed = False
         self._owner_pid = os.getpid()
         self._finalizer = weakref.finalize(self, _close, self._resources(), self._owner_pid)
+        # cores of other machines are known by number before they join, so that requests may be
+        # pinned to them
         for engine_index in () if handshake is None else handshake.missing:
             sockets.add(CoreConnection(engine_index, 1, has_joined=False))
         self._watch()
@@ -162,6 +164,7 @@ class RemoteCores:
             raise InvalidParameter("data_parallel_rank", pinned, f"the cores are {known}")
         if self.sockets.connections[pinned].is_dead:
             raise EngineDeadError(f"Engine core {pinned} is dead.", engine_index=pinned)
+        # prompts that follow without a pin should find its prefix
         self._balancer.note_pinned(request, pinned)
         return pinned
 
@@ -178,6 +181,7 @@ class RemoteCores:
 
     def _forget(self, engine_index: int) -> None:
         """A core has lost its requests and its prefix cache."""
+        # the journal sends them again, and then they are assigned anew
         for handle in [h for h, owner in self._owners.items() if owner == engine_index]:
             del self._owners[handle]
         self._balancer.forget(engine_index)
@@ -289,6 +293,7 @@ class RemoteCores:
         incarnation = self.sockets.connections[engine_index].incarnation
         path = board_path(self._folder, engine_index, incarnation)
         handles = read_step_board(path)
+        # each incarnation has a board of its own, and a machine may see many of them
         path.unlink(missing_ok=True)
         return handles
 
@@ -310,6 +315,7 @@ class RemoteCores:
             payload = self.sockets.encode(drain_s)
             self.sockets.send(connection.engine_index, _Kind.SHUTDOWN, payload)
         elif connection.process is not None:
+            # it reads no messages before it is ready
             connection.process.kill()  # it is still loading
 
     # adding and removing cores (scaling.py)
@@ -438,6 +444,7 @@ class RemoteCores:
         now = time.monotonic()
         passed_s, self._checked_at = now - self._checked_at, now
         if passed_s > 2 * CHECK_S:
+            # all cores look silent then; the next look is fair again
             return  # this process itself was stopped
         if self.sockets.are_ready:
             self.pool.keep_spares()
@@ -471,6 +478,7 @@ class RemoteCores:
         error = self.pool.death_of(engine_index, why)
         if self._group is not None and isinstance(error, EngineDeadError):
             error.ended_with_group = self._group.was_ended_by_peer(connection)
+            # the others wait in an exchange that never ends
             for peer in self._group.peers_of(connection):
                 text = f"core {engine_index}, with which it steps in lock-step, has ended"
                 self._kill(peer, text)

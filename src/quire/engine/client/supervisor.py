@@ -91,6 +91,8 @@ class Supervisor:
         for a value that cannot be sent; then nothing is kept.
         """
         self._require_alive()
+        # encoded before it is kept: what cannot be sent now could not be sent after a restart
+        # either
         payload = self._cores.payload_of(request)
         engine_index = self.engine_of(request.handle)
         if engine_index is None:
@@ -133,10 +135,12 @@ class Supervisor:
         except EngineDeadError:
             pinned = request.data_parallel_rank
             indices = self._cores.engine_indices if pinned is None else [pinned]
+            # journals stand in for loads, which dead cores do not report
             return min(indices, key=lambda index: len(self._journal(index)))
 
     def _send(self, engine_index: int, request: EngineCoreRequest, payload: list[Frame]) -> None:
         """Send a request, unless the core has just died: its restart sends it again."""
+        # the death itself is noticed in `take`, where the journal says what runs again
         if not self._cores.is_dead(engine_index):
             self._cores.send_request(request, payload)
 
@@ -152,6 +156,7 @@ class Supervisor:
         """Send a request that the journal has kept; one that its caller has changed meanwhile to
         what cannot be sent ends by an error. One with media follows when they are there.
         """
+        # further input waits as well: it must not overtake the request that it continues
         if request.media is not None or (request.continues and self._remaking):
             try:
                 self._remaking.append(self._media.remake(engine_index, request))
@@ -167,6 +172,8 @@ class Supervisor:
 
     def _send_remade(self) -> None:
         """Send requests whose media are there again, in their order."""
+        # in their order and not as they become ready, since the journal has put the cleared
+        # requests first
         while self._remaking and self._remaking[0].is_ready:
             remade = self._remaking.popleft()
             if remade.handle not in self._journal(remade.engine_index).entries:
@@ -237,6 +244,7 @@ class Supervisor:
         journal.take(outputs)
         self._drop_media(end.handle for end in outputs.finished)
         self._outputs.append(outputs)
+        # these outputs may have cleared the group that ran as a test, so the next one is due
         if was_isolating:
             self._send_due()
 
@@ -310,10 +318,12 @@ class Supervisor:
     def _on_core_death(self, error: EngineError) -> None:
         """Plan the core's restart, and end the requests that cannot run again."""
         engine_index = getattr(error, "engine_index", None)
+        # what fails while it loads would fail again: the caller sees the error of the start itself
         if engine_index is None or self._cores.core_status(engine_index).is_loading:
             self._error = error
             return
         journal = self._journal(engine_index)
+        # no tokens for that long is idleness, not a crash loop
         if self._clock() - self._started_at[engine_index] > LONG_LIFE_S:
             journal.num_fruitless = 0
         in_step = self._cores.dying_step(engine_index)
@@ -325,7 +335,9 @@ class Supervisor:
         for handle in self._not_kept(journal):
             journal.drop(handle)
             ends.append(Finished(handle, FinishReason.ERROR, message=MEDIA_NOT_KEPT))
+        # the journal returns them again when they are due
         self._remaking = deque(r for r in self._remaking if r.engine_index != engine_index)
+        # also without ends: an empty output wakes those who wait, so that they see the restart
         self._end(engine_index, ends)
         self._plan_restart(journal, error)
         self._restart_due()
@@ -379,10 +391,14 @@ class Supervisor:
 
     def _restart(self, journal: CoreJournal) -> None:
         try:
+            # pause, sleep and adapters first: requests that follow find the state that their
+            # callers left
             self._cores.restart_core(journal.engine_index, self._control.replay())
         except (OSError, EngineError) as error:
             if not self._can_wait(journal.engine_index, error):
                 self.num_restarts += 1
+                # nobody was in a step: the start itself failed, which counts as a death without
+                # progress
                 journal.died(())
                 self._plan_restart(journal, error)
             return

@@ -80,6 +80,7 @@ def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> En
     core = build(plan, group=_group(message) if plan.parallel.enable_expert_parallel else None)
     kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
     proc = kind(core, message, pipe)
+    # workers that die while nothing is asked of them are noticed by the executor alone
     core.executor.register_failure_callback(proc.on_executor_failure)
     if message.socket_folder is not None:
         index, incarnation = message.engine_index, message.incarnation

@@ -118,6 +118,7 @@ class CorePool:
     def _new_process(self, engine_index: int, incarnation: int) -> OwnedProcess:
         if self._place is not None:
             return self._place(engine_index, incarnation)
+        # a spare has imported everything, which is most of the time of a restart
         process, self._first = self._first or self._take_spare() or ChildProcess(CORE_PROGRAM), None
         return process
 

@@ -86,6 +86,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         self._identity = core_identity(message.engine_index, message.incarnation)
         self._input = self._connected(zmq.DEALER, message.addresses.input, self._identity)
         self._output = self._connected(zmq.PUSH, message.addresses.output)
+        # a second socket, because sockets belong to one thread
         self._heartbeat_output = self._connected(zmq.PUSH, message.addresses.output)
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
@@ -166,6 +167,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         while not self._is_over():
             self._wait_for_input()
             self._take_input()
+            # not earlier: waiting for input is no turn
             self._turn_began = time.monotonic()
             self._turn()
             self._turn_began = 0.0
@@ -200,8 +202,11 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
 
     def _take_input(self) -> None:
         """Serve every message that has arrived."""
+        # all that has come, before the next step is planned: an abort saves its work, and requests
+        # that came together run together
         while has_input(self._input):
             self._take(self._input.recv_multipart(zmq.NOBLOCK, copy=False))
+        # after the messages, so that nothing that was sent before is lost
         if self._executor_failure:
             raise EngineDeadError(self._executor_failure)
         if self._is_told_to_end:
@@ -216,11 +221,13 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         except BadMessage as error:
             logger.error("Bytes from the front end that are not a message: %s", error)
             return
+        # a front end repeats what it is not sure has come
         if not self._order.accept(header.number):
             return
         if header.kind != _Kind.ADD.value or self.on_intake is None or header.subject < 0:
             self._serve_message(header, frames)
             return
+        # around decoding too: a message may kill the process before it is a request
         self.on_intake(header.subject)
         self._serve_message(header, frames)
         self.on_intake(None)
@@ -292,6 +299,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             self._answer_failure(request, contained(error))
             return
         if isinstance(result, Future):
+            # calls that wait for a quiet moment of the core must not keep it from having one
             result.add_done_callback(lambda future: self._answer_later(request, future))
         else:
             self._answer(request, result)
