@@ -202,6 +202,8 @@ class BatchBuilder:
         is_plain = not plan.chunks and plan.decode_drafts is None
         if layout is None or not is_plain or plan.decode_rows is not self._decode_list:
             layout = self._layout = self._lay_out(plan)
+            # the scheduler makes a new list when a row comes or goes, so that identity says whether
+            # the layout is the same
             self._decode_list = plan.decode_rows if is_plain else None
         self._fill(layout)
         return layout.inputs
@@ -220,6 +222,7 @@ class BatchBuilder:
         """Send what is staged, and gather the tokens' ids on the device, since the newest may exist
         only there.
         """
+        # one copy to the device for all that was staged, by the batch and by the heads
         self._device.flush()
         batch = inputs.batch
         assert batch.ids is not None
@@ -245,6 +248,7 @@ class BatchBuilder:
         samples = np.ones(len(rows), dtype=bool)
         samples[len(decode) :] = [chunk.samples for chunk in chunks]
         sampled, last = rows[samples], starts[1:][samples] - 1
+        # drafts that a plan allows for and rows do not have are the same step as one without
         drafts = np.array(plan.sampled_drafts, dtype=np.int64)
         if not drafts.any():
             return self._layout_of(rows, counts, starts, sampled, last)
@@ -318,6 +322,7 @@ class BatchBuilder:
     def _padded(self, rows: Array, least: int) -> Array:
         """The rows of a step of only decodes, padded up to the next size."""
         wanted = max(len(rows), least)
+        # graphs are recorded for a few sizes; larger steps run as they are
         size = next((size for size in self._sizes if size >= wanted), wanted)
         return np.pad(rows, (0, size - len(rows)), constant_values=self._rows.pad_row)
 
@@ -351,6 +356,8 @@ class BatchBuilder:
         positions[:] = computed[layout.row_of_token]
         if layout.offsets is not None:
             positions += layout.offsets
+        # noise and penalties depend on the place in the text and not on the step: a resumed request
+        # draws the same
         inputs.positions[:] = rows.num_tokens[inputs.sampled]
         if layout.ahead is not None:
             inputs.positions[:] += layout.ahead
@@ -392,6 +399,7 @@ class BatchBuilder:
         """Write the slots of the tokens' adapters, where there are any."""
         slots = self._slot_arrays[0][: len(layout.row_of_token)]
         slots[:] = self._rows.adapter_slots[layout.row_of_token]
+        # None chooses the program without adapters, which costs what a model without any costs
         layout.inputs.batch.adapter_slots = on_device if slots.max(initial=-1) >= 0 else None
 
     def _fill_axes(self, layout: _Layout, places: Array) -> None:
@@ -421,6 +429,7 @@ class BatchBuilder:
             if its_size is None:
                 self._fill_states(layout, table, *arrays)
                 continue
+            # most models have one block size in all groups, and division is the dear part
             if its_size != size:
                 size = its_size
                 places, within = np.divmod(positions, size)
@@ -428,6 +437,7 @@ class BatchBuilder:
             np.multiply(table[layout.row_of_token, places], size, out=into, dtype=np.int64)
             into += within
             if num_padding:
+                # nowhere: what padding computes is not kept
                 into[-num_padding:] = PAD_SLOT
 
     def _fill_states(self, layout: _Layout, ring: Array, reads: Array, writes: Array) -> None:

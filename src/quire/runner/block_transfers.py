@@ -114,6 +114,8 @@ class BlockTransfers:
 
     def begin(self, plan: StepPlan) -> None:
         """Begin the transfers of a plan, when all that earlier steps have queued is done."""
+        # taken now and waited for in the copying thread: on a device, steps that were queued before
+        # may still write the blocks
         mark = self._copies.mark()
         for store in plan.stores:
             self._copying.submit(partial(self._store, store, mark))
@@ -176,6 +178,7 @@ class BlockTransfers:
         key = store.key, store.group
         stored = 0
         try:
+            # two requests may have published one content before the first store ended
             if key not in self._host:
                 if mark is not None:
                     mark.wait()
@@ -200,6 +203,7 @@ class BlockTransfers:
             return None
         place, evicted = found
         if evicted is not None:
+            # told before the slot is filled, so that the scheduler's index never names what is gone
             self._note_if_lost(evicted)
         return place
 
@@ -210,6 +214,8 @@ class BlockTransfers:
         except BaseException:
             self._host.give_back(place)
             raise
+        # last: a process that dies before this leaves a slot without a commit mark, which is empty
+        # for the next one
         self._host.commit(place, key, self._content_bytes[key[1]], checksum)
         self._note(key, is_there=True)
 
@@ -278,6 +284,8 @@ class BlockTransfers:
             return
         if found is None:
             self._miss(load, key)
+        # given up meanwhile: its blocks may have other owners, but the content is kept in host
+        # memory for the next request
         elif load.number in self._reading:
             self._fill(load, each, *found)
 
@@ -369,11 +377,14 @@ class BlockTransfers:
         if self._is_refused:
             return
         with self._lock:
+            # one content of any size is always let through, or large blocks would never be written
             if self._waiting_bytes and self._waiting_bytes + size > _WAITING_BYTES:
                 return
             self._waiting_bytes += size
         content = self._host.get(key)
         assert content is not None, "a content of host memory"
+        # too many of the slots are held already: a copy, so that slow disks do not freeze host
+        # memory
         if not self._host.hold(content):
             content = replace(content, slot=content.slot.clone(), num_holders=0)
         self._writes.submit(partial(self._write, disk, key, content, self._generation))
@@ -387,6 +398,7 @@ class BlockTransfers:
     ) -> None:
         evicted: list[BlockKey] = []
         try:
+            # checked again: it may have waited long
             if generation == self._generation and not self._is_refused:
                 evicted = disk.put(
                     key,

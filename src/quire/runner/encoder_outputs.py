@@ -171,6 +171,7 @@ class EncoderOutputs:
         """Give a step's batch embeddings where media stand at some of its tokens, and the ids there
         that layers look up, once its ids are on the device. `num_computed` by row.
         """
+        # steps of text stay on the program that looks ids up itself
         if not self._spans or self._result_width is not None:
             return
         pieces = list(self._pieces(inputs, num_computed))
@@ -222,6 +223,7 @@ class EncoderOutputs:
         except EngineDeadError:
             raise
         except Exception:
+            # one bad picture must not cost the others theirs
             if len(items) > 1:
                 for item in items:
                     self._encode(encoder, [item])

@@ -195,6 +195,7 @@ def _independent(copies: Sequence[tuple[int, int]]) -> Iterator[tuple[list[int],
     sources: list[int] = []
     targets: list[int] = []
     for source, target in copies:
+        # the scheduler may reuse a block that an earlier copy of the same plan has freed
         if source in targets or target in targets or target in sources:
             yield sources, targets
             sources, targets = [], []

@@ -99,6 +99,7 @@ class Rows:
         A row whose changes fail is broken until its request leaves. Raises RowFailures when the
         plan computes tokens of broken rows, with all changes made.
         """
+        # the fault boundary runs parts of a step again, and rows have changed by then
         if plan.step_id != self._step_id:
             self._step_id = plan.step_id
             self._change(plan)
@@ -138,6 +139,7 @@ class Rows:
         `accepted` [R] tokens: the K/V of wrong drafts do not count.
         """
         self.advance(rows, counts, sampled, accepted)
+        # the K/V of wrong drafts lies after this and is written over
         self.num_computed[sampled] -= drafts + 1 - accepted
 
     def follow(
@@ -151,6 +153,7 @@ class Rows:
         accepted = np.array(new.counts, dtype=np.int64)
         for row, count, ready in zip(sampled.tolist(), new.counts, new.num_drafts, strict=True):
             ids = [*islice(token_ids, count), *islice(draft_ids, ready)]
+            # the row may have another request by the time the tokens come
             if self._changed_at[row] <= new.step_id:
                 self.write_drafts(row, ids)
         kept = self._changed_at[sampled] <= new.step_id
@@ -178,6 +181,7 @@ class Rows:
         return [int(token) for token in self.token_ids[row, first : first + count].tolist()]
 
     def _change(self, plan: StepPlan) -> None:
+        # first: a row that one request leaves may be taken in the same plan
         for row in plan.removed:
             self._changed_at[row] = plan.step_id
             self._remove(row)
@@ -210,6 +214,7 @@ class Rows:
         if new.positions is not None:
             self.prompt_positions[row] = new.positions
         self.spans.pop(row, None)
+        # a set: several pieces of one picture name the same whole
         wholes = {Span(*s.whole, bool(s.prefix)) for s in new.embedded if s.whole is not None}
         if wholes:
             self.spans[row] = sorted(wholes)

@@ -74,6 +74,7 @@ class Step:
         """Queue the heads' work on the hidden states. If this raises, no row has advanced."""
         assert self._states is not None, "a step is sampled once"
         self._pending = self._runner.finish(self._parts, self._states, mask)
+        # the hidden states of a long prompt are large, and nothing reads them any more
         self._states = None
 
     def advance(self) -> None:
@@ -143,6 +144,8 @@ class Step:
         """Wait for the results and return them on the host. May be called again if it raises."""
         assert self._pending is not None, "result() comes after sample()"
         while self._pending:
+            # taken off the list only when it has reported: `result` may be called again after an
+            # error
             part, fetched = self._pending[0]
             part.report(fetched.wait(), self._output)
             del self._pending[0]
@@ -295,9 +298,13 @@ class ModelRunner:
         if self._awaited is not None:
             self._awaited.result()
             self._awaited = None
+        # before the plan's changes: a row may leave in this very plan, and its last token still
+        # counts
         for new in tokens:
             self._follow(new)
         self.rows.apply(plan)
+        # copies are not repeated with a step that runs again: their sources may have been written
+        # since
         if plan.step_id != self._prepared:
             self._prepare(plan)
         if not plan.num_tokens:
@@ -305,6 +312,7 @@ class ModelRunner:
         if self.media is not None and (errors := self.media.failures(plan, self.rows.num_computed)):
             raise RowFailures(errors)
         inputs = self._batches.build(plan)
+        # before the model runs: what the heads send to the device goes with the batch, in one copy
         parts = self.heads.begin(inputs)
         if hidden is not None:
             assert inputs.batch.states is not None, "the first stage reads ids"
@@ -346,6 +354,7 @@ class ModelRunner:
         """Have the heads compute from the hidden states of a step; returns what each will report.
         If this raises, the rows have not advanced.
         """
+        # all heads compute before anything is fetched: what raises then has moved no row
         computed = [(part, part.compute(states, mask)) for part in parts]
         return [(part, self.device.fetch(tensors)) for part, tensors in computed]
 
@@ -361,6 +370,7 @@ class ModelRunner:
         """Advance the sampled rows of the step that the tokens are of. Those before it could not be
         read on the worker that samples, and their rows have failed.
         """
+        # the tokens come in the order of the steps, and some steps have none
         while not self._followed.popleft().follow(new):
             pass
 

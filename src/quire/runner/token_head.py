@@ -68,6 +68,7 @@ class TokenHead:
             prompt_token_ids=new.token_ids[:border],
             output_token_ids=new.token_ids[border:],
         )
+        # nearly no request does, and rows without cost nothing
         if _sampling(new.params).scores_prompt:
             self.prompt_logprobs.add_row(new)
         if self.drafting is not None:
@@ -115,6 +116,7 @@ class TokenHead:
         new = [token_ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         rows = sampled.tolist()
         self.drafting.note(inputs, rows, drafts, accepted - 1, started)
+        # after the rows have advanced: limits follow from the blocks and places that are left
         limits = self.drafting.limits(self.rows, rows)
         return self.drafting.propose(
             self.rows, VerifiedStep(inputs, states, rows, new, drafts, limits)
@@ -155,6 +157,7 @@ class TokenStep:
         self._prompts, self._errors = {}, {}
         if head.prompt_logprobs.pending:
             self._prompts, self._errors = head.prompt_logprobs.collect(inputs, hidden, head.rows)
+        # read before the sampled ids are written over them
         self._guesses, self._states = head.guesses(inputs), states
         self._unknown = () if mask is None else mask.unknown
         self._sampled = self._sample(hidden, mask)
@@ -199,6 +202,7 @@ class TokenStep:
         inputs, ids = self._inputs, sampled.token_ids.numpy()
         drafts = inputs.drafts
         if drafts is None:
+            # no drafts were verified, but new ones are made, which counts from the same places
             ones = np.ones(len(inputs.sampled), dtype=np.int64)
             self._go_on(result, ones, ones - 1)
             return sampled, None
@@ -248,6 +252,8 @@ class TokenStep:
             logits, inputs.sampled, inputs.positions, sent, self._drawing, drafts
         )
         if head.share is not None:
+            # as early as possible: other workers wait for the ids, and this one still has them to
+            # write
             head.share(found.token_ids)
         head.rows.write(inputs.sampled_rows, inputs.sampled_at, found.token_ids)
         return found

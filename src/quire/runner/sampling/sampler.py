@@ -203,6 +203,7 @@ class Sampler:
         if params.logprobs is not None or params.logprob_token_ids is not None:
             logprobs = LogprobRequest.of(params, self._vocab_size, self._send)
         assert logprobs is None or logprobs.num_top <= self._max_logprobs
+        # the parts come first, since they may raise: what follows cannot
         parts = self._add_parts(row, params, len(prompt_token_ids))
         state = _RowState(params.temperature == 0.0, logprobs, parts)
         if self._custom is not None:
@@ -210,6 +211,7 @@ class Sampler:
         self._seeds[row] = seed & 0xFFFF_FFFF_FFFF_FFFF
         self._settings[row] = (params.temperature, params.top_k, params.top_p, params.min_p)
         self._states[row] = state
+        # a count, so that a step of plain rows asks no row what it needs
         self._num_special += not state.is_plain
 
     def remove(self, row: int) -> None:
@@ -229,6 +231,7 @@ class Sampler:
             return None
         keys = noise_keys(self._seeds[rows], positions)
         wanting = self._wanting(rows, positions)
+        # made on the host while the model runs, and applied when its logits are there
         edits = [part.edit(places, stage) for part, places in wanting]
         edited = frozenset(place.index for _, places in wanting for place in places)
         return DrawInputs(stage(self._settings[rows]), stage(keys), edits, edited)
@@ -250,6 +253,7 @@ class Sampler:
         whose own processor fails, has an error in the output; the others are not affected. Raises
         ProcessorFailure if a processor for the whole batch fails.
         """
+        # first, so that every mode of log-probabilities sees what the grammar allows
         if mask is not None:
             self._ops.mask_logits(logits, mask.places, mask.bits)
         if self._takes_largest_alone:
@@ -285,6 +289,7 @@ class Sampler:
             hashes = hashes[token_ids]
         wanting = self._wanting(rows, positions)
         if wanting and token_ids is not None:
+            # edits name ids of the whole vocabulary, and the draft network may have a part of it
             whole = logits.new_full((len(logits), self._vocab_size), -math.inf)
             logits = whole.index_copy_(1, token_ids, logits)
             hashes, token_ids = self._hashes, None
@@ -387,6 +392,8 @@ class Sampler:
         settings = inputs.settings
         token_ids, peaks = self._ops.draw(logits, settings, inputs.keys, self._hashes)
         if errors:
+            # a row that failed must not hand a meaningless id to a head that reads it before the
+            # host knows
             token_ids.index_fill_(0, self._sent(list(errors)), 0)
             asking = [i for i in asking if i not in errors]
         logprobs = self._logprobs(states, asking, logits, raw, settings, token_ids)
