@@ -5,8 +5,8 @@ import resource
 
 import pytest
 
-from quire.server.http import acceptor
-from quire.server.http.acceptor import Connections, most_connections
+from quire.server.http.acceptor import RESERVE, most_connections
+from quire.server.http.connection import Connections
 
 
 class Crowd:
@@ -123,4 +123,4 @@ def test_a_part_of_the_descriptors_is_left_to_the_rest(monkeypatch, free, room):
     monkeypatch.setattr(os, "listdir", lambda path: ["0"] * 20)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (20 + free, 20 + free))
     assert most_connections() == room
-    assert acceptor.RESERVE == 64
+    assert RESERVE == 64

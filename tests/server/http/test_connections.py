@@ -12,7 +12,7 @@ import threading
 import psutil
 import pytest
 
-from quire.server.http import acceptor
+from quire.server.http import connection
 from quire.server.http.listening import Listening, bind, make_listener
 from tests.server.serve_process import serving
 
@@ -201,7 +201,7 @@ def test_every_byte_of_a_head_counts_and_none_of_a_body():
 
 def test_t34_half_sent_requests_make_way(monkeypatch):
     """Of heads and of bodies; a connection that is idle after an answer is kept longer."""
-    monkeypatch.setattr(acceptor, "STALLED_S", 0.0)
+    monkeypatch.setattr(connection, "STALLED_S", 0.0)
     with listening(most=20) as (_, port), contextlib.ExitStack() as stack:
         kept = stack.enter_context(connected(port))
         whole = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\ny"

@@ -16,11 +16,16 @@ from quire.engine.counterparts import HasCounterparts
 from quire.engine.frontend.output_text import OutputText
 from quire.engine.frontend.pooling_state import PoolingState
 from quire.engine.frontend.request_spans import end_span
-from quire.engine.frontend.request_state import RequestGroup, RequestState
+from quire.engine.frontend.request_state import (
+    RequestGroup,
+    RequestState,
+    finished_stats,
+    note_tokens,
+)
 from quire.engine.outputs.kept_part import PartKind
 from quire.engine.outputs.kinds import PLAIN_KINDS
 from quire.engine.outputs.logprobs import LogprobFrame, OutputLogprobs
-from quire.engine.stats.step_stats import IterationStats, finished_stats, note_tokens
+from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.messages import FIRST_VERSION, EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Finished, FinishReason
 from quire.outputs import RequestOutput, RequestStateStats

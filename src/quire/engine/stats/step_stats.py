@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.engine.wire.output_parts import Finished, FinishReason
-from quire.outputs import RequestStateStats
+from quire.engine.wire.output_parts import FinishReason
 
 
 @dataclass(slots=True)
@@ -75,53 +74,3 @@ def merge_stats(into: IterationStats, more: IterationStats) -> None:
     into.n_params_iter += more.n_params_iter
     into.max_num_generation_tokens_iter += more.max_num_generation_tokens_iter
     into.num_step_tokens = 0
-
-
-def note_tokens(
-    stats: IterationStats, times: RequestStateStats, num_tokens: int, now: float
-) -> None:
-    """A completion got tokens in the step that ended at `now` (monotonic)."""
-    last = times.last_token_ts
-    if times.num_generation_tokens:
-        gap = now - last
-        stats.num_by_gap[gap] = stats.num_by_gap.get(gap, 0) + 1
-    else:
-        times.first_token_ts = now
-        times.first_token_latency = max(0.0, stats.iteration_timestamp - times.arrival_time)
-        stats.time_to_first_tokens_iter.append(times.first_token_latency)
-    times.num_generation_tokens += num_tokens
-    times.last_token_ts = now
-
-
-def finished_stats(
-    times: RequestStateStats,
-    end: Finished,
-    now: float,
-    *,
-    num_prompt_tokens: int,
-    num_cached_tokens: int,
-    max_tokens: int | None,
-) -> FinishedRequestStats:
-    """The figures of a completion that ends at `now` (wall clock); `times` gets the
-    preemptions.
-    """
-    times.num_preemptions = end.num_preemptions
-    times.is_corrupted = end.num_nans_in_logits > 0
-    scheduled, first, last = times.scheduled_ts, times.first_token_ts, times.last_token_ts
-    num_tokens = times.num_generation_tokens
-    decode = max(0.0, last - first)
-    return FinishedRequestStats(
-        finish_reason=end.reason,
-        e2e_latency=max(0.0, now - times.arrival_time),
-        num_prompt_tokens=num_prompt_tokens,
-        num_generation_tokens=num_tokens,
-        max_tokens_param=max_tokens,
-        queued_time=max(0.0, scheduled - times.queued_ts) if scheduled else 0.0,
-        prefill_time=max(0.0, first - scheduled) if first else 0.0,
-        inference_time=max(0.0, last - scheduled) if last else 0.0,
-        decode_time=decode,
-        mean_time_per_output_token=decode / (num_tokens - 1) if num_tokens > 1 else 0.0,
-        num_cached_tokens=num_cached_tokens,
-        num_preemptions=end.num_preemptions,
-        is_corrupted=times.is_corrupted,
-    )

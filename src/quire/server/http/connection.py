@@ -1,13 +1,17 @@
-"""One connection: receives the heads of requests within bounds of size and time, answers what is
-not HTTP with an error in the API's shape, and serves what offers an upgrade, to HTTP/2 for example,
-as HTTP/1.1.
+"""The connections of a listener, and the protocol of each one.
+
+The more connections wait to be accepted, the sooner one that says nothing makes way: a client's
+request comes with its connection, or not at all. The protocol receives the heads of requests within
+bounds of size and time, answers what is not HTTP with an error in the API's shape, and serves what
+offers an upgrade, to HTTP/2 for example, as HTTP/1.1.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import (
@@ -16,8 +20,140 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from quire.server.http.acceptor import Connections
 from quire.server.http.failures import JSON, Refusal, error_json
+
+STALLED_S = 0.5
+"""A connection makes way when nothing has come of an unfinished request for this long. Each that
+does halves the time, and each time that there is room doubles it again.
+"""
+_LEAST_STALLED_S, _LEAST_STALLED_TLS_S, _LEAST_STALLED_BODY_S = 0.01, 0.1, 0.1
+"""The shortest such times: before the head of a request is whole, as long as a handshake may last,
+and in a body, which networks may deliver in bursts.
+"""
+_UNREAD_S = 0.5
+"""Seconds more for which data may be there that nobody has read, before it counts as none."""
+PAUSE_S, _LEAST_PAUSE_S = 0.05, 0.002
+"""Seconds for which new connections wait before it is tried again to accept them."""
+_LATER = float("inf")
+
+Connection: TypeAlias = asyncio.BaseProtocol
+
+
+class Connections:
+    """The connections of one listener, at most `limit`, and which of them wait for their clients.
+
+    `_heads`: those of whose request the head is not whole yet, with the time of the last data; the
+    one that has waited longest is first. `_bodies`: likewise, those of whose request the body is
+    not. `_idle`: those between two requests.
+    """
+
+    def __init__(
+        self, limit: int, *, has_tls: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._open: dict[Connection, Callable[[], object]] = {}
+        self._has_input: dict[Connection, Callable[[], bool]] = {}
+        self._heads: dict[Connection, float] = {}
+        self._bodies: dict[Connection, float] = {}
+        self._idle: dict[Connection, None] = {}
+        self._stalled_s = STALLED_S
+        self._least_s = min(STALLED_S, _LEAST_STALLED_TLS_S if has_tls else _LEAST_STALLED_S)
+
+    def enter(
+        self,
+        connection: Connection,
+        close: Callable[[], object],
+        has_input: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """A connection was accepted; `close` ends it. `has_input`: whether data of its client is
+        there that nobody has read yet.
+        """
+        self._open[connection] = close
+        self._has_input[connection] = has_input
+        self.note_waiting(connection)
+
+    def opened(self, connection: Connection, close: Callable[[], object]) -> None:
+        """It is `close` that ends it now."""
+        if connection in self._open:
+            self._open[connection] = close
+
+    def leave(self, connection: Connection) -> None:
+        """It is closed."""
+        self._open.pop(connection, None)
+        self._has_input.pop(connection, None)
+        self.note_busy(connection)
+
+    def note_waiting(self, connection: Connection) -> None:
+        """Its client has connected, or has begun a request."""
+        self.note_busy(connection)
+        self._heads[connection] = self._clock()
+
+    def note_head(self, connection: Connection) -> None:
+        """The head of its request has come whole."""
+        self.note_busy(connection)
+        self._bodies[connection] = self._clock()
+
+    def note_progress(self, connection: Connection) -> None:
+        """Data came."""
+        for waiting in (self._heads, self._bodies):
+            if waiting.pop(connection, None) is not None:
+                waiting[connection] = self._clock()
+
+    def note_busy(self, connection: Connection) -> None:
+        """Its request has come whole."""
+        for waiting in (self._heads, self._bodies, self._idle):
+            waiting.pop(connection, None)
+
+    def note_idle(self, connection: Connection) -> None:
+        """Its request was answered."""
+        if connection not in self._heads and connection not in self._bodies:
+            self._idle[connection] = None
+
+    def make_room(self) -> bool:
+        """Whether one more may be accepted; the one that is the least loss is closed for it."""
+        if len(self._open) < self._limit:
+            self._stalled_s = min(STALLED_S, 2 * self._stalled_s)
+            return True
+        victim, has_unread = self._stalled()
+        if victim is None and not has_unread:
+            victim = next(iter(self._idle), None)
+        if victim is None:
+            return False
+        close = self._open[victim]
+        self.leave(victim)
+        close()
+        return True
+
+    @property
+    def next_room_s(self) -> float:
+        """Seconds until `make_room` may do better, at most `PAUSE_S`."""
+        due = [
+            last_sign + limit_s
+            for waiting, limit_s in self._limits()
+            for last_sign in list(waiting.values())[:1]
+        ]
+        return min(PAUSE_S, max(_LEAST_PAUSE_S, min(due, default=_LATER) - self._clock()))
+
+    def _stalled(self) -> tuple[Connection | None, bool]:
+        """The one that has stalled for longest and too long, after which the next one may stall for
+        less; and whether some would have stalled had their data been read, which comes first.
+        """
+        has_unread = False
+        for waiting, limit_s in self._limits():
+            for connection, last_sign in waiting.items():
+                overdue_s = self._clock() - last_sign - limit_s
+                if overdue_s < 0:
+                    break
+                if not self._has_input[connection]():
+                    self._stalled_s = max(self._least_s, self._stalled_s / 2)
+                    return connection, has_unread
+                has_unread |= overdue_s < _UNREAD_S
+        return None, has_unread
+
+    def _limits(self) -> tuple[tuple[dict[Connection, float], float], ...]:
+        body_s = max(self._stalled_s, min(STALLED_S, _LEAST_STALLED_BODY_S))
+        return (self._heads, self._stalled_s), (self._bodies, body_s)
 
 
 def bounded_protocol(
