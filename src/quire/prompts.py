@@ -171,18 +171,6 @@ def plain_ids(value: object) -> object:
     return value if to_list is None else to_list()
 
 
-def check_token_ids(token_ids: list[int], parsed: ParsedPrompt, vocab_size: int) -> None:
-    """Raise InvalidParameter for the ids of a prompt that is empty, and for an id that the model
-    does not have.
-    """
-    if not token_ids:
-        allowed = "it must have at least one token"
-        given = token_ids if parsed.text is None else parsed.text
-        raise InvalidParameter("prompt", given, allowed)
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        checks.in_vocabulary("prompt_token_ids", token_ids, vocab_size)
-
-
 def _parse_dict(prompt: Mapping[str, Any]) -> ParsedPrompt:
     for key, value in prompt.items():
         if key in _UNBUILT:

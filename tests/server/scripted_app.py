@@ -13,7 +13,7 @@ from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.server.app import Access, build_app
 from quire.server.context import Server
-from quire.server.http.fields import FieldRules
+from quire.server.http.json_body import FieldRules
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import Limits
 from quire.server.output_parsing import plan_parsers

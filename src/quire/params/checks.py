@@ -151,6 +151,17 @@ def in_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
             raise InvalidParameter(name, token_id, allowed)
 
 
+def prompt_ids(token_ids: list[int], text: str | None, vocab_size: int) -> None:
+    """Raise for the ids of a prompt, made of `text` if that is known, that is empty, and for an id
+    that the model does not have.
+    """
+    if not token_ids:
+        allowed = "it must have at least one token"
+        raise InvalidParameter("prompt", token_ids if text is None else text, allowed)
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        in_vocabulary("prompt_token_ids", token_ids, vocab_size)
+
+
 def without_repeats(items: Iterable[_Item]) -> list[_Item]:
     """The items in order, each once."""
     return list(dict.fromkeys(items))

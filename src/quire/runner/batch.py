@@ -249,7 +249,8 @@ class BatchBuilder:
         samples[len(decode) :] = [chunk.samples for chunk in chunks]
         sampled, last = rows[samples], starts[1:][samples] - 1
         # drafts that a plan allows for and rows do not have are the same step as one without
-        drafts = np.array(plan.sampled_drafts, dtype=np.int64)
+        has_drafts = plan.decode_drafts is not None or any(chunk.num_drafts for chunk in chunks)
+        drafts = np.array(plan.sampled_drafts if has_drafts else (), dtype=np.int64)
         if not drafts.any():
             return self._layout_of(rows, counts, starts, sampled, last)
         return self._layout_of(rows, counts, starts, sampled, last, samples=samples, drafts=drafts)

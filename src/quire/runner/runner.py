@@ -307,7 +307,7 @@ class ModelRunner:
         # since
         if plan.step_id != self._prepared:
             self._prepare(plan)
-        if not plan.num_tokens:
+        if not (plan.decode_rows or plan.chunks):
             return NoTokens(self.empty_result(plan))
         if self.media is not None and (errors := self.media.failures(plan, self.rows.num_computed)):
             raise RowFailures(errors)

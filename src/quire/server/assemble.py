@@ -21,8 +21,8 @@ from quire.server.adapters import ServedAdapters, parse_modules
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, Server
 from quire.server.http.browser_guard import is_loopback
-from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import InFlightRequests
+from quire.server.http.json_body import FieldRules
 from quire.server.http.listening import Listening, Tls
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import EXTRA_ARGS, Limits

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.frontend.output_stream import Outputs, close_all
 from quire.engine.wire.prompt_media import PlacedPrompt, PromptMedia
 from quire.errors import InvalidParameter
 from quire.io_processor import IOProcessor
@@ -26,7 +27,6 @@ from quire.prompts import BegunPrompt
 from quire.server.abilities import Abilities, Ability
 from quire.server.adapters import ServedAdapters
 from quire.server.anthropic.message_batch import MessageBatch
-from quire.server.engine_outputs import Outputs, close_all
 from quire.server.form_fields import check_parts, name_whole, note_unenforced
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal, error_response
@@ -35,12 +35,11 @@ from quire.server.http.fields import (
     CUT_SLOT,
     IGNORED_SLOT,
     LOST_SLOT,
-    FieldRules,
     NamesFields,
     name_as_sent,
 )
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
-from quire.server.http.json_body import BodyBudget, T, read_body, read_json
+from quire.server.http.json_body import BodyBudget, FieldRules, T, read_body, read_json
 from quire.server.http.security import owner_of
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import GenerationFields, Limits
@@ -317,9 +316,7 @@ class Server:
         `start` does.
         """
         salt = self.salt(request, body.cache_salt) or None
-        given: Any = {"prompt_token_ids": ids, "cache_salt": salt}
-        if media is not None:
-            given = PlacedPrompt(ids, media, cache_salt=salt)
+        given: Any = PlacedPrompt(ids, media, cache_salt=salt)
         if output_ids:
             given = BegunPrompt(given, list(output_ids))
         mailbox = await self.engine.add_request(

@@ -11,7 +11,7 @@ from quire.engine.wire.prompt_media import PlacedPrompt
 from quire.errors import InvalidParameter, PromptTooLong
 from quire.prompts import GivenMedia, ParsedPrompt
 from quire.server.context import Server
-from quire.server.engine_outputs import while_connected
+from quire.server.http.in_flight import while_connected
 from quire.server.http.security import owner_of
 from quire.server.openai.requests import ChatRequest
 

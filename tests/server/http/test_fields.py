@@ -5,8 +5,8 @@ import msgspec
 import pytest
 
 from quire.server.http.failures import Refusal
-from quire.server.http.fields import HARMLESS, FieldRules
-from quire.server.http.json_body import decode
+from quire.server.http.fields import HARMLESS
+from quire.server.http.json_body import FieldRules, decode
 from quire.server.openai.requests import ChatRequest, CompletionRequest
 from tests.server.scripted_app import with_app
 

@@ -6,10 +6,10 @@ import re
 import openai
 import pytest
 
+from quire.engine.frontend.output_stream import raise_error
 from quire.errors import RequestError
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params.structured import GRAMMAR_FAILED
-from quire.server.engine_outputs import raise_error
 
 CITY = {
     "type": "object",

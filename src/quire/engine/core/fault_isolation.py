@@ -76,7 +76,7 @@ class FaultBoundary:
         return step
 
     def _run(self, step: GuardedStep, plan: StepPlan) -> None:
-        if not plan.num_tokens:
+        if not (plan.decode_rows or plan.chunks):
             return
         try:
             self._start(step, plan)

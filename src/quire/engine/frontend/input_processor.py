@@ -38,7 +38,7 @@ from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.structured import StructuredOutputsParams
 from quire.params.thinking import Thinking
-from quire.prompts import BegunPrompt, ParsedPrompt, check_token_ids, has_media, parse_prompt
+from quire.prompts import BegunPrompt, ParsedPrompt, has_media, parse_prompt
 from quire.request_options import RequestOptions
 from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer, encode_prompt
@@ -187,7 +187,8 @@ class InputProcessor(HasCounterparts):
             parsed = parse_prompt(prompt)
         else:
             parsed = ParsedPrompt(placed.text, placed.token_ids, placed.cache_salt)
-            fields["media"] = placed.media
+            if placed.media is not None:
+                fields["media"] = placed.media
         request = inputs.process(parsed, params, encoding, cache_salt=parsed.cache_salt, **fields)
         check_message(request)
         return request, parsed.text
@@ -195,7 +196,7 @@ class InputProcessor(HasCounterparts):
     def _placed(
         self, prompt: object, params: RequestParams, encoding: Mapping[str, Any]
     ) -> PlacedPrompt | None:
-        """A prompt with its media in their places; None for one that has none."""
+        """A prompt with its media in their places; None for one that is to be read first."""
         if isinstance(prompt, PlacedPrompt):
             return prompt
         loaded = None
@@ -218,11 +219,11 @@ class InputProcessor(HasCounterparts):
         """A prompt for `process` whose pictures are loaded, so that it does not block; one without
         pictures as it is. Raises RequestErrors.
         """
-        if not has_media(prompt):
+        if self.pictures is None or not has_media(prompt):  # `process` refuses media then
             return prompt
-        media, pictures = parse_prompt(prompt).media, self.require_pictures()
+        media = parse_prompt(prompt).media
         assert media is not None, "it has some"
-        return LoadedPrompt(prompt, await pictures.loaded(media))
+        return LoadedPrompt(prompt, await self.pictures.loaded(media))
 
     def chat_prompt(self, messages: Any, render: Callable[..., str]) -> Any:
         """The prompt of a conversation, which `render` makes a text of; with its pictures, where
@@ -573,7 +574,7 @@ class GenerationInputs:
             token_ids = cut.of(token_ids)
         if len(token_ids) >= self._limits.max_model_len:
             raise PromptTooLong(len(token_ids), self._limits.max_model_len)
-        check_token_ids(token_ids, parsed, self._limits.vocab_size)
+        checks.prompt_ids(token_ids, parsed.text, self._limits.vocab_size)
         return token_ids
 
     def _seed_of(self, params: SamplingParams) -> int:

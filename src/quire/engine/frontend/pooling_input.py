@@ -11,7 +11,7 @@ from quire.errors import InvalidParameter, PromptTooLong
 from quire.models.pooling.spec import TOKEN_TASKS, PoolerSpec, check_dimensions
 from quire.params import PoolingParams, checks
 from quire.params.pooling import MOST_READ, SECOND_TEXT
-from quire.prompts import ParsedPrompt, check_token_ids
+from quire.prompts import ParsedPrompt
 from quire.text.tokenizer import Tokenizer, encode_prompt
 
 TRUNCATE = "truncate_prompt_tokens"
@@ -198,7 +198,7 @@ class PoolingInputs:
                 ids = padded(ids, kwargs.get("max_length") or self._max_len, self._tokenizer)
         else:
             ids = parsed.token_ids if cut is None else cut.of(parsed.token_ids)
-        check_token_ids(ids, parsed, self._vocab_size)
+        checks.prompt_ids(ids, parsed.text, self._vocab_size)
         if len(ids) > self._max_len:
             raise PromptTooLong(len(ids), self._max_len, has_output=False)
         if (types := parsed.token_types) is not None:

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.anthropic.blocks import conversation, texts_of
-from quire.server.http.fields import PlainObject, objects_in
+from quire.server.http.json_body import PlainObject, objects_in
 from quire.server.openai.hosted_tools import without_hosted
 from quire.server.openai.requests import ChatRequest, Effort
 from quire.server.openai.sampling_fields import Salt

@@ -8,13 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.encodable import to_json
+from quire.engine.frontend.output_stream import Outputs, close_all, raise_error
 from quire.server.anthropic.failures import error_json
 from quire.server.anthropic.replies import Count, MessageReply, MessageUsage
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.anthropic.writer import MessageWriter
 from quire.server.context import RequestName, Server
-from quire.server.engine_outputs import Outputs, close_all, raise_error, while_connected
 from quire.server.http.event_stream import event
+from quire.server.http.in_flight import while_connected
 from quire.server.http.json_body import json_response
 from quire.server.openai.chat import chat_prompt
 from quire.server.openai.parsed_chat import open_answers

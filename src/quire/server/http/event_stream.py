@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.server.http.json_body import until_disconnected
+from quire.server.http.in_flight import until_disconnected
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b"\n\n"

@@ -9,18 +9,12 @@ probably meant.
 from __future__ import annotations
 
 import difflib
-import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
-
-import msgspec
-from msgspec import inspect
 
 from quire.errors import InvalidParameter, RequestError
 from quire.server.http.failures import Refusal
-
-logger = logging.getLogger(__name__)
 
 HEADER = b"x-ignored-fields"
 CUT_HEADER = b"x-adjusted-fields"
@@ -36,7 +30,6 @@ LOST_SLOT = "quire.not_resumable"
 
 _INDEXED = re.compile(r"(\w+)\[([0-9]+)\]")
 _MAX_SHOWN = 200
-_MAX_UNKNOWN = 256
 _SIMILARITY = 0.75
 """From which ratio (difflib) on a name is taken for a misspelt one."""
 
@@ -120,27 +113,6 @@ SAME_MEANING: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 """Fields that different APIs have for the same, for the text of a refusal."""
 
-PlainObject = tuple[str, dict[str, Any], frozenset[str]]
-"""Path of an object in its body, the object, and the names of its fields."""
-
-
-@runtime_checkable
-class HasObjects(Protocol):
-    """A body with objects that are decoded as dicts, such as messages."""
-
-    def objects(self) -> Iterator[PlainObject]:
-        """Those objects."""
-        ...
-
-
-@runtime_checkable
-class LeavesOut(Protocol):
-    """A body with parts that this server does not have and that the answer can do without."""
-
-    def leave_out(self) -> list[str]:
-        """Take them out of the body, in place. Returns where they were."""
-        ...
-
 
 @runtime_checkable
 class NamesFields(Protocol):
@@ -149,13 +121,6 @@ class NamesFields(Protocol):
     def field_of(self, parameter: str) -> str:
         """The field that a parameter of the engine was made from."""
         ...
-
-
-def objects_in(place: str, items: Any, known: frozenset[str]) -> Iterator[PlainObject]:
-    """The objects of a list, if it is one."""
-    for index, item in enumerate(items if isinstance(items, list) else ()):
-        if isinstance(item, dict):
-            yield f"{place}[{index}]", item, known
 
 
 def text_in(item: Mapping[str, Any], key: str, place: str) -> str:
@@ -174,96 +139,6 @@ HARMLESS_IN_OBJECTS: Mapping[str, Accepts] = dict.fromkeys(
     _any,
 )  # fmt: skip
 """Fields that frameworks leave in the messages that they send back."""
-
-
-class FieldRules:
-    """Strictness about the fields of bodies. `is_strict`: a field that is not declared is
-    refused, whatever it is.
-    """
-
-    def __init__(self, *, is_strict: bool = False) -> None:
-        self.is_strict = is_strict
-        self._logged: set[str] = set()
-        self._kinds: dict[type[Any], inspect.Type] = {}
-
-    def convert(self, data: bytes, kind: type[Any]) -> tuple[Any, list[str]]:
-        """Decode `data`, which has fields that `kind` does not declare, to a `kind`; also returns
-        the names of those that were left out. Raises Refusal, msgspec.ValidationError.
-        """
-        body = msgspec.json.decode(data)
-        ignored: list[str] = []
-        if kind not in self._kinds:
-            self._kinds[kind] = inspect.type_info(kind)
-        self._settle(body, self._kinds[kind], "", ignored)
-        return msgspec.convert(body, kind), ignored
-
-    def settle(self, body: object) -> list[str]:
-        """Apply the rules to the plain objects of a decoded body, in place. Returns the names of
-        the fields that were left out there, and of those that are declared without having an
-        effect. Raises Refusal.
-        """
-        ignored: list[str] = []
-        for name in getattr(body, "WITHOUT_EFFECT", ()):
-            if getattr(body, name) is not None:
-                self._note(name)
-                ignored.append(name)
-        if isinstance(body, LeavesOut) and not self.is_strict:
-            for place in body.leave_out():
-                self._note(place.partition("[")[0])
-                ignored.append(place)
-        if isinstance(body, HasObjects):
-            for place, item, known in body.objects():
-                if not item.keys() <= known:
-                    self._settle_names(item, known, HARMLESS_IN_OBJECTS, place, ignored)
-        return ignored
-
-    def _settle(self, value: Any, kind: inspect.Type, place: str, ignored: list[str]) -> None:
-        if isinstance(kind, inspect.UnionType):
-            for part in kind.types:
-                self._settle(value, part, place, ignored)
-        elif isinstance(kind, inspect.ListType) and isinstance(value, list):
-            for index, item in enumerate(value):
-                self._settle(item, kind.item_type, f"{place}[{index}]", ignored)
-        elif isinstance(kind, inspect.StructType) and isinstance(value, dict):
-            fields = {field.encode_name: field for field in kind.fields}
-            self._settle_names(value, fields, HARMLESS, place, ignored)
-            for name, item in value.items():
-                self._settle(item, fields[name].type, joined(place, name), ignored)
-
-    def _settle_names(
-        self,
-        given: dict[str, Any],
-        known: Collection[str],
-        harmless: Mapping[str, Accepts],
-        place: str,
-        ignored: list[str],
-    ) -> None:
-        """Leave out of `given` what has no effect. Raises Refusal for what would have one."""
-        if len(given) > len(known) + _MAX_UNKNOWN:
-            text = (
-                f"{place or 'The body'} has more than {_MAX_UNKNOWN} unknown fields. Remove them."
-            )
-            raise Refusal(400, text, param=place[:_MAX_SHOWN] or None)
-        for name in [name for name in given if name not in known]:
-            value, param = given[name], joined(place, name)
-            if self.is_strict:
-                raise _unknown(param, name, known)
-            if value is not None:
-                if name not in harmless or not harmless[name](value):
-                    raise _unknown(param, name, known)
-                self._note(name)
-                ignored.append(param)
-            del given[name]
-
-    def _note(self, name: str) -> None:
-        if name not in self._logged:
-            self._logged.add(name)
-            logger.info("Requests have the field %s, which has no effect here.", name)
-
-
-def joined(place: str, name: str) -> str:
-    """The place of a field within an object that is at `place`."""
-    return f"{place}.{name}" if place else name
 
 
 def name_as_sent(error: BaseException, body: object, left_out: Collection[str] = ()) -> None:
@@ -286,7 +161,8 @@ def _with_index_as_sent(name: str, left_out: Collection[str]) -> str:
     return f"{place}[{index}]{name[found.end() :]}"
 
 
-def _unknown(param: str, name: str, known: Collection[str]) -> Refusal:
+def unknown_field(param: str, name: str, known: Collection[str]) -> Refusal:
+    """The refusal of a field that is not one of the `known`, with the one that was meant."""
     same = next((names for names in SAME_MEANING if name in names), ())
     near = [other for other in same if other in known]
     near = near or difflib.get_close_matches(name[:_MAX_SHOWN], known, 1, _SIMILARITY)

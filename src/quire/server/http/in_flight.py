@@ -1,5 +1,6 @@
-"""The requests in progress: counted and named here, and the middleware around each of them, which
-gives it an id, writes its line of the access log and answers where a handler fails.
+"""The requests in progress: counted and named here, given up with their clients, and the middleware
+around each of them, which gives it an id, writes its line of the access log and answers where a
+handler fails.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Awaitable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.engine.shared_cores.load_board import Neighbours
@@ -28,6 +29,8 @@ from quire.server.http.fields import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ID_SLOT = "quire.request_id"
 """Key of the request's id in the state of its scope."""
@@ -108,6 +111,27 @@ class InFlightRequests:
     def keys(self, shown: Collection[str] | None = None) -> list[str]:
         """The engine's names of the requests that clients know by these (None: of all)."""
         return [key for key, name in self._keys.items() if shown is None or name in shown]
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`; cancelled, and ClientDisconnect raised, when the client disconnects."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(until_disconnected(request.receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 class WithoutSlash:

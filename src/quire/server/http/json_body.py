@@ -1,23 +1,33 @@
 """Bodies of JSON. Those of requests are received within bounds of size and time, and decoded to
-their types with errors that name the field. Heads: connection.py.
+their types with errors that name the field; `FieldRules` decide about fields that a type does not
+declare. Heads: connection.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
+from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive
 
 from quire.encodable import to_json
 from quire.server.http.failures import JSON, Refusal
-from quire.server.http.fields import IGNORED_SLOT, FieldRules, joined
+from quire.server.http.fields import (
+    HARMLESS,
+    HARMLESS_IN_OBJECTS,
+    IGNORED_SLOT,
+    Accepts,
+    unknown_field,
+)
 from quire.server.http.json_weight import LIGHT_BYTES, MOST_CONTAINERS, check_weight
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -25,6 +35,7 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = "Object contains unknown field"
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _MAX_SHOWN = 200
+_MAX_UNKNOWN = 256
 _HELD_SLOT = "quire.held_body_bytes"
 _SMALL_BYTES = 1 << 16
 
@@ -32,6 +43,120 @@ _SMALL_BYTES = 1 << 16
 def json_response(content: object) -> Response:
     """A reply (200) with `content` as JSON."""
     return Response(to_json(content), media_type=JSON)
+
+
+PlainObject = tuple[str, dict[str, Any], frozenset[str]]
+"""Path of an object in its body, the object, and the names of its fields."""
+
+
+@runtime_checkable
+class HasObjects(Protocol):
+    """A body with objects that are decoded as dicts, such as messages."""
+
+    def objects(self) -> Iterator[PlainObject]:
+        """Those objects."""
+        ...
+
+
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A body with parts that this server does not have and that the answer can do without."""
+
+    def leave_out(self) -> list[str]:
+        """Take them out of the body, in place. Returns where they were."""
+        ...
+
+
+def objects_in(place: str, items: Any, known: frozenset[str]) -> Iterator[PlainObject]:
+    """The objects of a list, if it is one."""
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict):
+            yield f"{place}[{index}]", item, known
+
+
+class FieldRules:
+    """Strictness about the fields of bodies. `is_strict`: a field that is not declared is
+    refused, whatever it is.
+    """
+
+    def __init__(self, *, is_strict: bool = False) -> None:
+        self.is_strict = is_strict
+        self._logged: set[str] = set()
+        self._kinds: dict[type[Any], inspect.Type] = {}
+
+    def convert(self, data: bytes, kind: type[Any]) -> tuple[Any, list[str]]:
+        """Decode `data`, which has fields that `kind` does not declare, to a `kind`; also returns
+        the names of those that were left out. Raises Refusal, msgspec.ValidationError.
+        """
+        body = msgspec.json.decode(data)
+        ignored: list[str] = []
+        if kind not in self._kinds:
+            self._kinds[kind] = inspect.type_info(kind)
+        self._settle(body, self._kinds[kind], "", ignored)
+        return msgspec.convert(body, kind), ignored
+
+    def settle(self, body: object) -> list[str]:
+        """Apply the rules to the plain objects of a decoded body, in place. Returns the names of
+        the fields that were left out there, and of those that are declared without having an
+        effect. Raises Refusal.
+        """
+        ignored: list[str] = []
+        for name in getattr(body, "WITHOUT_EFFECT", ()):
+            if getattr(body, name) is not None:
+                self._note(name)
+                ignored.append(name)
+        if isinstance(body, LeavesOut) and not self.is_strict:
+            for place in body.leave_out():
+                self._note(place.partition("[")[0])
+                ignored.append(place)
+        if isinstance(body, HasObjects):
+            for place, item, known in body.objects():
+                if not item.keys() <= known:
+                    self._settle_names(item, known, HARMLESS_IN_OBJECTS, place, ignored)
+        return ignored
+
+    def _settle(self, value: Any, kind: inspect.Type, place: str, ignored: list[str]) -> None:
+        if isinstance(kind, inspect.UnionType):
+            for part in kind.types:
+                self._settle(value, part, place, ignored)
+        elif isinstance(kind, inspect.ListType) and isinstance(value, list):
+            for index, item in enumerate(value):
+                self._settle(item, kind.item_type, f"{place}[{index}]", ignored)
+        elif isinstance(kind, inspect.StructType) and isinstance(value, dict):
+            fields = {field.encode_name: field for field in kind.fields}
+            self._settle_names(value, fields, HARMLESS, place, ignored)
+            for name, item in value.items():
+                self._settle(item, fields[name].type, joined(place, name), ignored)
+
+    def _settle_names(
+        self,
+        given: dict[str, Any],
+        known: Collection[str],
+        harmless: Mapping[str, Accepts],
+        place: str,
+        ignored: list[str],
+    ) -> None:
+        """Leave out of `given` what has no effect. Raises Refusal for what would have one."""
+        if len(given) > len(known) + _MAX_UNKNOWN:
+            text = (
+                f"{place or 'The body'} has more than {_MAX_UNKNOWN} unknown fields. Remove them."
+            )
+            raise Refusal(400, text, param=place[:_MAX_SHOWN] or None)
+        for name in [name for name in given if name not in known]:
+            value, param = given[name], joined(place, name)
+            if self.is_strict:
+                raise unknown_field(param, name, known)
+            if value is not None:
+                if name not in harmless or not harmless[name](value):
+                    raise unknown_field(param, name, known)
+                self._note(name)
+                ignored.append(param)
+            del given[name]
+
+    def _note(self, name: str) -> None:
+        if name not in self._logged:
+            self._logged.add(name)
+            logger.info("Requests have the field %s, which has no effect here.", name)
 
 
 class BodyBudget:
@@ -152,12 +277,6 @@ async def read_body(
     return b"".join(pieces)
 
 
-async def until_disconnected(receive: Receive) -> None:
-    """Return when the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def _too_large(max_bytes: int) -> Refusal:
     text = f"The body is larger than {max_bytes} bytes, the most that this server reads."
     return Refusal(413, text, headers={"Connection": "close"})
@@ -172,3 +291,8 @@ def _invalid(text: str) -> Refusal:
         place, text = joined(place, missing.group(1)), "This required field is missing"
     message = f"{place or 'The body'}: {text[:_MAX_SHOWN]}."
     return Refusal(400, message, param=place[:_MAX_SHOWN] or None)
+
+
+def joined(place: str, name: str) -> str:
+    """The place of a field within an object that is at `place`."""
+    return f"{place}.{name}" if place else name

@@ -16,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.encodable import to_json
+from quire.engine.frontend.output_stream import Outputs, last_outputs, merged, raise_error
 from quire.engine.stats.request_drafts import RequestSpecDecodeMetrics
 from quire.outputs import CompletionOutput, PromptLogprobs, RequestOutput, SampleLogprobs
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.engine_outputs import Outputs, last_outputs, merged, raise_error, while_connected
 from quire.server.http.event_stream import DONE, event
 from quire.server.http.failures import error_json
+from quire.server.http.in_flight import while_connected
 from quire.server.http.json_body import json_response
 from quire.server.load_report import FORMAT, load_headers
 from quire.server.long_texts import off_loop

@@ -1,7 +1,7 @@
 """The bodies of completion and chat completion requests, and their conversion to `SamplingParams`.
 
 A field that is null counts as left out. What happens to fields that are not declared here is
-decided in server/http/fields.py.
+decided in server/http/json_body.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.params import SamplingParams
 from quire.params.beam import LengthRule
 from quire.params.kinds import RequestOutputKind
 from quire.params.structured import RepetitionDetectionParams
-from quire.server.http.fields import PlainObject, objects_in
+from quire.server.http.json_body import PlainObject, objects_in
 from quire.server.openai.hosted_tools import without_hosted
 from quire.server.openai.prompt_forms import prompts_in
 from quire.server.openai.sampling_fields import RequestSamplingFields

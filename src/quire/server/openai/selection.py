@@ -9,11 +9,12 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from quire.beam_search import BeamSearch, BeamSearchSequence
+from quire.engine.frontend.output_stream import last_outputs
 from quire.errors import InvalidParameter
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import BeamSearchParams
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.engine_outputs import last_outputs, while_connected
+from quire.server.http.in_flight import while_connected
 from quire.server.openai.requests import GenerationFields
 
 NOT_WITH_BEAMS = (

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 from starlette.requests import Request
 
+from quire.engine.frontend.output_stream import Outputs, close_all, failure_of
 from quire.errors import CapacityError, EngineGenerateError
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.server.context import RequestName, Server
-from quire.server.engine_outputs import Outputs, close_all, failure_of, while_connected
 from quire.server.http.failures import Refusal
+from quire.server.http.in_flight import while_connected
 from quire.server.pooling.inputs import PoolingPrompt, naming
 from quire.server.pooling.requests import PooledBody
 

@@ -14,17 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.encodable import to_json
+from quire.engine.frontend.output_stream import Outputs, close_all, last_outputs, raise_error
 from quire.errors import CapacityError, InvalidParameter
 from quire.server.context import RequestName, Server
-from quire.server.engine_outputs import (
-    Outputs,
-    close_all,
-    last_outputs,
-    raise_error,
-    while_connected,
-)
 from quire.server.http.event_stream import EventData, event
 from quire.server.http.failures import Refusal, as_refusal
+from quire.server.http.in_flight import while_connected
 from quire.server.http.json_body import json_response
 from quire.server.http.security import owner_of
 from quire.server.openai.chat import chat_prompt, render_conversation
