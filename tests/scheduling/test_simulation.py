@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from quire.scheduling import block_pool, block_tables, scheduler, stop, streaming_input
+from quire.scheduling import block_pool, block_tables, scheduler, streaming_input
 from quire.scheduling.adapter_slots import SlotAllocator
 from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from quire.scheduling.block_pool import BlockPool
@@ -12,7 +12,7 @@ from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.encoder_cache import EncoderCache
 from quire.scheduling.lifecycle import Lifecycle
-from quire.scheduling.request import Request
+from quire.scheduling.request import Request, check_stop
 from quire.scheduling.resources import Resources
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.source_blocks import SourceBlocks
@@ -311,13 +311,11 @@ def draft_beyond_the_blocks(monkeypatch):
 
 
 def look_at_the_last_token_only(monkeypatch):
-    monkeypatch.setattr(
-        scheduler, "find_stop", lambda request, num_new: (stop.check_stop(request), 0)
-    )
+    monkeypatch.setattr(scheduler, "find_stop", lambda stopped, num_new: (check_stop(stopped), 0))
 
 
 def keep_what_follows_a_stop(monkeypatch):
-    real = stop.find_stop
+    real = scheduler.find_stop
 
     def find_stop(request, num_new):
         return real(request, num_new)[0], 0

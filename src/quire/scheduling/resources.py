@@ -7,14 +7,14 @@ row. A steady decode step touches none of them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence, Sized
+from collections import Counter
+from collections.abc import Iterable, Sequence, Sized
 from typing import Protocol
 
 from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.request import Request
 from quire.scheduling.settings import SchedulerConfig
-from quire.scheduling.stop import StopWatch
 from quire.step.plan import NewRow, PromptAllowance
 
 
@@ -181,6 +181,31 @@ class TokenBudget:
         count, cost = self._taken.pop(request.handle, (0, 0.0))
         self._num_taken -= count
         self._used -= cost
+
+
+class StopWatch:
+    """The ids that can end some running request, so that a step's ids are checked all at once."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, request: Request) -> None:
+        """Watch the stop ids of a request that got a row."""
+        self._counts.update(request.stop_ids)
+
+    def remove(self, request: Request) -> None:
+        """Stop watching the ids of a request that left its row."""
+        for token in request.stop_ids:
+            self._counts[token] -= 1
+            if self._counts[token] == 0:
+                del self._counts[token]
+
+    def may_stop(self, token_ids: Iterable[int]) -> bool:
+        """Whether one of these ids is watched."""
+        return not self._counts.keys().isdisjoint(token_ids)
 
 
 class RunningRows:

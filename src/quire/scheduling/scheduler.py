@@ -20,7 +20,16 @@ from quire.params import SamplingParams
 from quire.scheduling.connection import Connection
 from quire.scheduling.drafts import record_drafts, verified_drafts
 from quire.scheduling.lifecycle import Lifecycle, choose_victim
-from quire.scheduling.request import NextInput, Reason, Request, State, Stop
+from quire.scheduling.request import (
+    NextInput,
+    Reason,
+    Request,
+    State,
+    Stop,
+    ends_with_prompt,
+    find_stop,
+    stop_ids,
+)
 from quire.scheduling.resources import Resource
 from quire.scheduling.scheduler_output import (
     Failure,
@@ -33,7 +42,6 @@ from quire.scheduling.scheduler_output import (
     finished_request,
 )
 from quire.scheduling.settings import Pause, SchedulerConfig
-from quire.scheduling.stop import ends_with_prompt, find_stop, stop_ids
 from quire.scheduling.transfers import Tier
 from quire.step.plan import PromptAllowance, StepPlan
 from quire.step.result import StepResult

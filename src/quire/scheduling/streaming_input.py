@@ -4,9 +4,8 @@ next input.
 
 from __future__ import annotations
 
-from quire.scheduling.request import NextInput, Reason, Request, State, Stop
+from quire.scheduling.request import NextInput, Reason, Request, State, Stop, stop_ids
 from quire.scheduling.scheduler_output import FinishedRequest, finished_request
-from quire.scheduling.stop import stop_ids
 
 
 def pause(request: Request, stop: Stop) -> None:
