@@ -39,6 +39,23 @@ PATH = (
 )  # fmt: skip
 
 
+BELOW_OPTIONS = {
+    "clusters", "distributed", "errors", "hardware", "kernels", "lora", "media", "models",
+    "observability", "ops", "outputs", "params", "pooling_outputs", "processes", "prompts",
+    "quantization", "request_options", "step", "text", "tiers", "trainers",
+}  # fmt: skip
+"""Rooms whose code cannot see the configuration of an engine."""
+
+OTHER_WORDS = {"convert", "runner"}
+"""Options with the names of a function of msgspec and of a part of a worker."""
+
+WHOLE = {"config", "plan", "vllm_config"}
+CARRIERS = WHOLE | {
+    "args", "engine_args",
+    "media", "memory", "model", "parallel", "sampling", "serving", "steps",
+}  # fmt: skip
+"""What objects are called that carry options: all of them, the plan, and its parts."""
+
 MOST_OPTION_FILES = 5
 """Declared, resolved, used, and what shows it."""
 
@@ -101,13 +118,8 @@ def signatures() -> Iterator[str]:
 
 
 def engine_options() -> Iterator[str]:
-    """In how many files of the package the code names the options of the engine; a name that has
-    other meanings, such as `model`, counts for all of them.
-    """
-    declared = (ROOT / PACKAGE / "config/args/engine_options.py").read_text()
-    names = re.findall(r"^    (\w+): ", declared, re.M)
-    named = [identifiers(path) for path in sources()]
-    counts = Counter({name: sum(name in each for each in named) for name in names})
+    """In how many files of the package the engine's options are named."""
+    counts = Counter({name: len(files) for name, files in option_files().items()})
     middle = sorted(counts.values())[len(counts) // 2]
     few = sum(count <= MOST_OPTION_FILES for count in counts.values())
     most = ", ".join(f"{name} {count}" for name, count in counts.most_common(5))
@@ -117,29 +129,121 @@ def engine_options() -> Iterator[str]:
     )
 
 
+def option_files() -> dict[str, list[str]]:
+    """The files whose code names each option of the engine.
+
+    A name that means something else to code which cannot know the engine's options, as a request's
+    `seed` or an op's `block_size`, counts where an option or a field of the plan is declared, and
+    where it is read from or set on what carries options.
+    """
+    declared = (ROOT / PACKAGE / "config/args/engine_options.py").read_text()
+    options = re.findall(r"^    (\w+): ", declared, re.M)
+    trees = {str(p.relative_to(ROOT / PACKAGE)): ast.parse(p.read_text()) for p in sources()}
+    named = {file: identifiers(tree) for file, tree in trees.items()}
+    carried = {file: options_in(file, tree) for file, tree in trees.items() if not is_below(file)}
+    others = {name for file, tree in trees.items() if is_below(file) for name in stated(tree)}
+    others |= OTHER_WORDS
+    return {
+        name: [
+            file for file, names in (carried if name in others else named).items() if name in names
+        ]
+        for name in options
+    }
+
+
+def is_below(file: str) -> bool:
+    """Whether a file belongs to code that cannot see the configuration of an engine."""
+    return file.split("/")[0].removesuffix(".py") in BELOW_OPTIONS
+
+
+def stated(tree: ast.Module) -> Iterator[str]:
+    """The functions of a file, their parameters, and the fields of its classes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.arg(arg=name) | ast.FunctionDef(name=name):
+                yield name
+            case ast.ClassDef():
+                yield from fields_of(node)
+
+
+def fields_of(kind: ast.ClassDef) -> Iterator[str]:
+    """The fields that a class declares."""
+    for each in kind.body:
+        match each:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+
+
+def options_in(file: str, tree: ast.Module) -> set[str]:
+    """The names that a file declares as options or fields of the plan, reads or sets there."""
+    declares = file.startswith("config/") or file == "scheduling/settings.py"
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=base, attr=name) if last_name(base) in CARRIERS:
+                if not (last_name(base) in WHOLE and name in CARRIERS):  # a part of the plan
+                    found.add(name)
+            case ast.ClassDef() if declares:
+                found.update(fields_of(node))
+            case ast.Call(keywords=keywords) if makes_carrier(node):
+                found.update(keyword.arg for keyword in keywords if keyword.arg)
+    return found
+
+
+def makes_carrier(call: ast.Call) -> bool:
+    """Whether a call makes an object that carries options, or a changed copy of one."""
+    name = last_name(call.func)
+    if name == "replace":
+        return bool(call.args) and last_name(call.args[0]) in CARRIERS
+    return name.endswith(("Args", "Plan", "Options"))
+
+
+def last_name(node: ast.expr) -> str:
+    """The last name of what an attribute is read from: `plan` for `self._plan`."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name.lstrip("_")
+        case ast.Call(func=func):
+            return last_name(func)
+    return ""
+
+
 def output_kinds() -> Iterator[str]:
-    """In how many files between worker and caller the kinds of output are named."""
+    """In how many files between worker and caller the kinds of output are named; the types of
+    `quire.outputs` that have the same names are others.
+    """
     columns = ast.parse((ROOT / PACKAGE / "step/columns.py").read_text())
     kinds = [
         node.name
         for node in columns.body
         if isinstance(node, ast.ClassDef) and "OutputPart" in map(ast.unparse, node.bases)
     ]
-    named = [identifiers(path) for path in sources()]
+    trees = [ast.parse(path.read_text()) for path in sources()]
+    named = [identifiers(tree) - imported(tree, "quire.outputs") for tree in trees]
     counts = ", ".join(f"{kind} {sum(kind in each for each in named)}" for kind in kinds)
     yield f"files that name a kind of output: {counts}"
 
 
-def identifiers(path: Path) -> set[str]:
+def identifiers(tree: ast.Module) -> set[str]:
     """The names in a file's code, those in texts and comments left out."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
                 found.add(name)
             case ast.keyword(arg=str(name)):
                 found.add(name)
     return found
+
+
+def imported(tree: ast.Module, module: str) -> set[str]:
+    """The names that a file imports from a module."""
+    return {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == module
+        for alias in node.names
+    }
 
 
 def lengths() -> Iterator[str]:

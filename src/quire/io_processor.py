@@ -87,8 +87,9 @@ def find_io_processor(name: str) -> type[IOProcessor]:
     return kind
 
 
-def make_io_processor(name: str | None, plan: Any) -> IOProcessor | None:
-    """The processor of an engine; None where the option names none. Raises InvalidParameter."""
+def make_io_processor(plan: Any) -> IOProcessor | None:
+    """The processor of an engine; None where its plan names none. Raises InvalidParameter."""
+    name = plan.serving.io_processor_plugin
     return None if name is None else find_io_processor(name)(plan, None)
 
 

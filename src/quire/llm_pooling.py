@@ -235,10 +235,9 @@ class PoolingMethods:
 
     def _io_processor(self) -> IOProcessor | None:
         """The plugin that makes prompts of data, made once."""
-        if self._processor is None:
-            plan = self.llm_engine.vllm_config
-            name = None if plan is None else plan.serving.io_processor_plugin
-            self._processor = make_io_processor(name, plan)
+        plan = self.llm_engine.vllm_config
+        if self._processor is None and plan is not None:
+            self._processor = make_io_processor(plan)
         return self._processor
 
     def _processed(

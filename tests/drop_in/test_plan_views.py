@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig
 
 from quire import EngineArgs, embedded
+from quire.config.args.option import options_of
 from quire.config.plan import PARTS
 from quire.config.views import PlanViews
 from quire.config.views.engine import (
@@ -132,9 +133,20 @@ def test_config_json_reads_as_an_object():
 def test_a_view_reads_fields_that_there_are(view):
     facts = [fact for fact in vars(view).values() if isinstance(fact, Fact)]
     parts = dict(PARTS)
-    assert facts
-    assert all(f.field in parts[f.part or view.part].__struct_fields__ for f in facts)
+    assert facts or view.parts
+    assert all(f.field in parts[f.part or view.parts[0]].__struct_fields__ for f in facts)
     assert view.name in vars(PlanViews)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.__name__)
+def test_a_view_has_the_options_of_its_parts(view):
+    plan = EngineArgs(seed=11, max_num_seqs=9, max_logprobs=4).create_engine_config()
+    made, own = view(plan), vars(view)
+    for part in view.parts:
+        for name in options_of(EngineArgs).keys() - own.keys():
+            if hasattr(getattr(plan, part), name):
+                assert getattr(made, name) == getattr(getattr(plan, part), name)
+                assert f"{name}=" in repr(made)
 
 
 def test_views_can_only_be_read():

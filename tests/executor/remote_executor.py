@@ -130,9 +130,7 @@ class RemoteStep:
 def serve(source: Any, sink: Any) -> None:
     """Run the calls that come, until the caller closes its end."""
     plan = MessageDecoder(EnginePlan).decode(read(source))
-    executor = find_executor(plan.parallel.distributed_executor_backend)(
-        worker_config(plan), platform=None, exchange=None
-    )
+    executor = find_executor(plan.parallel)(worker_config(plan), platform=None, exchange=None)
     encoder, decoder = MessageEncoder(), MessageDecoder(Call)
     launched, sampled = [], []
     while True:

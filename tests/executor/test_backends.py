@@ -56,7 +56,7 @@ def groups_of(plan):
 
 def test_workers_state_what_the_core_is_made_for(folder):
     plan = plan_of(folder)
-    executor = find_executor("uni")(worker_config(plan))
+    executor = find_executor(plan.parallel)(worker_config(plan))
     facts = executor.facts
     assert facts.num_blocks == plan.memory.num_blocks and not facts.has_own_memory
     assert {(group.kind, group.window) for group in facts.kv_groups} == groups_of(plan)

@@ -33,13 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the checkpoint, and print what has become of it."""
-    from quire.config.planning import gather_model_facts
+    from quire.config.planning import gather_model_facts, without_tokenizer
     from quire.errors import InvalidParameter
     from quire.models.formats.rounding_rules import read_rounding_rules, rounding
     from quire.models.loading.rounding.quantized_files import write_quantized
 
-    engine_args = EngineArgs.from_cli_args(args)
-    engine_args.skip_tokenizer_init = True
+    engine_args = without_tokenizer(EngineArgs.from_cli_args(args))
     if args.max_shard_size <= 0:
         raise InvalidParameter("max_shard_size", args.max_shard_size, "more than 0 GiB")
     chosen = rounding(engine_args.quantization or "int8")

@@ -19,3 +19,11 @@ class AdapterPlan(msgspec.Struct, frozen=True):
     max_cpu_loras: int
     lora_dtype: str
     target_modules: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.max_loras} of rank {self.max_lora_rank} in {self.lora_dtype}"
+
+
+def num_slots(adapters: AdapterPlan | None) -> int:
+    """The adapters that a step can compute with."""
+    return 0 if adapters is None else adapters.max_loras

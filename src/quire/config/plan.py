@@ -140,7 +140,7 @@ def _short(value: object) -> str:
     elif isinstance(value, ProfilerConfig):
         text = value.torch_profiler_dir
     elif isinstance(value, AdapterPlan):
-        text = f"{value.max_loras} of rank {value.max_lora_rank} in {value.lora_dtype}"
+        text = str(value)
     elif isinstance(value, KVTierPlan):
         text = gib(value.host_bytes) + (" and a folder" if value.disk is not None else "")
     elif isinstance(value, Offload):

@@ -120,6 +120,21 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     weight_transfer: WeightTransferPlan | None
     scheduler_cls: str | None
 
+    @property
+    def spans_machines(self) -> bool:
+        """Whether the workers of a core are on several machines that this plan names."""
+        return self.nnodes > 1
+
+    @property
+    def has_one_worker(self) -> bool:
+        """Whether each core has one worker, in its own process."""
+        return self.distributed_executor_backend == "uni"
+
+    @property
+    def has_ray_workers(self) -> bool:
+        """Whether workers are where Ray puts them."""
+        return self.distributed_executor_backend == "ray"
+
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The KV memory of each core. `num_blocks` counts the null block; `kv_cache_bytes` is the size

@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -82,6 +82,8 @@ from quire.text.model_files import has_file, read_text
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_formats.folder import found_mode
 
+Options = TypeVar("Options", bound=EngineOptions)
+
 logger = logging.getLogger(__name__)
 
 EMBEDDED_NAME = "quire-embedded"
@@ -138,6 +140,11 @@ def with_plain_values(args: EngineOptions) -> EngineOptions:
             fields = msgspec.structs.asdict(value)
             plain[name] = {key: given for key, given in fields.items() if given is not None}
     return replace(args, **plain) if plain else args
+
+
+def without_tokenizer(args: Options) -> Options:
+    """The arguments for a command that reads no text: the tokenizer's files are not looked at."""
+    return replace(args, skip_tokenizer_init=True)
 
 
 def _warn_of_tuning(args: EngineOptions) -> None:

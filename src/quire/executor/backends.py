@@ -51,10 +51,11 @@ EXECUTORS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """The function that opens each, and its class. An engine imports the one that it starts."""
 
 
-def find_executor(name: str) -> OpenExecutor:
-    """Find the function that opens the executor of this name, or the class of one's own that is
-    named as "module:Class". Raises InvalidParameter.
+def find_executor(parallel: ParallelPlan) -> OpenExecutor:
+    """Find the function that opens the executor that a plan names, or the class of one's own that
+    it names as "module:Class". Raises InvalidParameter.
     """
+    name = parallel.distributed_executor_backend
     given = EXECUTORS[name][0] if name in EXECUTORS else name
     try:
         found: Any = resolve_reference(given)
@@ -78,4 +79,4 @@ def executor_class_of(vllm_config: NamesExecutor) -> type[Executor]:
     name = vllm_config.parallel.distributed_executor_backend
     if name in EXECUTORS:
         return cast(type[Executor], resolve_reference(EXECUTORS[name][1]))
-    return cast(type[Executor], find_executor(name))
+    return cast(type[Executor], find_executor(vllm_config.parallel))

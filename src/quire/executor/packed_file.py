@@ -100,7 +100,7 @@ def _is_packed_whole(model: ModelPlan, parallel: ParallelPlan) -> bool:
         and model.load_format != "dummy"
         and model.weights_folder is None
         and not parallel.enable_expert_parallel
-        and parallel.distributed_executor_backend == "uni"
+        and parallel.has_one_worker
     )
 
 

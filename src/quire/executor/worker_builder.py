@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
+from quire.runner.sampling.logprobs import LogprobsMode
 from quire.runner.token_follower import TokenFollower
 from quire.runner.token_head import TokenHead
 from quire.runner.token_types import TokenTypes
@@ -152,7 +153,7 @@ def build_worker(
     if stage is not None:
         rank += tp_size * stage.number
     core = 0 if config.parallel.weight_transfer is None else config.parallel.weight_transfer.core
-    worker = worker_class(config.parallel.worker_extension_cls, config.parallel.worker_cls)(
+    worker = worker_class(config.parallel)(
         runner,
         Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
         WorkerFacts(
@@ -346,7 +347,7 @@ def _token_head(
         device=device,
         history=rows,
         max_logprobs=config.sampling.max_logprobs,
-        logprobs_mode=config.logprobs_mode,
+        logprobs_mode=cast(LogprobsMode, config.sampling.logprobs_mode),
         logits_processors=config.make_processors(device.torch),
     )
     if config.speculation is not None and not sampler.takes_drafts:

@@ -19,7 +19,6 @@ from quire.models.loading.folder_files import LoadFormat
 from quire.runner.encoder_outputs import Encoder
 from quire.runner.model import RunnableModel
 from quire.runner.sampling import LogitsProcessor
-from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.settings import KVGroupSpec, StepsPlan
 
 MakeProcessors = Callable[[torch.device], Sequence[LogitsProcessor]]
@@ -83,11 +82,6 @@ class WorkerConfig:
     def load_format(self) -> LoadFormat:
         """The format of the weights' files."""
         return cast(LoadFormat, self.model.load_format)
-
-    @property
-    def logprobs_mode(self) -> LogprobsMode:
-        """The values from which log-probabilities are made."""
-        return cast(LogprobsMode, self.sampling.logprobs_mode)
 
     @property
     def num_drafts(self) -> int:

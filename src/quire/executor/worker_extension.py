@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 
+from quire.config.plan_parts import ParallelPlan
 from quire.errors import InvalidParameter
 from quire.executor.worker import Worker
 from quire.plugins import class_of_option
@@ -16,13 +17,14 @@ _NO_COUNTERPART = (
 )
 
 
-def worker_class(extension: str | None, own: str | None = None) -> type[Worker]:
-    """The class of workers: `own` names it as "module:Class" (None: Quire's), with the methods of
-    the class that `extension` names, as "module.Class"; None: without any.
+def worker_class(parallel: ParallelPlan) -> type[Worker]:
+    """The class of workers: Quire's, or one's own that is named as "module:Class"; with the methods
+    of a class that is named as their extension, if one is.
 
     Raises InvalidParameter for what cannot be imported, is not a class that others can be made of,
     or has a name that workers have already.
     """
+    own, extension = parallel.worker_cls, parallel.worker_extension_cls
     kind = Worker if own is None else class_of_option("worker_cls", own, Worker, _NO_COUNTERPART)
     if extension is None:
         return kind

@@ -110,7 +110,7 @@ def build_server(
         abort_elsewhere=siblings.abort_elsewhere,
         texts=None if tokenizer is None else LongTexts(tokenizer, plan.model.max_model_len),
         adapters=_served_adapters(engine, plan),
-        io_processor=make_io_processor(plan.serving.io_processor_plugin, plan),
+        io_processor=make_io_processor(plan),
         plan={
             name: {"value": _plain(value), "reason": plan.reasons[name]}
             for name, value in plan.decided()

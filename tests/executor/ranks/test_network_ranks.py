@@ -87,7 +87,7 @@ def folder(tmp_path_factory):
 
 def core_of(plan, start_process, mesh):
     ranks = NetworkRanks(start_process, plan, mesh, ())
-    kind = worker_class(plan.parallel.worker_extension_cls)
+    kind = worker_class(plan.parallel)
     return core_over(plan, MultiprocExecutor(ranks, kind))
 
 

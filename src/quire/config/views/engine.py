@@ -16,12 +16,10 @@ class CacheView(PlanView):
     """`vllm_config.cache_config`: sizes of the KV cache; `num_gpu_blocks` counts the null block."""
 
     name = "cache_config"
-    part = "memory"
-    block_size = Fact()
+    parts = ("memory",)
     num_gpu_blocks = Fact("num_blocks")
     num_cpu_blocks = Fixed(0)
     cache_dtype = Fact("kv_dtype")
-    enable_prefix_caching = Fact()
     prefix_caching_hash_algo = Tuned("sha256")
     prefix_cache_retention_interval = Tuned(0)
     gpu_memory_utilization = Fact("memory_utilization")
@@ -32,18 +30,7 @@ class ParallelView(PlanView):
     """`vllm_config.parallel_config`: the workers of a core, and the cores of an engine."""
 
     name = "parallel_config"
-    part = "parallel"
-    tensor_parallel_size = Fact()
-    pipeline_parallel_size = Fact()
-    data_parallel_size = Fact()
-    data_parallel_rpc_port = Fact()
-    data_parallel_backend = Fact()
-    enable_expert_parallel = Fact()
-    distributed_executor_backend = Fact()
-    nnodes = Fact()
-    node_rank = Fact()
-    master_addr = Fact()
-    master_port = Fact()
+    parts = ("parallel",)
 
     @property
     def worker_extension_cls(self) -> str:
@@ -101,15 +88,11 @@ class SchedulerView(PlanView):
     """`vllm_config.scheduler_config`: how much a step computes, and of whom."""
 
     name = "scheduler_config"
-    part = "steps"
-    max_num_batched_tokens = Fact()
-    max_num_seqs = Fact()
+    parts = ("steps",)
     max_model_len = Fact(part="model")
-    enable_chunked_prefill = Fact()
-    chunked_prefill_enabled = Fact("enable_chunked_prefill")
-    long_prefill_token_threshold = Fact()
-    policy = Fact("scheduling_policy")
     stream_interval = Fact(part="serving")
+    chunked_prefill_enabled = Fact("enable_chunked_prefill")
+    policy = Fact("scheduling_policy")
 
     @property
     def async_scheduling(self) -> bool:
@@ -126,8 +109,7 @@ class DeviceView(PlanView):
     """`vllm_config.device_config`."""
 
     name = "device_config"
-    part = "parallel"
-    device_type = Fact("device")
+    device_type = Fact("device", "parallel")
 
     @property
     def device(self) -> torch.device:
@@ -164,15 +146,13 @@ class LoadView(PlanView):
     """`vllm_config.load_config`."""
 
     name = "load_config"
-    part = "model"
-    load_format = Fact()
+    load_format = Fact(part="model")
 
 
 class ObservabilityView(PlanView):
     """`vllm_config.observability_config`."""
 
     name = "observability_config"
-    part = "serving"
-    otlp_traces_endpoint = Fact()
-    custom_histogram_buckets = Fact("histogram_buckets")
+    otlp_traces_endpoint = Fact(part="serving")
+    custom_histogram_buckets = Fact("histogram_buckets", "serving")
     per_request_spec_decode_metrics = Fact("draft_reports", "sampling")

@@ -20,19 +20,8 @@ class ModelView(PlanView):
     """
 
     name = "model_config"
-    part = "model"
-    model = Fact()
-    model_impl = Fact()
+    parts = ("model", "sampling")
     architecture = Fact()
-    seed = Fact()
-    max_model_len = Fact()
-    max_logprobs = Fact(part="sampling")
-    logprobs_mode = Fact(part="sampling")
-    quantization = Fact()
-    tokenizer_mode = Fact()
-    pooler_config = Fact()
-    enable_return_routed_experts = Fact(part="sampling")
-    logits_processors = Fact(part="sampling")
     trust_remote_code = Fixed(False)
     enable_sleep_mode = Fixed(True)
     enable_prompt_embeds = Fact("takes_prompt_embeds")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import msgspec
 
 
 class Fact:
     """An attribute of a view that reads a `field` (None: the one of its own name) of a part of the
-    plan (None: the part of the view).
+    plan (None: the first one of the view).
     """
 
     def __init__(self, field: str | None = None, part: str | None = None) -> None:
@@ -19,7 +23,7 @@ class Fact:
     def __get__(self, view: Any, owner: type) -> Any:
         if view is None:
             return self
-        return getattr(getattr(view.plan, self.part or view.part), self.field)
+        return getattr(getattr(view.plan, self.part or view.parts[0]), self.field)
 
 
 class Fixed:
@@ -49,20 +53,35 @@ class Tuned:
         return view.plan.serving.foreign_tuning.get(self._name, self._default)
 
 
+@cache
+def option_fields(part: type[msgspec.Struct]) -> frozenset[str]:
+    """The fields of a part of the plan that have an option's name."""
+    from quire.config.args.engine_args import EngineArgs  # which a core process does not have
+    from quire.config.args.option import options_of
+
+    return options_of(EngineArgs).keys() & set(part.__struct_fields__)
+
+
 class PlanView:
-    """A read-only view of `plan`. Views of one plan are equal."""
+    """A read-only view of `plan`. Views of one plan are equal. A view has the options whose values
+    are in its parts, by their names, and what it declares: other names, and what follows from them.
+    """
 
     __slots__ = ("plan",)
 
     name = ""
     """The attribute of the plan that it is."""
-    part = ""
-    """The part of the plan that it mostly reads."""
+    parts: tuple[str, ...] = ()
+    """The parts of the plan that it reads, the main one first."""
 
     def __init__(self, plan: Any) -> None:
         object.__setattr__(self, "plan", plan)
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
+        if name != "plan" and not name.startswith("_"):  # which a copy that is made asks for
+            for part in self.parts:
+                if name in option_fields(type(getattr(self.plan, part))):
+                    return getattr(getattr(self.plan, part), name)
         raise AttributeError(
             f"{self.name} has no {name!r}. What an engine decided is in the parts of its plan: "
             f"vllm_config.explain() shows them.",
@@ -86,6 +105,7 @@ class PlanView:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        kind = type(self)
-        names = [n for n, value in vars(kind).items() if isinstance(value, Fact)]
+        names = [n for n, value in vars(type(self)).items() if isinstance(value, Fact)]
+        for part in self.parts:
+            names += sorted(option_fields(type(getattr(self.plan, part))))
         return f"{self.name}({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quire.config.adapter_plan import num_slots
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.core.core import EngineCore
@@ -54,7 +55,7 @@ def open_executor(
     plan: EnginePlan, target: Platform | None = None, exchange: ExpertExchange | None = None
 ) -> BuiltExecutor:
     """Start the workers of a plan, which load the model."""
-    backend = find_executor(plan.parallel.distributed_executor_backend)
+    backend = find_executor(plan.parallel)
     return backend(worker_config(plan), platform=target, exchange=exchange)
 
 
@@ -93,7 +94,7 @@ def core_parts(
             enable_prefix_caching=plan.memory.enable_prefix_caching,
             snapshot_interval=plan.memory.snapshot_interval or plan.model.max_model_len,
             num_snapshot_blocks=int(SNAPSHOT_SHARE * facts.num_blocks),
-            num_adapter_slots=0 if plan.adapters is None else plan.adapters.max_loras,
+            num_adapter_slots=num_slots(plan.adapters),
             num_drafts=0 if plan.speculation is None else plan.speculation.num_tokens,
             max_drafts=None if plan.speculation is None else plan.speculation.max_drafts,
             reports_drafts=plan.sampling.draft_reports != "none",
@@ -104,7 +105,7 @@ def core_parts(
     )
     if connected is not None:
         connected[0].attach(scheduler, connected[1])
-    is_alike = plan.parallel.distributed_executor_backend == "external_launcher"
+    is_alike = plan.parallel.launched is not None
     adapters: CoreFeature = AdaptersOff()
     if plan.adapters is not None:
         most = plan.adapters.max_cpu_loras

@@ -46,7 +46,7 @@ def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 6
     """
     plan = args.create_engine_config(headless=True)
     keys = cluster_keys(read_environment().cluster_secret)
-    if plan.parallel.nnodes > 1:
+    if plan.parallel.spans_machines:
         return _host_ranks(plan.parallel, keys, timeout_s)
     context = zmq.Context(io_threads=1)
     endpoint = f"tcp://{plan.parallel.data_parallel_address}:{plan.parallel.data_parallel_rpc_port}"
@@ -61,9 +61,7 @@ def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 6
 
 
 def _host_ranks(parallel: ParallelPlan, keys: ClusterKeys, timeout_s: float) -> int:
-    endpoint = f"tcp://{parallel.master_addr}:{parallel.master_port}"
-    cpus = parallel.thread_cpus
-    host = RankHost(endpoint, keys.public, parallel.node_rank, parallel.nnodes, cpus)
+    host = RankHost.of_plan(parallel, keys.public)
     with _shutdown_signal() as stop:
         return host.run(stop, timeout_s)
 

@@ -408,18 +408,7 @@ def build_front_end(
         tokenizer = Tokenizer.from_folder(
             Path(plan.model.tokenizer_folder), mode=plan.model.tokenizer_mode
         )
-    limits = ModelLimits(
-        vocab_size=plan.model.vocab_size,
-        max_model_len=plan.model.max_model_len,
-        max_logprobs=plan.sampling.max_logprobs,
-        eos_token_ids=plan.sampling.generation_eos_token_ids,
-        reports_experts=plan.sampling.enable_return_routed_experts,
-        generates=plan.model.generates,
-        pooling=_pooling_facts(plan.model),
-        serves_adapters=plan.adapters is not None,
-        has_connector=plan.memory.kv_connector is not None,
-        logprobs_mode=plan.sampling.logprobs_mode,
-    )
+    limits = ModelLimits.of_plan(plan, _pooling_facts(plan.model))
     tracer = None
     if plan.serving.otlp_traces_endpoint is not None:
         tracer = RequestTracer(

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from quire.config.plan import EnginePlan
 from quire.distributed.peers.params import check_params
 from quire.engine.arguments import refuse_keywords
 from quire.engine.counterparts import HasCounterparts
@@ -83,6 +84,22 @@ class ModelLimits:
     serves_adapters: bool = False
     has_connector: bool = False
     logprobs_mode: str = "raw_logprobs"
+
+    @classmethod
+    def of_plan(cls, plan: EnginePlan, pooling: PoolingFacts | None) -> Self:
+        """The limits of an engine; `pooling` of one that pools."""
+        return cls(
+            vocab_size=plan.model.vocab_size,
+            max_model_len=plan.model.max_model_len,
+            max_logprobs=plan.sampling.max_logprobs,
+            eos_token_ids=plan.sampling.generation_eos_token_ids,
+            reports_experts=plan.sampling.enable_return_routed_experts,
+            generates=plan.model.generates,
+            pooling=pooling,
+            serves_adapters=plan.adapters is not None,
+            has_connector=plan.memory.kv_connector is not None,
+            logprobs_mode=plan.sampling.logprobs_mode,
+        )
 
 
 @dataclass(frozen=True, slots=True)

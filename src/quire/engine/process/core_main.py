@@ -110,8 +110,7 @@ def build_warm_core(plan: EnginePlan, *, group: Group | None) -> EngineCore:
     done once.
     """
     core = build_core(plan, group=group)
-    one_worker = plan.parallel.distributed_executor_backend == "uni"
-    if group is None and (one_worker or plan.speculation is None):
+    if group is None and (plan.parallel.has_one_worker or plan.speculation is None):
         try:
             core.executor.collective_rpc("run_first_steps", (), {})
         except Exception:

@@ -128,8 +128,8 @@ class CorePool:
         """
         plan = self._message.plan
         tier, parallel = plan.memory.kv_tier, plan.parallel
-        is_here = self._place is None and parallel.nnodes == 1
-        if tier is None or not is_here or parallel.distributed_executor_backend == "ray":
+        is_elsewhere = parallel.spans_machines or parallel.has_ray_workers
+        if tier is None or self._place is not None or is_elsewhere:
             return []
         if plan.model.load_format in LOAD_FORMATS:
             return []  # weights of a plugin's format may come from anywhere at the next start

@@ -257,5 +257,5 @@ def open_ranks(
     except BaseException:
         nodes.close()
         raise
-    kind = worker_class(parallel.worker_extension_cls, parallel.worker_cls)
+    kind = worker_class(parallel)
     return MultiprocExecutor(ranks, kind)

@@ -9,10 +9,12 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 import zmq
 
+from quire.config.plan_parts import ParallelPlan
 from quire.encodable import to_msgpack
 from quire.errors import EngineError
 from quire.executor.machines.node_messages import (
@@ -72,6 +74,13 @@ class RankHost:
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = 100, 1000
         introduce(self._socket, server_key)
         self._socket.connect(endpoint)
+
+    @classmethod
+    def of_plan(cls, parallel: ParallelPlan, server_key: bytes) -> Self:
+        """The host of this machine's ranks."""
+        endpoint = f"tcp://{parallel.master_addr}:{parallel.master_port}"
+        cpus = parallel.thread_cpus
+        return cls(endpoint, server_key, parallel.node_rank, parallel.nnodes, cpus)
 
     def run(self, stop: socket.socket, patience_s: float = PATIENCE_S) -> int:
         """Serve until `stop` is readable or the core has ended and does not come back (0), or none

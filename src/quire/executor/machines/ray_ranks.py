@@ -80,4 +80,4 @@ def open_ray(
         )
 
     ranks = RayRanks(group, start_process, config.plan, mesh)
-    return RayExecutor(ranks, worker_class(parallel.worker_extension_cls, parallel.worker_cls))
+    return RayExecutor(ranks, worker_class(parallel))

@@ -476,7 +476,7 @@ def open_multiproc(
 ) -> MultiprocExecutor:
     """Start a process for each rank that the plan has; each builds its worker."""
     assert platform is None and exchange is None, "each rank opens the device that the plan names"
-    kind = worker_class(config.parallel.worker_extension_cls, config.parallel.worker_cls)
+    kind = worker_class(config.parallel)
     parallel = config.parallel
     mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     tier = config.memory.kv_tier
