@@ -408,7 +408,13 @@ def build_front_end(
         tokenizer = Tokenizer.from_folder(
             Path(plan.model.tokenizer_folder), mode=plan.model.tokenizer_mode
         )
-    limits = ModelLimits.of_plan(plan, _pooling_facts(plan.model))
+    limits = ModelLimits.of_plan(
+        plan.model,
+        plan.sampling,
+        pooling=_pooling_facts(plan.model),
+        serves_adapters=plan.adapters is not None,
+        has_connector=plan.memory.kv_connector is not None,
+    )
     tracer = None
     if plan.serving.otlp_traces_endpoint is not None:
         tracer = RequestTracer(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from quire.config.plan import EnginePlan
+from quire.config.plan_parts import ModelPlan, SamplingPlan
 from quire.distributed.peers.params import check_params
 from quire.engine.arguments import refuse_keywords
 from quire.engine.counterparts import HasCounterparts
@@ -86,19 +86,27 @@ class ModelLimits:
     logprobs_mode: str = "raw_logprobs"
 
     @classmethod
-    def of_plan(cls, plan: EnginePlan, pooling: PoolingFacts | None) -> Self:
-        """The limits of an engine; `pooling` of one that pools."""
+    def of_plan(
+        cls,
+        model: ModelPlan,
+        sampling: SamplingPlan,
+        *,
+        pooling: PoolingFacts | None,
+        serves_adapters: bool,
+        has_connector: bool,
+    ) -> Self:
+        """The limits of an engine, by the parts of its plan that have most of them."""
         return cls(
-            vocab_size=plan.model.vocab_size,
-            max_model_len=plan.model.max_model_len,
-            max_logprobs=plan.sampling.max_logprobs,
-            eos_token_ids=plan.sampling.generation_eos_token_ids,
-            reports_experts=plan.sampling.enable_return_routed_experts,
-            generates=plan.model.generates,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            max_logprobs=sampling.max_logprobs,
+            eos_token_ids=sampling.generation_eos_token_ids,
+            reports_experts=sampling.enable_return_routed_experts,
+            generates=model.generates,
             pooling=pooling,
-            serves_adapters=plan.adapters is not None,
-            has_connector=plan.memory.kv_connector is not None,
-            logprobs_mode=plan.sampling.logprobs_mode,
+            serves_adapters=serves_adapters,
+            has_connector=has_connector,
+            logprobs_mode=sampling.logprobs_mode,
         )
 
 
