@@ -121,11 +121,11 @@ def engine_options() -> Iterator[str]:
     """In how many files of the package the engine's options are named."""
     counts = Counter({name: len(files) for name, files in option_files().items()})
     middle = sorted(counts.values())[len(counts) // 2]
-    few = sum(count <= MOST_OPTION_FILES for count in counts.values())
-    most = ", ".join(f"{name} {count}" for name, count in counts.most_common(5))
+    more = [(name, count) for name, count in counts.most_common() if count > MOST_OPTION_FILES]
     yield (
-        f"files that name an engine option: median {middle}, {few} of {len(counts)} in at most "
-        f"{MOST_OPTION_FILES}; most: {most}"
+        f"files that name an engine option: median {middle}, {len(counts) - len(more)} of "
+        f"{len(counts)} in at most {MOST_OPTION_FILES}; more: "
+        + ", ".join(f"{name} {count}" for name, count in more)
     )
 
 

@@ -49,6 +49,27 @@ def test_names_in_texts_and_comments_do_not_count(tmp_path, monkeypatch):
     user = '"""Gives every seed a block_size."""\ndef f(a):\n    return g(a.seed, kind=Pooled)\n'
     (package / "user.py").write_text(user)
     monkeypatch.setattr(growth, "ROOT", tmp_path)
+    declared = "config/args/engine_options.py"
+    assert growth.option_files() == {"seed": [declared, "user.py"], "block_size": [declared]}
     [line] = growth.engine_options()
-    assert line.endswith("median 2, 2 of 2 in at most 5; most: seed 2, block_size 1")
+    assert line.endswith("median 2, 2 of 2 in at most 5; more: ")
     assert list(growth.output_kinds()) == ["files that name a kind of output: Pooled 1"]
+
+
+def test_names_that_mean_something_else_count_where_options_are_carried(tmp_path, monkeypatch):
+    files = {
+        "config/args/engine_options.py": "class EngineOptions:\n    block_size: int = 16\n",
+        "config/plan_parts.py": "class MemoryPlan:\n    block_size: int\n    dtype: str\n",
+        "ops/attention.py": "def attend(q, block_size): return q[:block_size]\n",
+        "runner/rows.py": "def rows(block_size): return attend(block_size=block_size)\n",
+        "engine/builder.py": "def build(plan): return rows(plan.memory.block_size)\n",
+        "cli/show.py": "def show(args): return replace(args, block_size=4)\n",
+        "bench/run.py": "def run(): return EngineArgs(block_size=4)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / growth.PACKAGE / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / growth.PACKAGE / name).write_text(text)
+    monkeypatch.setattr(growth, "ROOT", tmp_path)
+    assert set(growth.option_files()["block_size"]) == files.keys() - {
+        "ops/attention.py", "runner/rows.py",
+    }  # fmt: skip
