@@ -34,6 +34,7 @@
 #include "core/memory.hpp"
 #include "core/pool.hpp"
 #include "core/program.hpp"
+#include "core/touch.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/tables.hpp"
 
@@ -68,8 +69,9 @@ int get_buffer(PyObject* self, Py_buffer* view, int flags) {
 
 PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)}, {0, nullptr}};
 
-Buffer allocate(size_t size) {
+Buffer allocate(size_t size, bool touches_start) {
     auto memory = std::make_shared<Memory>(size);
+    if (touches_start) touch_start(memory);
     return {memory->data(), size, memory};
 }
 
@@ -167,8 +169,9 @@ void bind_memory(nb::module_& m) {
     nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))
         .def_ro("size", &Buffer::size)
         .def_prop_ro("address", [](const Buffer& b) { return reinterpret_cast<Address>(b.data); });
-    m.def("allocate", &allocate, "size"_a,
-          "Zeroed memory; from 2 MiB on the kernel is asked for huge pages.");
+    m.def("allocate", &allocate, "size"_a, "touches_start"_a = false,
+          "Zeroed memory; from 2 MiB on the kernel is asked for huge pages. touches_start: a thread "
+          "touches the first one.");
     m.def("prepare_memory", &prepare_memory, "size"_a,
           "Have a thread touch pages that `allocate` takes from then on.");
     m.def("end_preparation", &end_preparation, nb::call_guard<nb::gil_scoped_release>(),

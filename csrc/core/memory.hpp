@@ -35,6 +35,7 @@ class Memory {
 
     std::byte* data() const { return data_; }
     size_t size() const { return size_; }
+    bool is_mapped() const { return mapped_ > 0; }
 
    private:
     std::byte* data_ = nullptr;

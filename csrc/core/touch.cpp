@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <deque>
+#include <mutex>
 #include <thread>
+#include <utility>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -47,5 +50,38 @@ void touch_ahead(std::byte* memory, size_t size) {
 void touch_ahead(std::byte*, size_t) {}
 
 #endif
+
+namespace {
+
+// Memory whose first page is to be touched, and whether a thread does it.
+struct Starts {
+    std::mutex mutex;
+    std::deque<std::shared_ptr<Memory>> waiting;
+    bool is_running = false;
+
+    void run() {
+        std::unique_lock lock(mutex);
+        while (!waiting.empty()) {
+            std::shared_ptr<Memory> memory = std::move(waiting.front());
+            waiting.pop_front();
+            lock.unlock();
+            // a call that populates memory holds up whoever maps some; others may write beside this
+            __atomic_fetch_or(reinterpret_cast<unsigned char*>(memory->data()), 0, __ATOMIC_RELAXED);
+            memory.reset();
+            lock.lock();
+        }
+        is_running = false;
+    }
+};
+
+}  // namespace
+
+void touch_start(std::shared_ptr<Memory> memory) {
+    static Starts& starts = *new Starts;  // never deleted: the process may end before the thread
+    if (!memory->is_mapped()) return;  // smaller memory was cleared by its allocation
+    std::lock_guard lock(starts.mutex);
+    starts.waiting.push_back(std::move(memory));
+    if (!std::exchange(starts.is_running, true)) std::thread([] { starts.run(); }).detach();
+}
 
 }  // namespace quire

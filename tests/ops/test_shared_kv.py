@@ -52,6 +52,28 @@ providers = pytest.mark.parametrize("provider", ["torch", "cpu", "triton"])
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 
 
+@providers
+@dtypes
+def test_block_0_has_zeros(provider, dtype, monkeypatch):
+    """Padding reads it."""
+    plain = torch.empty
+
+    def dirty(*args, **kwargs):
+        made = plain(*args, **kwargs)
+        made.view(torch.uint8).fill_(255)
+        return made
+
+    ops = ops_of(provider)
+    monkeypatch.setattr(torch, "empty", dirty)
+    views = ops.allocate_shared_kv(NUM_BLOCKS, SHAPES, dtype)
+    if provider == "triton":
+        views = [*views, paged_kv.allocate_kv(NUM_BLOCKS, 4, 2, 24, dtype, device=CPU)]
+    else:
+        views = [*views, ops.allocate_kv(NUM_BLOCKS, 4, 2, 24, dtype)]
+    for view in views:
+        assert not any(part[0].view(torch.uint8).any() for part in view.parts)
+
+
 def contents(shape, dtype, seed):
     """Of one block, in the form in which it comes out again."""
     draw = torch.Generator().manual_seed(seed)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,7 +43,16 @@ SCALE_BYTES = 4
 """Of a key's or a value's scale."""
 
 
-class LayerKV(Protocol):
+class Blocks(Protocol):
+    """Memory of blocks."""
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Views [N, ...] of all that blocks hold, in types that all of torch's indexing knows."""
+        ...
+
+
+class LayerKV(Blocks, Protocol):
     """One layer's KV memory; slots that were never written have arbitrary contents, even NaN."""
 
     num_blocks: int
@@ -53,10 +62,6 @@ class LayerKV(Protocol):
 
     @property
     def dtype(self) -> torch.dtype: ...
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """Views [N, ...] of all that blocks hold, in types that all of torch's indexing knows."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,7 @@ PlainShape = StateShape | LatentShape
 PlainMemory = LayerState | LayerLatents
 BlockShape = KVShape | PlainShape
 BlockMemory = LayerKV | PlainMemory
+Memory = TypeVar("Memory", bound=Blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +302,19 @@ def allocate_kv(
     *,
     device: torch.device,
 ) -> PlainKV:
-    """KV memory of one layer for num_blocks blocks of block_size tokens; contents are arbitrary."""
+    """KV memory of one layer for num_blocks blocks of block_size tokens. Block 0 has zeros: padding
+    reads it, and must not find NaN. The contents of the others are arbitrary.
+    """
     shape = (num_blocks * block_size + 2, 2, kv_heads, head_dim)
     lanes = torch.empty(shape, dtype=dtype, device=device)
-    return _plain_kv(lanes, num_blocks, block_size, page_lanes=block_size)
+    return with_null_block(_plain_kv(lanes, num_blocks, block_size, page_lanes=block_size))
+
+
+def with_null_block(kv: Memory) -> Memory:
+    """New memory, with zeros in block 0."""
+    for part in kv.parts:
+        part[:1].zero_()
+    return kv
 
 
 def _plain_kv(lanes: Tensor, num_blocks: int, block_size: int, *, page_lanes: int) -> PlainKV:
@@ -330,7 +345,8 @@ def allocate_shared_kv(
     num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, *, device: torch.device
 ) -> tuple[PlainKV | PlainMemory, ...]:
     """Memory of num_blocks blocks, each of which holds a block of one of `shapes` at a time: a view
-    of it for each, in order. What is written through one is arbitrary through the others.
+    of it for each, in order. What is written through one is arbitrary through the others. Block 0
+    has zeros, as in `allocate_kv`.
     """
     lanes = [_lane_bytes(shape, dtype) for shape in shapes if isinstance(shape, KVShape)]
     page = page_bytes([_lanes_bytes(shape, dtype) for shape in shapes], lanes)
@@ -346,7 +362,7 @@ def allocate_shared_kv(
         lanes = own.view(dtype).view(-1, 2, shape.kv_heads, shape.head_dim)
         return _plain_kv(lanes, num_blocks, shape.block_size, page_lanes=page // size)
 
-    return tuple(map(view, shapes))
+    return tuple(with_null_block(view(shape)) for shape in shapes)
 
 
 def plain_bytes(shape: PlainShape, dtype: torch.dtype) -> int:

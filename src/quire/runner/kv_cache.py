@@ -19,7 +19,6 @@ from quire.models.layer_memory import KeyValues, Latents, LayerMemory, NumberByt
 from quire.ops import Ops
 from quire.ops.kv import BlockMemory, BlockShape, KVShape, LatentShape, StateShape
 from quire.runner.devices.device import Array
-from quire.step.plan import NULL_BLOCK
 
 _ALIGNMENT = 64
 """Bytes to a multiple of which each part of a block's content begins."""
@@ -82,7 +81,6 @@ class KVCache:
                 self._views.append(view)
                 for layer in layers:
                     self.layers[layer] = view
-        self.zero([NULL_BLOCK])  # padding reads it, and must not find NaN
 
     def resize(self, num_blocks: int) -> None:
         """Replace the memory by that of `num_blocks` blocks; all contents are lost."""

@@ -173,10 +173,10 @@ class KVOps:
         *,
         device: torch.device,
     ) -> CpuKV:
-        """Zeros; memory is taken when it is touched."""
+        """Zeros; memory is taken when it is touched, that of the first blocks at once."""
         assert device.type == "cpu"
         at = _layout(KVShape(block_size, kv_heads, head_dim), dtype)
-        memory = huge_tensor((num_blocks * at.block_bytes,), torch.uint8)
+        memory = self._allocate(num_blocks * at.block_bytes)
         return self._kv(num_blocks, at, memory)
 
     def allocate_shared_kv(
@@ -193,7 +193,7 @@ class KVOps:
         sizes = [at.block_bytes for at in layouts]
         sizes += [plain_bytes(s, dtype) for s in shapes if not isinstance(s, KVShape)]
         page = page_bytes(sizes, [at.kv_heads * LINE for at in layouts])
-        memory = huge_tensor((num_blocks * page,), torch.uint8)
+        memory = self._allocate(num_blocks * page)
 
         def view(shape: BlockShape) -> CpuKV | PlainMemory:
             if not isinstance(shape, KVShape):
@@ -203,6 +203,12 @@ class KVOps:
             return self._kv(num_blocks, replace(at, padding=padding), memory)
 
         return tuple(map(view, shapes))
+
+    def _allocate(self, num_bytes: int) -> Tensor:
+        """Zeros, whose first page a thread takes: the first request would wait for one of each
+        layer.
+        """
+        return huge_tensor((num_bytes,), torch.uint8, touches_start=True)
 
     def _kv(self, num_blocks: int, at: KVLayout, memory: Tensor) -> CpuKV:
         native = self._new_memory(

@@ -158,14 +158,18 @@ def describe_native(isa: str | None = None) -> list[tuple[str, str]]:
     return lines + [(f"not {name}", why) for name, why in refused[:1]]
 
 
-def huge_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def huge_tensor(
+    shape: tuple[int, ...], dtype: torch.dtype, *, touches_start: bool = False
+) -> Tensor:
     """A zeroed tensor on huge pages where it is 2 MiB or more and the kernel has them.
 
-    For weights in memory and for KV memory. Pages take no memory until they are touched. Falls back
-    to plain torch without native code. Raises MemoryError.
+    For weights in memory and for KV memory. Pages take no memory until they are touched;
+    touches_start: a thread touches the first. Falls back to plain torch without native code. Raises
+    MemoryError.
     """
     native, _ = find_native()
     count = math.prod(shape)
     if native is None or count == 0:
         return torch.zeros(shape, dtype=dtype)
-    return torch.frombuffer(native.allocate(count * dtype.itemsize), dtype=dtype).view(shape)
+    memory = native.allocate(count * dtype.itemsize, touches_start)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -23,6 +23,7 @@ from quire.ops.kv import (
     page_bytes,
     plain_bytes,
     plain_memory,
+    with_null_block,
     with_scales,
 )
 
@@ -90,7 +91,7 @@ def allocate_kv(
     shape = (2, num_blocks, block_size, kv_heads, head_dim)
     memory = torch.empty(shape, dtype=dtype, device=device)
     scales = torch.empty(shape[:4], device=device) if dtype in LARGEST_NUMBER else None
-    return PagedKV(memory, scales)
+    return with_null_block(PagedKV(memory, scales))
 
 
 def allocate_shared_kv(
@@ -116,7 +117,7 @@ def allocate_shared_kv(
             scales = torch.empty(numbers.shape[:3], device=device)
         return PagedKV(_halves(numbers, shape), None if scales is None else _halves(scales, shape))
 
-    return tuple(map(view, shapes))
+    return tuple(with_null_block(view(shape)) for shape in shapes)
 
 
 def _halves(slots: Tensor, shape: KVShape) -> Tensor:
