@@ -31,6 +31,7 @@
 #include "bind/state.hpp"
 #include "core/arena.hpp"
 #include "core/level.hpp"
+#include "core/library.hpp"
 #include "core/memory.hpp"
 #include "core/pool.hpp"
 #include "core/program.hpp"
@@ -176,6 +177,10 @@ void bind_memory(nb::module_& m) {
           "Have a thread touch pages that `allocate` takes from then on.");
     m.def("end_preparation", &end_preparation, nb::call_guard<nb::gil_scoped_release>(),
           "Free those that nobody has taken.");
+    m.def("load_ahead", &load_ahead, "paths"_a,
+          "Have a thread load shared libraries; does nothing after the first call.");
+    m.def("wait_for_libraries", &wait_for_libraries, nb::call_guard<nb::gil_scoped_release>(),
+          "Wait until they are loaded.");
 }
 
 void bind_pool(nb::module_& m) {

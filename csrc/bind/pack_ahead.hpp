@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/level.hpp"
+#include "core/library.hpp"
 #include "core/memory.hpp"
 #include "core/pool.hpp"
 #include "kernels/tables.hpp"
@@ -152,6 +153,12 @@ class PackAhead {
     };
 
     void run() {
+        wait_for_libraries();  // who imports waits for those, and for packed weights later
+        pack_blocks();
+        files_.clear();  // here, as it takes time; nothing else reads them
+    }
+
+    void pack_blocks() {
         for (Block& block : blocks_) {
             {
                 std::lock_guard lock(mutex_);

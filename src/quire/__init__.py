@@ -46,6 +46,9 @@ _HOMES = {
     "initialize_ray_cluster": "quire.clusters.ray_cluster",
 }
 
+_WITH_TORCH = ("LLM", "LLMEngine")
+"""Names of what runs models in this process, as a rule."""
+
 if TYPE_CHECKING:
     from quire.clusters.ray_cluster import initialize_ray_cluster
     from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
@@ -130,6 +133,10 @@ def __getattr__(name: str) -> Any:
     from quire.start_up import without_collections
 
     with without_collections():
+        if name in _WITH_TORCH:
+            from quire.hardware.torch_library import load_torch_ahead
+
+            load_torch_ahead()
         return getattr(importlib.import_module(home), name)
 
 

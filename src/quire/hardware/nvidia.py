@@ -14,6 +14,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,23 @@ class _Memory(ctypes.Structure):
     )
 
 
-def find_gpu(load: Load = ctypes.CDLL) -> tuple[GpuFacts | None, str]:
+@cache
+def _opened(name: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
+def open_driver(name: str = "libcuda.so.1") -> ctypes.CDLL:
+    """A library of the driver. Raises OSError without it, which is found out once."""
+    found = _opened(name)
+    if found is None:
+        raise OSError(f"{name} does not load")
+    return found
+
+
+def find_gpu(load: Load = open_driver) -> tuple[GpuFacts | None, str]:
     """The first GPU that this process may use; None and the reason without one. Does not raise."""
     try:
         cuda = _library(load, "libcuda.so.1")
@@ -60,7 +77,7 @@ def find_gpu(load: Load = ctypes.CDLL) -> tuple[GpuFacts | None, str]:
     return GpuFacts(name, capability, multiprocessors, total, free), ""
 
 
-def gpu_bytes_in_use(load: Load = ctypes.CDLL) -> int | None:
+def gpu_bytes_in_use(load: Load = open_driver) -> int | None:
     """Bytes in use, by any process, of the first GPU that this one may use; None where
     that cannot be told.
     """

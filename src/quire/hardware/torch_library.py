@@ -1,0 +1,43 @@
+"""Torch's shared libraries, which a native thread loads while Python imports modules that need no
+torch: a fifth of the time that importing torch takes. Free of torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from quire.hardware.native import find_native
+from quire.hardware.nvidia import open_driver
+
+_LIBRARIES = ("libtorch_global_deps.so", "libtorch_python.so")
+"""In the order of `import torch`; the second brings all others with it."""
+_FIRST = (
+    *("asyncio", "base64", "hashlib", "json", "msgspec", "multiprocessing.connection", "numpy"),
+    *("psutil", "queue", "tokenizers"),
+)
+"""Modules that engines need and that have native code, or import some."""
+
+
+def load_torch_ahead() -> None:
+    """Begin to load torch's libraries, for a process that is going to import torch. Does nothing
+    where that has happened, or without native code or torch.
+    """
+    if "torch" in sys.modules:
+        return
+    native, _ = find_native()
+    spec = importlib.util.find_spec("torch")
+    if native is None or spec is None or not spec.submodule_search_locations:
+        return
+    # the loader of libraries has one lock: later all these would wait for torch's
+    for name in _FIRST:
+        importlib.import_module(name)
+    with contextlib.suppress(OSError):
+        open_driver()
+    folder = Path(spec.submodule_search_locations[0]) / "lib"
+    native.load_ahead([str(folder / name) for name in _LIBRARIES])
+    atexit.register(native.wait_for_libraries)  # a process must not end while one is loaded
