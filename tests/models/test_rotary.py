@@ -30,11 +30,11 @@ def test_frequencies_are_those_of_transformers(checkpoints, name):
 
 def test_a_table_holds_cosines_then_sines_times_the_factor(checkpoints):
     rope_spec = read_spec(read_config(checkpoints["llama-yarn"].folder)).blocks[0].mixer.rope
-    inverse, factor = frequencies(rope_spec, 64)
-    table = rotary_table(rope_spec, 64, CPU)
-    assert table.dim == 24 and table.cos_sin.shape == (64, 24)
+    inverse, factor = frequencies(rope_spec, 2100)
+    table = rotary_table(rope_spec, 2100, CPU)
+    assert table.dim == 24 and table.cos_sin.shape == (2100, 24)
     assert table.cos_sin.dtype == torch.float32 and factor != 1.0
-    angles = torch.arange(64.0)[:, None] * inverse
+    angles = torch.arange(2100.0)[:, None] * inverse
     assert torch.equal(table.cos_sin[:, :12], angles.cos() * factor)
     assert torch.equal(table.cos_sin[:, 12:], angles.sin() * factor)
 

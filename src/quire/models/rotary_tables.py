@@ -31,14 +31,23 @@ from quire.models.positions import (
 )
 from quire.ops import RotaryTable
 
+_ROWS = 1024
+"""Positions that are computed together: their angles stay in the caches, in the same memory."""
+
 
 def rotary_table(rope: Rope, max_model_len: int, device: torch.device) -> RotaryTable:
     """The table of `rope` for positions below `max_model_len`, in fp32 with attention scaling
     folded in.
     """
     inverse, attention_factor = frequencies(rope, max_model_len)
-    angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), inverse)
-    table = torch.cat((angles.cos(), angles.sin()), dim=1).mul_(attention_factor)
+    half = len(inverse)
+    table = torch.empty((max_model_len, 2 * half), dtype=torch.float32)
+    for first in range(0, max_model_len, _ROWS):
+        rows = table[first : first + _ROWS]
+        positions = torch.arange(first, first + len(rows), dtype=torch.float32)
+        angles = torch.outer(positions, inverse)
+        torch.mul(angles.cos(), attention_factor, out=rows[:, :half])
+        torch.mul(angles.sin(), attention_factor, out=rows[:, half:])
     return RotaryTable(table.to(device), rope.dim, rope.interleaved)
 
 

@@ -7,12 +7,19 @@ from typing import Any
 _FLOATS = {name: float(name) for name in ("Infinity", "-Infinity", "NaN")}
 
 
+def number_or_object(found: dict[str, Any]) -> Any:
+    """The number that an object of JSON stands for, else the object; also a hook of `json.loads`,
+    which looks at objects alone.
+    """
+    if len(found) == 1 and (name := found.get("__float__")) in _FLOATS:
+        return _FLOATS[name]
+    return found
+
+
 def decoded(value: Any) -> Any:
     """A value of JSON with numbers in the place of objects like {"__float__": "Infinity"}, as
     transformers 5 writes them.
     """
     if isinstance(value, dict):
-        if len(value) == 1 and (name := value.get("__float__")) in _FLOATS:
-            return _FLOATS[name]
-        return {key: decoded(each) for key, each in value.items()}
+        return number_or_object({key: decoded(each) for key, each in value.items()})
     return [decoded(each) for each in value] if isinstance(value, list) else value

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from quire.models.reading.floats import decoded
+from quire.models.reading.floats import number_or_object
 
 _TABLE = Path(__file__).with_name("reference_keys.json")
 
@@ -43,7 +43,8 @@ class Reference:
 
 @cache
 def _table() -> dict[str, Any]:
-    found: dict[str, Any] = decoded(json.loads(_TABLE.read_text(encoding="utf-8")))
+    text = _TABLE.read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text, object_hook=number_or_object)
     return found
 
 
