@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 from quire.config.args.engine_args import EngineArgs
@@ -22,7 +23,7 @@ from quire.engine.arguments import request_ids as ids_of
 from quire.engine.client.client import EngineCoreClient
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.frontend.engine_attributes import EngineAttributes
-from quire.engine.frontend.frontend import FrontEnd, build_front_end
+from quire.engine.frontend.frontend import FrontEnd, build_front_end, read_tokenizer
 from quire.engine.frontend.output_processor import AnyOutput
 from quire.engine.launcher import launch_front_end
 from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats, with_stat_loggers
@@ -243,4 +244,7 @@ def _front_end_of_one(
         from quire.engine.client.inproc import build_client
 
         plan, options = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
-        return build_front_end(plan, build_client(plan), stats_options=options)
+        with ThreadPoolExecutor(1) as beside:  # the core waits for packed weights of large models
+            tokenizer = beside.submit(read_tokenizer, plan.model)
+            client = build_client(plan)
+            return build_front_end(plan, client, stats_options=options, tokenizer=tokenizer)

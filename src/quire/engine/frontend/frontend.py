@@ -12,6 +12,7 @@ import heapq
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -389,25 +390,30 @@ def _timeout_s(given: Any, params: object) -> float | None:
     return float(min(given, _LONGEST_S))
 
 
+def read_tokenizer(model: ModelPlan) -> Tokenizer | None:
+    """The tokenizer of a plan, if it has one. Raises LoadError for files that cannot be used."""
+    if model.tokenizer_folder is None:
+        return None
+    return Tokenizer.from_folder(Path(model.tokenizer_folder), mode=model.tokenizer_mode)
+
+
 def build_front_end(
     plan: EnginePlan,
     client: Client,
     client_index: int = 0,
     stats_options: StatsOptions | None = None,
     stats: Stats | None = None,
+    tokenizer: Future[Tokenizer | None] | None = None,
 ) -> FrontEnd[Client]:
-    """Load the plan's tokenizer and put it in front of `client`, which runs the plan's core.
+    """Load the plan's tokenizer, unless a thread does (`tokenizer`), and put it in front of
+    `client`, which runs the plan's core.
 
     Each of several front ends of one engine has its own `client_index`, from 1 on, so that their
     requests draw different seeds. `stats` None: made from `stats_options`.
 
     Raises LoadError for tokenizer files that cannot be used.
     """
-    tokenizer = None
-    if plan.model.tokenizer_folder is not None:
-        tokenizer = Tokenizer.from_folder(
-            Path(plan.model.tokenizer_folder), mode=plan.model.tokenizer_mode
-        )
+    loaded = read_tokenizer(plan.model) if tokenizer is None else tokenizer.result()
     limits = ModelLimits.of_plan(
         plan.model,
         plan.sampling,
@@ -426,12 +432,12 @@ def build_front_end(
     stats = stats or EngineStats.of_plan(plan, client.engine_indices, stats_options)
     processors = plan.sampling.logits_processors
     inputs = InputProcessor(
-        tokenizer,
+        loaded,
         limits,
         seed=_seed_of(plan, client_index),
         forms=forms,
         custom=CustomParams(processors) if processors else None,
-        pictures=_pictures_of(plan, tokenizer),
+        pictures=_pictures_of(plan, loaded),
         embeds=_embeds_of(plan),
     )
     if inputs.pictures is not None:
@@ -441,10 +447,10 @@ def build_front_end(
         inputs.generation.reasoning_marks = ReasoningMarks(start, end)
     return FrontEnd(
         client=client,
-        tokenizer=tokenizer,
+        tokenizer=loaded,
         inputs=inputs,
         outputs=OutputProcessor(
-            tokenizer,
+            loaded,
             stream_interval=plan.serving.stream_interval,
             log_stats=plan.serving.log_stats or tracer is not None,  # spans carry the same times
             kinds=kinds_of(
