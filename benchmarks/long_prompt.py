@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.bench.report import add_output_flag, finish, percentile
-from quire.config.args.engine_args import AsyncEngineArgs
+from quire.config.args.async_engine_args import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.checkpoints import make_checkpoint

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "AdapterLogitsProcessor": "quire.runner.sampling",
-    "AsyncEngineArgs": "quire.config.args.engine_args",
+    "AsyncEngineArgs": "quire.config.args.async_engine_args",
     "AsyncLLM": "quire.engine.async_llm",
     "AsyncLLMEngine": "quire.engine.async_llm",
     "BatchUpdate": "quire.runner.sampling",
@@ -51,7 +51,8 @@ _WITH_TORCH = ("LLM", "LLMEngine")
 
 if TYPE_CHECKING:
     from quire.clusters.ray_cluster import initialize_ray_cluster
-    from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
+    from quire.config.args.async_engine_args import AsyncEngineArgs
+    from quire.config.args.engine_args import EngineArgs
     from quire.engine.async_llm import AsyncLLM, AsyncLLMEngine
     from quire.engine.llm_engine import LLMEngine
     from quire.llm import LLM

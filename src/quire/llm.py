@@ -31,7 +31,6 @@ from quire.params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.pooling_outputs import PoolingRequestOutput
 from quire.prompts import as_prompts, with_processor_kwargs
 from quire.request_options import BatchOptions
-from quire.text.chat import render_chat
 from quire.text.encode_options import encode_options
 from quire.text.tokenizer import Tokenizer
 
@@ -361,6 +360,8 @@ class LLM(BlockingControl, PoolingMethods):
         **rendering: Any,
     ) -> OfflineBatch:
         """The batch of `chat`, whose conversations are rendered one by one. Raises RequestError."""
+        from quire.text.chat import render_chat  # imports jinja2
+
         self._check_kwargs(mm_processor_kwargs)
         tokenizer, chats = self.get_tokenizer(), _as_chats(messages)
         encoding = encode_options(options.tokenization_kwargs)

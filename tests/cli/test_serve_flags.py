@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from quire.cli import chat, complete, generate, main, serve
+from quire.config.args.async_engine_args import AsyncEngineArgs
 from quire.config.args.command_line import QuireParser
-from quire.config.args.engine_args import AsyncEngineArgs
 from quire.config.args.foreign_flags import FOREIGN_FLAGS
 
 LISTED = Path(__file__).with_name("vllm_serve_flags.txt").read_text().splitlines()

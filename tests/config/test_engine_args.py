@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from reference_page import render
 
+from quire.config.args.async_engine_args import AsyncEngineArgs
 from quire.config.args.command_line import QuireParser, parse_size, rewrite
-from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.config.args.option import default_of, fields_of, options_of
 from quire.config.resolve.resolve import check_args
 from quire.environment import read_environment

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
+from quire.config.args.async_engine_args import AsyncEngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.config.kv_pool_size import gib
 from quire.config.plan import NOT_SHOWN
 from quire.config.resolve.resolve import resolve

@@ -6,7 +6,8 @@ import decimal
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
+from quire.config.args.async_engine_args import AsyncEngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.inproc import build_client
 from quire.engine.frontend.frontend import build_front_end

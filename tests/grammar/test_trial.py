@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from quire import embedded
-from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
+from quire.config.args.async_engine_args import AsyncEngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.config.resolve.resolve import resolve
 from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.errors import InvalidParameter

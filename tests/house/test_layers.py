@@ -189,6 +189,7 @@ WITHOUT_TORCH = (
 
 OF_EVERY_START = (
     "quire.config.planning",
+    "quire.engine.core.builder",
     "quire.engine.frontend.frontend",
     "quire.executor.worker_builder",
     "quire.llm",
@@ -221,6 +222,19 @@ def test_modules_without_torch():
 def test_text_needs_no_media():
     """Few models take pictures, and their encoders and processors take time to import."""
     import_without("quire.media quire.models.vision", OF_EVERY_START)
+
+
+def test_a_plain_start_imports_what_it_uses():
+    """A model of attention and dense layers, in this process, from safetensors."""
+    few = (
+        "zmq jinja2 quire.engine.launcher quire.engine.client.core_sockets quire.grammar.guidance "
+        "quire.config.args.async_engine_args quire.executor.adapter_support "
+        "quire.models.feed_forward.mixture quire.models.foreign.load quire.models.streams "
+        "quire.models.loading.readers.pickled_files quire.models.mixers.latent "
+        "quire.models.mixers.recurrent.layers quire.models.mixers.compressed.layers "
+        "quire.models.pooling.pooler quire.runner.offloaded_weights quire.runner.pooling"
+    )
+    import_without(few, OF_EVERY_START)
 
 
 def test_import_is_quick():

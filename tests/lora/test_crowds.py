@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.config.args.engine_args import AsyncEngineArgs
+from quire.config.args.async_engine_args import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import RequestError
 from quire.params import RequestOutputKind

@@ -12,8 +12,8 @@ from starlette.datastructures import State
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 if TYPE_CHECKING:
+    from quire.config.args.async_engine_args import AsyncEngineArgs
     from quire.config.args.command_line import QuireParser
-    from quire.config.args.engine_args import AsyncEngineArgs
     from quire.engine.async_llm import AsyncLLM
 
 
@@ -64,7 +64,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
 def engine_args_of(args: argparse.Namespace) -> AsyncEngineArgs:
     """The engine's part of the flags of a server."""
     from quire.cli.serve import parts_of
-    from quire.config.args.engine_args import AsyncEngineArgs
+    from quire.config.args.async_engine_args import AsyncEngineArgs
 
     return AsyncEngineArgs.from_cli_args(parts_of(args)[1])
 

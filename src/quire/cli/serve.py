@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from quire.cli.front_end import start_logging
 from quire.cli.session import add_engine_flags, explain
 from quire.cli.start_signals import start_signals
+from quire.config.args.async_engine_args import AsyncEngineArgs
 from quire.config.args.command_line import QuireParser
-from quire.config.args.engine_args import AsyncEngineArgs
 from quire.config.args.option import options_of
 from quire.config.args.server_args import ServerArgs, check_keys
 from quire.engine.event_loop import freeze_start_up, loop_factory

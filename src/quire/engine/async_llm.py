@@ -15,7 +15,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar, cast
 
-from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
+from quire.config.args.async_engine_args import AsyncEngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
 from quire.engine.arguments import (
     check_clients,

@@ -25,7 +25,6 @@ from quire.engine.control_verbs import BlockingControl
 from quire.engine.frontend.engine_attributes import EngineAttributes
 from quire.engine.frontend.frontend import FrontEnd, build_front_end, read_tokenizer
 from quire.engine.frontend.output_processor import AnyOutput
-from quire.engine.launcher import launch_front_end
 from quire.engine.stats.loggers import StatLoggerFactory, with_log_stats, with_stat_loggers
 from quire.engine.wire.control_calls import Utility
 from quire.environment import read_environment
@@ -69,7 +68,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
         check_executor_class(executor_class, vllm_config)
         if front_end is None:
             plan = with_log_stats(require_plan(vllm_config), log_stats)
-            make = launch_front_end if multiprocess_mode else _front_end_of_one
+            make = _launched_front_end if multiprocess_mode else _front_end_of_one
             front_end, log_stats = make(plan, stat_loggers, aggregate_engine_logging), None
         self.front_end = front_end
         self._is_logging = self.front_end.log_stats if log_stats is None else log_stats
@@ -107,7 +106,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
         front_end = None
         is_elsewhere = engine_args.data_parallel_backend == "ray"
         if enable_multiprocessing or engine_args.data_parallel_size > 1 or is_elsewhere:
-            front_end = launch_front_end(engine_args, stat_loggers)
+            front_end = _launched_front_end(engine_args, stat_loggers)
         return cls(
             None if front_end else engine_args.create_engine_config(),
             usage_context=usage_context,
@@ -232,12 +231,22 @@ class LLMEngine(EngineAttributes, BlockingControl):
         return answer
 
 
+def _launched_front_end(
+    plan: EnginePlan | EngineArgs,
+    stat_loggers: Sequence[StatLoggerFactory] | None,
+    is_log_aggregated: bool = False,
+) -> FrontEnd[EngineCoreClient]:
+    from quire.engine.launcher import launch_front_end  # sockets, which one process does not need
+
+    return launch_front_end(plan, stat_loggers, is_log_aggregated)
+
+
 def _front_end_of_one(
     plan: EnginePlan, stat_loggers: Sequence[StatLoggerFactory] | None, is_log_aggregated: bool
 ) -> FrontEnd[EngineCoreClient]:
     """Build a front end with the core in this process, unless the plan has several cores."""
     if plan.parallel.data_parallel_size > 1:
-        return launch_front_end(plan, stat_loggers, is_log_aggregated)
+        return _launched_front_end(plan, stat_loggers, is_log_aggregated)
     prepare(preparation(plan.model, plan.parallel))
     with without_collections():  # imports go on while the engine is built
         # imports torch, which a given front end does not need

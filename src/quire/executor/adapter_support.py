@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from quire.config.adapter_plan import AdapterPlan
 from quire.executor.worker_config import WorkerConfig
 from quire.models import find_family, read_spec
 from quire.models.adapters.reading import check_adapter, read_adapter
@@ -28,11 +29,8 @@ class AdapterSupport:
     check: Callable[[Path], None]
 
 
-def adapter_support(config: WorkerConfig) -> AdapterSupport | None:
-    """None: there are no adapters. Raises InvalidParameter for a target that the model lacks."""
-    plan = config.adapters
-    if plan is None:
-        return None
+def adapter_support(config: WorkerConfig, plan: AdapterPlan) -> AdapterSupport:
+    """Raises InvalidParameter for a target that the model lacks."""
     model = (config.model.hf_config, config.model.pooler)
     targets = AdapterTargets(find_family(*model), read_spec(*model), plan.target_modules)
     dtype = getattr(torch, plan.lora_dtype)

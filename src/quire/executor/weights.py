@@ -18,7 +18,6 @@ from quire.models import find_family, read_spec
 from quire.models.cutting.stages import memory_places
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
-from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
 from quire.models.loading.options import AdapterRoom, ModelOptions
 from quire.models.loading.packed_weights import PackedWeights
@@ -29,7 +28,6 @@ from quire.models.spec import Decoder, PipelineStage
 from quire.ops import Ops
 from quire.quantization import Recipe
 from quire.runner.model import RunnableModel
-from quire.runner.offloaded_weights import OffloadedWeights
 
 if TYPE_CHECKING:
     from quire.executor.weight_transfer.engines import WeightTransferEngine
@@ -50,6 +48,8 @@ def make_loader(
     of its layers. `stored` has those that were packed before.
     """
     if config.model_impl == "transformers":
+        from quire.models.foreign.load import load_foreign_model  # few models are transformers'
+
         assert exchange is None and group is None, "one core, one worker"
         return partial(
             load_foreign_model,
@@ -231,6 +231,8 @@ def _placement_maker(
     offload = config.model.offload
     if offload is None:
         return None
+    from quire.runner.offloaded_weights import OffloadedWeights  # few engines offload
+
     assert platform.driver is not None, "weights are offloaded from a device with its own memory"
     return partial(
         OffloadedWeights,

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from quire.distributed.world import of_worker
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet
-from quire.executor.adapter_support import AdapterSupport
 from quire.executor.profiler import Profiler
 from quire.executor.weight_transfer.session import WorkerWeights
 from quire.executor.weight_transfer.worker_methods import WeightMethods
@@ -35,6 +34,7 @@ from quire.step.transfers import TransferReport
 
 if TYPE_CHECKING:
     from quire.distributed.kv_connector.base import KVConnectorBase_V1
+    from quire.executor.adapter_support import AdapterSupport
     from quire.executor.kv_tier.connected_worker import ConnectedWorker
 
 T = TypeVar("T")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
-from quire.executor.adapter_support import adapter_support
 from quire.executor.drafting import build_drafting, read_draft_network
 from quire.executor.encoders import OpenEncoders, open_encoders
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
@@ -51,7 +50,6 @@ from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
 from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
-from quire.runner.pooling.pooling_head import PoolingHead
 from quire.runner.residence import LoadedModel, Residence
 from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
@@ -64,6 +62,7 @@ from quire.runner.token_types import TokenTypes
 from quire.runner.warm_up import warm_up, warm_up_pooling
 
 if TYPE_CHECKING:
+    from quire.executor.adapter_support import AdapterSupport
     from quire.executor.draft_network import DraftParts
 
 logger = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ def build_worker(
             "disk in every step.",
             config.weights_folder,
         )
-    support = adapter_support(config)
+    support = _adapter_support(config)
     network = read_draft_network(config)
     room = None if support is None else support.room
     stored = None if stage is not None else stored_weights(config, platform, exchange, group)
@@ -374,8 +373,18 @@ def _pooling_head(runner: ModelRunner) -> RowHead:
     """Make the head of rows that pool."""
     model = runner.model
     assert isinstance(model, DecoderModel) and model.pooler is not None, "a model that pools"
+    from quire.runner.pooling.pooling_head import PoolingHead  # few models pool
+
     results = None if runner.media is None else runner.media.result_of
     return PoolingHead(model, runner.rows, runner.device, runner.adapters, results)
+
+
+def _adapter_support(config: WorkerConfig) -> AdapterSupport | None:
+    if config.adapters is None:
+        return None
+    from quire.executor.adapter_support import adapter_support  # few engines have adapters
+
+    return adapter_support(config, config.adapters)
 
 
 def record_steps(

@@ -6,14 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
 from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.errors import RequestError
 from quire.grammar.constraint import Constraint
-from quire.grammar.libraries import GrammarLibraries
 from quire.grammar.library import Form
 from quire.grammar.masks import DraftedStep, StepMasks
 from quire.grammar.prelude import IdPrelude, Marks, MarkTokens, Prelude, TextPrelude
@@ -25,6 +24,9 @@ from quire.params.thinking import Thinking
 from quire.scheduling.request import Request
 from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import StepPlan
+
+if TYPE_CHECKING:
+    from quire.grammar.libraries import GrammarLibraries
 
 T = TypeVar("T")
 
@@ -128,6 +130,8 @@ class GrammarCompiler:
     def _read(self) -> tuple[Vocabulary, GrammarLibraries]:
         """The vocabulary and the libraries for it, made with the first form."""
         if self._vocabulary is None or self._libraries is None:
+            from quire.grammar.libraries import GrammarLibraries  # few engines need them
+
             assert self._source is not None
             self._vocabulary = Vocabulary.read(self._source)
             backend = self._config.backend

@@ -1,5 +1,7 @@
 """Makes the parts of a decoder from its spec and its weights, in load order. All branches on a spec
 are here and in the makers of mixers and feed-forward parts.
+
+Makers of what few models have are imported where a spec asks for them: a start would wait for all.
 """
 
 from __future__ import annotations
@@ -7,21 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from quire.models.adapters.banks import AdapterBanks
-from quire.models.drafting.inputs import DraftStage, make_draft_stage, make_over_embedding
 from quire.models.drafting.spec import DraftDecoder
 from quire.models.feed_forward.dense import make_dense
-from quire.models.feed_forward.layer_inputs import (
-    make_input_gate,
-    make_input_norm,
-    make_layer_inputs,
-)
-from quire.models.feed_forward.mixture import MixtureMaker
 from quire.models.heads import LanguageModelHead
 from quire.models.layers import (
     AxisMixer,
@@ -48,20 +43,7 @@ from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import RunnableLayer, WhereMade
 from quire.models.maker import Maker
 from quire.models.mixers.attention import make_attention
-from quire.models.mixers.block_attention import make_block_attention
-from quire.models.mixers.compressed.layers import make_compressed_attention
 from quire.models.mixers.compressed.spec import CompressedAttention, Entries, RecentTokens
-from quire.models.mixers.latent import ChosenTokens, make_latent_attention
-from quire.models.mixers.prompt_attention import make_prompt_attention
-from quire.models.mixers.recurrent.assembly import make_recurrent
-from quire.models.mixers.relative_scores import make_shared_table
-from quire.models.mixers.shared_transformer import (
-    SharedTransformerUse,
-    SharedWeights,
-    make_shared_weights,
-    make_use,
-)
-from quire.models.pooling.pooler import Pooler, make_pooler
 from quire.models.spec import (
     Attention,
     AttentionOverEmbedding,
@@ -83,18 +65,15 @@ from quire.models.spec import (
     shared_transformers,
     single_mixers,
 )
-from quire.models.streams import (
-    HyperLayer,
-    NormedPart,
-    StreamsLayer,
-    make_entry,
-    make_exit,
-    make_hyper_entry,
-    make_hyper_exit,
-    make_hyper_layer,
-    make_streams_layer,
-)
 from quire.ops import LinearWeight, NormWeight, Ops
+
+if TYPE_CHECKING:
+    from quire.models.drafting.inputs import DraftStage
+    from quire.models.feed_forward.mixture import MixtureMaker
+    from quire.models.mixers.latent import ChosenTokens
+    from quire.models.mixers.shared_transformer import SharedTransformerUse, SharedWeights
+    from quire.models.pooling.pooler import Pooler
+    from quire.models.streams import HyperLayer, NormedPart, StreamsLayer
 
 T = TypeVar("T")
 LookUp = Callable[[Tensor], Tensor]
@@ -123,6 +102,8 @@ def _join_of(b: Block) -> MakeJoin:
 
 
 def _normed(ops: Ops, piece: _Piece) -> NormedPart:
+    from quire.models.streams import NormedPart
+
     assert piece.post is not None, "norms after all parts"
     return NormedPart(ops, piece.pre, piece.part, piece.post)
 
@@ -150,7 +131,8 @@ class Assembly:
             note_part=options.note_part,
         )
         self._spec, self._ops = spec, self._make.ops
-        self._mixtures = MixtureMaker(self._make, options.spread, choices)
+        self._spread, self._choices = options.spread, choices
+        self._mixtures: MixtureMaker | None = None
         self._place = options.first_layer
         self._placement = (options.make_placement or WhereMade)()
         self._first_places: list[int] = []
@@ -158,7 +140,7 @@ class Assembly:
         self._head_rows: Tensor | None = None
         self._shared: dict[int, SharedWeights] = {}
         self._distances: Tensor | None = None
-        self._choice = ChosenTokens()
+        self._choice: ChosenTokens | None = None
 
     @property
     def parts(self) -> list[tuple[str, Part]]:
@@ -177,6 +159,8 @@ class Assembly:
             own = self._table() if self._spec.inputs.has_embedding else None
             look_up = target if own is None else make_look_up(self._ops, own, 1.0)
             assert look_up is not None, "a draft network without a target"
+            from quire.models.drafting.inputs import make_draft_stage
+
             return make_draft_stage(self._make, self._spec, look_up)
         table = self._table()
         positions = self._positions()
@@ -195,15 +179,23 @@ class Assembly:
         look_up, inputs = make_look_up(self._ops, table, scale), self._spec.layer_inputs
         stage: Callable[[Tensor, Tensor], Tensor] | None = None
         if inputs is not None:
+            from quire.models.feed_forward.layer_inputs import make_layer_inputs
+
             stage = make_layer_inputs(self._make, self._spec, inputs)
         if (distances := shared_distances(self._spec)) is not None:
+            from quire.models.mixers.relative_scores import make_shared_table
+
             self._distances = make_shared_table(self._make, distances[1])
         for number, use in shared_transformers(self._spec).items():
+            from quire.models.mixers.shared_transformer import make_shared_weights
+
             self._shared[number] = make_shared_weights(self._make, use)
         if self._shared:
             assert stage is None and norm is None and positions is None, "embeddings as they are"
             stage = _embeddings
         if (streams := self._spec.streams) is not None:
+            from quire.models.streams import make_entry, make_hyper_entry
+
             assert norm is None, "streams are entered from the embedding"
             if isinstance(streams, HyperStreams):
                 finish = make_hyper_entry(self._make, streams)
@@ -248,16 +240,22 @@ class Assembly:
         return built
 
     def _layers_of_streams(self, s: Streams) -> Iterator[StreamsLayer]:
+        from quire.models.streams import make_exit
+
         built = self._placed_layers(lambda i, block: self._layer_of_streams(i, block, s))
         yield from built[:-1]
         yield replace(built[-1], leave=make_exit(self._make, self._spec, s))
 
     def _hyper_layers(self, s: HyperStreams) -> Iterator[HyperLayer]:
+        from quire.models.streams import make_hyper_exit
+
         built = self._placed_layers(lambda i, block: self._hyper_layer(i, block, s))
         yield from built[:-1]
         yield replace(built[-1], leave=make_hyper_exit(self._make, self._spec, s))
 
     def _hyper_layer(self, layer: int, block: Block, s: HyperStreams) -> HyperLayer:
+        from quire.models.streams import make_hyper_layer
+
         assert block.parallel == "no" and block.residual_scale == 1.0, "sums without factors"
         parts: list[tuple[str, NormWeight, SubLayer]] = []
         for name, piece in zip(("attn", "mlp"), self._layer(layer, block), strict=True):
@@ -267,6 +265,8 @@ class Assembly:
         return make_hyper_layer(self._make, at, s, parts, leave=lambda x: x)
 
     def _layer_of_streams(self, layer: int, block: Block, s: Streams) -> StreamsLayer:
+        from quire.models.streams import make_streams_layer
+
         pieces = list(self._layer(layer, block))
         assert len(pieces) == 3 and block.parallel == "no", "mixer, feed-forward part and input"
         assert block.residual_scale == 1.0 and not block.scaled, "sums without factors"
@@ -296,6 +296,8 @@ class Assembly:
         """The pooling head; None: there is none."""
         if self._spec.pooler is None:
             return None
+        from quire.models.pooling.pooler import make_pooler
+
         return make_pooler(self._make, self._spec.pooler, self._token_rows)
 
     def head(self) -> LanguageModelHead | None:
@@ -328,6 +330,8 @@ class Assembly:
     def _input_gate(self, at: str, layer: int, b: Block) -> Iterator[_Piece]:
         if b.input_act is None:
             return
+        from quire.models.feed_forward.layer_inputs import make_input_gate, make_input_norm
+
         assert self._spec.layer_inputs is not None
         at, width = at + "inputs.", self._spec.layer_inputs.width
         gate = make_input_gate(self._make, at, layer, width, b.input_act)
@@ -368,21 +372,36 @@ class Assembly:
 
     def _feed(self, at: str, m: FeedForward) -> PlacedFeedForward:
         if isinstance(m, DenseAndExperts):
-            return PlacedFeedForward(self._mixtures.beside_dense(at + "mlp.", m))
+            return PlacedFeedForward(self._mixture_maker().beside_dense(at + "mlp.", m))
         if isinstance(m, Moe):
-            reads = self._mixtures.step if m.by_id else None
-            return PlacedFeedForward(self._mixtures.mixture(at + "mlp.", m), reads)
+            mixtures = self._mixture_maker()
+            reads = mixtures.step if m.by_id else None
+            return PlacedFeedForward(mixtures.mixture(at + "mlp.", m), reads)
         return PlacedFeedForward(make_dense(self._make, at + "mlp.", m))
 
+    def _mixture_maker(self) -> MixtureMaker:
+        """One for all layers."""
+        if self._mixtures is None:
+            from quire.models.feed_forward.mixture import MixtureMaker
+
+            self._mixtures = MixtureMaker(self._make, self._spread, self._choices)
+        return self._mixtures
+
     def _use(self, at: str, s: SharedTransformer) -> SharedTransformerUse:
+        from quire.models.mixers.shared_transformer import make_use
+
         place, self._place = self._place, self._place + 1
         return make_use(self._make, at, s, self._shared[s.number], place)
 
     def _mixer(self, at: str, m: Mixer) -> SubLayer:
         if isinstance(m, AttentionOverEmbedding):
+            from quire.models.drafting.inputs import make_over_embedding
+
             norm = self._make.norm(at + "embed_norm", m.norm)
             return make_over_embedding(self._ops, norm, self._placed(at, m.attention))
         if isinstance(m, CompressedAttention):
+            from quire.models.mixers.compressed.layers import make_compressed_attention
+
             place, self._place = self._place, self._place + len(m.mixers)
             return make_compressed_attention(self._make, at + "attn.", m, place)
         placed = [self._placed(at, mixer) for mixer in single_mixers(m)]
@@ -398,15 +417,24 @@ class Assembly:
         else:
             self._place += 1
         if isinstance(m, Attention) and not m.is_causal:
+            from quire.models.mixers.prompt_attention import make_prompt_attention
+
             mixer = make_prompt_attention(self._make, at + "attn.", m, self._distances)
             return PlacedMixer(mixer, place)
         if isinstance(m, Attention):
             return PlacedMixer(make_attention(self._make, at + "attn.", m), place)
         if isinstance(m, LatentAttention):
+            from quire.models.mixers.latent import ChosenTokens, make_latent_attention
+
+            self._choice = self._choice or ChosenTokens()  # one for all layers
             layer = make_latent_attention(self._make, at + "attn.", m, self._choice)
             return PlacedMixer(layer, place)
         if isinstance(m, BlockAttention):
+            from quire.models.mixers.block_attention import make_block_attention
+
             return PlacedMixer(make_block_attention(self._make, at + "attn.", m), place)
+        from quire.models.mixers.recurrent.assembly import make_recurrent
+
         assert not isinstance(m, RecentTokens | Entries), "parts of a whole"
         return PlacedMixer(make_recurrent(self._make, at + "mixer.", m), place)
 

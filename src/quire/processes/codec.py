@@ -11,16 +11,18 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 import numpy as np
-import zmq
 
 from quire.encodable import NotEncodable, encoded
 from quire.processes.functions import FUNCTION, pack_function, unpack_function
 
-Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
+if TYPE_CHECKING:
+    import zmq
+
+Frame: TypeAlias = "bytes | bytearray | memoryview | zmq.Frame"
 T = TypeVar("T")
 
 INLINE_BYTES = 256
@@ -157,7 +159,9 @@ def buffer_of(frame: Frame) -> bytes | memoryview:
     """The memory of a frame."""
     if isinstance(frame, bytes):
         return frame
-    view: memoryview = frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
+    if isinstance(frame, bytearray | memoryview):
+        return memoryview(frame)
+    view: memoryview = frame.buffer
     return view
 
 
@@ -171,8 +175,10 @@ def _checked(kind: Any, value: object) -> object:
     return value
 
 
-_POLLIN = int(zmq.POLLIN)
-"""As a plain number: to combine the enum's members takes a microsecond each time."""
+_EVENTS, _POLLIN = 15, 1
+"""`zmq.EVENTS` and `zmq.POLLIN` as plain numbers: to combine the enum's members takes a microsecond
+each time, and whoever has no sockets does without that module.
+"""
 
 
 NO_SUBJECT = -1
@@ -236,4 +242,4 @@ class FrameOrder:
 
 def has_input(source: zmq.Socket[bytes]) -> bool:
     """Whether a message can be received now."""
-    return bool(cast(int, source.get(zmq.EVENTS)) & _POLLIN)
+    return bool(cast(int, source.get(_EVENTS)) & _POLLIN)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from quire.errors import BadAdapter
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.adapters.weights import AdapterWeights
 from quire.models.decoder import DecoderModel
-from quire.models.pooling.pooler import Pooler, with_other_leaves
 from quire.runner.model import RunnableModel
+
+if TYPE_CHECKING:
+    from quire.models.pooling.pooler import Pooler
 
 
 class AdapterSlots:
@@ -73,4 +76,6 @@ class AdapterSlots:
         if adapter.head:
             own = self._model.pooler
             assert own is not None, "heads of adapters are those of models that pool"
+            from quire.models.pooling.pooler import with_other_leaves
+
             self._poolers[slot] = with_other_leaves(own, adapter.head, banks.device)

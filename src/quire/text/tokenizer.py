@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from quire.errors import InvalidParameter, InvalidType, RequestError, UnknownParameter
-from quire.text.chat_template import ChatTemplate
 from quire.text.encode_options import (
     ENCODE_PARAMETERS,
     check_max_length,
@@ -30,6 +29,9 @@ from quire.text.token_texts import TokenTexts
 from quire.text.tokenizer_files import TokenizerFacts, read_tokenizer_folder
 from quire.text.tokenizer_formats.folder import MODES
 from quire.text.whole_tokenizer import CALL_PARAMETERS, SHARED, WholeTokenizer
+
+if TYPE_CHECKING:
+    from quire.text.chat_template import ChatTemplate
 
 _MAX_CACHED_TEMPLATES = 16
 _MAX_SHOWN = 200
@@ -467,6 +469,8 @@ class Tokenizer:
         """
         key = (chat_template, tools is not None)
         if key not in self._templates:
+            from quire.text.chat_template import ChatTemplate  # imports jinja2
+
             template = ChatTemplate(self.get_chat_template(chat_template, tools))
             if len(self._templates) >= _MAX_CACHED_TEMPLATES:
                 self._templates.clear()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from quire.config.args.engine_args import AsyncEngineArgs
+from quire.config.args.async_engine_args import AsyncEngineArgs
 from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.inproc import build_client

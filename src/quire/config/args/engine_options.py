@@ -33,7 +33,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `max_lora_rank`."""
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)  # EngineArgs has those methods
 class EngineOptions(UnbuiltArgs, CommandLineOptions):
     """The fields of `EngineArgs` (engine_args.py), as `resolve()` reads them."""
 

@@ -137,4 +137,7 @@ else:
         "ForeignArgs",
         [(name, Any, _field(name, default)) for name, default in DEFAULTS.items()],
         kw_only=True,
+        init=False,
+        repr=False,
+        eq=False,
     )

@@ -23,7 +23,7 @@ _NO_COMPILER = (
 )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
 class UnbuiltArgs(ForeignArgs):
     """Names of `EngineArgs` that are accepted at their neutral value only; the checks are in
     `resolve()`.

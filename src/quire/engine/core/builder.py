@@ -14,7 +14,6 @@ from quire.engine.core.features import CoreFeature
 from quire.engine.core.features.adapters import AdaptersOff, AdapterStore
 from quire.engine.core.features.alike import ReadyFirst
 from quire.engine.core.features.constrained_outputs import ConstrainedOutputs
-from quire.engine.core.features.kv_events import KVEvents, open_publisher
 from quire.engine.core.features.prompt_media import MediaOfPrompts
 from quire.engine.core.step_pace import StepPace
 from quire.engine.core.structured_outputs import vocabulary_source
@@ -167,10 +166,12 @@ def _connection(
 
 def _kv_events(
     plan: KVEventsPlan | None, scheduler: Scheduler, adapters: CoreFeature
-) -> list[KVEvents]:
+) -> list[CoreFeature]:
     """The feature that publishes what the pool has, if there is one."""
     if plan is None:
         return []
+    from quire.engine.core.features.kv_events import KVEvents, open_publisher
+
     return [
         KVEvents(
             scheduler,

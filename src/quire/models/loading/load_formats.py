@@ -15,11 +15,7 @@ from torch import Tensor
 
 from quire.models.loading.folder_files import LoadFormat, found_format
 from quire.models.loading.readers.checkpoint_files import TensorEntry
-from quire.models.loading.readers.layer_files import LayerFiles
-from quire.models.loading.readers.mistral_files import MistralFiles
 from quire.models.loading.readers.mlx_files import opened
-from quire.models.loading.readers.pickled_files import PickledFiles
-from quire.models.loading.readers.streamed_files import StreamedFiles
 from quire.models.spec import Attention, Decoder
 from quire.plugins import resolve_reference
 from quire.plugins.tables import LOAD_FORMATS
@@ -44,7 +40,21 @@ class WeightFiles(Protocol):
         ...
 
 
+def _pickled(folder: Path, decoder: Decoder | None) -> WeightFiles:
+    from quire.models.loading.readers.pickled_files import PickledFiles
+
+    return PickledFiles(folder)
+
+
+def _streamed(folder: Path, decoder: Decoder | None) -> WeightFiles:
+    from quire.models.loading.readers.streamed_files import StreamedFiles
+
+    return StreamedFiles(folder)
+
+
 def _mistral(folder: Path, decoder: Decoder | None) -> WeightFiles:
+    from quire.models.loading.readers.mistral_files import MistralFiles
+
     assert decoder is not None, "names and order of heads follow from the decoder"
     mixer = decoder.blocks[0].mixer
     assert isinstance(mixer, Attention), "params.json describes decoders with attention"
@@ -54,9 +64,9 @@ def _mistral(folder: Path, decoder: Decoder | None) -> WeightFiles:
 _OPENERS: Mapping[str, Callable[[Path, Decoder | None], WeightFiles]] = MappingProxyType(
     {
         "safetensors": lambda folder, decoder: opened(folder),
-        "pt": lambda folder, decoder: PickledFiles(folder),
+        "pt": _pickled,
         "mistral": _mistral,
-        "runai_streamer": lambda folder, decoder: StreamedFiles(folder),
+        "runai_streamer": _streamed,
     }
 )
 
@@ -73,4 +83,8 @@ def open_files(load_format: LoadFormat, folder: Path, decoder: Decoder | None) -
     pooler = None if decoder is None else decoder.pooler
     dense = () if pooler is None else pooler.dense
     own = [layer.file for layer in dense if layer.file is not None]
-    return LayerFiles(files, folder, own) if own else files
+    if not own:
+        return files
+    from quire.models.loading.readers.layer_files import LayerFiles
+
+    return LayerFiles(files, folder, own)

@@ -29,8 +29,8 @@ from quire.models.loading.matching import fitted, listed, match
 from quire.models.loading.model_parts import Part, tensors_within
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.readers.checkpoint_files import TensorEntry
+from quire.models.loading.readers.dtype_names import dtype_name
 from quire.models.loading.readers.named_tensors import NamedTensors
-from quire.models.loading.readers.pickled_files import dtype_name
 from quire.models.loading.rounding.recipes import for_decoder
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weights import own_part

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.errors import InvalidType, WeightMismatch
 from quire.models.loading.readers.checkpoint_files import TensorEntry
-from quire.models.loading.readers.pickled_files import dtype_name
+from quire.models.loading.readers.dtype_names import dtype_name
 
 _PLACE = Path("the given weights")
 

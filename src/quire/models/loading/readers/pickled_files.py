@@ -23,6 +23,7 @@ from quire.models.loading.readers.checkpoint_files import (
     check_index,
     weight_files,
 )
+from quire.models.loading.readers.dtype_names import dtype_name
 from quire.models.loading.readers.pickle_archive import (
     MOST_PICKLE_BYTES,
     check_archive,
@@ -37,18 +38,6 @@ _NAMES = FileNames(_INDEX, "pytorch_model.bin", " or ".join(PICKLE_PATTERNS))
 _NUM_OLD_PICKLES = 5
 """Before torch 1.6: a magic number, a version, facts about the machine, the tensors, and the keys
 of their storages, which follow."""
-_DTYPES = {
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e8m0fnu: "F8_E8M0",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
 
 
 class PickledFiles:
@@ -147,8 +136,3 @@ def _check_tensor(file: Path, name: object, tensor: object) -> None:
     check_name(file, name)
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         raise LoadError(f"{file}: {name} is not a plain tensor with all of its values.")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a type in headers of files; that of torch where they have none."""
-    return _DTYPES.get(dtype, str(dtype).removeprefix("torch."))
