@@ -293,11 +293,10 @@ def functions(url, model):
 
 
 def no_tools_at_all(url, model):
-    """`tools: []`, `tool_choice` without tools and `stream_options` without `stream`."""
+    """`tools: []`, and `tool_choice` without tools."""
     assert _chat(url, model, tools=[]).choices
     assert _chat(url, model, tool_choice="auto").choices
     assert _chat(url, model, tools=[], tool_choice="none", parallel_tool_calls=True).choices
-    assert _chat(url, model, extra_body={"stream_options": {"include_usage": True}}).choices
 
 
 def roles_and_parts(url, model):

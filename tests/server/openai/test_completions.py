@@ -213,7 +213,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(client, fields, param, strea
 
 
 def test_options_of_a_stream_go_with_one(client):
-    assert create(client, stream_options={"include_usage": True}).usage.completion_tokens
+    for given in ({"include_usage": True}, {"include_usage": None}, {}):
+        with pytest.raises(openai.BadRequestError, match="stream_options=.* stream=true only"):
+            create(client, stream_options=given)
     with pytest.raises(openai.BadRequestError, match="prompt_logprobs"):
         create(client, stream=True, extra_body={"prompt_logprobs": 1})
 

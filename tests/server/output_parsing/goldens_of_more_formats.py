@@ -49,7 +49,7 @@ IN_JSON = [
     ),
     Golden(
         "apertus",
-        'I look.<|tools_prefix|>[{"weather": {"city": "Bonn"}}, {"now": {}}]<|tools_suffix|>',
+        'I look. <|tools_prefix|>[{"weather": {"city": "Bonn"}}, {"now": {}}]<|tools_suffix|>',
         "apertus",
         content="I look.",
         calls=BOTH,

@@ -219,7 +219,10 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
                 raise InvalidParameter(name, getattr(self, name), allowed)
 
     def check_stream(self) -> None:
-        """Raise InvalidParameter for what does not go with a stream."""
+        """Raise InvalidParameter for what does not go with a stream, or without one."""
+        if not self.stream and self.stream_options is not None:
+            given = msgspec.to_builtins(self.stream_options)
+            raise InvalidParameter("stream_options", given, "it goes with stream=true only")
         if self.stream and self.prompt_logprobs is not None:
             allowed = "a stream has none"
             raise InvalidParameter("prompt_logprobs", self.prompt_logprobs, allowed)

@@ -121,7 +121,10 @@ COHERE = ToolFormat(
     argument_keys=("parameters",),
 )
 APERTUS = ToolFormat(
-    "apertus", listed("<|tools_prefix|>", closing="<|tools_suffix|>"), names_are_keys=True
+    "apertus",
+    listed("<|tools_prefix|>", closing="<|tools_suffix|>"),
+    names_are_keys=True,
+    trims_answer=True,
 )
 GRANITE_20B = ToolFormat(
     "granite-20b-fc",
