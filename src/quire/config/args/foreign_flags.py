@@ -15,14 +15,16 @@ _INSTEAD: dict[str, str] = {
     "Leave it out: noise is drawn so that a seed gives the same tokens.": "use-fp64-gumbel",
     "Leave it out; /start_profile with --profiler-config traces steps.": """
         enable-layerwise-nvtx-tracing enable-logging-iteration-details
-        jit-monitor-mode""",
+        jit-monitor-mode jit-monitor-verbose enable-mm-processor-stats""",
     "Leave it out: sleep and wake_up need no preparation.": """
         sleep-mode-offload-cudagraph sleep-preserve-parameter-names enable-cumem-allocator
         enable-nccl-comm-suspend""",
     "Use --quantization int8, int4 or fp8.": "allow-deprecated-quantization",
     "Leave it out: the attention provider is chosen by what it supports.": """
         kernel-config moe-backend linear-backend mamba-config mamba-backend
-        enable-flash-late-interaction""",
+        enable-flash-late-interaction sparse-indexer-topk-backend gdn-prefill-backend
+        kda-prefill-backend kda-decode-backend ir-op-priority enable-flashinfer-autotune
+        mamba-ssu-algorithm""",
     "Leave it out: weights are read from safetensors files.": """
         safetensors-prefetch-num-threads safetensors-prefetch-block-size ignore-patterns
         pt-load-map-location""",
@@ -31,6 +33,7 @@ _INSTEAD: dict[str, str] = {
     "--kv-cache-dtype holds for all layers.": "kv-cache-dtype-skip-layers",
     "Leave it out: states of recurrent layers are float32, and snapshots are automatic.": """
         mamba-block-size mamba-cache-dtype mamba-ssm-cache-dtype mamba-cache-mode
+        enable-mamba-cache-stochastic-rounding mamba-cache-philox-rounds
         enable-mamba-shared-prefix-checkpoint use-replayssm replayssm-buffer-len""",
     "Use --offload-params, which goes with --cpu-offload-gb, too.": "cpu-offload-params",
     "Leave it out: offloaded weights are copied ahead of their layer.": "offload-backend",
@@ -40,9 +43,12 @@ _INSTEAD: dict[str, str] = {
     "Leave it out: there is one scheduler; see --scheduling-policy.": """
         scheduler-reserve-full-isl watermark prefill-schedule-interval""",
     "Start one `quire serve --data-parallel-rank N` for each rank.": """
-        data-parallel-multi-port-external-lb dpm data-parallel-supervisor-port""",
+        data-parallel-multi-port-external-lb dpm data-parallel-supervisor-port
+        dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s
+        dp-supervisor-probe-failure-threshold""",
     "Leave it out: it tunes ranks of other engines (docs/ranks.md).": """
         dcp pcp dcp-comm-backend dcp-q-replicate cp-kv-cache-interleave-size
+        dcp-kv-cache-interleave-size
         distributed-timeout-seconds
         cpu-distributed-timeout-seconds ray-workers-use-nsight enable-batch-sharded-sampling
         enable-hc-sp enable-shm-tensor-arena""",
@@ -59,12 +65,13 @@ _INSTEAD: dict[str, str] = {
     "Merge the adapter into the checkpoint before loading it.": """
         lora-extra-vocab-size long-lora-scaling-factors
         enable-prompt-adapter max-prompt-adapters max-prompt-adapter-token""",
-    "This release serves text only; leave it out.": """
+    "Leave it out: docs/pictures.md has the options of pictures.": """
         mm-processor-cache-type mm-hasher-algorithm mm-encoder-only mm-encoder-attn-backend
-        mm-encoder-attn-dtype mm-encoder-fp8-scale-path video-pruning-rate video-pruning-method
-        mm-tensor-ipc mm-processor-device mm-ipc-gpu-memory-gb mm-device-do-normalize
-        mm-shm-cache-max-object-size-mb disable-mm-preprocessor-cache
-        diffusion-config dc engram-config ec-manager-config""",
+        mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-path
+        mm-encoder-fp8-scale-save-margin video-pruning-rate video-pruning-method mm-tensor-ipc
+        mm-processor-device mm-ipc-gpu-memory-gb mm-device-do-normalize
+        mm-shm-cache-max-object-size-mb disable-mm-preprocessor-cache ec-manager-config""",
+    "Such models are not built; leave it out.": "diffusion-config dc engram-config",
     "Use --max-num-seqs and --max-num-batched-tokens, where speed and delay are traded.": """
         performance-mode""",
     "Use --tool-call-parser or --reasoning-parser with a name that `--help` lists.": """
@@ -75,12 +82,15 @@ _INSTEAD: dict[str, str] = {
         cudagraph-metrics enable-mfu-metrics enable-per-request-metrics""",
     "Use --otlp-traces-endpoint alone: spans have the times of each part.": """
         collect-detailed-traces""",
+    "Use --uvicorn-log-level; in Python, set the level of the logger quire.": "log-level",
     "Use --uvicorn-log-level and --enable-access-log.": """
-        logging-config disable-access-log-for-endpoints log-error-stack""",
+        logging-config log-config-file disable-access-log-for-endpoints log-error-stack""",
     "Prompts and outputs are never logged; --enable-log-requests logs ids.": """
         max-log-len enable-log-outputs enable-log-deltas disable-log-requests""",
     "Leave it out: it belongs to other platforms.": "aux-output-config",
     "Watermarks are not built; leave it out.": "watermark-config",
+    "Use /v1/chat/completions; Cohere's own route for chats is not served.": """
+        cohere-format cohere-is-reasoning-model""",
     "Use HTTP.": "grpc-port",
     "Restart the server when the certificate changes.": "enable-ssl-refresh",
     "Leave it out: /docs and /openapi.json need nothing from outside.": """

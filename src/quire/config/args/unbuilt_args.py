@@ -15,7 +15,7 @@ from quire.config.args.foreign_defaults import ForeignArgs
 from quire.config.args.option import unbuilt
 
 _ONE_CONTEXT = "Each worker has the whole context; tensor_parallel_size shares the heads."
-_TEXT_ONLY = "This release serves text only; leave it out."
+_LANGUAGE_ONLY = "Adapters change the language model alone; leave it out."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
 _NO_COMPILER = (
@@ -84,7 +84,9 @@ class UnbuiltArgs(ForeignArgs):
     disable_hybrid_kv_cache_manager: bool | None = unbuilt(
         None, "treat all layers as one KV group", "Sliding-window layers free their blocks.", False
     )
-    disable_chunked_mm_input: bool = unbuilt(False, "keep media in one step", _TEXT_ONLY, True)
+    disable_chunked_mm_input: bool = unbuilt(
+        False, "keep media in one step", "Leave it out: answers are the same in chunks.", True
+    )
     # Parallel and distributed
     disable_custom_all_reduce: bool = unbuilt(False, "no own all-reduce", "Leave it out.", True)
     decode_context_parallel_size: int = unbuilt(1, "devices per context in decodes", _ONE_CONTEXT)
@@ -94,8 +96,8 @@ class UnbuiltArgs(ForeignArgs):
     )
     # LoRA
     fully_sharded_loras: bool = unbuilt(False, "split adapters between devices", "Leave it out.")
-    default_mm_loras: dict[str, str] | None = unbuilt(None, "adapters by media", _TEXT_ONLY, {})
-    enable_tower_connector_lora: bool = unbuilt(False, "adapters of encoders", _TEXT_ONLY)
+    default_mm_loras: dict[str, str] | None = unbuilt(None, "adapters by media", _LANGUAGE_ONLY, {})
+    enable_tower_connector_lora: bool = unbuilt(False, "adapters of encoders", _LANGUAGE_ONLY)
     specialize_active_lora: bool = unbuilt(
         False, "graphs by the number of adapters", "Steps without adapters have their own already."
     )
@@ -116,7 +118,7 @@ class UnbuiltArgs(ForeignArgs):
         "the same.",
         True,
     )
-    mm_encoder_tp_mode: str = unbuilt("weights", "how the encoder is split", _TEXT_ONLY)
+    mm_encoder_tp_mode: str = unbuilt("weights", "how the encoder is split", "Leave it out.")
     # Compilation, kernels
     compilation_config: Any = unbuilt(
         None,
