@@ -61,6 +61,21 @@ IN_JSON = [
         content='<|tools_prefix|>[{"a": 1}]<|tools_suffix|>',
     ),
     Golden(
+        "lfm2-said-again",
+        '<|tool_call_start|>[weather(city="Bonn"), now()]<|tool_call_end|>'
+        '[weather(city="Bonn"), now()]<|tool_call_end|> Wait.',
+        "lfm2",
+        content="Wait.",
+        calls=BOTH,
+    ),
+    Golden(
+        "lfm2-brackets-of-the-answer",
+        '<|tool_call_start|>[weather(city="Bonn")]<|tool_call_end|>[a](b)]',
+        "lfm2",
+        content="[a](b)]",
+        calls=(BONN,),
+    ),
+    Golden(
         "granite-20b",
         f"I look.<function_call> {ENVELOPE}<function_call> {NOW_ENVELOPE}",
         "granite-20b-fc",

@@ -250,7 +250,25 @@ LLAMA4_PYTHONIC = ToolFormat(
     },
     start="start",
 )
-LFM2 = ToolFormat("lfm2", bracketed_pythonic("<|tool_call_start|>", "<|tool_call_end|>"))
+
+
+def said_again(text: str) -> Head | None:
+    """Calls without their opening tag, right after those that had one, are an echo of them."""
+    return Head() if text.rstrip().endswith(")]") else None
+
+
+def lfm2_states() -> Mapping[str, ParserState]:
+    """Its models may write a list again, with the closing tag alone."""
+    opening, closing = "<|tool_call_start|>", "<|tool_call_end|>"
+    after = {opening: "list", "[": "echo"}
+    return {
+        **bracketed_pythonic(opening, closing),
+        "trimmed": ParserState(Reads.CONTENT, after, then="content", trims=True),
+        "echo": ParserState(Reads.HEAD, {closing: "trimmed"}, head=said_again),
+    }
+
+
+LFM2 = ToolFormat("lfm2", lfm2_states())
 DEEPSEEK_V3 = ToolFormat(
     "deepseek_v3",
     deepseek_states(ParserState(Reads.HEAD, {"\n```json": "arguments"}, head=deepseek_head)),
