@@ -186,6 +186,14 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.engine.llm_engine": _SYNC_ENGINE,
     "vllm.engine.protocol": {"quire": "EngineClient=AsyncLLM", "quire.engine": "StreamingInput"},
     "vllm.entrypoints.chat_utils": _CHAT_TEMPLATES,
+    "vllm.renderers.chat_utils": _CHAT_TEMPLATES,
+    "vllm.entrypoints.pooling.utils": {
+        "quire.as_vllm.encodings": "MetadataItem build_metadata_items decode_pooling_output"
+    },
+    "vllm.utils.serial_utils": {
+        "quire.as_vllm.encodings": """EMBED_DTYPES ENDIANNESS DTypeInfo=NumberFormat binary2tensor
+            tensor2binary tensor2base64"""
+    },
     COMMAND: {"quire.cli.main": "main"},
     "vllm.entrypoints.generate.beam_search.utils": _BEAMS,
     "vllm.entrypoints.llm": _LLM,

@@ -444,8 +444,8 @@ def register(adapted, phantoms):
         add(f"vllm.assets.{kind.lower()}", **{f"{kind}Asset": Asset})
     marks = {"TOOL_CALL_START": "<|tool_call>", "TOOL_CALL_END": "<tool_call|>"}
     add("vllm.parser.gemma4", **marks)
-    for module in ("vllm.utils.serial_utils", "vllm.tokenizers.detokenizer_utils"):
-        adapted[module] = their_own(module)
+    detokenizer = "vllm.tokenizers.detokenizer_utils"
+    adapted[detokenizer] = their_own(detokenizer)
     add("vllm.entrypoints.cli.serve", ServeSubcommand=ServeSubcommand)
     add("vllm.transformers_utils.utils", maybe_model_redirect=lambda model: model)
     add("vllm.transformers_utils.repo_utils", hf_api=hub, with_retry=lambda f, *a, **k: f())
@@ -478,8 +478,8 @@ class Platform:
 
 
 def their_own(module):
-    """A maker of vLLM's own module, which its tests use as a client of its server does: to read
-    vectors from bytes, to cut a text as a server sends it.
+    """A maker of vLLM's own module, which its tests use as a client of its server does: to cut a
+    text as a server sends it.
     """
 
     def make():
