@@ -63,8 +63,8 @@ most a hundred lines in this repository (`tests/models/hostile/references.py`).
 _MODELS_END = """
 Within these families are refused by name: OPT 350m, whose norms come after its sub-layers; MPT
 without linear biases; Kimi K3, whose activation and residual sums no public code has. Of those that
-are asked for, and that no family describes, the refusal says why: Mistral Large 4, Zaya,
-LongCat-Flash, RWKV, and Ling 2.5 and MiMo-V2.5, whose code is their own alone.
+are asked for, and that no family describes, the refusal says why: Zaya, LongCat-Flash,
+RWKV, and Ling 2.5 and MiMo-V2.5, whose code is their own alone.
 [quantization.md](quantization.md) has the quantised checkpoints that are read, and
 [weights.md](weights.md) the formats of files.
 
@@ -129,9 +129,9 @@ follows. `--model-impl auto` does so for architectures that are not in the table
   (dynamic, longrope), code in the model's folder.
 - **Quantised checkpoints.** Linear layers that are stored in codes (FP8 for each tensor or for
   blocks, GPTQ, AWQ, compressed-tensors, ModelOpt, bitsandbytes) multiply as they are stored.
-  Formats that store more than linear layers so (MLX, gpt-oss) are refused, and so are codes of
-  experts that transformers stacks in one tensor: their weights would be missing. Scales of keys and
-  values are not used.
+  So do experts that files store one by one, whatever transformers makes of them; experts that files
+  stack in codes are refused by name, and so are formats that store more than linear layers so (MLX,
+  gpt-oss). Scales of keys and values are not used.
 - **How it is known.** The model is called without weights before anything is loaded, which shows
   each layer's heads, window, scale, cap and sinks. After loading, a short text is run through
   transformers alone and, packed after another one and in two steps, through the paged cache; the

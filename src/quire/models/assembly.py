@@ -404,8 +404,27 @@ class Assembly:
 
             place, self._place = self._place, self._place + len(m.mixers)
             return make_compressed_attention(self._make, at + "attn.", m, place)
+        if isinstance(m, LatentAttention) and m.shares is not None:
+            return self._over_latents(at + "attn.", m, m.shares)
         placed = [self._placed(at, mixer) for mixer in single_mixers(m)]
         return placed[0] if len(placed) == 1 else SumOfMixers(self._ops, tuple(placed))
+
+    def _over_latents(self, at: str, m: LatentAttention, source: int) -> SubLayer:
+        """Build a mixer over the latents of layer `source`."""
+        from quire.models.mixers.latent import ChoiceBefore, make_indexer, make_shared_latents
+
+        found = self._spec.blocks[source].mixer
+        assert source < len(self._first_places) - 1, "not an earlier layer"
+        assert isinstance(found, LatentAttention) and found.shares is None, "latents of its own"
+        assert (found.rank, found.rotated) == (m.rank, m.rotated), "other latents"
+        assert self._choice is not None, "the layer with the latents comes first"
+        layer = make_shared_latents(self._make, at, m, self._choice)
+        placed = PlacedMixer(layer, self._first_places[source])
+        if m.indexer is None or not m.chooses:
+            return placed
+        place, self._place = self._place, self._place + 1
+        indexer = make_indexer(self._make, at + "index.", m.indexer)
+        return ChoiceBefore(indexer, place, self._choice, placed)
 
     def _placed(self, at: str, m: SingleMixer) -> PlacedMixer:
         """Build a mixer, whose memory is the next one of the pool, or that of an earlier layer."""

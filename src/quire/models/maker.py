@@ -23,7 +23,7 @@ from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.separate_products import SeparateLinear, with_separate_products
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.positions import Rope
-from quire.models.rotary_tables import rotary_table
+from quire.models.rotary_tables import log_positions, rotary_table
 from quire.models.spec import Norm
 from quire.ops import (
     CodedWeight,
@@ -72,6 +72,7 @@ class Maker:
         self.group = group
         self._recipe = recipe
         self._tables: dict[Rope, RotaryTable] = {}
+        self._logs: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -360,5 +361,15 @@ class Maker:
         if rope is None:
             return None
         if rope not in self._tables:
-            self._tables[rope] = rotary_table(rope, self.max_model_len, self.device)
+            learned = self.weights.tensor("rope.factors", torch.float32) if rope.learned else None
+            table = rotary_table(rope, self.max_model_len, self.device, learned)
+            self._tables[rope] = table
+            if rope.learned:
+                self.keep("rope.table", table.cos_sin)
         return self._tables[rope]
+
+    def log_positions(self) -> Tensor:
+        """ln(1 + position) of all positions, fp32, one table for all layers."""
+        if self._logs is None:
+            self._logs = log_positions(self.max_model_len).to(self.device)
+        return self._logs

@@ -24,7 +24,12 @@ from quire.models.mixers.compressed.spec import (
 )
 from quire.models.mixers.recurrent.leaves import leaves
 from quire.models.pooling.spec import HeadLayer, PoolerSpec
-from quire.models.positions import BucketBias, DisentangledScores, DistanceScores
+from quire.models.positions import (
+    BucketBias,
+    DisentangledScores,
+    DistanceScores,
+    LearnedTemperature,
+)
 from quire.models.spec import (
     Attention,
     AttentionOverEmbedding,
@@ -44,6 +49,7 @@ from quire.models.spec import (
     SharedTransformer,
     SingleMixer,
     Streams,
+    learned_rope,
     shared_distances,
     shared_transformers,
     single_mixers,
@@ -193,6 +199,8 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
         yield from linear_leaves("embed_proj", d.dim, width, "replicated", True)
     if d.layer_inputs is not None:
         yield from _layer_inputs(d.layer_inputs, d)
+    if (rope := learned_rope(d)) is not None:
+        yield Parameter("rope.factors", (rope.dim // 2,), "replicated", "mixing")
     if (shared := shared_distances(d)) is not None:
         yield from _distances("distances", *shared, d.dim)
     for use in shared_transformers(d).values():
@@ -455,32 +463,46 @@ def _qk_norm(at: str, a: Attention, n: Norm, heads: int, role: Role) -> Iterator
 
 
 def _latent_attention(at: str, a: LatentAttention, dim: int) -> Iterator[Parameter]:
-    queries = a.heads * (a.unrotated + a.rotated)
+    queries, is_own = a.heads * (a.unrotated + a.rotated), a.shares is None
     if a.q_rank is None:
         yield from linear_leaves(at + "q", queries, dim, "column", False)
     else:
         yield from linear_leaves(at + "q_a", a.q_rank, dim, "replicated", a.bias)
-    yield from linear_leaves(at + "kv_a", a.rank + a.rotated, dim, "replicated", a.bias)
+    if is_own:
+        yield from linear_leaves(at + "kv_a", a.rank + a.rotated, dim, "replicated", a.bias)
     if a.q_rank is not None:
         yield from norm_leaves(at + "q_a_norm", a.norm, a.q_rank)
         yield from linear_leaves(at + "q_b", queries, a.q_rank, "column", False)
-    if a.indexer is not None and not a.indexer.is_shared:
+    if a.indexer is not None and a.chooses:
         yield from _indexer(at + "index.", a.indexer, a.q_rank, dim)
     if a.gate:
         yield from linear_leaves(at + "gate", a.heads, dim, "column", False, a.heads)
-    yield from norm_leaves(at + "kv_a_norm", a.norm, a.rank)
+    if is_own:
+        yield from norm_leaves(at + "kv_a_norm", a.norm, a.rank)
     yield from linear_leaves(
         at + "kv_b", a.heads * (a.unrotated + a.value_dim), a.rank, "column", False
     )
+    if isinstance(a.temperature, LearnedTemperature):
+        yield from _temperature(at + "temper.", a.heads)
     yield from linear_leaves(at + "o", dim, a.heads * a.value_dim, "row", a.o_bias)
 
 
 def _indexer(at: str, indexer: Indexer, q_rank: int | None, dim: int) -> Iterator[Parameter]:
+    if indexer.query_norm is not None:
+        yield from norm_leaves(at + "q_norm", indexer.query_norm, dim)
+        q_rank = dim
     assert q_rank is not None, "an indexer reads the latent of queries"
     yield from linear_leaves(at + "q", indexer.heads * indexer.dim, q_rank, "replicated", False)
     yield from linear_leaves(at + "k", indexer.dim, dim, "replicated", False)
     yield from linear_leaves(at + "weights", indexer.heads, dim, "replicated", False)
     yield from norm_leaves(at + "k_norm", indexer.norm, indexer.dim)
+    if indexer.temperature is not None:
+        yield from _temperature(at + "temper.", indexer.heads)
+
+
+def _temperature(at: str, heads: int) -> Iterator[Parameter]:
+    for part in ("scale", "bias"):
+        yield Parameter(at + part, (heads,), "replicated", "mixing")
 
 
 def _block_attention(at: str, a: BlockAttention, dim: int) -> Iterator[Parameter]:

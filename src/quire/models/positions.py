@@ -86,7 +86,8 @@ RopeScaling = (
 class Rope:
     """Rotary position embedding of the first `dim` values of each head: value i is paired with i +
     dim / 2 or, where `interleaved`, with its neighbour. `axes`: the axis of positions that each of
-    the dim / 2 frequencies is for, where tokens have positions on several; (): on one.
+    the dim / 2 frequencies is for, where tokens have positions on several; (): on one. `learned`:
+    frequencies are multiplied by the exponentials of dim / 2 numbers, a leaf of the decoder.
     """
 
     theta: float
@@ -94,6 +95,7 @@ class Rope:
     scaling: RopeScaling | None = None
     interleaved: bool = False
     axes: tuple[int, ...] = ()
+    learned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +154,8 @@ class Temperature:
     strength: float
     interval: float
     first: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedTemperature:
+    """Queries times scale * ln(1 + position) + bias, two learned numbers of each head."""

@@ -35,11 +35,15 @@ _ROWS = 1024
 """Positions that are computed together: their angles stay in the caches, in the same memory."""
 
 
-def rotary_table(rope: Rope, max_model_len: int, device: torch.device) -> RotaryTable:
+def rotary_table(
+    rope: Rope, max_model_len: int, device: torch.device, learned: Tensor | None = None
+) -> RotaryTable:
     """The table of `rope` for positions below `max_model_len`, in fp32 with attention scaling
-    folded in.
+    folded in. `learned` [dim / 2]: the numbers that `Rope` has where it is learned.
     """
     inverse, attention_factor = frequencies(rope, max_model_len)
+    if learned is not None:
+        inverse = inverse * learned.float().cpu().exp()
     half = len(inverse)
     table = torch.empty((max_model_len, 2 * half), dtype=torch.float32)
     for first in range(0, max_model_len, _ROWS):
@@ -55,6 +59,11 @@ def query_factors(t: Temperature, max_model_len: int) -> Tensor:
     """Factors of queries at positions below `max_model_len`, fp32."""
     positions = torch.arange(max_model_len, dtype=torch.float32)
     return torch.log1p(((positions + t.first) / t.interval).floor()) * t.strength + 1.0
+
+
+def log_positions(max_model_len: int) -> Tensor:
+    """ln(1 + position) of positions below `max_model_len`, fp32."""
+    return torch.arange(1, max_model_len + 1, dtype=torch.float32).log()
 
 
 def frequencies(rope: Rope, max_model_len: int) -> tuple[Tensor, float]:

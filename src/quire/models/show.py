@@ -26,6 +26,7 @@ from quire.models.positions import (
     BucketBias,
     DistanceScores,
     DynamicScaling,
+    LearnedTemperature,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -337,10 +338,15 @@ def _latent_attention(a: LatentAttention) -> Iterator[str]:
         yield f"q, r = Wq @ h    # {sizes}"
     else:
         yield f"q, r = Wqb @ {_norm(a.norm)}(Wqa @ h{bias})    # {sizes}, through {a.q_rank}"
-    yield f"c, k = Wkva @ h{bias}    # a latent of {a.rank} and a key of {a.rotated}, kept"
-    yield f"c = {_norm(a.norm)}(c)"
+    turned = "rotate(r)"
+    if a.shares is None:
+        yield f"c, k = Wkva @ h{bias}    # a latent of {a.rank} and a key of {a.rotated}, kept"
+        yield f"c = {_norm(a.norm)}(c)"
+        turned = "rotate(r), rotate(k)"
+    else:
+        yield f"c, k = those of layer {a.shares}    # a latent of {a.rank}, a key of {a.rotated}"
     if a.rope is not None:
-        yield f"r, k = rotate(r), rotate(k)    # {_rope(a.rope, a.rotated)}"
+        yield f"r{', k' if a.shares is None else ''} = {turned}    # {_rope(a.rope, a.rotated)}"
     if a.indexer is not None:
         yield from _indexer(a.indexer)
     if a.temperature is not None:
@@ -365,7 +371,9 @@ def _block_attention(a: BlockAttention) -> Iterator[str]:
     yield "h = Wo @ (softmax(s) @ v)    # over the tokens of chosen blocks"
 
 
-def _temperature(t: Temperature) -> str:
+def _temperature(t: Temperature | LearnedTemperature) -> str:
+    if isinstance(t, LearnedTemperature):
+        return "(scale * ln(1 + position) + bias)    # learned, of each head"
     place = f"(position + {t.first})" if t.first else "position"
     return f"(1 + {t.strength:g} * ln(1 + floor({place} / {t.interval:g})))"
 
@@ -374,7 +382,10 @@ def _indexer(i: Indexer) -> Iterator[str]:
     if i.is_shared:
         yield f"# attends to the {i.top_k:,} tokens that the last indexer before has chosen"
         return
-    yield f"iq, ik = Wiq @ (the latent of q), {_norm(i.norm)}(Wik @ h)    # {i.heads} of {i.dim}"
+    source = "(the latent of q)" if i.query_norm is None else f"{_norm(i.query_norm)}(h)"
+    yield f"iq, ik = Wiq @ {source}, {_norm(i.norm)}(Wik @ h)    # {i.heads} of {i.dim}"
+    if i.temperature is not None:
+        yield f"iq = iq * {_temperature(i.temperature)}"
     if i.rope is not None:
         yield f"iq, ik = rotate(iq), rotate(ik)    # {_rope(i.rope, i.dim)}"
     chosen = f"attends to the {i.top_k:,} tokens with the largest"
@@ -509,7 +520,8 @@ def _norm(n: Norm) -> str:
 def _rope(r: Rope, head_dim: int) -> str:
     part = "" if r.dim == head_dim else f", the first {r.dim} of {head_dim} values"
     pairs = ", pairs of neighbours" if r.interleaved else ""
-    return f"base {r.theta:g}{part}{pairs}{_scaling(r)}"
+    learned = ", times learned factors" if r.learned else ""
+    return f"base {r.theta:g}{part}{pairs}{_scaling(r)}{learned}"
 
 
 def _scaling(r: Rope) -> str:

@@ -16,7 +16,14 @@ from quire.models.layer_memory import KeyValues, Latents, LayerMemory
 from quire.models.mixers.compressed.spec import CompressedAttention, Entries, RecentTokens
 from quire.models.mixers.recurrent.spec import RecurrentMixer
 from quire.models.pooling.spec import PoolerSpec
-from quire.models.positions import Alibi, BucketBias, DistanceScores, Rope, Temperature
+from quire.models.positions import (
+    Alibi,
+    BucketBias,
+    DistanceScores,
+    LearnedTemperature,
+    Rope,
+    Temperature,
+)
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
@@ -123,9 +130,11 @@ class Indexer:
     """Chooses the `top_k` tokens that a query attends to (DeepSeek sparse attention).
 
     A token's score is the sum of `heads` products of `dim` numbers, each at least 0 and times a
-    weight of the query. Queries come from the attention's latent of queries, keys from the hidden
-    state through `norm`; their first numbers rotate by `rope`. is_shared: the choice is that of the
-    last layer before with an indexer of its own, and nothing else of this counts.
+    weight of the query. Queries come from the attention's latent of queries, or through
+    `query_norm` from the hidden state, and keys from the hidden state through `norm`; their first
+    numbers rotate by `rope`. `temperature` is that of the queries before they rotate. is_shared:
+    the choice is that of the last layer before with an indexer of its own, and nothing else of this
+    counts.
     """
 
     heads: int
@@ -134,6 +143,8 @@ class Indexer:
     norm: Norm
     rope: Rope | None = None
     is_shared: bool = False
+    query_norm: Norm | None = None
+    temperature: LearnedTemperature | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,9 @@ class LatentAttention:
     latents. `bias`: of the products that make the latents; `o_bias`: of the output's. `indexer`:
     queries attend to the tokens that it chooses; None: to all. `gate`: each head's attended values
     are multiplied by the sigmoid of a projection to one number.
+
+    `shares` is the layer whose latents and rotated keys this one reads, in place of its own; it
+    must be an earlier one with as many numbers. Keys for the choice are its own.
     """
 
     heads: int
@@ -162,14 +176,23 @@ class LatentAttention:
     o_bias: bool = False
     indexer: Indexer | None = None
     gate: bool = False
-    temperature: Temperature | None = None
+    temperature: Temperature | LearnedTemperature | None = None
+    shares: int | None = None
 
     @property
     def memory(self) -> Latents:
-        """The normed latent and the rotated key of every token, and what it is chosen by."""
+        """The normed latent and the rotated key of every token, unless another layer has them, and
+        what it is chosen by.
+        """
+        rank, rotated = (self.rank, self.rotated) if self.shares is None else (0, 0)
         if self.indexer is None:
-            return Latents(self.rank, self.rotated)
-        return Latents(self.rank, self.rotated, 0 if self.indexer.is_shared else self.indexer.dim)
+            return Latents(rank, rotated)
+        return Latents(rank, rotated, self.indexer.dim if self.chooses else 0)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it has an indexer of its own."""
+        return self.indexer is not None and not self.indexer.is_shared
 
     @property
     def widest(self) -> int:
@@ -402,6 +425,8 @@ def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
 
 def shares(mixer: SingleMixer) -> bool:
     """Whether a mixer reads the memory of another layer's and has none of its own."""
+    if isinstance(mixer, LatentAttention):
+        return mixer.shares is not None and not mixer.chooses
     return isinstance(mixer, Attention) and mixer.shares is not None
 
 
@@ -628,6 +653,17 @@ def rope_of_axes(decoder: Decoder) -> Rope | None:
         return None
     assert len(ropes) == 1, "layers with rotations of their own have positions on one axis"
     return ropes.pop()
+
+
+def learned_rope(decoder: Decoder) -> Rope | None:
+    """The rotation whose frequencies have learned factors, which is the same in all layers that
+    rotate, those of whole decoders and of stages.
+    """
+    mixers = (mixer for block in decoder.blocks for mixer in single_mixers(block.mixer))
+    ropes = (mixer.rope for mixer in mixers if isinstance(mixer, LatentAttention))
+    found = {rope for rope in ropes if rope is not None and rope.learned}
+    assert len(found) < 2, "layers that rotate alike"
+    return found.pop() if found else None
 
 
 def shared_distances(decoder: Decoder) -> tuple[Attention, DistanceScores] | None:

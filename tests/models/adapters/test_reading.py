@@ -14,7 +14,7 @@ from tests.models.adapters.made import ALPHA, PREFIX, RANK, HandMade, adapted, p
 from tests.models.hostile.models import HOSTILE, cases, config_of, theirs
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
-OTHER_NAMES = ("deepseek_v4",)
+OTHER_NAMES = ("deepseek_v4", "mistral_large4")
 """Models whose files have other names than transformers' modules, which adapters go by."""
 OF_TRANSFORMERS = [
     name

@@ -65,7 +65,8 @@ class Hostile:
     oracle from config.json and the stored tensors (references.py). `architecture` is what
     config.json says in place of transformers' name. `attention` is transformers' implementation.
     `part_of`: the architecture of a model that also takes pictures, as whose text part it is
-    stored. `lacks_embeddings`: transformers' hidden states begin with the output of the first
+    stored. `whole`: transformers' class that has the text within it alone, as which it is stored
+    and compared. `lacks_embeddings`: transformers' hidden states begin with the output of the first
     layer. Models that are not `is_default` run with `--full` only: one is where no other that runs
     by default has a kind of fact that it has. `seed` of its weights: another one where two experts'
     scores are too near to each other for some processor's rounding.
@@ -77,6 +78,7 @@ class Hostile:
     base: Mapping[str, Any] = field(default_factory=lambda: BASE)
     architecture: str | None = None
     part_of: str | None = None
+    whole: str | None = None
     reference: Callable[[dict[str, Any], dict[str, torch.Tensor]], Oracle] | None = None
     nulls: tuple[str, ...] = ()
     length_key: str = "max_position_embeddings"

@@ -53,6 +53,17 @@ def cases(names: Iterable[str] = HOSTILE) -> list[Any]:
     ]
 
 
+_EYES = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "image_size": 8,
+}
+
+
 @dataclass(frozen=True)
 class Made:
     """A checkpoint in float32, and what the oracle makes of `prompts` with it."""
@@ -93,7 +104,7 @@ def write(hostile: Hostile, folder: Path) -> None:
     random_model(hostile).save_pretrained(folder)
     if hostile.part_of is not None:
         write_as_part(hostile.part_of, folder)
-    if hostile.architecture is not None:
+    if hostile.architecture is not None and hostile.whole is None:
         rename(folder, hostile.architecture)
 
 
@@ -132,6 +143,8 @@ def _learned_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _class_of(hostile: Hostile) -> Any:
     """transformers' class, which not every text model has in its table of causal models."""
+    if hostile.whole is not None:
+        return getattr(transformers, hostile.whole)
     if hostile.kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return AutoModelForCausalLM
     assert hostile.architecture is not None, "a class that is named"
@@ -143,6 +156,10 @@ def random_model(hostile: Hostile) -> torch.nn.Module:
     config = AutoConfig.for_model(hostile.kind, **keys_of(hostile), attn_implementation="eager")
     torch.manual_seed(hostile.seed)
     model = _class_of(hostile)
+    if hostile.whole is not None:
+        config = model.config_class(
+            text_config=config.to_dict(), vision_config=_EYES, attn_implementation="eager"
+        )
     model = model.from_config(config) if model is AutoModelForCausalLM else model(config)
     model = model.eval().float()
     with torch.no_grad():

@@ -78,8 +78,10 @@ def _moved(block: Block, number: int, first: int) -> Block:
         _refuse("its layers share a transformer that reads the embedding")
     if repeats is not None:
         repeats = _counted(repeats, number, first, "runs with the weights")
-    if isinstance(mixer, Attention) and mixer.shares is not None:
-        mixer = _sharing(mixer, _counted(mixer.shares, number, first, "reads the keys and values"))
+    if isinstance(mixer, Attention | LatentAttention) and mixer.shares is not None:
+        what = "keys and values" if isinstance(mixer, Attention) else "latents"
+        source = _counted(mixer.shares, number, first, f"reads the {what}")
+        mixer = _sharing(mixer, source)
     return replace(block, mixer=mixer, repeats=repeats)
 
 
@@ -92,7 +94,7 @@ def _check_choice(blocks: Sequence[Block], first: int) -> None:
         _refuse(f"layer {first} attends to tokens that a layer of an earlier stage chooses")
 
 
-def _sharing(mixer: Attention, layer: int) -> Mixer:
+def _sharing(mixer: Attention | LatentAttention, layer: int) -> Mixer:
     return replace(mixer, shares=layer)
 
 

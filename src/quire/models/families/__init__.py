@@ -133,6 +133,7 @@ _HOMES = {
     "MinistralForCausalLM": "ministral",
     "Mistral4ForCausalLM": "mistral4",
     "MistralForCausalLM": "mistral",
+    "MistralLarge4ForCausalLM": "mistral_large4",
     "MixtralForCausalLM": "mixtral",
     "MptForCausalLM": "mpt",
     "NemotronForCausalLM": "nemotron",

@@ -21,16 +21,15 @@ from quire.models.positions import Rope
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder, Indexer, LatentAttention, Norm
 
-_RULES = RULES + layer_rules(
-    {
-        "self_attn.indexer.wq_b": "attn.index.q",
-        "self_attn.indexer.wk": "attn.index.k",
-        "self_attn.indexer.weights_proj": "attn.index.weights",
-        "self_attn.indexer.k_norm": "attn.index.k_norm",
-    }
-)
+INDEXER_NAMES = {
+    "indexer.wq_b": "attn.index.q",
+    "indexer.wk": "attn.index.k",
+    "indexer.weights_proj": "attn.index.weights",
+    "indexer.k_norm": "attn.index.k_norm",
+}
+_RULES = RULES + layer_rules({f"self_attn.{name}": ours for name, ours in INDEXER_NAMES.items()})
 _INDEXED = ("indexed_attention", "deepseek_sparse_attention")
-_FULL, _SHARED = "full", "shared"
+_FULL, SHARED = "full", "shared"
 
 
 def _describe_v32(c: ConfigReader) -> Decoder:
@@ -47,10 +46,10 @@ def _describe_dsa(c: ConfigReader) -> Decoder:
         c, interleaved=True, head_dim_key=None, q_rank=2048, unrotated=192, value_dim=256
     )
     indexer = _indexer(c, attn, heads=32, interleaved=True)
-    kinds = _indexer_types(c)
+    kinds = indexer_types_of(c)
     return _stack(
         c,
-        [replace(attn, indexer=replace(indexer, is_shared=kind == _SHARED)) for kind in kinds],
+        [replace(attn, indexer=replace(indexer, is_shared=kind == SHARED)) for kind in kinds],
         eps=1e-5,
     )
 
@@ -83,24 +82,24 @@ def _indexer(c: ConfigReader, attn: LatentAttention, heads: int, interleaved: bo
     )
 
 
-def _indexer_types(c: ConfigReader) -> list[str]:
+def indexer_types_of(c: ConfigReader) -> list[str]:
     """`indexer_types`, or else what the older keys mean: a pattern, or every `index_topk_freq`-th
     layer after the first ones.
     """
     every = c.integer("index_topk_freq", 1)
     first = c.integer("index_skip_topk_offset", 2, minimum=0)
     usual = [
-        _SHARED if max(layer - first + 1, 0) % every else _FULL for layer in range(num_layers_of(c))
+        SHARED if max(layer - first + 1, 0) % every else _FULL for layer in range(num_layers_of(c))
     ]
     pattern = c.raw("index_topk_pattern", None)
     if isinstance(pattern, str):
-        usual = [{"F": _FULL, "S": _SHARED}.get(kind, kind) for kind in pattern]
+        usual = [{"F": _FULL, "S": SHARED}.get(kind, kind) for kind in pattern]
     elif pattern is not None:
         usual = pattern
-    if len(usual) != num_layers_of(c) or set(usual) - {_FULL, _SHARED}:
+    if len(usual) != num_layers_of(c) or set(usual) - {_FULL, SHARED}:
         raise unsupported("index_topk_pattern", pattern, "F or S for each layer")
-    kinds = read_kinds(c, "indexer_types", (_FULL, _SHARED), usual)
-    if kinds[0] == _SHARED:
+    kinds = read_kinds(c, "indexer_types", (_FULL, SHARED), usual)
+    if kinds[0] == SHARED:
         raise unsupported("indexer_types", kinds, "full in the first layer")
     return kinds
 

@@ -28,7 +28,7 @@ def latent_attention(
     *,
     interleaved: bool | None = None,
     ropes: tuple[str, ...] = ("default", "yarn"),
-    q_rank: int = 1536,
+    q_rank: int | None = 1536,
     rank: int = 512,
     unrotated: int = 128,
     rotated: int = 64,

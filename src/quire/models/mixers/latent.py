@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.models.layers import Projection
+from quire.models.layers import PlacedMixer, Projection
 from quire.models.maker import Maker
 from quire.models.mixers.attention import tempering
+from quire.models.positions import LearnedTemperature, Temperature
 from quire.models.spec import Indexer, LatentAttention
 from quire.ops import (
+    Batch,
     GroupBatch,
     HeadsWeight,
     LayerLatents,
@@ -41,9 +43,12 @@ class ChosenTokens:
 
 @dataclass(frozen=True, slots=True)
 class IndexerLayer:
-    """Chooses tokens: `heads` queries of `dim` numbers, the norm of keys, and their rotation."""
+    """Chooses tokens: `heads` queries of `dim` numbers, the norm of keys, and their rotation.
+    `query_norm`: queries are made of the normed hidden states, and not of their latent.
+    """
 
     ops: Ops
+    query_norm: NormWeight | None
     queries: LinearWeight
     inputs: LinearWeight
     norm: NormWeight
@@ -51,6 +56,7 @@ class IndexerLayer:
     heads: int
     dim: int
     top_k: int
+    temper: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(
         self, h: Tensor, q: Tensor, positions: Tensor, group: GroupBatch, latents: LayerLatents
@@ -59,10 +65,12 @@ class IndexerLayer:
         ops, turned = self.ops, {"head_dim": self.dim, "rotary": self.rotary}
         both = ops.linear(h, self.inputs)
         k, weights = ops.norm(both[:, : self.dim], self.norm), both[:, self.dim :]
+        if self.query_norm is not None:
+            q = ops.norm(h, self.query_norm)
+        q = ops.linear(q, self.queries).unflatten(1, (self.heads, self.dim))
+        q = self.temper(q, positions).flatten(1)
         return ops.index_select(
-            ops.rope_queries(
-                ops.linear(q, self.queries), positions, heads=self.heads, q_norm=None, **turned
-            ),
+            ops.rope_queries(q, positions, heads=self.heads, q_norm=None, **turned),
             ops.rope_queries(k, positions, heads=1, q_norm=None, **turned)[:, 0],
             weights,
             latents,
@@ -107,8 +115,9 @@ class LatentAttentionLayer:
         q, x = both[:, :width], both[:, width:]
         if self.query is not None:
             q = ops.norm(q, self.query.norm)
-            if self.indexer is not None and self.choice is not None:
-                self.choice.positions = self.indexer(h, q, positions, group, latents)
+        if self.indexer is not None and self.choice is not None:
+            self.choice.positions = self.indexer(h, q, positions, group, latents)
+        if self.query is not None:
             q = ops.linear(q, self.query.up)
         q = self.temper(q.unflatten(1, (self.heads, -1)), positions)
         plain, turned = q[..., : self.unrotated], q[..., self.unrotated :]
@@ -116,17 +125,84 @@ class LatentAttentionLayer:
             turned, x, latents, group.slots, positions, norm=self.norm, rotary=self.rotary
         )
         plain = ops.heads_linear(plain, self.absorb)
-        if self.choice is None:
-            means = ops.latent_attend(plain, turned, latents, group.plan, self.scale)
-        else:
-            assert self.choice.positions is not None, "an earlier layer has chosen"
-            means = ops.indexed_attend(
-                *(plain, turned, self.choice.positions, latents, group.plan, self.scale)
-            )
+        means = _attend(ops, plain, turned, self.choice, latents, group, self.scale)
         values = ops.heads_linear(means, self.values).flatten(1)
         if self.gate is not None:
             values = ops.scale_heads(values, ops.linear(h, self.gate))
         return self.out(values)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLatentLayer:
+    """Attention over the latents of another layer, whose memory it is called with."""
+
+    ops: Ops
+    queries: LinearWeight
+    absorb: HeadsWeight
+    values: HeadsWeight
+    out: Projection
+    heads: int
+    unrotated: int
+    rotated: int
+    rotary: RotaryTable | None
+    scale: float
+    temper: Callable[[Tensor, Tensor], Tensor]
+    choice: ChosenTokens | None
+
+    def __call__(
+        self, h: Tensor, positions: Tensor, group: GroupBatch, latents: LayerLatents
+    ) -> Tensor:
+        """h [T, C] -> [T, C]; the other layer has written this step's latents."""
+        ops = self.ops
+        q = ops.linear(h, self.queries).unflatten(1, (self.heads, -1))
+        q = self.temper(q, positions)
+        plain, turned = q[..., : self.unrotated], q[..., self.unrotated :]
+        if self.rotary is not None:
+            turned = ops.rope_queries(
+                turned.flatten(1),
+                positions,
+                heads=self.heads,
+                head_dim=self.rotated,
+                rotary=self.rotary,
+                q_norm=None,
+            )
+        plain = ops.heads_linear(plain, self.absorb)
+        means = _attend(ops, plain, turned, self.choice, latents, group, self.scale)
+        return self.out(ops.heads_linear(means, self.values).flatten(1))
+
+
+def _attend(
+    ops: Ops,
+    plain: Tensor,
+    turned: Tensor,
+    choice: ChosenTokens | None,
+    latents: LayerLatents,
+    group: GroupBatch,
+    scale: float,
+) -> Tensor:
+    if choice is None:
+        return ops.latent_attend(plain, turned, latents, group.plan, scale)
+    assert choice.positions is not None, "an earlier layer has chosen"
+    return ops.indexed_attend(plain, turned, choice.positions, latents, group.plan, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceBefore:
+    """A layer over the latents of another one, and before it an indexer, whose keys are at a place
+    of their own.
+    """
+
+    indexer: IndexerLayer
+    place: int
+    choice: ChosenTokens
+    attention: PlacedMixer
+
+    def __call__(self, h: Tensor, batch: Batch) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        group, memory = batch.groups[batch.layer_groups[self.place]], batch.kv[self.place]
+        assert isinstance(group, GroupBatch) and isinstance(memory, LayerLatents), "rows of keys"
+        self.choice.positions = self.indexer(h, h, batch.positions, group, memory)
+        return self.attention(h, batch)
 
 
 def make_latent_attention(
@@ -142,34 +218,61 @@ def make_latent_attention(
         norm, name = make.norm(at + "q_a_norm", a.norm), at + "q_b"
         query = QueryLatent(norm, make.linear(name, name))
     indexer = None
-    if a.indexer is not None and not a.indexer.is_shared:
-        indexer = _indexer(make, at + "index.", a.indexer)
+    if a.indexer is not None and a.chooses:
+        indexer = make_indexer(make, at + "index.", a.indexer)
     gate = make.linear(at + "gate", at + "gate") if a.gate else None
     norm = make.norm(at + "kv_a_norm", a.norm)
-    kv = make.weights.tensor(at + "kv_b.weight")
-    kv = kv.view(a.heads, a.unrotated + a.value_dim, a.rank)
+    absorb, values = _halves(make, at, a)
     return LatentAttentionLayer(
         ops=make.ops,
         down=down,
         query=query,
         norm=norm,
-        absorb=_heads(make, at + "absorb", kv[:, : a.unrotated].transpose(1, 2)),
-        values=_heads(make, at + "values", kv[:, a.unrotated :]),
+        absorb=absorb,
+        values=values,
         out=make.row_linear(at + "o", a.heads),
         heads=a.heads,
         unrotated=a.unrotated,
         rotary=make.rotary(a.rope),
         scale=a.scale,
-        temper=tempering(make, a.temperature),
+        temper=_tempering(make, at + "temper.", a.temperature, a.heads, a.unrotated + a.rotated),
         indexer=indexer,
         choice=None if a.indexer is None else choice,
         gate=gate,
     )
 
 
-def _indexer(make: Maker, at: str, indexer: Indexer) -> IndexerLayer:
+def make_shared_latents(
+    make: Maker, at: str, a: LatentAttention, choice: ChosenTokens
+) -> SharedLatentLayer:
+    """The same for a mixer over the latents of another layer."""
+    assert a.q_rank is None and not a.gate, "queries of the hidden states alone"
+    queries = make.linear(at + "q", at + "q")
+    absorb, values = _halves(make, at, a)
+    return SharedLatentLayer(
+        ops=make.ops,
+        queries=queries,
+        absorb=absorb,
+        values=values,
+        out=make.row_linear(at + "o", a.heads),
+        heads=a.heads,
+        unrotated=a.unrotated,
+        rotated=a.rotated,
+        rotary=make.rotary(a.rope),
+        scale=a.scale,
+        temper=_tempering(make, at + "temper.", a.temperature, a.heads, a.unrotated + a.rotated),
+        choice=None if a.indexer is None else choice,
+    )
+
+
+def make_indexer(make: Maker, at: str, indexer: Indexer) -> IndexerLayer:
+    """Build the indexer whose leaves' names begin with `at`."""
+    query_norm = None
+    if indexer.query_norm is not None:
+        query_norm = make.norm(at + "q_norm", indexer.query_norm)
     return IndexerLayer(
         ops=make.ops,
+        query_norm=query_norm,
         queries=make.linear(at + "q", at + "q"),
         inputs=make.linear(at + "inputs", at + "k", at + "weights"),
         norm=make.norm(at + "k_norm", indexer.norm),
@@ -177,6 +280,37 @@ def _indexer(make: Maker, at: str, indexer: Indexer) -> IndexerLayer:
         heads=indexer.heads,
         dim=indexer.dim,
         top_k=indexer.top_k,
+        temper=_tempering(make, at + "temper.", indexer.temperature, indexer.heads, indexer.dim),
+    )
+
+
+def _tempering(
+    make: Maker, at: str, t: Temperature | LearnedTemperature | None, heads: int, dim: int
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The function of queries [T, H, D] and their positions that scales them."""
+    if not isinstance(t, LearnedTemperature):
+        return tempering(make, t)
+
+    def for_each(numbers: Tensor) -> Tensor:
+        return numbers.repeat_interleave(dim)
+
+    ops, logs = make.ops, make.log_positions()
+    scale, bias = (make.tensor(at + part, change=for_each) for part in ("scale", "bias"))
+
+    def tempered(q: Tensor, positions: Tensor) -> Tensor:
+        grown = ops.multiply(ops.scale_queries(q, positions, logs).flatten(1), scale)
+        return ops.add(grown, ops.multiply(q.flatten(1), bias)).unflatten(1, (heads, dim))
+
+    return tempered
+
+
+def _halves(make: Maker, at: str, a: LatentAttention) -> tuple[HeadsWeight, HeadsWeight]:
+    """The heads' key weights and value weights."""
+    kv = make.weights.tensor(at + "kv_b.weight")
+    kv = kv.view(a.heads, a.unrotated + a.value_dim, a.rank)
+    return (
+        _heads(make, at + "absorb", kv[:, : a.unrotated].transpose(1, 2)),
+        _heads(make, at + "values", kv[:, a.unrotated :]),
     )
 
 

@@ -33,6 +33,7 @@ _BUILT_AS: Mapping[str, str] = MappingProxyType(
         "glm4v_moe_text": "Glm4vMoeTextModel",
         "glm4v_text": "Glm4vTextModel",
         "minimax_m3_vl_text": "MiniMaxM3SparseForCausalLM",
+        "mistral_large4_text": "MistralLarge4ForCausalLM",
         "qwen2_5_omni_text": "Qwen2ForCausalLM",
         "qwen2_5_vl_text": "Qwen2ForCausalLM",
         "qwen2_vl_text": "Qwen2ForCausalLM",

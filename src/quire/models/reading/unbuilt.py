@@ -5,10 +5,6 @@ from __future__ import annotations
 from types import MappingProxyType
 
 _OWN_CODE = "its definition is in code of its own alone, which Quire never executes"
-_LARGE_4 = (
-    "its layers share latents with earlier ones, rotate by frequencies that are learned, and scale "
-    "queries by the logarithm of their position"
-)
 
 WHY_NOT = MappingProxyType(
     {
@@ -23,8 +19,6 @@ WHY_NOT = MappingProxyType(
         "architecture is MiniMaxForCausalLM",
         "MiniMaxText01ForCausalLM": "its files are read in the form of MiniMax-Text-01-hf, whose "
         "architecture is MiniMaxForCausalLM",
-        "MistralLarge4ForCausalLM": _LARGE_4,
-        "MistralLarge4ForConditionalGeneration": _LARGE_4,
         "RWKV7ForCausalLM": _OWN_CODE,
         "Rwkv7ForCausalLM": _OWN_CODE,
         "RwkvForCausalLM": "its recurrence (RWKV-4) is not implemented",

@@ -12,8 +12,10 @@ from quire.models.spec import (
     Attention,
     Block,
     Decoder,
+    LatentAttention,
     MixerAfterShared,
     PipelineStage,
+    learned_rope,
     shared_distances,
     single_mixers,
 )
@@ -52,6 +54,8 @@ def _can_be_cut(d: Decoder) -> bool:
     has_own_ends = d.pooler is None and d.streams is None and d.layer_inputs is None
     if isinstance(d, DraftDecoder) or not has_own_ends or shared_distances(d) is not None:
         return False
+    if learned_rope(d) is not None:
+        return False
     return not any(_reads_another(block) for block in d.blocks)
 
 
@@ -60,4 +64,4 @@ def _reads_another(block: Block) -> bool:
     if block.repeats is not None or isinstance(block.mixer, MixerAfterShared):
         return True
     mixers = single_mixers(block.mixer)
-    return any(isinstance(m, Attention) and m.shares is not None for m in mixers)
+    return any(isinstance(m, Attention | LatentAttention) and m.shares is not None for m in mixers)
