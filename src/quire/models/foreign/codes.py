@@ -1,4 +1,4 @@
-"""Linear layers of a model of transformers whose weights a checkpoint stores in codes.
+"""Linear layers and experts of a model of transformers whose weights a checkpoint stores in codes.
 
 transformers builds them without weights and loads the rest; the codes are read by Quire, and
 multiplied with as they are stored.
@@ -6,7 +6,7 @@ multiplied with as they are stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from quire.errors import LoadError, WeightMismatch
-from quire.models.foreign.coded_layer import CodedLinearLayer
-from quire.models.foreign.spec import ForeignDecoder, ForeignLinear
-from quire.models.formats.storage import CodeLayout, Storage, StoredPart
+from quire.models.foreign.coded_layer import CodedExpertsLayer, CodedLinearLayer
+from quire.models.foreign.spec import ForeignDecoder, ForeignExperts, ForeignLinear
+from quire.models.formats.storage import FLOATS, CodeLayout, Storage, StoredPart
 from quire.models.loading.codes.code_layouts import coded_weight
 from quire.models.loading.codes.widened_codes import widened_weight
 from quire.models.loading.matching import listed
@@ -31,6 +31,8 @@ class CodedModule:
     linear: ForeignLinear
     layout: CodeLayout
     stored_at: str
+    expert: int | None = None
+    """The number of the expert whose product it is."""
 
     @property
     def parts(self) -> Mapping[str, StoredPart]:
@@ -52,15 +54,20 @@ class CodedModule:
 
 
 def find_coded(
-    spec: ForeignDecoder, storage: Storage | None, files: CheckpointFiles
+    spec: ForeignDecoder,
+    storage: Storage | None,
+    files: CheckpointFiles,
+    renamed: Callable[[str], str] = str,
 ) -> tuple[CodedModule, ...]:
-    """The linear layers that the files have in codes. Raises WeightMismatch where config.json says
-    something else, or their tensors do not fit.
+    """The linear layers, and the products of each expert, that the files have in codes. Raises
+    WeightMismatch where config.json says something else, or their tensors do not fit, LoadError for
+    experts that files have in another way. `renamed`: from names in files to transformers'.
     """
     if storage is None:
         check_types(files, ())
         return ()
-    found = tuple(_found(spec, storage, files))
+    modules = {renamed(name).rpartition(".")[0]: name.rpartition(".")[0] for name in files.entries}
+    found = tuple(_found(spec, storage, files, modules))
     wrong = [
         f"{name} {list(files.entries[name].shape)} instead of {list(part.shape)}"
         for module in found
@@ -101,15 +108,55 @@ def _named(missing: list[str], wrong: list[str]) -> tuple[tuple[str, list[str]],
     return ("missing", missing), ("wrong shape", wrong)
 
 
-def _found(spec: ForeignDecoder, storage: Storage, files: CheckpointFiles) -> Iterator[CodedModule]:
+def _found(
+    spec: ForeignDecoder, storage: Storage, files: CheckpointFiles, modules: Mapping[str, str]
+) -> Iterator[CodedModule]:
+    """`modules`: names in files by those of transformers."""
     for linear in spec.linears:
         at = _name_in(files, linear.name)
+        if not _has(files, at):
+            at = modules.get(linear.name, at)
         layout = storage.layout_of(at)
         if layout is None:
             continue
         has_codes = f"{at}.{layout.marker}" in files.entries
         if has_codes or not storage.is_decided_by_files:
             yield CodedModule(linear, layout, at)
+    for experts in spec.experts:
+        yield from _found_experts(experts, storage, files)
+
+
+def _found_experts(
+    experts: ForeignExperts, storage: Storage, files: CheckpointFiles
+) -> Iterator[CodedModule]:
+    """The products of experts, whose files have tensors of their own for each."""
+    into, back = (experts.width, experts.dim), (experts.dim, experts.width)
+    for gate, up, down in _EXPERT_NAMES:
+        sizes = {gate: into, up: into, down: back} if experts.is_gated else {up: into, down: back}
+        names = {f"{experts.name}.{e}.{part}": part for e in range(experts.count) for part in sizes}
+        layouts = {name: storage.layout_of(name) for name in names}
+        coded = [n for n, at in layouts.items() if at and f"{n}.{at.marker}" in files.entries]
+        if not coded:
+            continue
+        if len(coded) < len(names) or experts.has_bias:
+            what = "have biases" if experts.has_bias else "are in codes in part"
+            raise LoadError(
+                f"{experts.name}: experts of a model that runs through transformers {what} "
+                f"({coded[0]}), which is not implemented. Use a checkpoint in bfloat16."
+            )
+        for name, part in names.items():
+            layout, number = layouts[name], int(name.split(".")[-2])
+            assert layout is not None, "those with codes have a layout"
+            yield CodedModule(ForeignLinear(experts.name, *sizes[part]), layout, name, number)
+        return
+    stacked = [n for n in files.entries if n.startswith(experts.name + ".")]
+    others = [n for n in stacked if files.entries[n].dtype not in FLOATS]
+    if others:
+        raise LoadError(
+            f"{listed(others)}: experts in codes of a model that runs through transformers are "
+            f"read where each has tensors of its own ({experts.name}.0.gate_proj.weight, or w1), "
+            "and these have others. Use a checkpoint in bfloat16, or one that stores each expert."
+        )
 
 
 def _name_in(files: CheckpointFiles, name: str) -> str:
@@ -117,24 +164,30 @@ def _name_in(files: CheckpointFiles, name: str) -> str:
     their wrapper.
     """
     bare = name.partition(".")[2]
-    for at in (name, bare):
-        if any(f"{at}.{end}" in files.entries for end in _ENDS):
-            return at
-    return name
+    return next((at for at in (name, bare) if _has(files, at)), name)
 
 
+def _has(files: CheckpointFiles, module: str) -> bool:
+    return any(f"{module}.{end}" in files.entries for end in _ENDS)
+
+
+_EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
+"""What files call the gate, the inputs and the outputs of an expert."""
+_DOWNS = tuple(down for *_, down in _EXPERT_NAMES)
 _ENDS = ("weight", "qweight", "weight_packed")
 """A tensor that a linear layer has in each of the formats."""
 
 
-def without_weights(kind: Any, modules: tuple[CodedModule, ...]) -> Any:
-    """A class of transformers whose layers in codes have no weights."""
+def without_weights(kind: Any, modules: tuple[CodedModule, ...], spec: ForeignDecoder) -> Any:
+    """A class of transformers whose layers and experts in codes have no weights."""
+    sizes = {experts.name: experts for experts in spec.experts}
 
     def build(self: Any, *inputs: Any, **named: Any) -> None:
         kind.__init__(self, *inputs, **named)
-        for module in modules:
-            name = module.linear.name
-            self.set_submodule(name, CodedLinearLayer(self.get_submodule(name)))
+        for name, is_expert in {m.linear.name: m.expert is not None for m in modules}.items():
+            plain = self.get_submodule(name)
+            new = CodedExpertsLayer(plain, sizes[name]) if is_expert else CodedLinearLayer(plain)
+            self.set_submodule(name, new)
 
     return type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
 
@@ -152,13 +205,29 @@ def fill(
     for module in modules:
         name, weight = module.linear.name, module.read(files)
         layer = model.get_submodule(name)
-        if isinstance(weight, CodedWeight) and name not in opened:
-            codes = weight.each(lambda part: part.to(device, copy=True))
-            order = None if codes.order is None else codes.order.to(device)
-            layer.codes = replace(codes, order=order)
+        if module.expert is not None:
+            _fill_expert(layer, module, _on(weight, device, model.dtype))
+        elif isinstance(weight, CodedWeight) and name not in opened:
+            layer.codes = _on(weight, device, model.dtype)
         else:
             wide = weight.widened() if isinstance(weight, CodedWeight) else weight
             model.set_submodule(name, _plain(layer, wide.to(device, model.dtype)))
+
+
+def _on(weight: CodedWeight | Tensor, device: torch.device, dtype: torch.dtype) -> Any:
+    """A copy on the device."""
+    if isinstance(weight, Tensor):
+        return weight.to(device, dtype, copy=True)
+    codes = weight.each(lambda part: part.to(device, copy=True))
+    order = None if codes.order is None else codes.order.to(device)
+    return replace(codes, order=order)
+
+
+def _fill_expert(layer: CodedExpertsLayer, module: CodedModule, weight: Any) -> None:
+    """Modules come in the order of experts, and of their gates, inputs and outputs."""
+    assert module.expert is not None
+    is_down = module.stored_at.endswith(_DOWNS)
+    (layer.down if is_down else layer.up[module.expert]).append(weight)
 
 
 def _plain(layer: CodedLinearLayer, weight: Tensor) -> nn.Linear:

@@ -21,6 +21,7 @@ from quire.models.foreign.attention import ATTENTION, STEP, attend
 from quire.models.foreign.library import (
     IN_A_CACHE,
     WITHOUT_MEMORY,
+    MoreInCache,
     OwnAttention,
     layer_kinds,
     library_config,
@@ -79,7 +80,7 @@ def describe_foreign(config: Mapping[str, Any]) -> ForeignDecoder:
         model = hollow.build(kind, library_config(config), name, _DRY_RUN)
         num_parameters = sum(p.numel() for p in model.parameters())
         widest = hollow.widest(model)
-        linears = hollow.linears(model)
+        linears, experts = hollow.linears(model), hollow.experts(model)
         opened = hollow.empty(model)
         with hollow.NoProducts():
             passes = _passes(name, model)
@@ -96,6 +97,7 @@ def describe_foreign(config: Mapping[str, Any]) -> ForeignDecoder:
         widest=max(widest, *widths),
         linears=linears,
         open_linears=tuple(sorted(opened)),
+        experts=experts,
         first_position=passes.first_position,
         num_positions=passes.num_positions,
         position_table=passes.position_table,
@@ -125,6 +127,8 @@ def _passes(name: str, model: Any) -> _Passes:
         masks, handles = _noted_masks(body)
         try:
             caches, states = find_caches(name, body)
+        except MoreInCache:
+            raise
         except UnsupportedArchitecture:
             raise error from None
         finally:

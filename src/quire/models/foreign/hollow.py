@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from quire.models.foreign.library import refusal, use_attention
 from quire.models.foreign.packing import are_stacked
-from quire.models.foreign.spec import ForeignLinear
+from quire.models.foreign.spec import ForeignExperts, ForeignLinear
 
 
 def build(kind: Any, config: Any, name: str, attention: str) -> Any:
@@ -48,6 +48,19 @@ def linears(model: Any) -> tuple[ForeignLinear, ...]:
         for name, module in model.named_modules()
         if type(module) is nn.Linear
     )
+
+
+def experts(model: Any) -> tuple[ForeignExperts, ...]:
+    """Its stacked experts."""
+    return tuple(
+        _experts(name, module) for name, module in model.named_modules() if are_stacked(module)
+    )
+
+
+def _experts(name: str, module: Any) -> ForeignExperts:
+    count, *sizes = module.down_proj.shape
+    dim, width = reversed(sizes) if module.is_transposed else sizes
+    return ForeignExperts(name, count, width, dim, module.has_gate, module.has_bias)
 
 
 def empty(model: Any) -> set[str]:

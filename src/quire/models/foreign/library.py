@@ -6,7 +6,7 @@ A model folder's own Python code is never run.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,6 +88,21 @@ def library_config(config: Mapping[str, Any]) -> Any:
     return made
 
 
+def renamings(config: Mapping[str, Any]) -> Callable[[str], str]:
+    """From the name of a tensor in files to that in transformers' model, where the two are one
+    tensor each.
+    """
+    import torch
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, apply_renamings
+
+    with torch.device("meta"):
+        model = model_class(config)._from_config(library_config(config))
+    found = get_model_conversion_mapping(model)
+    renaming = [each for each in found if isinstance(each, WeightRenaming)]
+    return lambda name: str(apply_renamings(name, renaming))
+
+
 def foreign_storage(config: Mapping[str, Any]) -> Storage | None:
     """The storage of weights in the checkpoint of a model of transformers; None: as they are.
 
@@ -119,6 +134,10 @@ def refusal(
 
 class OwnAttention(UnsupportedArchitecture):
     """Attention is not called as `attention.py` needs it; a cache of transformers' own may do."""
+
+
+class MoreInCache(UnsupportedArchitecture):
+    """A cache of transformers' own keeps what is not known here."""
 
 
 def layer_kinds(text: Any) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ Then products are replaced, and a short text is run both ways before the model s
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ from quire.models.foreign.library import (
     foreign_storage,
     library_config,
     model_class,
+    renamings,
     silenced,
 )
 from quire.models.foreign.model import ForeignModel
 from quire.models.foreign.packing import pack, unpacked_products
+from quire.models.foreign.spec import ForeignDecoder
 from quire.models.loading.cache_scales import is_cache_scale
 from quire.models.loading.matching import listed
 from quire.models.loading.readers.checkpoint_files import CheckpointFiles
@@ -72,8 +74,11 @@ def load_foreign_model(
             model = _placed(_drawn(config, dtype, seed), device)
         else:
             with closing(CheckpointFiles(folder)) as files:
-                coded = find_coded(spec, foreign_storage(config), files)
-                model = _placed(_stored(folder, config, dtype, coded), device)
+                storage = foreign_storage(config)
+                renamed = str if storage is None else renamings(config)
+                coded = find_coded(spec, storage, files, renamed)
+                stored = _stored(folder, config, dtype, coded, spec, renamed)
+                model = _placed(stored, device)
                 fill(model, coded, files, spec.open_linears, device.torch)
         expected = own_logits(model, spec)
         pack(model, ops, dtype, spec.open_linears)
@@ -117,7 +122,12 @@ def _drawn(config: Mapping[str, Any], dtype: torch.dtype, seed: int) -> Any:
 
 
 def _stored(
-    folder: Path, config: Mapping[str, Any], dtype: torch.dtype, coded: tuple[CodedModule, ...]
+    folder: Path,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    coded: tuple[CodedModule, ...],
+    spec: ForeignDecoder,
+    renamed: Callable[[str], str],
 ) -> Any:
     """The model with all weights but those in codes."""
     if (folder / _ADAPTER).exists():
@@ -127,7 +137,7 @@ def _stored(
         )
     kind = model_class(config)
     try:
-        model, report = without_weights(kind, coded).from_pretrained(
+        model, report = without_weights(kind, coded, spec).from_pretrained(
             folder,
             config=library_config(config),
             dtype=dtype,
@@ -144,10 +154,18 @@ def _stored(
         text = " ".join(str(error).split())
         raise WeightMismatch(f"transformers cannot load the checkpoint: {text}") from error
     model.__class__ = kind
-    in_codes = {name for module in coded for name in module.parts}
+    in_codes = {n for module in coded for name in module.parts for n in (name, renamed(name))}
+    in_codes |= _stacked(spec, coded)
     if problems := list(_problems(report, in_codes)):
         raise WeightMismatch("The checkpoint does not fit the model: " + "; ".join(problems) + ".")
     return model
+
+
+def _stacked(spec: ForeignDecoder, coded: tuple[CodedModule, ...]) -> set[str]:
+    """What transformers calls the experts that are read here, which it would stack."""
+    names = {module.linear.name for module in coded if module.expert is not None}
+    parts = ("gate_up_proj", "up_proj", "down_proj")
+    return {f"{name}.{part}" for name in names for part in parts}
 
 
 def _problems(report: Mapping[str, Any], in_codes: Collection[str]) -> Iterator[str]:

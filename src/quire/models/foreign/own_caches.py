@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from quire.errors import UnsupportedArchitecture
-from quire.models.foreign.library import IN_A_CACHE, WITHOUT_MEMORY, layer_kinds, refusal
+from quire.models.foreign.library import (
+    IN_A_CACHE,
+    WITHOUT_MEMORY,
+    MoreInCache,
+    layer_kinds,
+    refusal,
+)
 from quire.models.foreign.spec import ForeignCache, ForeignState
 from quire.ops import NO_BLOCK, Batch, GroupBatch, LayerLatents, LayerState, StateBatch
 from quire.ops.attention_plan import PlainPlan
@@ -256,7 +262,8 @@ def _cached(architecture: str, number: int, layer: Any) -> ForeignCache:
         or getattr(layer, "indexer_position_ids", None) is not None
         or (index is not None and (index.dim() != 3 or index.shape[1] != _TOKENS))
     ):
-        raise refusal(architecture, "its cache has more than keys and values of each token")
+        what = "its cache has more than keys and values of each token"
+        raise refusal(architecture, what, MoreInCache)
     return ForeignCache(
         layer=number,
         kv_heads=keys.shape[1],

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.models.foreign.coded_layer import CodedLinearLayer
+from quire.models.foreign.coded_layer import CodedExpertsLayer, CodedLinearLayer
 from quire.ops import LinearWeight, Ops
 
 _EMBEDDINGS = (nn.Embedding,)
@@ -53,7 +53,13 @@ class PackedExperts(nn.Module):
     def __init__(self, ops: Ops, experts: Any) -> None:
         super().__init__()
         self._ops = ops
-        self.up = _packed_each(ops, experts, "gate_up_proj" if experts.has_gate else "up_proj")
+        if isinstance(experts, CodedExpertsLayer):
+            self.up = [[ops.pack_linear(w, None) for w in parts] for parts in experts.up]
+            self.down = [ops.pack_linear(w, None) for w in experts.down]
+            self._act = experts.act
+            return
+        name = "gate_up_proj" if experts.has_gate else "up_proj"
+        self.up = [[weight] for weight in _packed_each(ops, experts, name)]
         self.down = _packed_each(ops, experts, "down_proj")
         self._act = experts._apply_gate if experts.has_gate else experts.act_fn
 
@@ -64,7 +70,8 @@ class PackedExperts(nn.Module):
             if number >= len(self.up):
                 continue  # what transformers gives to experts of other devices
             tokens, places = torch.where(chosen == number)
-            inner = self._act(self._ops.linear(hidden[tokens], self.up[number]))
+            parts = [self._ops.linear(hidden[tokens], weight) for weight in self.up[number]]
+            inner = self._act(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
             result = self._ops.linear(inner, self.down[number]) * weights[tokens, places, None]
             total.index_add_(0, tokens, result.to(total.dtype))
         return total
@@ -114,6 +121,8 @@ def _replacement(module: Any, ops: Ops, dtype: torch.dtype) -> Any:
     if type(module) is Conv1D and module.weight.dtype is dtype:
         weight = module.weight.t().contiguous()
         return PackedLinear(ops, ops.pack_linear(weight, module.bias))
+    if isinstance(module, CodedExpertsLayer):
+        return PackedExperts(ops, module)
     if are_stacked(module) and module.down_proj.dtype is dtype:
         return PackedExperts(ops, module)
     return None

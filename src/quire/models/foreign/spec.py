@@ -90,6 +90,20 @@ class ForeignLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignExperts:
+    """Experts that transformers stacks in one tensor for each product, by the name of their module:
+    `count` of them, whose inner vectors have `width` numbers.
+    """
+
+    name: str
+    count: int
+    width: int
+    dim: int
+    is_gated: bool
+    has_bias: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ForeignDecoder:
     """A causal language model of transformers, in numbers: vocabulary V, hidden width C, the calls
     of attention in their order, of which a layer may have several; or, where its attention is its
@@ -100,7 +114,7 @@ class ForeignDecoder:
     that is handed the positions which the body counts by itself; None: the body takes positions.
     `release` is the version of transformers. `widest`: numbers of a token's widest activation.
     `linears` are the linear layers, and `open_linears` the names of those whose weight the model's
-    code reads by itself.
+    code reads by itself; `experts` are those of its mixtures.
     """
 
     architecture: str
@@ -112,6 +126,7 @@ class ForeignDecoder:
     widest: int
     linears: tuple[ForeignLinear, ...]
     open_linears: tuple[str, ...] = ()
+    experts: tuple[ForeignExperts, ...] = ()
     first_position: int = 0
     num_positions: int | None = None
     position_table: str | None = None
