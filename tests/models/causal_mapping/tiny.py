@@ -65,6 +65,7 @@ _INKLING = {
     "sliding_window_size": 6,
     "local_layer_ids": [0, 2],
     "rel_extent": 16,
+    "unpadded_vocab_size": VOCAB,
 }
 OWN: dict[str, dict[str, Any]] = {
     "AXK1ForCausalLM": {**_LATENTS, **_MIXTURE, "n_routed_experts": 8},
@@ -164,7 +165,27 @@ OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("InklingForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM"), _INKLING
     ),
+    "ZambaForCausalLM": {
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "layers_block_type": [*["linear_attention"] * 2, "hybrid", "linear_attention", "hybrid"],
+    },
     "ZayaForCausalLM": {"num_hidden_layers": 3},
+    "Qwen4ExpForCausalLM": {
+        **_MIXTURE,
+        "num_experts": 8,
+        "hc_lowrank": 8,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
     "XmodForCausalLM": {**_DECODER, "languages": ["en_XX", "de_DE"], "default_language": "en_XX"},
     "CodeGenForCausalLM": {"rotary_dim": 8},
     "RoCBertForCausalLM": {
@@ -174,7 +195,7 @@ OWN: dict[str, dict[str, Any]] = {
         "pronunciation_embed_dim": 16,
         "shape_embed_dim": 16,
     },
-    "ReformerModelWithLMHead": {**_DECODER, "num_hidden_layers": 4},
+    "ReformerModelWithLMHead": {**_DECODER, "axial_pos_embds_dim": [32, 32]},
 }
 """What the config of a name has besides the common keys; None takes one away."""
 
