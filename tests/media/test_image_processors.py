@@ -82,6 +82,12 @@ CASES = {
     ),
     "glm-4v": ("glm4v", "Glm4vImageProcessor", {"size": SMALL}),
     "glm-4.6v": ("glm46v", "Glm46VImageProcessor", {"size": SMALL}),
+    "paddleocr-vl": ("paddleocr_vl", "PaddleOCRVLImageProcessor", {"size": SMALL}),
+    "paddleocr-vl, two frames": (
+        "paddleocr_vl",
+        "PaddleOCRVLImageProcessor",
+        {"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 9, "temporal_patch_size": 2},
+    ),
     "kimi": (
         "kimi_k25",
         "Kimi_K25ImageProcessor",
@@ -205,7 +211,7 @@ def expected_arrays(case, image, monkeypatch, kept):
                 -1, *arrays["pixel_values"].shape[-2:]
             )
     elif CASES[case][0] not in (
-        *("qwen2_vl", "glm4v", "glm46v", "gemma3", "got_ocr2", "kimi_k25"),
+        *("qwen2_vl", "glm4v", "glm46v", "gemma3", "got_ocr2", "kimi_k25", "paddleocr_vl"),
     ) and (CASES[case][0] != "cohere2_vision"):
         arrays = {n: v[0] for n, v in arrays.items()}
     elif "image_grid_thw" in arrays:

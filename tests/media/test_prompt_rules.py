@@ -39,6 +39,12 @@ CASES = {
         | {"num_additional_image_tokens": 1},
         {},
     ),
+    "LlavaNextVideoProcessor": (
+        {"image_processor_type": "LlavaNextImageProcessor", **NEXT_SIZE, **PINPOINTS},
+        {"patch_size": 14, "vision_feature_select_strategy": "default"}
+        | {"num_additional_image_tokens": 1},
+        {},
+    ),
     "LlavaOnevisionProcessor": (
         {"image_processor_type": "LlavaOnevisionImageProcessor"}
         | {"size": {"height": 42, "width": 42}, **PINPOINTS},
@@ -55,10 +61,16 @@ CASES = {
     ),
     "Glm4vProcessor": ({"image_processor_type": "Glm4vImageProcessor"}, {}, {}),
     "Glm46VProcessor": ({"image_processor_type": "Glm46VImageProcessor"}, {}, {}),
+    "PaddleOCRVLProcessor": ({"image_processor_type": "PaddleOCRVLImageProcessor"}, {}, {}),
     "Kimi_K25Processor": ({"image_processor_type": "Kimi_K25ImageProcessor"}, {}, {}),
     "PixtralProcessor": (
         {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 200}},
         {"patch_size": 14, "spatial_merge_size": 2},
+        {},
+    ),
+    "LightOnOcrProcessor": (
+        {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 200}},
+        {"patch_size": 14, "spatial_merge_size": 2, "effective_patch_size": 28},
         {},
     ),
     "Idefics3Processor": (
@@ -118,11 +130,12 @@ CASES = {
 
 OF_WHOLE_MODELS = {
     *("ColIdefics3Processor", "ColPaliProcessor", "ColQwen2Processor", "ColQwen2_5_Processor"),
-    "InternVLChatProcessor",
+    *("InternVLChatProcessor", "KimiVLProcessor"),
 }
 """Rules without such a method there: those of retrievers, which take the rules of other classes,
-and of a class outside of transformers. Whole models are compared instead
-(tests/pooling/pictures/test_retrievers.py, tests/models/vision/test_published_internvl.py).
+and of classes outside of transformers. Whole models are compared instead
+(tests/pooling/pictures/test_retrievers.py, tests/models/vision/test_published_internvl.py,
+tests/models/vision/test_pictures.py).
 """
 
 
@@ -137,12 +150,15 @@ def judge(name, rule, settings):
     home = home or {
         "Qwen2_5_VLProcessor": "qwen2_5_vl",
         "LlavaNextProcessor": "llava_next",
+        "LlavaNextVideoProcessor": "llava_next_video",
         "LlavaOnevisionProcessor": "llava_onevision",
         "PaliGemmaProcessor": "paligemma",
         "AyaVisionProcessor": "aya_vision",
         "Cohere2VisionProcessor": "cohere2_vision",
         "Lfm2VlProcessor": "lfm2_vl",
         "Kimi_K25Processor": "kimi_k25",
+        "PaddleOCRVLProcessor": "paddleocr_vl",
+        "LightOnOcrProcessor": "lighton_ocr",
     }.get(name, name.removesuffix("Processor").lower())
     kind = getattr(importlib.import_module(f"transformers.models.{home}.processing_{home}"), name)
     found = kind.__new__(kind)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import LoadError, RequestError, UnknownParameter, UnsupportedConfigValue
-from quire.media import internvl_chat
+from quire.media import internvl_chat, kimi_files
 from quire.media.image_processors.processor import ImageProcessor
 from quire.media.image_processors.table import (
     changeable_settings,
@@ -85,6 +85,8 @@ def read_picture_settings(folder: Path, config: Mapping[str, Any]) -> PictureSet
         image = dict(nested)
     if config.get("model_type") == internvl_chat.KIND:
         processor, image = internvl_chat.chat_files(config, image)
+    elif config.get("model_type") in kimi_files.KINDS:
+        processor, image = kimi_files.kimi_files(config, processor, image)
     if not image:
         return None
     if not image.get("image_processor_type") and not image.get("feature_extractor_type"):

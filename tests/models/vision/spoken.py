@@ -95,6 +95,6 @@ def _kinds(
         # without it, transformers drops the mask of text alone where no layer has a window
         prefix = num_prompt if inputs else 0
         return {"token_type_ids": (torch.arange(ids.shape[1]) >= prefix).int()[None]}
-    if model_type == "gemma4" or "image_grid_thw" in inputs:
+    if model_type == "gemma4" or ("image_grid_thw" in inputs and model_type != "kimi_k25"):
         return {"mm_token_type_ids": of_pictures}
     return {}

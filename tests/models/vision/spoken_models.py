@@ -15,6 +15,7 @@ from tests.models.vision.wholes import (
     TOWER,
     WIDTH,
     Whole,
+    in_squares,
     of_gemma4,
     of_idefics,
     of_lfm2,
@@ -57,6 +58,12 @@ LONG_TEXT = {
     "num_hidden_layers": 2,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+KIMI_TEXT = LONG_TEXT | wholes.DEEPSEEK_TEXT
+KIMI_KEYS = {
+    "image_token_id": IMAGE_ID,
+    "projection_hidden_size": 32,
+    "projection_layer_norm_eps": 0.05,
 }
 SIGLIP = TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
 CLIP = TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3}
@@ -191,6 +198,32 @@ SPOKEN: dict[str, Spoken] = {
             "image_grid_pinpoints": PINPOINTS,
         },
     ),
+    "llava_next_video": Spoken(
+        Whole(
+            "llava_next_video",
+            CLIP,
+            tiled,
+            text=LONG_TEXT,
+            keys={"image_token_index": IMAGE_ID, "image_grid_pinpoints": PINPOINTS},
+        ),
+        LLAVA_FILES | {"processor_class": "LlavaNextVideoProcessor"},
+        CLIP_FILES
+        | {
+            "image_processor_type": "LlavaNextImageProcessor",
+            "image_grid_pinpoints": PINPOINTS,
+        },
+    ),
+    "vipllava": Spoken(
+        Whole(
+            "vipllava",
+            CLIP,
+            stacked,
+            text=LONG_TEXT,
+            keys={"image_token_index": IMAGE_ID, "vision_feature_layer": [-2, 1]},
+        ),
+        LLAVA_FILES,
+        CLIP_FILES,
+    ),
     "pixtral": Spoken(
         Whole(
             "llava",
@@ -287,6 +320,133 @@ SPOKEN: dict[str, Spoken] = {
         ),
         {"processor_class": "Glm46VProcessor", "image_token": IMAGE},
         GLM_FILES | {"image_processor_type": "Glm46VImageProcessor"},
+    ),
+    "glm_ocr": Spoken(
+        Whole(
+            "glm_ocr",
+            wholes.WIDE_TOWER | {"depth": 2, "rms_norm_eps": 0.04},
+            with_grids,
+            text=LONG_TEXT
+            | {
+                "rope_parameters": GLM_ROPE
+                | {"mrope_section": [2, 1, 3]}
+                | {"partial_rotary_factor": 1.0}
+            },
+            keys=GLM_IDS,
+        ),
+        {"processor_class": "Glm46VProcessor", "image_token": IMAGE},
+        GLM_FILES | {"image_processor_type": "Glm46VImageProcessor"},
+    ),
+    "paddleocr_vl": Spoken(
+        Whole(
+            "paddleocr_vl",
+            TOWER | {"patch_size": 4, "num_hidden_layers": 2},
+            in_squares,
+            text=LONG_TEXT | {"rope_parameters": QWEN_ROPE | {"mrope_section": [1, 2, 3]}},
+            keys=QWEN_IDS,
+        ),
+        {"processor_class": "PaddleOCRVLProcessor"},
+        QWEN_FILES
+        | {"image_processor_type": "PaddleOCRVLImageProcessor", "temporal_patch_size": 1},
+        names={"image_token": IMAGE},
+    ),
+    "kimi_k25": Spoken(
+        Whole(
+            "kimi_k25",
+            wholes.KIMI_TOWER | {"num_hidden_layers": 2},
+            in_squares,
+            text=KIMI_TEXT,
+            keys=KIMI_KEYS,
+            published=wholes.KIMI_NAMES,
+            config={
+                "vision_config": {
+                    "init_pos_emb_height": 5,
+                    "init_pos_emb_time": 4,
+                    "init_pos_emb_width": 5,
+                    "merge_kernel_size": [2, 2],
+                    "merge_type": "sd2_tpool",
+                    "mm_hidden_size": 32,
+                    "mm_projector_type": "patchmerger",
+                    "model_type": "",
+                    "patch_size": 6,
+                    "pos_emb_type": "divided_fixed",
+                    "projector_hidden_act": "gelu",
+                    "projector_ln_eps": 0.05,
+                    "text_hidden_size": WIDTH,
+                    "video_attn_type": "spatial_temporal",
+                    "vt_hidden_size": 32,
+                    "vt_intermediate_size": 20,
+                    "vt_num_attention_heads": 2,
+                    "vt_num_hidden_layers": 2,
+                }
+            },
+        ),
+        {},
+        {
+            "processor_class": "KimiK25Processor",
+            "media_proc_cfg": {
+                "in_patch_limit": 30,
+                "patch_size": 6,
+                "image_mean": _MEAN["image_mean"],
+                "image_std": _MEAN["image_std"],
+                "merge_kernel_size": 2,
+                "fixed_output_tokens": None,
+                "patch_limit_on_one_side": 512,
+            },
+        },
+        names={"image_token": IMAGE},
+    ),
+    "kimi_vl": Spoken(
+        Whole(
+            "kimi_k25",
+            wholes.KIMI_TOWER | {"num_hidden_layers": 2},
+            in_squares,
+            text=KIMI_TEXT,
+            keys=KIMI_KEYS | {"projection_layer_norm_eps": 1e-5},
+            published=wholes.KIMI_NAMES
+            | {"mm_projector": "multi_modal_projector"}
+            | {"proj.0": "linear_1", "proj.2": "linear_2"},
+            config={
+                "architectures": ["KimiVLForConditionalGeneration"],
+                "media_placeholder_token_id": IMAGE_ID,
+                "model_type": "kimi_vl",
+                "vision_config": {
+                    "hidden_size": 32,
+                    "init_pos_emb_height": 5,
+                    "init_pos_emb_width": 5,
+                    "intermediate_size": 20,
+                    "merge_kernel_size": [2, 2],
+                    "model_type": "moonvit",
+                    "num_attention_heads": 2,
+                    "num_hidden_layers": 2,
+                    "patch_size": 6,
+                },
+            },
+        ),
+        {},
+        {
+            "image_processor_type": "KimiVLImageProcessor",
+            "processor_class": "KimiVLProcessor",
+            "in_token_limit": 30,
+            "merge_kernel_size": [2, 2],
+            "num_pooled_tokens": 1024,
+            "pad_input": True,
+            "patch_size": 6,
+            **_MEAN,
+        },
+        names={"image_token": IMAGE},
+    ),
+    "lighton_ocr": Spoken(
+        Whole(
+            "lighton_ocr",
+            PIXTRAL,
+            padded,
+            text=LONG_TEXT | {"model_type": "qwen3"},
+            keys={"image_token_id": IMAGE_ID},
+        ),
+        {"processor_class": "LightOnOcrProcessor", "patch_size": 6, "spatial_merge_size": 2},
+        PIXTRAL_IMAGES | {"size": {"longest_edge": 48}},
+        names={"image_token": IMAGE},
     ),
     "glm4v_moe": Spoken(
         Whole(

@@ -1,20 +1,25 @@
 """The configs of published models become towers, key by key."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
+from transformers.models.auto import modeling_auto
 
 from quire.errors import UnknownConfigKey, UnsupportedArchitecture, UnsupportedConfigValue
 from quire.media.prompt_rules.facts import PromptFacts
+from quire.models.families import read_spec
 from quire.models.reading.text_part import (
     config_of_whole,
     has_vision,
     text_part,
     without_vision,
 )
-from quire.models.vision.families import read_vision
+from quire.models.vision.families import WHOLES, read_vision
 from quire.models.vision.leaves import vision_leaves
+from tests.house.package import ROOT
 from tests.models.published_files import files
 from tests.models.vision.published import PUBLISHED
 
@@ -29,6 +34,8 @@ FACTS = {
     "pixtral-12b": (5120, 222, 24),
     "SmolVLM-256M-Instruct": (576, 198, 12),
     "GLM-4.1V-9B-Thinking": (4096, 229, 24),
+    "GLM-OCR": (1536, 443, 24),
+    "PaddleOCR-VL-1.5": (1024, 443, 27),
     "Llama-4-Scout-17B-16E": (5120, 554, 34),
 }
 """Width of a row, tensors, blocks: the last ones are left out that nothing reads."""
@@ -48,6 +55,7 @@ def test_published_models_are_read(name):
     known_to_be_foreign = {
         *("ignore_index", "use_image_newline_parameter", "in_chans", "spatial_patch_size"),
         *("num_image_tokens", "num_positions", "_vocab_size", "is_composition"),
+        *("temporal_patch_size", "tokens_per_second"),
     }
     assert {key.path[-1] for key in foreign} <= known_to_be_foreign
 
@@ -117,3 +125,37 @@ def test_prompts_are_made_by_the_text_of_the_whole():
     facts = PromptFacts({}, {}, config_of_whole(text))
     assert facts.text("use_bidirectional_attention") == "vision"
     assert facts.vision("patch_size") == 8 and facts.config["image_token_id"] == 7
+
+
+def kinds_on_the_page():
+    """The types of models that it lists: with encoders, for text alone, and refused."""
+    page = (ROOT / "docs/pictures.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Models\n")[2].partition("\n## ")[0]
+    lists = [part for part in section.split("\n\n") if re.fullmatch(r"(`[\w.-]+`[,.]\s*)+", part)]
+    return [set(re.findall(r"`([\w.-]+)`", part)) for part in lists]
+
+
+def test_the_page_lists_all_encoders():
+    assert kinds_on_the_page()[0] == set(WHOLES)
+
+
+@pytest.mark.full
+def test_the_page_lists_all_models_of_transformers_that_are_refused():
+    _, for_text, refused = kinds_on_the_page()
+    found = {True: set(), False: set()}
+    names = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    for kind in names.keys() - WHOLES.keys():
+        config = json.loads(AutoConfig.for_model(kind).to_json_string(use_diff=False))
+        text = text_part(config | {"architectures": [names[kind]]})
+        try:
+            read_spec(text)
+        except UnsupportedArchitecture:
+            found[False].add(kind)
+        except UnsupportedConfigValue:  # the defaults of the class do not fit each other
+            found[True].add(kind)
+        else:
+            found[True].add(kind)
+        if has_vision(text):
+            with pytest.raises(UnsupportedArchitecture, match="A vision encoder for the model"):
+                read_vision(text, 1)
+    assert (found[True], found[False]) == (for_text, refused)

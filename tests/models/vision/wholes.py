@@ -4,12 +4,15 @@ values in their configs that hide nothing; and pixels for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from quire.models.vision.pictures import Picture
@@ -51,7 +54,8 @@ Inputs = dict[str, Any]
 @dataclass(frozen=True)
 class Whole:
     """A model: its type, the keys of its parts, and how pictures reach it: `show` makes the keyword
-    arguments of `get_image_features` of some pictures.
+    arguments of `get_image_features` of some pictures. `published`: what stands in names of files
+    for what transformers writes; `config`: what stands in config.json.
     """
 
     kind: str
@@ -60,6 +64,8 @@ class Whole:
     pictures: Callable[[], list[Picture]] = list
     text: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, Any] = field(default_factory=dict)
+    published: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -90,6 +96,14 @@ def with_grids(pictures: list[Picture]) -> Inputs:
         "pixel_values": torch.cat([p.pixels for p in pictures]),
         "image_grid_thw": torch.tensor([(len(p.frames), *p.frames[0]) for p in pictures]),
     }
+
+
+def in_squares(pictures: list[Picture]) -> Inputs:
+    """Patches as PaddleOCR-VL and Kimi get them."""
+    found = with_grids(pictures)
+    values = found["pixel_values"]
+    side = round((values.shape[1] / 3) ** 0.5)
+    return found | {"pixel_values": values.unflatten(1, (3, side, side))}
 
 
 def padded(pictures: list[Picture]) -> Inputs:
@@ -182,6 +196,29 @@ GEMMA4_TOWER = ANY_SIZE | {
     "pooling_kernel_size": 2,
     "position_embedding_size": 20,
 }
+KIMI_TOWER = ANY_SIZE | {"pos_emb_height": 5, "pos_emb_width": 5}
+KIMI_NAMES = {
+    "vision_tower.encoder.patch_embed": "vision_tower.patch_embed",
+    "model.mm_projector": "mm_projector",
+    "language_model.model.blocks": "language_model.model.layers",
+}
+"""Published files have these, which transformers does not make of its own names again."""
+DEEPSEEK_TEXT = {
+    "head_dim": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 10,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "num_key_value_heads": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 8,
+    "first_k_dense_replace": 1,
+}
 FULL_LAST = {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}
 AYA_KEYS = FULL_LAST | {"alignment_intermediate_size": 20, "adapter_layer_norm_eps": 0.02}
 PINPOINTS = [[24, 48], [48, 24], [48, 48], [24, 72]]
@@ -225,6 +262,20 @@ WHOLES: dict[str, Whole] = {
         tiles((4, (20, 50)), (5, (33, 40)), (3, (20, 30)), (4, (11, 90))),
         keys={"image_grid_pinpoints": PINPOINTS},
     ),
+    "llava_next_video": Whole(
+        "llava_next_video",
+        CLIP,
+        tiled,
+        tiles((4, (20, 50)), (5, (33, 40))),
+        keys={"image_grid_pinpoints": PINPOINTS},
+    ),
+    "vipllava": Whole(
+        "vipllava",
+        CLIP,
+        stacked,
+        frames(1, 1),
+        keys={"vision_feature_layer": [-2, -1, 1], "projector_layernorm_eps": 0.03},
+    ),
     "llava_onevision": Whole(
         "llava_onevision",
         SIGLIP,
@@ -245,6 +296,7 @@ WHOLES: dict[str, Whole] = {
     ),
     "gemma3": Whole("gemma3", SIGLIP, stacked, frames(1, 1), keys={"mm_tokens_per_image": 4}),
     "mistral3": Whole("mistral3", PIXTRAL, padded, _SIZES),
+    "lighton_ocr": Whole("lighton_ocr", PIXTRAL | {"hidden_act": "silu"}, padded, _SIZES),
     "qwen2_vl": Whole("qwen2_vl", QWEN2_TOWER, with_grids, cut(*_GRIDS, values=96)),
     "qwen2_5_vl": Whole(
         "qwen2_5_vl",
@@ -264,6 +316,19 @@ WHOLES: dict[str, Whole] = {
         GLM_TOWER | {"attention_bias": True},
         with_grids,
         cut(*_STILLS, values=96),
+    ),
+    "glm_ocr": Whole(
+        "glm_ocr", WIDE_TOWER | {"rms_norm_eps": 0.04}, with_grids, cut(*_STILLS, values=96)
+    ),
+    "paddleocr_vl": Whole("paddleocr_vl", NORMED, in_squares, cut(*_GRIDS, values=108)),
+    "kimi_k25": Whole(
+        "kimi_k25",
+        KIMI_TOWER,
+        in_squares,
+        cut((1, 4, 6), (1, 2, 8), (1, 10, 14), values=108),
+        text=DEEPSEEK_TEXT,
+        keys={"projection_hidden_size": 32, "projection_layer_norm_eps": 0.05},
+        published=KIMI_NAMES,
     ),
     "idefics3": Whole("idefics3", NORMED, of_idefics, frames(3, 1)),
     "smolvlm": Whole("smolvlm", NORMED, of_idefics, frames(1, 2)),
@@ -312,7 +377,23 @@ def write_model(whole: Whole, folder: Any) -> torch.nn.Module:
     """The same of any description."""
     config = config_of(whole)
     architectures = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    return write_drawn(architectures[type(config)], config, folder)
+    model = write_drawn(architectures[type(config)], config, folder)
+    if whole.published:
+        rename_tensors(Path(folder) / "model.safetensors", whole.published)
+    if whole.config:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | whole.config))
+    return model
+
+
+def rename_tensors(file: Path, names: Mapping[str, str]) -> None:
+    """Store the tensors of a file with other parts of their names."""
+    found = {}
+    for name, tensor in load_file(file).items():
+        for theirs, published in names.items():
+            name = name.replace(theirs, published)  # noqa: PLW2901
+        found[name] = tensor
+    save_file(found, file, {"format": "pt"})
 
 
 def config_of(whole: Whole) -> Any:

@@ -1,4 +1,6 @@
-"""Processors whose pictures keep their shape and become patches: Qwen-VL, GLM-4V, Kimi, Pixtral."""
+"""Processors whose pictures keep their shape and become patches: Qwen-VL, GLM-4V, PaddleOCR-VL,
+Kimi, Pixtral.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,7 @@ class Qwen2VLProcessor:
     """
 
     EDGES: ClassVar[Sides] = (56 * 56, 28 * 28 * 1280)
+    FRAMES: ClassVar[int] = 2
 
     levels: Levels
     resample: int
@@ -76,7 +79,7 @@ class Qwen2VLProcessor:
             resample=settings.resample(BICUBIC),
             resizes=settings.flag("do_resize", True),
             patch_size=settings.whole("patch_size", 14),
-            frames=settings.whole("temporal_patch_size", 2),
+            frames=settings.whole("temporal_patch_size", cls.FRAMES),
             merge_size=settings.whole("merge_size", 2),
             min_pixels=least,
             max_pixels=most,
@@ -126,6 +129,26 @@ class Glm4vProcessor(Qwen2VLProcessor):
         return multiple_within_for_frames(
             height, width, self.factor, self.frames, self.min_pixels, self.max_pixels
         )
+
+
+class PaddleOCRVLProcessor(Qwen2VLProcessor):
+    """PaddleOCRVLImageProcessor: a picture that is smaller than a cell is enlarged to it first."""
+
+    __slots__ = ()
+
+    EDGES = (384 * 384, 1536 * 1536)
+    FRAMES = 1
+
+    def _size(self, height: int, width: int) -> Sides:
+        if height < self.factor:
+            height, width = self.factor, round(width * self.factor / height)
+        if width < self.factor:
+            height, width = round(height * self.factor / width), self.factor
+        return multiple_within(height, width, self.factor, self.min_pixels, self.max_pixels)
+
+    def _patches(self, channels: FloatArray, rows: int, cols: int) -> FloatArray:
+        """[patches, 3 * T, P, P], row by row."""
+        return row_by_row(np.repeat(channels, self.frames, axis=0), rows, cols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +259,17 @@ class KimiK25Processor:
         if self.resizes:
             image = resized(image, self._inner(image.height, image.width), self.resample)
         channels = self.levels.channels(on_canvas(image, *layout.tile, 0, 0, (0, 0, 0)))
-        patch = self.patch_size
-        rows, cols = (side // patch for side in layout.tile)
-        parts = channels.reshape(3, rows, patch, cols, patch).transpose(1, 3, 0, 2, 4)
-        values = parts.reshape(rows * cols, 3, patch, patch)
+        rows, cols = (side // self.patch_size for side in layout.tile)
+        values = row_by_row(channels, rows, cols)
         return {"pixel_values": values, "image_grid_thw": np.array([1, rows, cols], np.int64)}
 
     def _inner(self, height: int, width: int) -> Sides:
         return within_patches(height, width, self.patch_size, self.max_patches, self.max_side)
+
+
+def row_by_row(channels: FloatArray, rows: int, cols: int) -> FloatArray:
+    """The patches [rows * cols, C, P, P] of a picture [C, H, W]."""
+    count, height, width = channels.shape
+    tall, wide = height // rows, width // cols
+    parts = channels.reshape(count, rows, tall, cols, wide).transpose(1, 3, 0, 2, 4)
+    return parts.reshape(rows * cols, count, tall, wide)

@@ -17,6 +17,7 @@ from quire.media.image_processors.lfm2 import Lfm2VlProcessor
 from quire.media.image_processors.patches import (
     Glm4vProcessor,
     KimiK25Processor,
+    PaddleOCRVLProcessor,
     PixtralProcessor,
     Qwen2VLProcessor,
 )
@@ -41,6 +42,7 @@ PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Glm4vImageProcessor": Glm4vProcessor,
     "Glm46VImageProcessor": Glm4vProcessor,
     "Kimi_K25ImageProcessor": KimiK25Processor,
+    "PaddleOCRVLImageProcessor": PaddleOCRVLProcessor,
     "PixtralImageProcessor": PixtralProcessor,
     "Idefics3ImageProcessor": Idefics3Processor,
     "SmolVLMImageProcessor": Idefics3Processor,

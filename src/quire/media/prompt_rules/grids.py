@@ -1,5 +1,5 @@
-"""Rules with tokens between rows or tiles: Pixtral, Idefics3 and SmolVLM, LFM2-VL, Aya Vision,
-Command A Vision, Llama 4.
+"""Rules with tokens between rows or tiles: Pixtral (LightOnOCR has none), Idefics3 and SmolVLM,
+LFM2-VL, Aya Vision, Command A Vision, Llama 4.
 """
 
 from __future__ import annotations
@@ -44,6 +44,30 @@ class PixtralRule(PromptRule):
         rows, cols = (side // self.cell for side in layout.tile)
         text = (self.soft_token + self.row_end) * (rows - 1) + self.soft_token + self.picture_end
         return ExpandedPicture(text, (cols,) * rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LightOnOcrRule(PromptRule):
+    """LightOnOcrProcessor: a run for the whole picture, whose sides are whole merged patches."""
+
+    cell: int
+
+    @classmethod
+    def read(cls, facts: PromptFacts) -> Self:
+        """From processor_config.json and the tokenizer's names."""
+        token = facts.token("image_token", "<|image_pad|>")
+        return cls(
+            token, token, facts.whole("patch_size", 14) * facts.whole("spatial_merge_size", 2)
+        )
+
+    def processor_settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Sides are multiples of merged patches."""
+        return {**values, "patch_size": self.cell}
+
+    def expanded(self, layout: PictureLayout) -> ExpandedPicture:
+        """One run."""
+        rows, cols = (side // self.cell for side in layout.tile)
+        return ExpandedPicture(self.soft_token, (rows * cols,))
 
 
 @dataclass(frozen=True, slots=True)

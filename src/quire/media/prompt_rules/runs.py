@@ -1,5 +1,5 @@
 """Rules with one run for a picture, perhaps between a beginning and an end: LLaVA, Qwen-VL, GLM-4V,
-InternVL, Gemma 3 and 4, PaliGemma.
+PaddleOCR-VL, Kimi, InternVL, Gemma 3 and 4, PaliGemma.
 """
 
 from __future__ import annotations
@@ -147,6 +147,16 @@ class Glm4vRule(QwenVLRule):
 
 
 @dataclass(frozen=True, slots=True)
+class PaddleOCRVLRule(QwenVLRule):
+    """PaddleOCRVLProcessor."""
+
+    @classmethod
+    def read(cls, facts: PromptFacts) -> Self:
+        """With the tokens of PaddleOCR-VL."""
+        return cls._read(facts, "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>")
+
+
+@dataclass(frozen=True, slots=True)
 class KimiK25Rule(QwenVLRule):
     """Kimi_K25Processor."""
 
@@ -154,6 +164,17 @@ class KimiK25Rule(QwenVLRule):
     def read(cls, facts: PromptFacts) -> Self:
         """With the tokens of Kimi."""
         before = "<|media_begin|>image<|media_content|>"
+        return cls._read(facts, "<|media_pad|>", before, "<|media_end|>")
+
+
+@dataclass(frozen=True, slots=True)
+class KimiVLRule(QwenVLRule):
+    """The published code of Kimi-VL."""
+
+    @classmethod
+    def read(cls, facts: PromptFacts) -> Self:
+        """With the tokens of Kimi-VL."""
+        before = "<|media_start|>image<|media_content|>"
         return cls._read(facts, "<|media_pad|>", before, "<|media_end|>")
 
 

@@ -32,8 +32,10 @@ _BUILT_AS: Mapping[str, str] = MappingProxyType(
     {
         "glm4v_moe_text": "Glm4vMoeTextModel",
         "glm4v_text": "Glm4vTextModel",
+        "glm_ocr_text": "GlmOcrTextModel",
         "minimax_m3_vl_text": "MiniMaxM3SparseForCausalLM",
         "mistral_large4_text": "MistralLarge4ForCausalLM",
+        "paddleocr_vl_text": "PaddleOCRTextModel",
         "qwen2_5_omni_text": "Qwen2ForCausalLM",
         "qwen2_5_vl_text": "Qwen2ForCausalLM",
         "qwen2_vl_text": "Qwen2ForCausalLM",

@@ -54,6 +54,9 @@ class VisionEncoder:
         has_class = spec.class_token is not None
         self._class = make.tensor("class_token") if has_class else None
         self._table = make.tensor("positions.weight") if spec.positions is not None else None
+        if isinstance(spec.positions, LearnedGrid) and spec.positions.is_square:
+            assert self._table is not None
+            self._table = self._table.flatten(0, 1)
         norm = None if spec.embed_norm is None else make.norm("embed_norm", spec.embed_norm)
         self._embed_norm = norm
         is_in_quarters = spec.rope is not None and spec.rope.pairs == "quarters"

@@ -40,8 +40,9 @@ def _leaves(t: VisionTower) -> Iterator[Parameter]:
     if t.class_token is not None:
         yield _vector("class_token", t.dim)
     if isinstance(t.positions, LearnedGrid):
-        rows = t.positions.side**2 + (t.class_token is not None)
-        yield Parameter("positions.weight", (rows, t.dim), "replicated", "position")
+        side = t.positions.side
+        rows = (side, side) if t.positions.is_square else (side**2 + (t.class_token is not None),)
+        yield Parameter("positions.weight", (*rows, t.dim), "replicated", "position")
     elif isinstance(t.positions, LearnedAxes):
         shape = (2, t.positions.length, t.dim)
         yield Parameter("positions.weight", shape, "replicated", "position")

@@ -39,6 +39,7 @@ def picture_of(inputs: Mapping[str, Any], tower: VisionTower) -> Picture:
         picture = Picture(_tensor(pixels if pixels.ndim == 4 else pixels[None]), size=_size(inputs))
     elif "image_grid_thw" in inputs:
         count, *frame = (int(n) for n in np.asarray(inputs["image_grid_thw"]).reshape(3))
+        pixels = pixels.reshape(len(pixels), -1)  # of some, each patch is [channels, P, P]
         picture = Picture(_tensor(pixels), ((frame[0], frame[1]),) * count)
     elif "spatial_shapes" in inputs:
         shapes = [(int(h), int(w)) for h, w in np.asarray(inputs["spatial_shapes"]).reshape(-1, 2)]

@@ -42,8 +42,9 @@ def axis_weights(sampling: Sampling, size: int, side: int) -> Tensor:
         return torch.eye(side)[torch.bucketize(corners, borders, right=True)]
     if sampling == "bilinear_corners":
         return _spread(at * (side - 1) / max(size - 1, 1), side, (0, 1), _linear)
-    if sampling == "bicubic":
-        return _spread((at + 0.5) * side / size - 0.5, side, (-1, 0, 1, 2), _cubic)
+    if sampling in ("bilinear", "bicubic"):
+        near, kernel = (((0, 1), _linear), ((-1, 0, 1, 2), _cubic))[sampling == "bicubic"]
+        return _spread((at + 0.5) * side / size - 0.5, side, near, kernel)
     scale = side / torch.tensor(size, dtype=torch.float32)
     distances = torch.arange(side, dtype=torch.float32) - ((at + 0.5) * scale - 0.5)[:, None]
     weights = _linear(distances.abs() / scale.clamp(min=1))
@@ -80,7 +81,7 @@ def axial_table(
     [T]: 0 where a token has no place and does not rotate, else 1.
     """
     half = head_dim // 2
-    if rope.frequencies == "same":
+    if rope.frequencies != "dealt":
         inverse = _frequencies(rope.theta, half)
         of_first, of_second = inverse, inverse
     else:
@@ -88,7 +89,9 @@ def axial_table(
         of_first, of_second = inverse[0::2], inverse[1::2]
     first, second = (rows, columns) if rope.first == "row" else (columns, rows)
     places = (first + rope.offset, of_first), (second + rope.offset, of_second)
-    angles = torch.cat([torch.outer(place.float(), inverse) for place, inverse in places], 1)
+    by_axis = [torch.outer(place.float(), inverse) for place, inverse in places]
+    is_shared = rope.frequencies == "shared"
+    angles = torch.stack(by_axis, 2).flatten(1) if is_shared else torch.cat(by_axis, 1)
     angles *= turns[:, None]
     table = torch.cat((angles.cos(), angles.sin()), 1)
     return RotaryTable(table, head_dim, rope.pairs == "neighbours")

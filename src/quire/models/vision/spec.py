@@ -14,7 +14,9 @@ from typing import Literal
 
 from quire.models.spec import Activation, Block, Mlp, Norm
 
-Sampling = Literal["exact", "bilinear_corners", "bicubic", "bilinear_antialias", "bucket"]
+Sampling = Literal[
+    "exact", "bilinear_corners", "bilinear", "bicubic", "bilinear_antialias", "bucket"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,15 @@ class LearnedGrid:
     """A vector for each place of a grid with `side` rows and columns, added to the patch there.
 
     A frame of another size samples the grid: bilinear between the centres of the corner patches
-    (bilinear_corners), bicubic, bilinear over as many places as a patch covers
-    (bilinear_antialias), or the place that a patch's corner is in (bucket); exact: there is no
-    other size.
+    (bilinear_corners) or with its borders at those of the grid (bilinear, bicubic), bilinear over
+    as many places as a patch covers (bilinear_antialias), or the place that a patch's corner is in
+    (bucket); exact: there is no other size. is_square: stored with an axis for rows and one for
+    columns.
     """
 
     side: int
     sampling: Sampling = "exact"
+    is_square: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +81,15 @@ class AxialRope:
     """Rotations of queries and keys by the row and by the column of a patch, plus `offset`, with
     half of the D / 2 angles for each.
 
-    `frequencies`: those of a rotation of D / 2 values for both axes (same), or every other one of a
-    rotation of D values for each (dealt). `first`: the axis of the first half of the angles.
+    `frequencies`: those of a rotation of D / 2 values for both axes, one axis after the other
+    (same) or each frequency for both in turn (shared), or every other one of a rotation of D values
+    for each (dealt). `first`: the axis of the first half of the angles.
     `pairs`: value i with i + D / 2 (halves), with its neighbour (neighbours), or with i + D / 4
     in each half of the head (quarters).
     """
 
     theta: float
-    frequencies: Literal["same", "dealt"] = "same"
+    frequencies: Literal["same", "shared", "dealt"] = "same"
     first: Literal["row", "column"] = "row"
     pairs: Literal["halves", "neighbours", "quarters"] = "halves"
     offset: int = 0

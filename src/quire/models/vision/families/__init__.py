@@ -16,9 +16,11 @@ from quire.models.vision.families import (
     glm4v,
     idefics,
     internvl,
+    kimi,
     lfm2,
     llama4,
     llava,
+    paddle,
     pixtral,
     qwen_vl,
 )
@@ -27,14 +29,22 @@ from quire.models.vision.rules import TowerFamily, VisionModel, WholeFamily
 _TOWERS: tuple[TowerFamily, ...] = (
     *(clip.CLIP, clip.SIGLIP, clip.SIGLIP2, pixtral.PIXTRAL),
     *(qwen_vl.QWEN2, qwen_vl.QWEN2_5, qwen_vl.QWEN3),
-    *(idefics.IDEFICS3_TOWER, internvl.INTERN_TOWER, glm4v.GLM, llama4.LLAMA4_TOWER),
-    *(gemma.GEMMA4_TOWER, internvl.PUBLISHED_TOWER),
+    *(idefics.IDEFICS3_TOWER, internvl.INTERN_TOWER, glm4v.GLM, glm4v.GLM_OCR, llama4.LLAMA4_TOWER),
+    *(gemma.GEMMA4_TOWER, internvl.PUBLISHED_TOWER, paddle.PADDLE_TOWER, kimi.MOONVIT),
 )
 _WHOLES: tuple[WholeFamily, ...] = (
     *(llava.LLAVA, llava.LLAVA_NEXT, llava.LLAVA_ONEVISION, llava.AYA, llava.COHERE2),
-    *(gemma.PALIGEMMA, gemma.GEMMA3, gemma.GEMMA4, pixtral.MISTRAL3, qwen_vl.WHOLE),
+    *(
+        gemma.PALIGEMMA,
+        gemma.GEMMA3,
+        gemma.GEMMA4,
+        pixtral.MISTRAL3,
+        pixtral.LIGHTON_OCR,
+        qwen_vl.WHOLE,
+    ),
     *(idefics.IDEFICS3, internvl.INTERN, lfm2.LFM2, llama4.LLAMA4),
-    *(clip.CLIP_MODEL, clip.SIGLIP_MODEL, internvl.PUBLISHED),
+    *(clip.CLIP_MODEL, clip.SIGLIP_MODEL, internvl.PUBLISHED, paddle.PADDLE),
+    *(kimi.KIMI_VL, kimi.KIMI_K25, llava.LLAVA_NEXT_VIDEO, llava.VIP_LLAVA),
 )
 TOWERS = {kind: family for family in _TOWERS for kind in family.kinds}
 """By the `model_type` of a `vision_config`."""

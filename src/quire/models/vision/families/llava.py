@@ -1,5 +1,5 @@
-"""LLaVA 1.5, NeXT and OneVision, and the models that are built like them: Aya Vision, Cohere 2
-Vision.
+"""LLaVA 1.5, NeXT and OneVision, and the models that are built like them: ViP-LLaVA, Aya Vision,
+Cohere 2 Vision; of LLaVA-NeXT-Video the pictures.
 """
 
 from __future__ import annotations
@@ -69,6 +69,19 @@ def _connect(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
     return replace(chosen, connector=_mlp(c, width))
 
 
+_VIP_LAYERS = (-2, -5, -8, -11, 6)
+
+
+def _connect_vip(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
+    c.ignore("image_seq_length")
+    key = "vision_feature_layers"  # of published files
+    layers = c.raw(key, c.raw("vision_feature_layer", list(_VIP_LAYERS)))
+    chosen = selected(ConfigReader({"vision_feature_layer": layers}), tower)
+    norm = Norm("layer", c.number("projector_layernorm_eps", 1e-5), bias=True)
+    act = c.choice("projector_hidden_act", ACTIVATIONS, "gelu")
+    return replace(chosen, connector=(NormStep(norm), Project(width, act=act), Project(width)))
+
+
 def _pinpoints(c: ConfigReader) -> tuple[tuple[int, int], ...]:
     key = "image_grid_pinpoints"
     found = c.raw(key)
@@ -87,6 +100,11 @@ def _connect_next(c: ConfigReader, tower: VisionTower, width: int) -> VisionTowe
     c.only("use_image_newline_parameter", True)
     connected = _connect(c, tower, width)
     return replace(_without_class(connected), tiles=TiledPicture(_checked(c, tower)))
+
+
+def _connect_video(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
+    c.ignore("spatial_pool_mode", "spatial_pool_stride", "video_seq_length")  # of films
+    return _connect_next(c, tower, width)
 
 
 def _connect_onevision(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
@@ -159,6 +177,16 @@ LLAVA_NEXT = WholeFamily(
     _connect_next,
     _NEWLINE,
     own=("vision_tower.", "multi_modal_projector.", "image_newline"),
+)
+LLAVA_NEXT_VIDEO = replace(LLAVA_NEXT, kinds=("llava_next_video",), connect=_connect_video)
+VIP_LLAVA = WholeFamily(
+    ("vipllava",),
+    _connect_vip,
+    (
+        rule("{prefix}multi_modal_projector.projector_layernorm.{leaf}", "connector.0.{leaf}"),
+        rule("{prefix}multi_modal_projector.linear_1.{leaf}", "connector.1.{leaf}"),
+        rule("{prefix}multi_modal_projector.linear_2.{leaf}", "connector.2.{leaf}"),
+    ),
 )
 LLAVA_ONEVISION = replace(LLAVA_NEXT, kinds=("llava_onevision",), connect=_connect_onevision)
 AYA = WholeFamily(

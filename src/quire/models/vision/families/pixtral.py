@@ -1,4 +1,4 @@
-"""Pixtral's tower, and Mistral 3 around it."""
+"""Pixtral's tower, and Mistral 3 and LightOnOCR around it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import ACTIVATIONS, layer_rules, num_layers_of
-from quire.models.rules import rule
+from quire.models.rules import Rule, rule
 from quire.models.spec import Attention, Block, Norm
 from quire.models.vision.families.clip import vision_mlp
 from quire.models.vision.families.llava import selected
@@ -67,33 +67,45 @@ PIXTRAL = TowerFamily(
 
 def _connect(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
     chosen = selected(c, tower, -1)
-    merge = c.integer("spatial_merge_size", 2)
-    text = c.subconfig("text_config")
-    norm = Norm("rms", text.number("rms_norm_eps", 1e-6))
     bias = c.flag("multimodal_projector_bias", False)
     act = c.choice("projector_hidden_act", ACTIVATIONS, "gelu")
     if len(chosen.outputs) > 1:
         listed = list(chosen.outputs)
         raise unsupported("vision_feature_layer", listed, "one layer, since cells are as wide")
-    steps = (
-        NormStep(norm),
-        Merge(),
-        Project(tower.dim, bias=False, cells=merge**2),
-        Project(width, bias, act),
-        Project(width, bias),
+    return _merged(c, chosen, Project(width, bias, act), Project(width, bias))
+
+
+def _connect_lighton(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
+    return _merged(c, tower, Project(width, bias=False, act="gelu"), Project(width, bias=False))
+
+
+def _merged(c: ConfigReader, tower: VisionTower, *products: Project) -> VisionTower:
+    """The tower with cells that become one patch's row before the products."""
+    merge = c.integer("spatial_merge_size", 2)
+    norm = Norm("rms", c.subconfig("text_config").number("rms_norm_eps", 1e-6))
+    joined = Project(tower.dim, bias=False, cells=merge**2)
+    return replace(tower, connector=(NormStep(norm), Merge(), joined, *products), merge=merge)
+
+
+def _rules(at: str) -> tuple[Rule, ...]:
+    return (
+        rule(at + "norm.{leaf}", "connector.0.{leaf}"),
+        rule(at + "patch_merger.merging_layer.{leaf}", "connector.2.{leaf}"),
+        rule(at + "linear_1.{leaf}", "connector.3.{leaf}"),
+        rule(at + "linear_2.{leaf}", "connector.4.{leaf}"),
     )
-    return replace(chosen, connector=steps, merge=merge)
 
 
-_AT = "{prefix}multi_modal_projector."
 MISTRAL3 = WholeFamily(
     ("mistral3",),
     _connect,
-    (
-        rule(_AT + "norm.{leaf}", "connector.0.{leaf}"),
-        rule(_AT + "patch_merger.merging_layer.{leaf}", "connector.2.{leaf}"),
-        rule(_AT + "linear_1.{leaf}", "connector.3.{leaf}"),
-        rule(_AT + "linear_2.{leaf}", "connector.4.{leaf}"),
-    ),
+    _rules("{prefix}multi_modal_projector."),
     roots=("vision_tower.",),
+)
+LIGHTON_OCR = WholeFamily(
+    ("lighton_ocr",),
+    _connect_lighton,
+    _rules("{prefix}vision_projection."),
+    roots=("vision_encoder.",),
+    own=("vision_encoder.", "vision_projection."),
 )

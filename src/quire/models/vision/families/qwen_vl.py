@@ -204,7 +204,7 @@ def _connect(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
 WHOLE = WholeFamily(
     (
         *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
-        *("glm4v", "glm4v_moe", "glm46v"),
+        *("glm4v", "glm4v_moe", "glm46v", "glm_ocr"),
     ),
     _connect,
     (),
