@@ -2,8 +2,12 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "kernels/tables.hpp"
 
@@ -150,6 +154,25 @@ void pack_coded(Context& c, const PackedWeight& weight, uintptr_t codes, uintptr
     c.submit(c.kernels.pack_coded, args, weight.out);
 }
 
+// Whether a tensor's numbers have NaN, and the sums of its pieces, two of each.
+template <class Context>
+std::pair<bool, std::vector<uint64_t>> scan(Context& c, Type type, uintptr_t data, int64_t bytes,
+                                            bool looks_for_nan, bool adds_up) {
+    const int64_t pieces = (bytes + kScanPiece - 1) / kScanPiece;
+    std::vector<ScanResult> results(pieces);
+    if (pieces > 0)
+        c.submit(c.kernels.scan,
+                 ScanArgs{type, reinterpret_cast<const uint8_t*>(data), bytes, looks_for_nan,
+                          adds_up, results.data()},
+                 pieces);
+    std::pair<bool, std::vector<uint64_t>> found(false, {});
+    for (const ScanResult& result : results) {
+        found.first |= result.has_nan != 0;
+        if (adds_up) found.second.insert(found.second.end(), result.sums, result.sums + 2);
+    }
+    return found;
+}
+
 template <class Context>
 void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
     namespace nb = nanobind;
@@ -234,6 +257,7 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
              "x_token"_a, "y"_a, "top_k"_a, "chosen"_a, "weights"_a, "kind"_a, "act"_a, "scale"_a,
              "weighs_input"_a, "slots"_a, "up_bank"_a.none(), "down_bank"_a.none())
         .def("pack", &pack<Context>)
+        .def("scan", &scan<Context>)
         .def("pack_coded", &pack_coded<Context>);
 }
 

@@ -391,6 +391,26 @@ struct Outputs {
     int64_t first, count;
 };
 
+// What a piece of a tensor has; sums: see scan.cpp.
+struct ScanResult {
+    uint64_t has_nan;
+    uint64_t sums[2];
+};
+
+// Bytes of a piece, by which the numbers of no type are cut.
+constexpr int64_t kScanPiece = 256 << 10;
+
+// The bytes of a tensor that has numbers of a type, a piece as a "token". Its sums are those of its
+// pieces. results: of all pieces.
+struct ScanArgs {
+    Type type;
+    const uint8_t* data;
+    int64_t bytes;
+    bool looks_for_nan;
+    bool adds_up;
+    ScanResult* results;
+};
+
 // A source [outputs.count, in], its rows as "tokens", into the panels of a weight.
 struct PackArgs {
     PackedWeight weight;
@@ -762,6 +782,7 @@ struct Kernels {
     Kernel<PackArgs> pack;
     Kernel<PackQuantizedArgs> pack_quantized;
     Kernel<PackCodedArgs> pack_coded;
+    Kernel<ScanArgs> scan;
     Kernel<ReadArgs> read;
     Kernel<MultiplyArgs> multiply_add;
     Kernel<GreedyArgs> greedy;

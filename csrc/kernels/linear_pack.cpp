@@ -7,6 +7,7 @@
 #include "kernels/element.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/pairs.hpp"
+#include "kernels/transpose.hpp"
 
 namespace quire::QUIRE_LEVEL {
 namespace {
@@ -24,13 +25,35 @@ inline void pack_run(E* panel, int64_t lane, const E* row, int64_t first, int64_
 // in the cache until all rows have filled them.
 constexpr int64_t kPacked = 32;
 
+// The inputs that were packed as tiles of words: pairs of bf16, or numbers of fp32. So few lines
+// are written at a time that the rows' next words come from the nearest cache.
+template <class E>
+inline int64_t pack_tiles(const PackArgs& a, const PanelOutputs& outputs, Lanes lanes, E* to) {
+    constexpr int64_t per_word = 4 / sizeof(E);
+    if constexpr (sizeof(E) == 2 && !__is_same(E, BF16)) return 0;
+    if (lanes.begin != 0 || lanes.end != kPanel) return 0;
+    constexpr int64_t of_tile = kTile * per_word, line = kPanel * 4;
+    const int64_t stop = a.weight.in / of_tile * of_tile;
+    const int64_t row = outputs.first - a.outputs.first;
+    const auto* from = reinterpret_cast<const uint8_t*>(row_of<E>(a.source, row, 0));
+    const int64_t stride = a.source.token_stride * sizeof(E);
+    auto* place = reinterpret_cast<uint8_t*>(to);
+    for (int64_t k = 0; k < stop; k += of_tile, from += kTileBytes, place += kTile * line)
+        for (int64_t half = 0; half < kPanel / kTile; ++half)
+            transpose_tile(from + half * kTile * stride, stride, place + half * kTileBytes, line,
+                           Flip{0});
+    finish_lines();
+    return stop;
+}
+
 template <class E>
 inline void pack_panel(const PackArgs& a, int64_t panel) {
     const int64_t in = a.weight.in, even_in = (in + 1) / 2 * 2;
     const PanelOutputs outputs(a.weight, panel);
     const Lanes lanes = outputs.lanes_of(a.outputs);
+    if (lanes.begin == lanes.end) return;
     E* to = static_cast<E*>(a.panels) + panel * even_in * kPanel;
-    for (int64_t k = 0; k < in; k += kPacked) {
+    for (int64_t k = pack_tiles(a, outputs, lanes, to); k < in; k += kPacked) {
         const int64_t stop = k + kPacked < in ? k + kPacked : in;
         for (int64_t lane = lanes.begin; lane < lanes.end; ++lane) {
             const int64_t row = outputs.first + lane - a.outputs.first;
@@ -46,8 +69,9 @@ inline void pack_panel(const PackArgs& a, int64_t panel) {
 
 Status pack(const PackArgs& a, int64_t, Pool& pool) {
     with_type(a.weight.type, [&](auto type) {
-        parallel(pool, num_panels(a.weight),
-                 [&](int64_t panel, int) { pack_panel<decltype(type)>(a, panel); });
+        const Panels panels(a.weight, a.outputs);
+        parallel(pool, panels.count,
+                 [&](int64_t i, int) { pack_panel<decltype(type)>(a, panels.first + i); });
     });
     return Status::ok;
 }

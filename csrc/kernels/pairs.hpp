@@ -41,6 +41,19 @@ struct PanelOutputs {
     }
 };
 
+// The panels that have some of the wanted outputs; of a gated weight, all between them.
+struct Panels {
+    int64_t first, count;
+
+    Panels(const PackedWeight& w, const Outputs& wanted) {
+        const int64_t halves = w.is_gated ? 2 : 1, width = w.out / halves;
+        const int64_t last = wanted.first + (wanted.count > 0 ? wanted.count - 1 : 0);
+        const bool is_of_one = wanted.first / width == last / width;
+        first = is_of_one ? wanted.first % width / kPanel * halves : 0;
+        count = (is_of_one ? (last % width / kPanel + 1) * halves : num_panels(w)) - first;
+    }
+};
+
 // Inputs whose products are added into fresh sums: 16 KiB of fp32 weights, half of a first-level
 // cache.
 constexpr int64_t kDepth = 128;

@@ -37,6 +37,33 @@ inline Range range_of(const E* x, int64_t count) {
 // Of values of which only the largest magnitude is known: NaN if one of them is not finite.
 inline Range range_up_to(float peak) { return {-peak, peak, peak * 0}; }
 
+// The range of values as far as their largest magnitude says it.
+template <class E>
+inline Range peak_of(const E* x, int64_t count) {
+    return range_of(x, count);
+}
+// The magnitudes of numbers are in the order of their bits, and without a sign those are compared
+// 32 at a time; what is not finite is above all others.
+inline Range peak_of(const BF16* x, int64_t count) {
+    constexpr int kSide = 64;
+    uint16_t most[kSide] = {};
+    int64_t i = 0;
+    for (; i + kSide <= count; i += kSide)
+        for (int j = 0; j < kSide; ++j) {
+            const uint16_t bits = x[i + j].bits & 0x7fff;
+            most[j] = bits > most[j] ? bits : most[j];
+        }
+    uint16_t largest = 0;
+    for (; i < count; ++i)
+        largest = (x[i].bits & 0x7fff) > largest ? x[i].bits & 0x7fff : largest;
+    for (int j = 0; j < kSide; ++j) largest = most[j] > largest ? most[j] : largest;
+    if (largest >= 0x7f80) return range_of(x, count);
+    const uint32_t wide = static_cast<uint32_t>(largest) << 16;
+    float peak;
+    __builtin_memcpy(&peak, &wide, sizeof peak);
+    return range_up_to(peak);
+}
+
 // A value is about q * scale, with q the whole number nearest to value * inverse.
 struct Steps {
     float scale, inverse;

@@ -10,6 +10,7 @@
 #include "kernels/product.hpp"
 #include "kernels/quantize.hpp"
 #include "kernels/quantized_panel.hpp"
+#include "kernels/transpose.hpp"
 
 namespace quire::QUIRE_LEVEL {
 namespace {
@@ -316,22 +317,56 @@ Status grouped(const GroupedArgs& a, int64_t, Pool& pool) {
                                      : multiply_groups<QuantizedProduct<false>>(a, pool);
 }
 
-// An output's weights, with the peak that is given or their own, into a lane of a panel in int8.
+// The step of an output's weights, of the peak that is given or of their own.
 template <class E>
-inline void pack_bytes(const PackQuantizedArgs& a, const E* row, const float* peak, int64_t panel,
-                       int64_t lane, int8_t* bytes) {
-    const PackedWeight& w = a.weight;
-    const Steps steps = byte_steps(peak == nullptr ? range_of(row, w.in) : range_up_to(*peak));
-    quantize(row, w.in, steps.inverse, -127, 127, bytes);
-    a.scales[panel * kPanel + lane] = steps.scale;
-    const int64_t padded = round_up(w.in, kFour);
-    uint8_t* to = a.panels + panel * panel_bytes(w) + lane * kFour;
-    for (int64_t i = w.in; i < padded; ++i) bytes[i] = 0;
-    for (int64_t i = 0; i < padded; ++i)
-        to[i / kFour * kByteLine + i % kFour] = static_cast<uint8_t>(bytes[i] ^ -128);
+inline Steps steps_of(const PackQuantizedArgs& a, const E* row, int64_t at) {
+    return byte_steps(a.peaks == nullptr ? peak_of(row, a.weight.in) : range_up_to(a.peaks[at]));
 }
 
-// The same for int4; the memory of the panel is zero.
+// Weights of a panel in int8: the lanes of some outputs. A row is read for its peak, and once more,
+// from the cache, a tile of 16 words after another.
+template <class E>
+inline void pack_bytes(const PackQuantizedArgs& a, const PanelOutputs& outputs, Lanes lanes,
+                       int64_t panel) {
+    constexpr int64_t of_tile = kTile * kFour;
+    const PackedWeight& w = a.weight;
+    const int64_t padded = round_up(w.in, kFour), first = outputs.first - a.outputs.first;
+    const uint32_t flip = 0x80808080;  // q + 128
+    uint8_t* const to = a.panels + panel * panel_bytes(w);
+    for (int64_t lane = lanes.begin; lane < lanes.end; lane += kTile) {
+        const int64_t count = lanes.end - lane < kTile ? lanes.end - lane : kTile;
+        Steps steps[kTile];
+        for (int64_t i = 0; i < count; ++i) {
+            steps[i] = steps_of(a, row_of<E>(a.source, first + lane + i, 0), first + lane + i);
+            a.scales[panel * kPanel + lane + i] = steps[i].scale;
+        }
+        alignas(64) int8_t tile[kTile * of_tile];
+        for (int64_t k = 0; k < padded; k += of_tile) {
+            const int64_t left = w.in - k, inputs = left < of_tile ? left : of_tile;
+            if (inputs < of_tile) __builtin_memset(tile, 0, sizeof tile);
+            for (int64_t i = 0; i < count; ++i)
+                quantize(row_of<E>(a.source, first + lane + i, 0) + k, inputs, steps[i].inverse,
+                         -127, 127, tile + i * of_tile);
+            uint8_t* place = to + k / kFour * kByteLine + lane * kFour;
+            if (count == kTile && inputs == of_tile) {
+                transpose_tile(reinterpret_cast<uint8_t*>(tile), of_tile, place, kByteLine,
+                               Flip{flip});
+                continue;
+            }
+            const int64_t words = (padded - k < of_tile ? padded - k : of_tile) / kFour;
+            for (int64_t word = 0; word < words; ++word)
+                for (int64_t i = 0; i < count; ++i) {
+                    uint32_t bits;
+                    __builtin_memcpy(&bits, tile + i * of_tile + word * kFour, kFour);
+                    bits ^= flip;
+                    __builtin_memcpy(place + word * kByteLine + i * kFour, &bits, kFour);
+                }
+        }
+    }
+    finish_lines();
+}
+
+// The same for int4, of one output. Its nibbles of the panel are replaced, and the others kept.
 template <class E>
 inline void pack_nibbles(const PackQuantizedArgs& a, const E* row, int64_t panel, int64_t lane,
                          int8_t* bytes) {
@@ -344,7 +379,8 @@ inline void pack_nibbles(const PackQuantizedArgs& a, const E* row, int64_t panel
         for (int64_t i = count; i < w.group; ++i) bytes[i] = 0;
         for (int64_t i = 0; i < w.group; ++i) {
             const auto q = static_cast<uint8_t>(bytes[i] + 8);
-            to[i / kFour * kLine + lane % kLanes * kFour + i % kFour] |= q << (lane / kLanes * 4);
+            uint8_t& both = to[i / kFour * kLine + lane % kLanes * kFour + i % kFour];
+            both = lane < kLanes ? (both & 0xf0) | q : (both & 0x0f) | q << 4;
         }
         to += w.group * kPanel / 2;
         store_part(reinterpret_cast<BF16*>(to) + lane, 1, splat(steps.scale));
@@ -355,19 +391,17 @@ inline void pack_nibbles(const PackQuantizedArgs& a, const E* row, int64_t panel
 Status pack(const PackQuantizedArgs& a, int64_t, Pool& pool) {
     with_type(a.weight.type, [&](auto type) {
         using E = decltype(type);
-        parallel(pool, num_panels(a.weight), [&](int64_t panel, int worker) {
+        const Panels panels(a.weight, a.outputs);
+        parallel(pool, panels.count, [&](int64_t i, int worker) {
+            const int64_t panel = panels.first + i;
             const PanelOutputs outputs(a.weight, panel);
+            const Lanes lanes = outputs.lanes_of(a.outputs);
+            if (!is_int4(a.weight)) return pack_bytes<E>(a, outputs, lanes, panel);
             const size_t room = round_up(a.weight.in + a.weight.group, kLine);
             auto* bytes = static_cast<int8_t*>(scratch(pool, worker, room));
-            const Lanes lanes = outputs.lanes_of(a.outputs);
             for (int64_t lane = lanes.begin; lane < lanes.end; ++lane) {
                 const int64_t at = outputs.first + lane - a.outputs.first;
-                const E* row = row_of<E>(a.source, at, 0);
-                if (is_int4(a.weight))
-                    pack_nibbles(a, row, panel, lane, bytes);
-                else
-                    pack_bytes(a, row, a.peaks == nullptr ? nullptr : a.peaks + at, panel, lane,
-                               bytes);
+                pack_nibbles(a, row_of<E>(a.source, at, 0), panel, lane, bytes);
             }
         });
     });

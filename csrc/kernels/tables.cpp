@@ -21,6 +21,7 @@ void fill_rope_store(Kernels&);
 void fill_route(Kernels&);
 void fill_rows(Kernels&);
 void fill_sample(Kernels&);
+void fill_scan(Kernels&);
 void fill_state(Kernels&);
 }  // namespace portable
 #if defined(__x86_64__)
@@ -34,12 +35,14 @@ void fill_experts(Kernels&);
 void fill_latent(Kernels&);
 void fill_limits(Kernels&);
 void fill_linear(Kernels&);
+void fill_linear_pack(Kernels&);
 void fill_lora(Kernels&);
 void fill_quantized(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_route(Kernels&);
 void fill_rows(Kernels&);
 void fill_sample(Kernels&);
+void fill_scan(Kernels&);
 void fill_state(Kernels&);
 }  // namespace avx2
 namespace avx_vnni {
@@ -56,11 +59,13 @@ void fill_experts(Kernels&);
 void fill_latent(Kernels&);
 void fill_limits(Kernels&);
 void fill_linear(Kernels&);
+void fill_linear_pack(Kernels&);
 void fill_lora(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_route(Kernels&);
 void fill_rows(Kernels&);
 void fill_sample(Kernels&);
+void fill_scan(Kernels&);
 void fill_state(Kernels&);
 }  // namespace avx512
 namespace avx512_vnni {
@@ -93,6 +98,7 @@ Kernels kernels_for(Level level) {
     portable::fill_route(table);
     portable::fill_rows(table);
     portable::fill_sample(table);
+    portable::fill_scan(table);
     portable::fill_state(table);
 #if defined(__x86_64__)
     if (includes(level, Level::avx2)) {
@@ -105,12 +111,14 @@ Kernels kernels_for(Level level) {
         avx2::fill_latent(table);
         avx2::fill_limits(table);
         avx2::fill_linear(table);
+        avx2::fill_linear_pack(table);
         avx2::fill_lora(table);
         avx2::fill_quantized(table);
         avx2::fill_rope_store(table);
         avx2::fill_route(table);
         avx2::fill_rows(table);
         avx2::fill_sample(table);
+        avx2::fill_scan(table);
         avx2::fill_state(table);
     }
     if (includes(level, Level::avx_vnni)) {
@@ -127,11 +135,13 @@ Kernels kernels_for(Level level) {
         avx512::fill_latent(table);
         avx512::fill_limits(table);
         avx512::fill_linear(table);
+        avx512::fill_linear_pack(table);
         avx512::fill_lora(table);
         avx512::fill_rope_store(table);
         avx512::fill_route(table);
         avx512::fill_rows(table);
         avx512::fill_sample(table);
+        avx512::fill_scan(table);
         avx512::fill_state(table);
     }
     if (includes(level, Level::avx512_vnni)) {

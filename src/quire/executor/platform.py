@@ -15,7 +15,9 @@ from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.recorded_group import RecordedGroup
 from quire.kernels.cpu.runtime import open_runtime
 from quire.kernels.cpu.weight_codec import CpuWeightCodec
+from quire.kernels.cpu.weight_writer import CpuWeightWriter
 from quire.models.loading.packed_weights import WeightCodec
+from quire.models.updates.old_memory import WeightWriter
 from quire.ops import Ops, select
 from quire.plugins import load_group, resolve_reference
 from quire.runner.batch import BatchBuilder
@@ -43,7 +45,8 @@ class Platform:
     `sizes`: numbers of rows that steps of decodes are padded to. `free_bytes` returns the device's
     free memory; None if it has no memory of its own. `is_host`: weights are in host memory.
     `driver` of a device with a queue of its own; None: there is none. `codec`: of packed weights,
-    where these can be kept in files; None: they cannot. `connect` returns a worker's group whose
+    where these can be kept in files; None: they cannot. `writer` of new values into packed weights;
+    None: they are packed anew, and copied. `connect` returns a worker's group whose
     exchanges `make_forward` can record.
     """
 
@@ -55,6 +58,7 @@ class Platform:
     is_host: bool = True
     driver: Driver | None = None
     codec: WeightCodec | None = None
+    writer: WeightWriter | None = None
     connect: Callable[[WorkerGroup], WorkerGroup] = lambda group: group
 
 
@@ -124,9 +128,11 @@ def _open_cpu(config: WorkerConfig) -> Platform:
     ops = _select(config, runtime)
     if runtime is None:
         return Platform(CpuDevice(), ops, lambda model, *_: EagerForward(model))
-    codec = CpuWeightCodec(runtime, config.dtype)
+    codec, writer = CpuWeightCodec(runtime, config.dtype), CpuWeightWriter(runtime)
     if not config.parallel.use_graphs:
-        return Platform(CpuDevice(), ops, lambda model, *_: EagerForward(model), codec=codec)
+        return Platform(
+            CpuDevice(), ops, lambda model, *_: EagerForward(model), codec=codec, writer=writer
+        )
     return Platform(
         CpuDevice(),
         recordable(ops, runtime),
@@ -134,6 +140,7 @@ def _open_cpu(config: WorkerConfig) -> Platform:
             model, runtime, batches.capacity_batch, num_rows=num_rows
         ),
         codec=codec,
+        writer=writer,
         connect=partial(RecordedGroup, runtime),
     )
 

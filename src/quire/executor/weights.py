@@ -86,7 +86,14 @@ def make_updater(
         from quire.models.updates.update import WeightUpdate  # few engines have new weights
 
         given, named = _arguments(config, platform, exchange, group, room, network, None, stage)
-        return WeightUpdate(model, *given, **named, has_encoders=has_encoders, is_repair=is_repair)
+        return WeightUpdate(
+            model,
+            *given,
+            **named,
+            writer=platform.writer,
+            has_encoders=has_encoders,
+            is_repair=is_repair,
+        )
 
     return begin
 

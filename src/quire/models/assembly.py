@@ -129,6 +129,7 @@ class Assembly:
             *(weights, ops, max_model_len, options.recipe, options.group, adapters),
             stored=options.stored,
             note_part=options.note_part,
+            memory=options.memory,
         )
         self._spec, self._ops = spec, self._make.ops
         self._spread, self._choices = options.spread, choices
@@ -485,11 +486,12 @@ class Assembly:
             self._tied_head = make.packed("embed", ["embed"], self._packed_table)
             make.keep("embed", self._tied_head)
             return self._tied_head
-        table = make.weights.tensor("embed.weight")
+        table = make.table()
         if needs_rows:
             self._head_rows = table
         if is_tied:
-            self._tied_head = self._ops.pack_linear(table, None, stored_as)
+            with make.replacing("embed" if stored_as is None else "head", ["embed"]):
+                self._tied_head = self._ops.pack_linear(table, None, stored_as)
             if stored_as is None:
                 self._make.keep("embed", self._tied_head)
                 return self._tied_head

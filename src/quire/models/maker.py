@@ -5,6 +5,7 @@ provider have it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from quire.models.adapters.adapted_projection import AdaptedSharedProjection
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.cutting.sharding import LeafPart, own_segments
 from quire.models.layers import Projection, SharedProjection
-from quire.models.loading.model_parts import Part
+from quire.models.loading.model_parts import Part, PartMemory
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.separate_products import SeparateLinear, with_separate_products
 from quire.models.loading.weight_builder import WeightBuilder
@@ -55,10 +56,11 @@ class Maker:
         adapters: AdapterBanks | None,
         stored: PackedWeights | None = None,
         note_part: Callable[[str, Part], None] | None = None,
+        memory: PartMemory | None = None,
     ) -> None:
         """`adapters` gets a bank for each product that adapters may change; None: there are no
-        adapters. `stored` has weights that were packed before; None: there are none. `note_part`:
-        see `ModelOptions`.
+        adapters. `stored` has weights that were packed before; None: there are none. `note_part`
+        and `memory`: see `ModelOptions`.
         """
         self.parts: list[tuple[str, Part]] = []
         self.weights = weights
@@ -68,6 +70,7 @@ class Maker:
         self.adapters = adapters
         self._stored = stored
         self._note_part = note_part
+        self._memory = memory
         self.max_model_len = max_model_len
         self.group = group
         self._recipe = recipe
@@ -198,7 +201,8 @@ class Maker:
     def packed(self, name: str, leaves: Sequence[str], pack: Callable[[], W]) -> W:
         """The packed weight of these leaves, of an earlier start where one has kept it."""
         if self._stored is None:
-            return pack()
+            with self.replacing(name, leaves):
+                return pack()
         found: W | None = self._stored.find(name)
         if found is None:
             found = pack()
@@ -206,6 +210,15 @@ class Maker:
         else:
             self.weights.skip(leaves)
         return found
+
+    def replacing(self, name: str, leaves: Sequence[str]) -> AbstractContextManager[None]:
+        """Where a part is packed into the memory of another model's; see `PartMemory`."""
+        return nullcontext() if self._memory is None else self._memory.packing(name, leaves)
+
+    def table(self) -> Tensor:
+        """The embedding as a tensor, which is in memory of its own unless a part has its name."""
+        old = None if self._memory is None else self._memory.tensor("embed.weight", ["embed"])
+        return self.weights.tensor("embed.weight", into=old)
 
     def linear_and_rows(self, leaf: str, role: Role) -> tuple[Tensor, LinearWeight]:
         """A projection of one leaf, and its weight [out, in] as a tensor of the model's dtype."""

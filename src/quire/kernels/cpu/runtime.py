@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,6 +58,7 @@ class CpuRuntime:
         except ValueError as error:
             raise InvalidParameter("QUIRE_CPU_ISA", isa, str(error), "Leave it out.") from None
         self.program: Program | None = None
+        self._given: list[Tensor] = []
 
     @property
     def isa(self) -> str:
@@ -88,12 +89,27 @@ class CpuRuntime:
         return self.program.output(shape, dtype)
 
     def weight_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeroed memory for a packed weight. Raises MemoryError, or LoadError for a full disk."""
+        """Zeroed memory for a packed weight, or what it may replace. Raises MemoryError, or
+        LoadError for a full disk.
+        """
+        if self._given and (self._given[0].shape, self._given[0].dtype) == (shape, dtype):
+            return self._given.pop(0)
         num_bytes = math.prod(shape) * dtype.itemsize
         if self._weights_folder is None or num_bytes < weight_file.LEAST_BYTES:
             return huge_tensor(shape, dtype)
         pages = weight_file.file_pages(self._weights_folder, num_bytes)
         return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+    @contextmanager
+    def weights_replace(self, memories: Sequence[Tensor]) -> Iterator[None]:
+        """Have weights that are packed meanwhile, in this order, replace those in `memories`, where
+        they have the same form.
+        """
+        self._given = list(memories)
+        try:
+            yield
+        finally:
+            self._given = []
 
     def expect_weights(self, num_bytes: int) -> None:
         """Say how large the weights are that each step of the next program reads. The products of

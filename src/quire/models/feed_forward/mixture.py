@@ -435,7 +435,8 @@ def _experts(
     leaves = [at + projection for at in experts for projection in (*inputs_of(m), "down")]
     [dim] = make.weights.rows(experts[0] + "down")
     if is_adaptable and make.has_adapters:  # whose banks follow the segments
-        packed = pack()
+        with make.replacing(name, leaves):
+            packed = pack()
     else:
         packed = make.packed(name, leaves, pack)
     make.keep(name, packed)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -13,6 +15,20 @@ from quire.ops.mixers.latent import PlainHeads
 from quire.ops.moe import SeparateExperts
 
 Part = Tensor | LinearWeight | HeadsWeight | ExpertWeights
+
+
+class PartMemory(Protocol):
+    """Memory of the parts of a model that is there. `leaves` are those of a part, without the ends
+    of their names.
+    """
+
+    def tensor(self, name: str, leaves: Sequence[str]) -> Tensor | None:
+        """The tensor of this name, which is to be filled; None: it stays as it is."""
+        ...
+
+    def packing(self, name: str, leaves: Sequence[str]) -> AbstractContextManager[None]:
+        """Where the part of this name is packed into its memory, unless it stays as it is."""
+        ...
 
 
 def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:

@@ -9,7 +9,7 @@ import torch
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
-from quire.models.loading.model_parts import Part
+from quire.models.loading.model_parts import Part, PartMemory
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.spec import PipelineStage
@@ -44,7 +44,8 @@ class ModelOptions:
     `make_placement` makes what keeps the weights of layers; None: they are where they are made.
     `adapter_room`: the adapters that the model has room for; None: it has none. `stored`: packed
     weights of earlier starts, and for later ones; None: there are none. `note_part` is called with
-    the name of each part that holds memory, and the part, as soon as it is made.
+    the name of each part that holds memory, and the part, as soon as it is made. `memory`: of a
+    model that is there, which the parts of this one replace; None: each has memory of its own.
     """
 
     recipe: Recipe = UNQUANTIZED
@@ -58,3 +59,4 @@ class ModelOptions:
     adapter_room: AdapterRoom | None = None
     stored: PackedWeights | None = None
     note_part: Callable[[str, Part], None] | None = None
+    memory: PartMemory | None = None

@@ -77,9 +77,14 @@ class WeightBuilder:
         """Whether the spec has this leaf (biases, norms) and it is still to be taken."""
         return name in self._left
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """One leaf as a tensor of its own; dtype None: the model's."""
-        return self.merged([name], dtype)
+    def tensor(
+        self, name: str, dtype: torch.dtype | None = None, into: Tensor | None = None
+    ) -> Tensor:
+        """One leaf as a tensor of its own, or in the memory `into`; dtype None: the model's."""
+        if into is None:
+            return self.merged([name], dtype)
+        self._fill(into, [name])
+        return into
 
     def linear(self, *names: str) -> tuple[Tensor | CodedWeight, Tensor | None]:
         """Weight and bias of projections with one input, one above the other: [sum of rows, C] and

@@ -8,7 +8,7 @@ computes with a mixture until the update is complete: `is_torn` says so, and nob
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from quire.models.parameters import Parameter, parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.spec import Decoder
 from quire.models.updates.names import CheckpointNames, Found
+from quire.models.updates.old_memory import OldMemory, PlainWriter, WeightWriter
 from quire.models.updates.pieces import pieces_of
 from quire.ops import CodedWeight, Ops
 
@@ -61,6 +62,8 @@ class _Piece:
     missing: set[str] = field(default_factory=set)
     arrived: dict[str, Tensor] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
+    checked: set[str] = field(default_factory=set)
+    """Those among them that have no NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,13 @@ class WeightUpdate:
         storage: Storage | None = None,
         weights_folder: Path | None = None,
         options: ModelOptions,
+        writer: WeightWriter | None = None,
         has_encoders: bool = False,
         is_repair: bool = False,
     ) -> None:
-        """has_encoders: other parts of the model run, too, and keep their weights. is_repair: the
-        model is torn, and every tensor has to come.
+        """`writer`: of the provider that has packed the weights; None: it has none. has_encoders:
+        other parts of the model run, too, and keep their weights. is_repair: the model is torn, and
+        every tensor has to come.
 
         Raises NotBuiltYet for weights that are not kept on the device, LoadError if the names in
         the checkpoint cannot be read.
@@ -110,6 +115,7 @@ class WeightUpdate:
             hint = "Start the engine without offloaded weights."
             raise NotBuiltYet("method", "start_weight_update with offloaded weights", hint)
         self._model, self._ops = model, ops
+        self._writer = writer or PlainWriter()
         self._dtype, self._device = dtype, torch.device(device)
         recipe = for_decoder(options.recipe, family, decoder)
         self._options = replace(options, recipe=recipe, stored=None, aux_layers=(), stage=None)
@@ -235,7 +241,7 @@ class WeightUpdate:
         tensor = tensor.detach()
         if self._names.is_tied_head(name):
             self._once(name)
-            self._tied["head"] = _fingerprint(tensor)
+            self._tied["head"] = self._fingerprint(tensor)
             return True
         found = self._names.find(name)
         if found is None:
@@ -245,7 +251,10 @@ class WeightUpdate:
             return False  # another stage has it
         self._check(found, piece, tensor)
         if self._names.is_embedding(found.stored) and self._names.has_tied_head:
-            self._tied["embedding"] = _fingerprint(tensor)
+            self._tied["embedding"] = self._fingerprint(tensor)
+        if not self.is_torn:
+            self._check_values(found.part, tensor)
+            piece.checked.add(found.part)
         piece.arrived[found.part] = tensor
         piece.held.add(found.part)
         piece.missing.discard(found.part)
@@ -276,8 +285,23 @@ class WeightUpdate:
                 f"{found.part} came as {kind}, and the model's checkpoint has it as "
                 f"{' or '.join(part.dtypes)}."
             )
-        if tensor.is_floating_point() and _has_nan(tensor):
-            raise LoadError(f"{found.part} has NaN among its values.")
+
+    def _check_values(self, name: str, tensor: Tensor) -> None:
+        """Raise LoadError for NaN. Of an update that has written nothing, before it does; of
+        another one when the tensor is read to be packed, from caches if it fits into them.
+        """
+        if not tensor.is_floating_point():
+            return
+        found = self._writer.has_nan(tensor)
+        if _has_nan(tensor) if found is None else found:
+            raise LoadError(f"{name} has NaN among its values.")
+
+    def _fingerprint(self, tensor: Tensor) -> tuple[object, ...]:
+        """Numbers that differ for tensors that do, but for chance: a copy would take their
+        memory.
+        """
+        sums = self._writer.sums(tensor)
+        return tensor.dtype, tuple(tensor.shape), *(_sums(tensor) if sums is None else sums)
 
     def _check_tied_head(self) -> None:
         if len(self._tied) > 1 and self._tied["head"] != self._tied["embedding"]:
@@ -290,7 +314,7 @@ class WeightUpdate:
 
     def _load(self, piece: _Piece) -> None:
         """Load a piece with what has come, and copy what is complete into the model's memory."""
-        with closing(NamedTensors(piece.arrived.items())) as files:
+        with closing(_CheckedTensors(piece, self._check_values)) as files:
             here = [s for s in piece.stored if any(n in files.entries for n in s.parts())]
             fitted(here, frozenset(files.entries), files)
             leaves = StoredLeaves(files, here)
@@ -298,6 +322,7 @@ class WeightUpdate:
             self._build(piece, present, leaves)
         piece.arrived.clear()
         piece.held.clear()
+        piece.checked.clear()
         self._done |= present & piece.leaves.keys()
 
     def _build(self, piece: _Piece, present: Collection[str], leaves: StoredLeaves) -> None:
@@ -312,6 +337,13 @@ class WeightUpdate:
                     f"{leaf.name} is missing: a layer with quantised weights has to come whole."
                 )
             return torch.zeros((), dtype=self._dtype).expand(leaf.shape)
+
+        def have_come(leaves: Sequence[str]) -> bool:
+            names = [leaf + end for leaf in leaves for end in (".weight", ".bias")]
+            return all(name in present for name in names if name in piece.leaves)
+
+        def before_write() -> None:
+            self.is_torn = True
 
         def note(name: str, part: Part) -> None:
             if self._is_complete(group, present):
@@ -334,7 +366,11 @@ class WeightUpdate:
         DecoderModel(
             *(piece.decoder, weights, self._ops),
             max_model_len=_SHORT if is_part and not self._needs_length(piece) else self._length,
-            options=replace(self._options, note_part=note),
+            options=replace(
+                self._options,
+                note_part=note,
+                memory=OldMemory(self._old, self._writer, have_come, before_write),
+            ),
         )
         weights.finish()
         if self._device.type == "cuda":
@@ -397,8 +433,23 @@ def _stored_in(
         return match(family, decoder, files, storage), dict(files.entries)
 
 
-def _fingerprint(tensor: Tensor) -> tuple[object, ...]:
-    """Numbers that differ for tensors that do, but for chance: a copy would take their memory."""
+class _CheckedTensors(NamedTensors):
+    """The tensors that have come for a piece, which are checked before they are read."""
+
+    def __init__(self, piece: _Piece, check: Callable[[str, Tensor], None]) -> None:
+        super().__init__(piece.arrived.items())
+        self._left = piece.arrived.keys() - piece.checked
+        self._check = check
+
+    def read(self, name: str) -> Tensor:
+        tensor = super().read(name)
+        if name in self._left:
+            self._left.discard(name)
+            self._check(name, tensor)
+        return tensor
+
+
+def _sums(tensor: Tensor) -> list[int]:
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
     end = len(data) // _LINE * _LINE
     lines = data[:end].view(torch.int64).view(-1, _LINE // 8)
@@ -406,7 +457,7 @@ def _fingerprint(tensor: Tensor) -> tuple[object, ...]:
     for each in (lines.sum(0), lines.sum(1)):  # as numbers of 64 bits, without a wider copy
         places = torch.arange(1, len(each) + 1, device=each.device)
         sums.append(int((each * places).sum()))
-    return tensor.dtype, tuple(tensor.shape), *sums, *data[end:].tolist()
+    return [*sums, *data[end:].tolist()]
 
 
 def _has_nan(tensor: Tensor) -> bool:

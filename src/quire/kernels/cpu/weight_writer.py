@@ -1,0 +1,73 @@
+"""Writing of new values into the memory of weights that the provider "cpu" has packed, and a look
+at the values before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from quire.kernels.cpu.expert_ops import CpuExperts
+from quire.kernels.cpu.linear_ops import CpuLinear
+from quire.kernels.cpu.runtime import CpuRuntime
+
+_LEAST_BYTES = 1 << 16
+"""Smaller tensors are looked at by the calling thread in no time."""
+
+
+class CpuWeightWriter:
+    """See `WeightWriter`."""
+
+    def __init__(self, runtime: CpuRuntime) -> None:
+        self._runtime = runtime
+
+    def replacing(self, parts: Iterable[object]) -> AbstractContextManager[None]:
+        """Weights that are packed meanwhile are written into the memory of `parts`, in order."""
+        return self._runtime.weights_replace([m for part in parts for m in _memories(part)])
+
+    def has_nan(self, tensor: Tensor) -> bool | None:
+        """Whether a tensor has NaN; None for one that native code does not look at."""
+        if tensor.dtype not in self._runtime.types or not _is_plain(tensor):
+            return None
+        kind = self._runtime.types[tensor.dtype]
+        found, _ = self._runtime.context.scan(kind, tensor.data_ptr(), tensor.nbytes, True, False)
+        return bool(found)
+
+    def sums(self, tensor: Tensor) -> tuple[int, ...] | None:
+        """Sums that differ for tensors that do, but for chance; None as above."""
+        if not _is_plain(tensor):
+            return None
+        kind = self._runtime.native.Type.f32  # whose numbers are not looked at
+        _, sums = self._runtime.context.scan(kind, tensor.data_ptr(), tensor.nbytes, False, True)
+        return tuple(sums)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.nbytes > _LEAST_BYTES
+
+
+def _memories(part: object) -> Iterator[Tensor]:
+    """The memory of a packed weight, in the order in which packing asks for it."""
+    if isinstance(part, CpuLinear):
+        yield part.panels
+    elif isinstance(part, CpuExperts) and (whole := _of_experts(part)) is not None:
+        yield whole
+
+
+def _of_experts(part: CpuExperts) -> Tensor | None:
+    """The one piece of memory that experts are packed into; None where they lie elsewhere."""
+    sizes = part.up[0].panels.nbytes, part.down[0].panels.nbytes
+    first, row = part.up[0].panels, sum(sizes)
+    for i, (up, down) in enumerate(zip(part.up, part.down, strict=True)):
+        at = first.data_ptr() + i * row
+        if (up.panels.data_ptr(), down.panels.data_ptr()) != (at, at + sizes[0]):
+            return None
+    storage = first.untyped_storage()
+    start = first.data_ptr() - storage.data_ptr()
+    if start + part.experts * row > storage.nbytes():
+        return None
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return whole[start : start + part.experts * row].view(part.experts, row)

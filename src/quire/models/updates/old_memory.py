@@ -1,0 +1,84 @@
+"""The memory of a model whose weights are updated: new ones are packed into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.models.loading.model_parts import Part
+from quire.models.loading.separate_products import SeparateLinear
+
+
+class WeightWriter(Protocol):
+    """A provider's way to new values for weights that it has packed."""
+
+    def replacing(self, parts: Iterable[object]) -> AbstractContextManager[None]:
+        """Weights that are packed meanwhile, in this order, are written into the memory of
+        `parts`; one that has another form than its part gets memory of its own.
+        """
+        ...
+
+    def has_nan(self, tensor: Tensor) -> bool | None:
+        """Whether a tensor has NaN; None: the provider does not look at such a tensor."""
+        ...
+
+    def sums(self, tensor: Tensor) -> tuple[int, ...] | None:
+        """Sums that differ for tensors that do, but for chance; None as above."""
+        ...
+
+
+class PlainWriter:
+    """Of a provider that has no such way: each weight gets memory of its own, and is copied."""
+
+    @contextmanager
+    def replacing(self, parts: Iterable[object]) -> Iterator[None]:
+        yield
+
+    def has_nan(self, tensor: Tensor) -> bool | None:
+        return None
+
+    def sums(self, tensor: Tensor) -> tuple[int, ...] | None:
+        return None
+
+
+class OldMemory:
+    """`PartMemory` of a model's parts for a piece of it of which some leaves have come: a part that
+    has not come is built aside, and forgotten.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Part],
+        writer: WeightWriter,
+        have_come: Callable[[Sequence[str]], bool],
+        before_write: Callable[[], None],
+    ) -> None:
+        """have_come: whether all leaves of these names have come. before_write: called before
+        anything is written.
+        """
+        self._parts = parts
+        self._writer = writer
+        self._have_come = have_come
+        self._before_write = before_write
+
+    def tensor(self, name: str, leaves: Sequence[str]) -> Tensor | None:
+        """See `PartMemory`."""
+        old = self._parts.get(name)
+        if not isinstance(old, Tensor) or not self._have_come(leaves):
+            return None
+        self._before_write()
+        return old
+
+    @contextmanager
+    def packing(self, name: str, leaves: Sequence[str]) -> Iterator[None]:
+        """See `PartMemory`."""
+        old = self._parts.get(name)
+        if old is None or not self._have_come(leaves):
+            yield
+            return
+        self._before_write()
+        with self._writer.replacing(old.parts if isinstance(old, SeparateLinear) else (old,)):
+            yield
