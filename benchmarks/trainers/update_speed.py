@@ -1,9 +1,10 @@
 """The time of a weight update beside that of copying its bytes: python update_speed.py [SHAPE].
 
 An engine of SHAPE (0.6b) in a process of its own gets all its weights three times, in bfloat16 and
-rounded to int8, by shared memory and by a process group of gloo; this process is the trainer. A
-line is the best of three: seconds of start, update and finish, of copying the same bytes once
-within this process, their ratio, the seconds from the end of the update to the next token, and by
+rounded to int8, by shared memory and by a process group of gloo; this process is the trainer. Of
+shared memory "in place" is that of a trainer whose own tensors lie there. A line is the best of
+three: seconds of start, update and finish, of copying the same bytes once within this process (by
+torch, in two threads), their ratio, the seconds from the end of the update to the next token, by
 how much the memory of the engine's core was higher during updates than before, and the bytes of two
 layers. The last line is JSON.
 """
@@ -25,6 +26,7 @@ from safetensors import safe_open
 
 from quire import LLM, SamplingParams
 from quire.distributed.named_tensors import TensorMeta
+from quire.distributed.shared_buffer import SharedBuffer, aligned
 from quire.testing import make_checkpoint
 from quire.trainers.clients import LocalWeightSyncClient
 from quire.trainers.senders import (
@@ -34,7 +36,7 @@ from quire.trainers.senders import (
 )
 
 TIMES = 3
-BUFFER_BYTES = 32 << 20
+BUFFER_BYTES = 16 << 20
 
 
 class FileSource:
@@ -59,6 +61,15 @@ class FileSource:
             ), name
 
         return ((name, self._tensors[name]) for name in sorted(self._tensors, key=place))
+
+    def share(self) -> SharedBuffer:
+        """Move them into memory that engines read."""
+        buffer = SharedBuffer(sum(aligned(t.nbytes) for t in self._tensors.values()), lasts=True)
+        at = 0
+        for name, tensor in self._tensors.items():
+            self._tensors[name] = buffer.view(at, tensor).copy_(tensor)
+            at += aligned(tensor.nbytes)
+        return buffer
 
     @property
     def nbytes(self) -> int:
@@ -115,12 +126,15 @@ def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, A
     source = FileSource(folder)
     llm = LLM(
         str(folder), skip_tokenizer_init=True, max_model_len=256, kv_cache_memory_bytes=1 << 26,
-        quantization=quantization, weight_transfer_config={"backend": backend},
+        quantization=quantization, weight_transfer_config={"backend": backend.split(",")[0]},
         packed_weights_gib=0,
     )  # fmt: skip
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     llm.generate({"prompt_token_ids": [1, 2, 3]}, params, use_tqdm=False)
     info: Any = IPCTrainerInitInfo(packed_buffer_size_bytes=BUFFER_BYTES)
+    buffer = None
+    if backend.endswith("in place"):
+        info, buffer = IPCTrainerInitInfo(packed=False), source.share()
     if backend == "nccl":
         info = NCCLTrainerInitInfo(
             "127.0.0.1", free_port(), 2, packed_buffer_size_bytes=BUFFER_BYTES
@@ -141,6 +155,8 @@ def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, A
         first_token_s = min(first_token_s, time.perf_counter() - ended)
     extra = memory.close()
     sender.shutdown()
+    if buffer is not None:
+        buffer.close()
     layer = sum(t.nbytes for n, t in source if ".layers.0." in n)
     copied_s = copy_s(source)
     return {
@@ -158,7 +174,7 @@ def main() -> int:
     lines = []
     with tempfile.TemporaryDirectory() as base:
         folder = make_checkpoint(Path(base) / "model", shape)
-        for backend in ("ipc", "nccl"):
+        for backend in ("ipc, in place", "ipc", "nccl"):
             for quantization in (None, "int8"):
                 lines.append(measure(folder, backend, quantization))
                 print(lines[-1], flush=True)

@@ -157,13 +157,13 @@ void pack_coded(Context& c, const PackedWeight& weight, uintptr_t codes, uintptr
 // Whether a tensor's numbers have NaN, and the sums of its pieces, two of each.
 template <class Context>
 std::pair<bool, std::vector<uint64_t>> scan(Context& c, Type type, uintptr_t data, int64_t bytes,
-                                            bool looks_for_nan, bool adds_up) {
+                                            bool adds_up) {
     const int64_t pieces = (bytes + kScanPiece - 1) / kScanPiece;
     std::vector<ScanResult> results(pieces);
     if (pieces > 0)
         c.submit(c.kernels.scan,
-                 ScanArgs{type, reinterpret_cast<const uint8_t*>(data), bytes, looks_for_nan,
-                          adds_up, results.data()},
+                 ScanArgs{type, reinterpret_cast<const uint8_t*>(data), bytes, adds_up,
+                          results.data()},
                  pieces);
     std::pair<bool, std::vector<uint64_t>> found(false, {});
     for (const ScanResult& result : results) {

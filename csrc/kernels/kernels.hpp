@@ -391,7 +391,7 @@ struct Outputs {
     int64_t first, count;
 };
 
-// What a piece of a tensor has; sums: see scan.cpp.
+// What a piece of a tensor has; sums: see scan.cpp, where they are asked for.
 struct ScanResult {
     uint64_t has_nan;
     uint64_t sums[2];
@@ -406,7 +406,6 @@ struct ScanArgs {
     Type type;
     const uint8_t* data;
     int64_t bytes;
-    bool looks_for_nan;
     bool adds_up;
     ScanResult* results;
 };

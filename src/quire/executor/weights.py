@@ -31,6 +31,7 @@ from quire.runner.model import RunnableModel
 
 if TYPE_CHECKING:
     from quire.executor.weight_transfer.engines import WeightTransferEngine
+    from quire.models.updates.plan import UpdatePlan
     from quire.models.updates.update import WeightUpdate
 
 
@@ -77,23 +78,22 @@ def make_updater(
     has_encoders: bool = False,
 ) -> OpenUpdate | None:
     """Return the function that begins an update of the model, which `make_loader` has loaded; None
-    for a model of transformers. has_encoders: see `WeightUpdate`.
+    for a model of transformers. has_encoders: see `UpdatePlan`.
     """
     if not isinstance(model, DecoderModel):
         return None
 
-    def begin(*, is_repair: bool) -> WeightUpdate:
-        from quire.models.updates.update import WeightUpdate  # few engines have new weights
+    plans: list[UpdatePlan] = []
 
-        given, named = _arguments(config, platform, exchange, group, room, network, None, stage)
-        return WeightUpdate(
-            model,
-            *given,
-            **named,
-            writer=platform.writer,
-            has_encoders=has_encoders,
-            is_repair=is_repair,
-        )
+    def begin(*, is_repair: bool) -> WeightUpdate:
+        from quire.models.updates.plan import UpdatePlan  # few engines have new weights
+        from quire.models.updates.update import WeightUpdate
+
+        if not plans:
+            given, named = _arguments(config, platform, exchange, group, room, network, None, stage)
+            named |= {"writer": platform.writer, "has_encoders": has_encoders}
+            plans.append(UpdatePlan(model, *given, **named))
+        return WeightUpdate(plans[0], is_repair=is_repair)
 
     return begin
 

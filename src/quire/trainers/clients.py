@@ -49,6 +49,10 @@ class HTTPWeightSyncClient:
         """End the update."""
         self._post("finish_weight_update", {} if version is None else {"weight_version": version})
 
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Have the workers forget what this trainer has shared."""
+        self._post("shutdown_weight_transfer_engine", {})
+
     def get_world_size(self) -> int:
         """The number of workers."""
         return int(self._call("get_world_size", None)["world_size"])
@@ -94,6 +98,10 @@ class LocalWeightSyncClient:
         """End the update."""
         self._engine.finish_weight_update(version)
 
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Have the workers forget what this trainer has shared."""
+        self._engine.shutdown_weight_transfer_engine()
+
 
 class RayWeightSyncClient:
     """Actors of Ray that have an `LLM`'s methods."""
@@ -120,6 +128,10 @@ class RayWeightSyncClient:
     def finish_weight_update(self, version: str | None = None) -> None:
         """End the update."""
         self._each("finish_weight_update", version)
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Have the workers forget what this trainer has shared."""
+        self._each("shutdown_weight_transfer_engine")
 
     def _each(self, method: str, *args: Any) -> None:
         self._get([getattr(handle, method).remote(*args) for handle in self._handles])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 
 from quire.distributed.named_tensors import BUFFER_BYTES, TensorMeta, bytes_of, chunks_of
-from quire.distributed.shared_buffer import SharedBuffer
+from quire.distributed.shared_buffer import SharedBuffer, aligned, handle_of
 from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
-from quire.errors import InvalidParameter
+from quire.errors import EngineError, InvalidParameter
 from quire.trainers.clients import WeightSyncClient
 from quire.trainers.sources import WeightSource, described, update_groups
 
 _ROOT = 0
+_SHARED_BYTES = 16 << 20
 
 
 @dataclass
@@ -38,10 +40,13 @@ class NCCLTrainerInitInfo:
 
 @dataclass
 class IPCTrainerInitInfo:
-    """Memory of the host. `packed_buffer_size_bytes`: of one buffer, after which it is sent."""
+    """Memory of the host. packed: tensors are copied into one buffer, which is sent when it has
+    `packed_buffer_size_bytes`, few enough for a processor's cache. Otherwise all are sent at once,
+    and those that `share_parameters` has moved are read where they are.
+    """
 
     packed: bool = True
-    packed_buffer_size_bytes: int = BUFFER_BYTES
+    packed_buffer_size_bytes: int = _SHARED_BYTES
     rank: int = _ROOT
 
 
@@ -126,6 +131,9 @@ class MemorySender(WeightSender):
             client.init_weight_transfer_engine({"packed": init_info.packed})
 
     def _send(self) -> None:
+        if not self._info.packed:
+            self._client.update_weights(self._in_place())
+            return
         tensors = iter(self._source)
         for chunk in update_groups(self._source.metadata(), self._info.packed_buffer_size_bytes):
             buffer = self._room(sum(meta.nbytes for meta in chunk))
@@ -140,14 +148,38 @@ class MemorySender(WeightSender):
             body = described(chunk) | {"ipc_handles": handles, "tensor_sizes": sizes}
             self._client.update_weights(body)
 
+    def _in_place(self) -> dict[str, Any]:
+        """The information about tensors that are shared already, and about copies of others."""
+        metas, handles = [], []
+        others: list[tuple[int, int, Tensor]] = []
+        at = 0
+        for place, (name, tensor) in enumerate(self._source):
+            metas.append(TensorMeta(name, tensor.dtype, tuple(tensor.shape)))
+            handles.append(handle_of(tensor))
+            if handles[-1] is None:
+                others.append((place, at, tensor))
+                at += aligned(tensor.nbytes)
+        if others:
+            buffer = self._room(at)
+            for place, start, tensor in others:
+                handles[place] = buffer.write(start, tensor)
+        return described(metas) | {"ipc_handles": handles}
+
     def _room(self, nbytes: int) -> SharedBuffer:
         """The buffer, a larger one where it is too small: fresh memory is slow."""
         if self._buffer is None or self._buffer.nbytes < nbytes:
-            self.shutdown()
-            self._buffer = SharedBuffer(nbytes)
+            self._close()
+            self._buffer = SharedBuffer(nbytes, lasts=True)
         return self._buffer
 
     def shutdown(self) -> None:
+        if self._is_root:
+            self._close()
+            leave = getattr(self._client, "shutdown_weight_transfer_engine", lambda: None)
+            with suppress(EngineError):  # it may be gone, or in another trainer's hands
+                leave()
+
+    def _close(self) -> None:
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
             buffer.close()

@@ -10,8 +10,9 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from quire.distributed.named_tensors import TensorMeta as ParamMeta
+from quire.distributed.shared_buffer import SharedBuffer, aligned
 
-__all__ = ["ModuleSource", "ParamMeta", "WeightSource", "layerwise_groups"]
+__all__ = ["ModuleSource", "ParamMeta", "WeightSource", "layerwise_groups", "share_parameters"]
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
 
@@ -66,6 +67,21 @@ class ModuleSource:
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._module.named_parameters():
             yield self._prefix + _plain(name), parameter.data
+
+
+def share_parameters(module: nn.Module) -> SharedBuffer:
+    """Move a dense module's parameters into memory that engines of this host read where they are,
+    so that an update copies nothing. Optimizers go on with the same parameters, in place. The
+    buffer has to be kept as long as the module, and closed after it. Raises OSError where there is
+    no room.
+    """
+    parameters = [parameter.data.contiguous() for parameter in module.parameters()]
+    buffer = SharedBuffer(sum(aligned(each.nbytes) for each in parameters), lasts=True)
+    at = 0
+    for parameter, values in zip(module.parameters(), parameters, strict=True):
+        parameter.data = buffer.view(at, values).copy_(values)
+        at += aligned(values.nbytes)
+    return buffer
 
 
 def layerwise_groups(names: Iterable[str]) -> list[list[str]]:

@@ -11,6 +11,7 @@ from quire.models.config_reader import read_config
 from quire.models.formats import read_storage
 from quire.models.loading.model_parts import tensors_within
 from quire.models.loading.options import ModelOptions
+from quire.models.updates.plan import UpdatePlan
 from quire.models.updates.update import WeightUpdate
 from quire.ops.select import select
 from tests.models.hostile.models import cases
@@ -27,7 +28,7 @@ def tensors_of(folder):
 
 def update_of(model, made, ops, **options):
     config = read_config(made.folder)
-    return WeightUpdate(
+    plan = UpdatePlan(
         *(model, made.folder, read_spec(config), ops),
         dtype=torch.float32,
         max_model_len=made.max_model_len,
@@ -35,6 +36,7 @@ def update_of(model, made, ops, **options):
         storage=read_storage(config),
         options=ModelOptions(**options),
     )
+    return WeightUpdate(plan)
 
 
 @pytest.mark.parametrize("name", cases())

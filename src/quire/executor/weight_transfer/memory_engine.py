@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quire.distributed.named_tensors import metas_of, views_of
-from quire.distributed.shared_buffer import HANDLE_KEY, SharedView
+from quire.distributed.shared_buffer import HANDLE_KEY, SharedViews
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.executor.weight_transfer.engines import WeightTransferEngine
 
@@ -43,6 +43,13 @@ class MemoryTransferEngine(WeightTransferEngine):
     init_info_cls = MemoryInitInfo
     update_info_cls = MemoryUpdateInfo
 
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._views = SharedViews()
+
+    def start_weight_update(self) -> None:
+        self._views.end_update()
+
     def receive_weights(self, update_info: MemoryUpdateInfo) -> None:
         """Read the tensors where they are. Raises InvalidParameter for handles that name no memory
         of this host and user.
@@ -59,25 +66,28 @@ class MemoryTransferEngine(WeightTransferEngine):
         self, info: MemoryUpdateInfo, handles: list[dict[str, Any]] | dict[str, Any]
     ) -> Iterator[tuple[str, Tensor]]:
         metas = metas_of(info.names, info.dtype_names, info.shapes)
-        with ExitStack() as stack:
-            if isinstance(handles, Mapping):
-                total = sum(meta.nbytes for meta in metas)
-                if info.tensor_sizes is not None and sum(info.tensor_sizes) != total:
-                    raise InvalidParameter(
-                        "update_info['tensor_sizes']", sum(info.tensor_sizes), f"together {total}"
-                    )
-                yield from views_of(stack.enter_context(_view(handles)).read(total), metas)
-                return
-            if len(handles) != len(metas):
-                allowed = f"one for each of the {len(metas)} tensors"
-                raise InvalidParameter("update_info['ipc_handles']", len(handles), allowed)
-            for meta, handle in zip(metas, handles, strict=True):
-                data = stack.enter_context(_view(handle)).read(meta.nbytes)
-                yield from views_of(data, [meta])
+        if isinstance(handles, Mapping):
+            total = sum(meta.nbytes for meta in metas)
+            if info.tensor_sizes is not None and sum(info.tensor_sizes) != total:
+                raise InvalidParameter(
+                    "update_info['tensor_sizes']", sum(info.tensor_sizes), f"together {total}"
+                )
+            yield from views_of(self._bytes(handles, total), metas)
+            return
+        if len(handles) != len(metas):
+            allowed = f"one for each of the {len(metas)} tensors"
+            raise InvalidParameter("update_info['ipc_handles']", len(handles), allowed)
+        for meta, handle in zip(metas, handles, strict=True):
+            yield from views_of(self._bytes(handle, meta.nbytes), [meta])
 
+    def finish_weight_update(self) -> None:
+        self._views.end_update()
 
-def _view(handle: object) -> SharedView:
-    if not isinstance(handle, Mapping) or HANDLE_KEY not in handle:
-        allowed = f"dicts with the key {HANDLE_KEY!r}, as quire's trainer classes make them"
-        raise InvalidParameter("update_info['ipc_handles']", handle, allowed)
-    return SharedView(handle[HANDLE_KEY])
+    def shutdown(self) -> None:
+        self._views.close()
+
+    def _bytes(self, handle: object, nbytes: int) -> Tensor:
+        if not isinstance(handle, Mapping) or HANDLE_KEY not in handle:
+            allowed = f"dicts with the key {HANDLE_KEY!r}, as quire's trainer classes make them"
+            raise InvalidParameter("update_info['ipc_handles']", handle, allowed)
+        return self._views.read(handle[HANDLE_KEY], nbytes)

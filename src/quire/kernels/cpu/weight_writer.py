@@ -28,21 +28,14 @@ class CpuWeightWriter:
         """Weights that are packed meanwhile are written into the memory of `parts`, in order."""
         return self._runtime.weights_replace([m for part in parts for m in _memories(part)])
 
-    def has_nan(self, tensor: Tensor) -> bool | None:
-        """Whether a tensor has NaN; None for one that native code does not look at."""
-        if tensor.dtype not in self._runtime.types or not _is_plain(tensor):
+    def look_at(self, tensor: Tensor, *, adds_up: bool) -> tuple[bool, tuple[int, ...]] | None:
+        """See `WeightWriter`: of floats that lie in one piece."""
+        kind = self._runtime.types.get(tensor.dtype)
+        if kind is None or not _is_plain(tensor):
             return None
-        kind = self._runtime.types[tensor.dtype]
-        found, _ = self._runtime.context.scan(kind, tensor.data_ptr(), tensor.nbytes, True, False)
-        return bool(found)
-
-    def sums(self, tensor: Tensor) -> tuple[int, ...] | None:
-        """Sums that differ for tensors that do, but for chance; None as above."""
-        if not _is_plain(tensor):
-            return None
-        kind = self._runtime.native.Type.f32  # whose numbers are not looked at
-        _, sums = self._runtime.context.scan(kind, tensor.data_ptr(), tensor.nbytes, False, True)
-        return tuple(sums)
+        scan = self._runtime.context.scan
+        has_nan, sums = scan(kind, tensor.data_ptr(), tensor.nbytes, adds_up)
+        return has_nan, tuple(sums)
 
 
 def _is_plain(tensor: Tensor) -> bool:

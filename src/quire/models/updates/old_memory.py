@@ -21,12 +21,10 @@ class WeightWriter(Protocol):
         """
         ...
 
-    def has_nan(self, tensor: Tensor) -> bool | None:
-        """Whether a tensor has NaN; None: the provider does not look at such a tensor."""
-        ...
-
-    def sums(self, tensor: Tensor) -> tuple[int, ...] | None:
-        """Sums that differ for tensors that do, but for chance; None as above."""
+    def look_at(self, tensor: Tensor, *, adds_up: bool) -> tuple[bool, tuple[int, ...]] | None:
+        """Whether a tensor has NaN, and with `adds_up` sums that differ for tensors that do, but
+        for chance; None: the provider does not look at such a tensor.
+        """
         ...
 
 
@@ -37,10 +35,7 @@ class PlainWriter:
     def replacing(self, parts: Iterable[object]) -> Iterator[None]:
         yield
 
-    def has_nan(self, tensor: Tensor) -> bool | None:
-        return None
-
-    def sums(self, tensor: Tensor) -> tuple[int, ...] | None:
+    def look_at(self, tensor: Tensor, *, adds_up: bool) -> tuple[bool, tuple[int, ...]] | None:
         return None
 
 

@@ -8,58 +8,42 @@ computes with a mixture until the update is complete: `is_torn` says so, and nob
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.errors import InvalidType, LoadError, NotBuiltYet, WeightMismatch
-from quire.models.cutting.sharding import own_parts
-from quire.models.cutting.stages import cut
+from quire.errors import InvalidType, LoadError, WeightMismatch
 from quire.models.decoder import DecoderModel
-from quire.models.formats.storage import Storage
-from quire.models.loading.folder_files import LoadFormat
 from quire.models.loading.leaves import StoredLeaves, parts_of
-from quire.models.loading.load_formats import open_files
-from quire.models.loading.matching import fitted, listed, match
-from quire.models.loading.model_parts import Part, tensors_within
-from quire.models.loading.options import ModelOptions
-from quire.models.loading.readers.checkpoint_files import TensorEntry
+from quire.models.loading.matching import fitted, listed
+from quire.models.loading.model_parts import Part
 from quire.models.loading.readers.dtype_names import dtype_name
 from quire.models.loading.readers.named_tensors import NamedTensors
-from quire.models.loading.rounding.recipes import for_decoder
 from quire.models.loading.weight_builder import WeightBuilder
-from quire.models.loading.weights import own_part
-from quire.models.parameters import Parameter, parameters
-from quire.models.rules import Family, StoredTensor, tensor_map
-from quire.models.spec import Decoder
-from quire.models.updates.names import CheckpointNames, Found
-from quire.models.updates.old_memory import OldMemory, PlainWriter, WeightWriter
-from quire.models.updates.pieces import pieces_of
-from quire.ops import CodedWeight, Ops
+from quire.models.parameters import Parameter
+from quire.models.rules import StoredTensor
+from quire.models.updates.names import Found
+from quire.models.updates.old_memory import OldMemory
+from quire.models.updates.plan import PieceFacts, UpdatePlan
+from quire.ops import CodedWeight
 
 logger = logging.getLogger(__name__)
 
 _LINE = 4096
 """Bytes of a line of a fingerprint."""
-_SHORT = 1
-"""Positions that tables of a layer's piece have: they are not copied."""
 
 
 @dataclass(eq=False)
 class _Piece:
-    """A piece of the model, with the tensors that have come for it. `held` are those whose memory
-    is the sender's.
-    """
+    """What has come of a piece of the model. `held` are tensors whose memory is the sender's."""
 
-    decoder: Decoder
-    leaves: dict[str, Parameter]
-    stored: list[StoredTensor] = field(default_factory=list)
-    missing: set[str] = field(default_factory=set)
+    facts: PieceFacts
+    stored: list[StoredTensor]
+    missing: set[str]
     arrived: dict[str, Tensor] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     checked: set[str] = field(default_factory=set)
@@ -77,69 +61,21 @@ class UpdateReport:
 
 
 class WeightUpdate:
-    """An update of `model`, which `load_model` has loaded with the other arguments.
+    """An update of a model's weights.
 
     Invariants: each tensor is used once; what is one weight in the model changes as a whole. After
     an exception the update is over, and the model as it was unless `is_torn`.
     """
 
-    def __init__(
-        self,
-        model: DecoderModel,
-        folder: Path,
-        decoder: Decoder,
-        ops: Ops,
-        *,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype | None = None,
-        device: torch.device | str = "cpu",
-        load_format: LoadFormat = "auto",
-        seed: int = 0,
-        max_model_len: int | None = None,
-        family: Family,
-        storage: Storage | None = None,
-        weights_folder: Path | None = None,
-        options: ModelOptions,
-        writer: WeightWriter | None = None,
-        has_encoders: bool = False,
-        is_repair: bool = False,
-    ) -> None:
-        """`writer`: of the provider that has packed the weights; None: it has none. has_encoders:
-        other parts of the model run, too, and keep their weights. is_repair: the model is torn, and
-        every tensor has to come.
-
-        Raises NotBuiltYet for weights that are not kept on the device, LoadError if the names in
-        the checkpoint cannot be read.
-        """
-        if options.make_placement is not None:
-            hint = "Start the engine without offloaded weights."
-            raise NotBuiltYet("method", "start_weight_update with offloaded weights", hint)
-        self._model, self._ops = model, ops
-        self._writer = writer or PlainWriter()
-        self._dtype, self._device = dtype, torch.device(device)
-        recipe = for_decoder(options.recipe, family, decoder)
-        self._options = replace(options, recipe=recipe, stored=None, aux_layers=(), stage=None)
-        self._group = options.group
-        own = own_part(decoder, recipe, storage, options.group)
-        if options.stage is not None:
-            own = cut(own, options.stage)
-        self._length = max_model_len or decoder.context or _SHORT
-        self._decoder, self._storage = decoder, storage
-        self._turns = family.turns_by_shape
-        self._cut = (
-            {}
-            if self._group is None
-            else own_parts(decoder, own, self._group.rank, self._group.size)
-        )
-        self._whole = parameters(decoder)
-        self._old: Mapping[str, Part] = dict(model.named_parts())
-        self._pieces = [_Piece(d, parameters(d)) for d in pieces_of(own)]
-        stored, entries = _stored_in(folder, decoder, load_format, family, storage)
-        self._names = CheckpointNames(family, decoder, stored, entries, has_encoders=has_encoders)
-        self._of_name: dict[str, _Piece] = {}
-        self._place(stored)
+    def __init__(self, plan: UpdatePlan, *, is_repair: bool = False) -> None:
+        """is_repair: the model is torn, and every tensor has to come."""
+        self._plan, self._names = plan, plan.names
+        self._old: Mapping[str, Part] = dict(plan.model.named_parts())
+        self._pieces = [_Piece(p, list(p.stored), set(p.required)) for p in plan.pieces]
+        self._of_name = {
+            name: piece for piece in self._pieces for each in piece.stored for name in each.parts()
+        }
         self._seen: dict[str, None] = {}
-        self._done: set[str] = set()
         self._tied: dict[str, tuple[object, ...]] = {}
         """The fingerprints of the embedding and of a head that is the same weight."""
         self._is_repair = is_repair
@@ -208,31 +144,6 @@ class WeightUpdate:
 
     # tensors
 
-    def _place(self, stored: Sequence[StoredTensor]) -> None:
-        """Give each stored tensor to the piece that has its leaves."""
-        piece_of = {name: piece for piece in self._pieces for name in piece.leaves}
-        for each in stored:
-            found = {
-                id(piece_of[p.name]): piece_of[p.name] for p in each.leaves if p.name in piece_of
-            }
-            if len(found) > 1:  # one tensor of the checkpoint has leaves of several pieces
-                self._join(list(found.values()))
-                self._place(stored)
-                return
-        for each in stored:
-            piece = next((piece_of[p.name] for p in each.leaves if p.name in piece_of), None)
-            if piece is None:
-                continue  # another stage has it
-            piece.stored.append(each)
-            piece.missing.update(self._names.required[each.name])
-            self._of_name.update((name, piece) for name in each.parts())
-
-    def _join(self, pieces: list[_Piece]) -> None:
-        raise LoadError(
-            "A tensor of this model's checkpoint has weights of several layers: its weights cannot "
-            "be updated in place. Use collective_rpc('reload_weights', ...)."
-        )
-
     def _add(self, name: str, tensor: Tensor) -> bool:
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise InvalidType(
@@ -241,7 +152,7 @@ class WeightUpdate:
         tensor = tensor.detach()
         if self._names.is_tied_head(name):
             self._once(name)
-            self._tied["head"] = self._fingerprint(tensor)
+            self._tied["head"] = self._look_at(name, tensor)
             return True
         found = self._names.find(name)
         if found is None:
@@ -251,8 +162,9 @@ class WeightUpdate:
             return False  # another stage has it
         self._check(found, piece, tensor)
         if self._names.is_embedding(found.stored) and self._names.has_tied_head:
-            self._tied["embedding"] = self._fingerprint(tensor)
-        if not self.is_torn:
+            self._tied["embedding"] = self._look_at(found.part, tensor)
+            piece.checked.add(found.part)
+        elif not self.is_torn:
             self._check_values(found.part, tensor)
             piece.checked.add(found.part)
         piece.arrived[found.part] = tensor
@@ -270,7 +182,7 @@ class WeightUpdate:
     def _check(self, found: Found, piece: _Piece, tensor: Tensor) -> None:
         shape = tuple(tensor.shape)
         stored, part = found.stored, found.stored.parts()[found.part]
-        if self._turns and "transpose" in stored.steps and not part.has_shape(shape):
+        if self._plan.turns_by_shape and "transpose" in stored.steps and not part.has_shape(shape):
             turned = stored.turned()
             if turned.shape == shape:
                 piece.stored[piece.stored.index(stored)] = turned
@@ -290,18 +202,19 @@ class WeightUpdate:
         """Raise LoadError for NaN. Of an update that has written nothing, before it does; of
         another one when the tensor is read to be packed, from caches if it fits into them.
         """
-        if not tensor.is_floating_point():
-            return
-        found = self._writer.has_nan(tensor)
-        if _has_nan(tensor) if found is None else found:
+        found = self._plan.writer.look_at(tensor, adds_up=False)
+        if _has_nan(tensor) if found is None else found[0]:
             raise LoadError(f"{name} has NaN among its values.")
 
-    def _fingerprint(self, tensor: Tensor) -> tuple[object, ...]:
-        """Numbers that differ for tensors that do, but for chance: a copy would take their
-        memory.
+    def _look_at(self, name: str, tensor: Tensor) -> tuple[object, ...]:
+        """Check a tensor's values, and return numbers that differ for tensors that do, but for
+        chance: a copy would take their memory.
         """
-        sums = self._writer.sums(tensor)
-        return tensor.dtype, tuple(tensor.shape), *(_sums(tensor) if sums is None else sums)
+        found = self._plan.writer.look_at(tensor, adds_up=True)
+        has_nan, sums = (_has_nan(tensor), _sums(tensor)) if found is None else found
+        if has_nan:
+            raise LoadError(f"{name} has NaN among its values.")
+        return tensor.dtype, tuple(tensor.shape), *sums
 
     def _check_tied_head(self) -> None:
         if len(self._tied) > 1 and self._tied["head"] != self._tied["embedding"]:
@@ -323,7 +236,6 @@ class WeightUpdate:
         piece.arrived.clear()
         piece.held.clear()
         piece.checked.clear()
-        self._done |= present & piece.leaves.keys()
 
     def _build(self, piece: _Piece, present: Collection[str], leaves: StoredLeaves) -> None:
         group = _Group()
@@ -336,11 +248,11 @@ class WeightUpdate:
                 raise WeightMismatch(
                     f"{leaf.name} is missing: a layer with quantised weights has to come whole."
                 )
-            return torch.zeros((), dtype=self._dtype).expand(leaf.shape)
+            return torch.zeros((), dtype=self._plan.dtype).expand(leaf.shape)
 
         def have_come(leaves: Sequence[str]) -> bool:
             names = [leaf + end for leaf in leaves for end in (".weight", ".bias")]
-            return all(name in present for name in names if name in piece.leaves)
+            return all(name in present for name in names if name in piece.facts.leaves)
 
         def before_write() -> None:
             self.is_torn = True
@@ -350,34 +262,30 @@ class WeightUpdate:
                 self._replace(name, part)
 
         layouts = [s for s in piece.stored if s.layout is not None and not s.layout.is_widened]
-        reader = parts_of(read, self._whole, self._cut)
+        reader = parts_of(read, self._plan.whole, self._plan.cut)
         weights = WeightBuilder(
-            piece.leaves,
+            piece.facts.leaves,
             reader,
-            dtype=self._dtype,
-            device=self._device,
+            dtype=self._plan.dtype,
+            device=self._plan.device,
             coded=frozenset(leaf.name for s in layouts for leaf in s.leaves),
             folder=None,
             cache_scales={},
             sources={},
-            cut=self._cut,
+            cut=self._plan.cut,
         )
-        is_part = len(self._pieces) > 1
         DecoderModel(
-            *(piece.decoder, weights, self._ops),
-            max_model_len=_SHORT if is_part and not self._needs_length(piece) else self._length,
+            *(piece.facts.decoder, weights, self._plan.ops),
+            max_model_len=piece.facts.length,
             options=replace(
-                self._options,
+                self._plan.options,
                 note_part=note,
-                memory=OldMemory(self._old, self._writer, have_come, before_write),
+                memory=OldMemory(self._old, self._plan.writer, have_come, before_write),
             ),
         )
         weights.finish()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-    def _needs_length(self, piece: _Piece) -> bool:
-        return bool(piece.decoder.learned_positions)
+        if self._plan.device.type == "cuda":
+            torch.cuda.synchronize(self._plan.device)
 
     def _is_complete(self, group: _Group, present: Collection[str]) -> bool:
         """Whether the leaves that were read for a part have come; one for which nothing more was
@@ -398,16 +306,16 @@ class WeightUpdate:
         """Copy the values of a part into the memory of the model's own."""
         old = self._old.get(name)
         assert old is not None, f"the model has no part {name}"
-        if difference := _difference(old, new):
+        try:
+            pairs = [(mine, its) for mine, its in _pairs(old, new) if not _is_same(mine, its)]
+        except _Different as error:
             raise LoadError(
-                f"The new values of {name} need another {difference} than those of the start: "
-                "reload them with collective_rpc('reload_weights', ...)."
-            )
+                f"The new values of {name} need another {error} than those of the start: reload "
+                "them with collective_rpc('reload_weights', ...)."
+            ) from None
         self.is_torn = True
-        pairs = (tensors_within(each, with_addresses=False) for each in (old, new))
-        for mine, its in zip(*pairs, strict=True):
-            if mine.data_ptr() != its.data_ptr():
-                mine.copy_(its)
+        for mine, its in pairs:
+            mine.copy_(its)
 
 
 @dataclass
@@ -416,21 +324,6 @@ class _Group:
 
     leaves: set[str] = field(default_factory=set)
     is_complete: bool = False
-
-
-def _stored_in(
-    folder: Path,
-    decoder: Decoder,
-    load_format: LoadFormat,
-    family: Family,
-    storage: Storage | None,
-) -> tuple[list[StoredTensor], Mapping[str, TensorEntry] | None]:
-    """The tensors of the model's checkpoint, and the names in its files; None: there are none."""
-    if load_format in ("dummy", "sharded_state"):
-        stored = tensor_map(family, decoder)
-        return ([s.in_codes(storage) for s in stored] if storage else stored), None
-    with closing(open_files(load_format, folder, decoder)) as files:
-        return match(family, decoder, files, storage), dict(files.entries)
 
 
 class _CheckedTensors(NamedTensors):
@@ -462,29 +355,42 @@ def _sums(tensor: Tensor) -> list[int]:
 
 def _has_nan(tensor: Tensor) -> bool:
     """Whether a tensor has NaN. Its sum says that it has none, in the time of a copy."""
+    if not tensor.is_floating_point():
+        return False
     if tensor.element_size() == 1:
         tensor = tensor.float()
     return bool(tensor.sum().isnan()) and bool(tensor.isnan().any())
 
 
-def _difference(old: Any, new: Any, name: str = "form") -> str:
-    """The name of a field in which two parts differ apart from their values; empty: of none."""
-    if isinstance(old, Tensor) or isinstance(new, Tensor):
-        is_same = (
-            isinstance(old, Tensor)
-            and isinstance(new, Tensor)
-            and (old.shape, old.dtype) == (new.shape, new.dtype)
-        )
-        return "" if is_same else name
-    if type(old) is not type(new):
-        return name
-    if is_dataclass(old):
-        pairs = ((f.name, getattr(old, f.name), getattr(new, f.name)) for f in fields(old))
-        return next((found for n, a, b in pairs if (found := _difference(a, b, n))), "")
-    if isinstance(old, list | tuple):
+class _Different(Exception):
+    """Names the field in which two parts differ apart from their values."""
+
+
+def _pairs(old: Any, new: Any, name: str = "form") -> Iterator[tuple[Tensor, Tensor]]:
+    """The tensors of two parts that are alike, but for those that are places in memory. Raises
+    _Different.
+    """
+    if old is new:
+        return
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise _Different(name)
+        yield old, new
+    elif type(old) is not type(new):
+        raise _Different(name)
+    elif is_dataclass(old):
+        for each in fields(old):
+            if not each.metadata.get("addresses"):
+                yield from _pairs(getattr(old, each.name), getattr(new, each.name), each.name)
+    elif isinstance(old, list | tuple):
         if len(old) != len(new):
-            return name
-        each = (_difference(a, b, name) for a, b in zip(old, new, strict=True))
-        return next(filter(None, each), "")
-    is_fact = isinstance(old, bool | int | float | str | torch.dtype)
-    return name if is_fact and old != new else ""
+            raise _Different(name)
+        for a, b in zip(old, new, strict=True):
+            yield from _pairs(a, b, name)
+    elif isinstance(old, bool | int | float | str | torch.dtype) and old != new:
+        raise _Different(name)
+
+
+def _is_same(old: Tensor, new: Tensor) -> bool:
+    """Whether two tensors are in the same memory."""
+    return old.data_ptr() == new.data_ptr()

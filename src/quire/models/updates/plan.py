@@ -1,0 +1,137 @@
+"""Facts of a loaded model that all updates of its weights need: pieces, and names of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from quire.errors import LoadError, NotBuiltYet
+from quire.models.cutting.sharding import own_parts
+from quire.models.cutting.stages import cut
+from quire.models.decoder import DecoderModel
+from quire.models.formats.storage import Storage
+from quire.models.loading.folder_files import LoadFormat
+from quire.models.loading.load_formats import open_files
+from quire.models.loading.matching import match
+from quire.models.loading.options import ModelOptions
+from quire.models.loading.readers.checkpoint_files import TensorEntry
+from quire.models.loading.rounding.recipes import for_decoder
+from quire.models.loading.weights import own_part
+from quire.models.parameters import Parameter, parameters
+from quire.models.rules import Family, StoredTensor, tensor_map
+from quire.models.spec import Decoder
+from quire.models.updates.names import CheckpointNames
+from quire.models.updates.old_memory import PlainWriter, WeightWriter
+from quire.models.updates.pieces import pieces_of
+from quire.ops import Ops
+
+_SHORT = 1
+"""Positions that tables of a layer's piece have: they are not copied."""
+
+
+@dataclass(eq=False)
+class PieceFacts:
+    """A piece of a model: its leaves, the tensors of the checkpoint that have them, the names of
+    those that change all of it, and the positions that its tables have.
+    """
+
+    decoder: Decoder
+    leaves: dict[str, Parameter]
+    length: int
+    stored: list[StoredTensor] = field(default_factory=list)
+    required: set[str] = field(default_factory=set)
+
+
+class UpdatePlan:
+    """Facts of `model`, which `load_model` has loaded with the other arguments. Its weights may be
+    replaced by others of the same form meanwhile.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        folder: Path,
+        decoder: Decoder,
+        ops: Ops,
+        *,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        load_format: LoadFormat = "auto",
+        seed: int = 0,
+        max_model_len: int | None = None,
+        family: Family,
+        storage: Storage | None = None,
+        weights_folder: Path | None = None,
+        options: ModelOptions,
+        writer: WeightWriter | None = None,
+        has_encoders: bool = False,
+    ) -> None:
+        """`writer`: of the provider that has packed the weights; None: it has none. has_encoders:
+        other parts of the model run, too, and keep their weights.
+
+        Raises NotBuiltYet for weights that are not kept on the device, LoadError if the names in
+        the checkpoint cannot be read.
+        """
+        if options.make_placement is not None:
+            hint = "Start the engine without offloaded weights."
+            raise NotBuiltYet("method", "start_weight_update with offloaded weights", hint)
+        self.model, self.ops = model, ops
+        self.writer = writer or PlainWriter()
+        self.dtype, self.device = dtype, torch.device(device)
+        recipe = for_decoder(options.recipe, family, decoder)
+        self.options = replace(options, recipe=recipe, stored=None, aux_layers=(), stage=None)
+        group = options.group
+        own = own_part(decoder, recipe, storage, group)
+        if options.stage is not None:
+            own = cut(own, options.stage)
+        self.turns_by_shape = family.turns_by_shape
+        self.cut = {} if group is None else own_parts(decoder, own, group.rank, group.size)
+        self.whole = parameters(decoder)
+        """The leaves of all workers' parts together."""
+        length = max_model_len or decoder.context or _SHORT
+        pieces = pieces_of(own)
+        self.pieces = [
+            PieceFacts(
+                d, parameters(d), _SHORT if len(pieces) > 1 and not d.learned_positions else length
+            )
+            for d in pieces
+        ]
+        stored, entries = _stored_in(folder, decoder, load_format, family, storage)
+        self.names = CheckpointNames(family, decoder, stored, entries, has_encoders=has_encoders)
+        self._place(stored)
+
+    def _place(self, stored: Sequence[StoredTensor]) -> None:
+        """Give each stored tensor to the piece that has its leaves."""
+        piece_of = {name: piece for piece in self.pieces for name in piece.leaves}
+        for each in stored:
+            found = {
+                id(piece_of[p.name]): piece_of[p.name] for p in each.leaves if p.name in piece_of
+            }
+            if len(found) > 1:
+                raise LoadError(
+                    "A tensor of this model's checkpoint has weights of several layers: its "
+                    "weights cannot be updated in place. Use collective_rpc('reload_weights', ...)."
+                )
+            for piece in found.values():  # none: another stage has it
+                piece.stored.append(each)
+                piece.required.update(self.names.required[each.name])
+
+
+def _stored_in(
+    folder: Path,
+    decoder: Decoder,
+    load_format: LoadFormat,
+    family: Family,
+    storage: Storage | None,
+) -> tuple[list[StoredTensor], Mapping[str, TensorEntry] | None]:
+    """The tensors of the model's checkpoint, and the names in its files; None: there are none."""
+    if load_format in ("dummy", "sharded_state"):
+        stored = tensor_map(family, decoder)
+        return ([s.in_codes(storage) for s in stored] if storage else stored), None
+    with closing(open_files(load_format, folder, decoder)) as files:
+        return match(family, decoder, files, storage), dict(files.entries)
