@@ -137,7 +137,7 @@ def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, A
         info, buffer = IPCTrainerInitInfo(packed=False), source.share()
     if backend == "nccl":
         info = NCCLTrainerInitInfo(
-            "127.0.0.1", free_port(), 2, packed_buffer_size_bytes=BUFFER_BYTES
+            "127.0.0.1", free_port(), 2, packed_buffer_size_bytes=2 * BUFFER_BYTES
         )
     sender = WeightTransferTrainerFactory.trainer_init(
         info, client=LocalWeightSyncClient(llm), source=source

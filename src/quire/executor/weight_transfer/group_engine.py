@@ -20,6 +20,7 @@ from quire.executor.weight_transfer.engines import WeightTransferEngine
 logger = logging.getLogger(__name__)
 
 _TRAINER = 0
+_MOST_KEPT = 64 << 20
 
 
 @dataclass
@@ -58,6 +59,8 @@ class GroupTransferEngine(WeightTransferEngine):
     update_info_cls = GroupUpdateInfo
     _communicator: PyNcclCommunicator | None = None
     _init: GroupInitInfo | None = None
+    _buffer: Tensor | None = None
+    """Memory that tensors are received in, one after the other: fresh memory is slow."""
 
     def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
         """Join the group. Raises WeightUpdateError."""
@@ -89,13 +92,27 @@ class GroupTransferEngine(WeightTransferEngine):
         for part in chunks_of(metas, limit) if packed else ([meta] for meta in metas):
             self.load(self._received(part))
 
+    def finish_weight_update(self) -> None:
+        self._buffer = None
+
     def shutdown(self) -> None:
+        self._buffer = None
         if self._communicator is not None:
             self._communicator.destroy()
             self._communicator = None
 
     def _received(self, metas: list[TensorMeta]) -> Iterator[tuple[str, Tensor]]:
         communicator: Any = self._communicator
-        buffer = torch.empty(sum(m.nbytes for m in metas), dtype=torch.uint8, device=self.device)
+        buffer = self._room(sum(meta.nbytes for meta in metas))
         communicator.broadcast(buffer, _TRAINER)
         yield from views_of(buffer, metas)
+
+    def _room(self, nbytes: int) -> Tensor:
+        """Memory for what comes next. What is larger than is kept is of one use."""
+        kept = self._buffer
+        if kept is None or len(kept) < nbytes:
+            kept = self._buffer = None
+            kept = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            if nbytes <= _MOST_KEPT:
+                self._buffer = kept
+        return kept[:nbytes]
