@@ -590,7 +590,8 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
     async def _call(self, call: Utility[T]) -> T:
         self._require_alive()
         self._start_handler()
-        answer = await self.front_end.client.call(call)
+        with self.front_end.noted(call):
+            answer = await self.front_end.client.call(call)
         self.front_end.note_call(call, answer)
         return answer
 

@@ -226,7 +226,8 @@ class LLMEngine(EngineAttributes, BlockingControl):
         self.front_end.shutdown()
 
     def _call(self, call: Utility[T]) -> T:
-        answer = self.front_end.client.call(call)
+        with self.front_end.noted(call):
+            answer = self.front_end.client.call(call)
         self.front_end.note_call(call, answer)
         return answer
 

@@ -15,8 +15,9 @@ from quire.config.histogram_buckets import FAMILIES
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.shared_cores.broker_stats import ApiServerStats
+from quire.engine.stats.buckets import Buckets
 from quire.engine.stats.catalog import DESCRIPTIONS, HISTOGRAMS
-from quire.engine.stats.engine_stats import Buckets, EngineStats, sizes_up_to
+from quire.engine.stats.engine_stats import EngineStats, sizes_up_to
 from quire.engine.stats.loggers import (
     AggregatedLoggingStatLogger,
     AggregateStatLoggerBase,
@@ -25,7 +26,9 @@ from quire.engine.stats.loggers import (
     StatsOptions,
     with_stat_loggers,
 )
+from quire.engine.stats.operations import noted
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from quire.engine.wire.output_parts import Finished, FinishReason, Started
 from quire.errors import EngineDeadError, InvalidType
@@ -229,6 +232,7 @@ def test_a_scrape_shows_every_core_by_the_names_of_dashboards():
         "lora_requests_info",
         "mm_cache_queries",
         "mm_cache_hits",
+        *(name for name in DESCRIPTIONS if "_operation" in name),
     }
     assert {name for name, *_ in scrape(stats, "quire:")[1]} >= {"quire:num_requests_running"}
 
@@ -503,3 +507,25 @@ def test_the_page_names_every_metric():
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| `")]
     assert {row[0].strip("| `"): row[-1].strip(" |") for row in rows} == DESCRIPTIONS
+
+
+def test_control_calls_are_counted_while_they_last_and_by_their_time():
+    stats = EngineStats("m", 64)
+    call = Utility("start_weight_update", (True,))
+    labels = {"operation": "start_draft"}
+
+    def found():
+        return {m.name: m for m in stats.metrics("") if m.labels == labels}
+
+    assert not found()
+    with noted(call, stats.note_operation):
+        shown = found()
+        assert shown["rl_weight_update_operations_in_flight"].value == 1
+        assert shown["rl_weight_update_operation_duration_seconds"].count == 0
+    with pytest.raises(ValueError), noted(call, stats.note_operation):
+        raise ValueError
+    shown = found()
+    assert shown["rl_weight_update_operations_in_flight"].value == 0
+    assert shown["rl_weight_update_operation_duration_seconds"].count == 2
+    with noted(Utility("get_weight_version"), stats.note_operation):
+        assert len(found()) == 2

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -37,6 +38,7 @@ from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.outputs.kinds import kinds_of
 from quire.engine.stats.engine_stats import EngineStats, Stats
 from quire.engine.stats.loggers import StatsOptions
+from quire.engine.stats.operations import noted
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.core_output import give_handles
@@ -108,6 +110,10 @@ class FrontEnd(Generic[Client]):
         if self.tokenizer is None:
             raise EngineError("The engine was made with skip_tokenizer_init=True: no tokenizer.")
         return self.tokenizer
+
+    def noted(self, call: Utility[Any]) -> AbstractContextManager[None]:
+        """Where a call is made that statistics may count."""
+        return noted(call, self.stats.note_operation)
 
     def note_call(self, call: Utility[Any], answer: object) -> None:
         """Follow a control call that has succeeded: statistics show the engine's sleep level, and

@@ -298,6 +298,8 @@ class CoreBroker:
             self._stats.media_counts = lambda: self._media
         if report.sleep_level is not None:
             self._stats.note_sleep(None if report.sleep_level < 0 else report.sleep_level)
+        for note in report.operations:
+            self._stats.note_operation(note)
 
     # states
 

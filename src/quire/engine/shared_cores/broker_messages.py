@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.engine.client.client import CoreStatus
+from quire.engine.stats.operations import OperationNote
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.messages import EngineCoreRequestType
 from quire.observability.metrics import Metric
@@ -40,6 +41,7 @@ class ServerReport(msgspec.Struct, array_like=True, gc=False):
     """A server's heartbeat, with what it has counted since its last report: by core, and refused
     requests by limit. `sleep_level`: the engine was put to sleep (level), or woken (-1). `is_up`:
     it takes connections. `media`: queries and hits of its cache of processed media, if it has one.
+    `operations`: control calls that have begun or ended.
     """
 
     by_core: list[tuple[int, IterationStats]] = []
@@ -47,6 +49,7 @@ class ServerReport(msgspec.Struct, array_like=True, gc=False):
     sleep_level: int | None = None
     is_up: bool = False
     media: tuple[int, int] | None = None
+    operations: list[OperationNote] = []
 
 
 class CoreStates(msgspec.Struct, array_like=True, gc=False):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from quire.engine.shared_cores.broker_client import CoreBrokerClient
 from quire.engine.shared_cores.broker_messages import ServerReport
 from quire.engine.stats.engine_stats import Stats
+from quire.engine.stats.operations import OperationNote
 from quire.engine.stats.step_stats import IterationStats, merge_stats
 from quire.engine.wire.messages import SchedulerStats
 from quire.observability.metrics import Metric
@@ -25,6 +26,7 @@ class ApiServerStats(Stats):
         self._reported_rejected: dict[str, int] = {}
         self._reported_media = (0, 0)
         self._sleep_level: int | None = None
+        self._operations: list[OperationNote] = []
         self._found: list[Metric] = []
         self.since = time.time()
 
@@ -43,12 +45,16 @@ class ApiServerStats(Stats):
     def note_sleep(self, level: int | None) -> None:
         self._sleep_level = -1 if level is None else level
 
+    def note_operation(self, note: OperationNote) -> None:
+        self._operations.append(note)
+
     def take(self) -> ServerReport:
         """Return the counts since the last call."""
         before, self._reported_rejected = self._reported_rejected, self._rejected
         rejected = {name: count - before.get(name, 0) for name, count in self._rejected.items()}
         report = ServerReport(list(self._pending.items()), rejected, self._sleep_level)
         report.media = self._new_media()
+        report.operations, self._operations = self._operations, []
         self._pending, self._sleep_level = {}, None
         return report
 

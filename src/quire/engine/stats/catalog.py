@@ -12,6 +12,8 @@ DESCRIPTIONS = {
     "num_requests_waiting_by_reason": "Number of waiting requests by reason.",
     "kv_cache_usage_perc": "KV cache usage as a fraction of all blocks; 1 is full.",
     "engine_sleep_state": "Sleep state of the engine: 1 for the current state, 0 for the others.",
+    "sleep_mode_operations_in_flight": "Number of calls of sleep mode that are under way.",
+    "rl_weight_update_operations_in_flight": "Number of calls of weight updates under way.",
     "lora_requests_info": "Running and waiting LoRA adapters; the value is the time of this.",
     "cache_config_info": "Configuration of the KV cache.",
     "prefix_cache_queries": "Prefix cache queries, in tokens.",
@@ -54,6 +56,8 @@ DESCRIPTIONS = {
     "request_prefill_time_seconds": "Histogram of time spent in prefill, in seconds.",
     "request_decode_time_seconds": "Histogram of time spent in decode, in seconds.",
     "request_inference_time_seconds": "Histogram of time spent in the RUNNING state, in seconds.",
+    "sleep_mode_operation_duration_seconds": "Histogram of calls of sleep mode, in seconds.",
+    "rl_weight_update_operation_duration_seconds": "Histogram of calls of updates, in seconds.",
 }
 """Every metric in the order of exposition, with its help text."""
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Self
 
 import msgspec
 
 from quire.config.plan import EnginePlan
 from quire.config.plan_parts import MemoryPlan
+from quire.engine.stats.buckets import Buckets
 from quire.engine.stats.catalog import DESCRIPTIONS, histogram_bounds
 from quire.engine.stats.draft_totals import DraftTotals
 from quire.engine.stats.loggers import (
@@ -29,11 +28,12 @@ from quire.engine.stats.loggers import (
     StatLoggers,
     StatsOptions,
 )
+from quire.engine.stats.operations import OperationNote, OperationTotals
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats
 from quire.engine.stats.tier_totals import TIER_COUNTERS
 from quire.engine.wire.messages import SchedulerStats
 from quire.engine.wire.output_parts import FinishReason
-from quire.observability.metrics import Counter, Gauge, Histogram, Metric
+from quire.observability.metrics import Counter, Gauge, Metric
 from quire.observability.prometheus import MetricsCollector
 
 PREFIX = "vllm:"
@@ -70,6 +70,10 @@ class Stats(ABC):
     @abstractmethod
     def note_sleep(self, level: int | None) -> None:
         """The engine is asleep at this level, or (None) awake."""
+
+    @abstractmethod
+    def note_operation(self, note: OperationNote) -> None:
+        """A control call has begun or ended."""
 
     @abstractmethod
     async def refresh(self) -> None:
@@ -114,6 +118,7 @@ class EngineStats(Stats):
         self._cores = {index: CoreTotals(self._bounds) for index in (0, *engine_indexes)}
         self._num_rejected: Mapping[str, int] = {}
         self._sleep_level: int | None = None
+        self._operations = OperationTotals()
         self.since = time.time()
         options = options or StatsOptions()
         wanted = list(options.factories)
@@ -159,6 +164,9 @@ class EngineStats(Stats):
         for loggers in self._loggers:
             loggers.record_sleep_state(int(level is not None), level or 0)
 
+    def note_operation(self, note: OperationNote) -> None:
+        self._operations.add(note)
+
     async def refresh(self) -> None:
         """They are always up to date."""
 
@@ -174,6 +182,7 @@ class EngineStats(Stats):
         return sorted(found, key=lambda metric: _ORDER[metric.name])
 
     def _of_the_engine(self) -> Iterator[Metric]:
+        yield from self._operations.metrics()
         for limit, count in self._num_rejected.items():
             labels = {"model_name": self._model_name, "reason": limit}
             yield Counter("admission_rejections", labels, count)
@@ -308,28 +317,6 @@ class CoreTotals:
             yield Counter("prompt_tokens_cached_by_source", {**labels, "source": source}, count)
         for reason, count in self._num_ended.items():
             yield Counter("request_success", {**labels, "finished_reason": str(reason)}, count)
-
-
-class Buckets:
-    """Counts values by size. `bounds` grow; a value equal to a bound belongs to it."""
-
-    __slots__ = ("_bounds", "_counts", "sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = list(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float, times: int = 1) -> None:
-        """Count `value` `times` times."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self.sum += value * times
-
-    def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
-        """The counts as they are now."""
-        totals = list(accumulate(self._counts))
-        texts = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        return Histogram(name, labels, totals[-1], self.sum, dict(zip(texts, totals, strict=True)))
 
 
 def sizes_up_to(most: int) -> list[int]:
