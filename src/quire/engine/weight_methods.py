@@ -63,8 +63,8 @@ class WeightVerbs:
 
     @verb("start_weight_update", is_repeatable=False)
     def start_draft_weight_update(self) -> Utility[None]:
-        """The same for the network that drafts. Raises WeightUpdateError: it keeps the weights of
-        the start.
+        """The same for the network that drafts, whose tensors have the names of its own checkpoint.
+        Raises WeightUpdateError where there is none, or the backend has no such updates.
         """
         return Utility("start_weight_update", (True,))
 

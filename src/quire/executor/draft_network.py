@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -18,7 +18,13 @@ from quire.executor.platform import Platform
 from quire.executor.worker_config import WorkerConfig
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.later_pass import LaterPass
-from quire.models.drafting.load import load_network, read_token_ids, tensor_names
+from quire.models.drafting.load import (
+    load_network,
+    loading_arguments,
+    read_ids,
+    read_token_ids,
+    tensor_names,
+)
 from quire.models.drafting.medusa import read_medusa
 from quire.models.drafting.medusa_heads import load_medusa
 from quire.models.drafting.network import DraftNetwork
@@ -37,6 +43,10 @@ from quire.runner.model import RunnableModel
 from quire.runner.residence import Loadable
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
+
+if TYPE_CHECKING:
+    from quire.models.updates.plan import UpdatePlan
+    from quire.models.updates.update import WeightUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,49 @@ def build_heads_drafter(
     )
 
 
+def _facts(
+    config: WorkerConfig, platform: Platform, draft: DraftPlan, target: DecoderModel
+) -> dict[str, Any]:
+    """Arguments of `load_network` besides what it loads."""
+    return {
+        "config": draft.hf_config,
+        "load_format": _format(config, draft),
+        "first_layer": len(target.spec.memories),
+        "max_model_len": config.model.max_model_len,
+        "dtype": config.dtype,
+        "kv_dtype": config.kv_dtype,
+        "device": platform.device.torch,
+        "recipe": recipe_of(
+            draft.quantization, config.model.rounding_rules if draft.is_target else None
+        ),
+        "seed": config.model.seed,
+    }
+
+
+def draft_updates(
+    config: WorkerConfig, platform: Platform, network: DraftNetwork, model: Loadable, target: object
+) -> Callable[..., WeightUpdate]:
+    """Return the function that begins an update of a network, which drafts for the `target`."""
+    assert isinstance(model, DecoderModel) and isinstance(target, DecoderModel)
+    assert config.speculation is not None and config.speculation.draft is not None
+    draft, folder = config.speculation.draft, Path(config.speculation.draft.folder)
+    plans: list[UpdatePlan] = []
+
+    def begin(*, is_repair: bool) -> WeightUpdate:
+        from quire.models.updates.plan import UpdatePlan  # few engines have new weights
+        from quire.models.updates.update import WeightUpdate
+
+        if not plans:
+            given, named = loading_arguments(
+                network, folder, platform.ops, target, **_facts(config, platform, draft, target)
+            )
+            fixed = read_ids(network, folder, _format(config, draft))
+            plans.append(UpdatePlan(model, *given, **named, writer=platform.writer, fixed=fixed))
+        return WeightUpdate(plans[0], is_repair=is_repair)
+
+    return begin
+
+
 def _load(
     config: WorkerConfig,
     platform: Platform,
@@ -139,23 +192,8 @@ def _load(
     draft: DraftPlan,
     target: DecoderModel,
 ) -> DecoderModel:
-    return load_network(
-        network,
-        Path(draft.folder),
-        platform.ops,
-        target,
-        config=draft.hf_config,
-        load_format=_format(config, draft),
-        first_layer=len(target.spec.memories),
-        max_model_len=config.model.max_model_len,
-        dtype=config.dtype,
-        kv_dtype=config.kv_dtype,
-        device=platform.device.torch,
-        recipe=recipe_of(
-            draft.quantization, config.model.rounding_rules if draft.is_target else None
-        ),
-        seed=config.model.seed,
-    )
+    facts = _facts(config, platform, draft, target)
+    return load_network(network, Path(draft.folder), platform.ops, target, **facts)
 
 
 def _make_pass(

@@ -19,7 +19,11 @@ from quire.executor.kv_tier.opening import open_transfers
 from quire.executor.kv_tier.root import ModelFiles, model_files, root_parts
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
-from quire.executor.weight_transfer.session import WorkerWeights
+from quire.executor.weight_transfer.session import (
+    DraftWeights,
+    WorkerWeights,
+    ignored_update,
+)
 from quire.executor.weights import (
     make_checker,
     make_loader,
@@ -174,6 +178,7 @@ def build_worker(
             ),
             make_transfer(config, platform, model, rank),
             before_change=lambda: None if stored is None else stored.give_up(),
+            drafts=_draft_weights(config, platform, network, model, draft, samples=samples),
         ),
         place=(core, tp_size, tp_size * config.parallel.pipeline_parallel_size),
     )
@@ -183,6 +188,28 @@ def build_worker(
         parts = root_parts(config, platform, kv_cache.pool, files, None)
         worker.connect = partial(open_connector, platform, kv_cache, parts)
     return worker
+
+
+def _draft_weights(
+    config: WorkerConfig,
+    platform: Platform,
+    network: DraftNetwork | None,
+    target: RunnableModel,
+    draft: DraftParts | None,
+    *,
+    samples: bool,
+) -> DraftWeights | None:
+    """The weights of the network that drafts, which the worker that samples has; None: none
+    does.
+    """
+    if network is None or (samples and draft is None):
+        return None
+    if draft is None:
+        return DraftWeights(None, ignored_update)
+    from quire.executor.draft_network import draft_updates
+
+    begin = draft_updates(config, platform, network, draft.model, target)
+    return DraftWeights(draft.model, begin)
 
 
 def _whole_spec(

@@ -286,7 +286,7 @@ def test_the_order_of_calls_is_held(core, folders):
     begin(core)
     with pytest.raises(WeightUpdateError, match="No trainer is connected"):
         send(core, list(tensors_of(folders[1]).items())[:1])
-    with pytest.raises(WeightUpdateError, match="networks that draft"):
+    with pytest.raises(WeightUpdateError, match="no network that drafts"):
         core.start_weight_update(is_draft=True).result()
 
 

@@ -57,6 +57,7 @@ class GroupTransferEngine(WeightTransferEngine):
 
     init_info_cls = GroupInitInfo
     update_info_cls = GroupUpdateInfo
+    supports_draft_weight_update = True
     _communicator: PyNcclCommunicator | None = None
     _init: GroupInitInfo | None = None
     _buffer: Tensor | None = None

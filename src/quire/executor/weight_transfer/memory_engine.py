@@ -42,6 +42,7 @@ class MemoryTransferEngine(WeightTransferEngine):
 
     init_info_cls = MemoryInitInfo
     update_info_cls = MemoryUpdateInfo
+    supports_draft_weight_update = True
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -21,7 +22,7 @@ from quire.params.weight_transfer import mixture_text
 
 if TYPE_CHECKING:
     from quire.executor.weight_transfer.engines import WeightTransferEngine
-    from quire.models.updates.update import WeightUpdate
+    from quire.models.updates.update import UpdateReport, WeightUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,43 @@ class OpenUpdate(Protocol):
     def __call__(self, *, is_repair: bool) -> WeightUpdate: ...
 
 
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """The network that drafts, and what begins an update of it; `model` None: another worker of the
+    same core has it, and takes what comes.
+    """
+
+    model: Any
+    open_update: OpenUpdate
+
+
+def ignored_update(*, is_repair: bool) -> WeightUpdate:
+    """Begin an update of a network that another worker has."""
+    update: Any = _IgnoredUpdate()
+    return update  # type: ignore[no-any-return]
+
+
+class _IgnoredUpdate:
+    """See `WeightUpdate`."""
+
+    is_torn = False
+    is_complete = True
+
+    def has(self, name: str) -> bool:
+        return False
+
+    def add(self, name: str, tensor: Tensor) -> bool:
+        return False
+
+    def keep(self) -> None:
+        pass
+
+    def finish(self) -> UpdateReport:
+        from quire.models.updates.update import UpdateReport  # few engines have new weights
+
+        return UpdateReport(0, [])
+
+
 class WorkerWeights:
     """The weights of a worker's model as they are changed from outside.
 
@@ -50,17 +88,22 @@ class WorkerWeights:
         open_update: OpenUpdate | None,
         make_engine: Callable[[], WeightTransferEngine] | None,
         before_change: Callable[[], None] = lambda: None,
+        drafts: DraftWeights | None = None,
     ) -> None:
         """`open_update` None: the model's weights cannot be changed in place. `make_engine` None:
-        no trainer is expected. `before_change` is called before an update begins.
+        no trainer is expected. `before_change` is called before an update begins. `drafts` None:
+        the engine has no network that drafts.
         """
         self._model = model
+        self._drafts = drafts
         self._open_update = open_update
         self._make_engine = make_engine
         self._before_change = before_change
         self._engine: WeightTransferEngine | None = None
         self._update: WeightUpdate | None = None
         self._is_session = False
+        self._is_draft = False
+        """Whether the last session was one of the network that drafts."""
         self._is_prepared = False
         """Whether a session has ended here that has not on all workers of all cores."""
         self.mixture: str | None = None
@@ -102,13 +145,17 @@ class WorkerWeights:
             raise WeightUpdateError(NOT_CONFIGURED)
         if self._is_session:
             raise WeightUpdateError("A session is open already: finish it first.")
-        if is_draft:
+        if is_draft and self._drafts is None:
             raise WeightUpdateError(
-                "The weights of networks that draft are those of the start: "
-                "start_draft_weight_update is not possible."
+                "This engine has no network that drafts: start_draft_weight_update is not possible."
+            )
+        if is_draft and not (self._engine is None or self._engine.supports_draft_weight_update):
+            raise WeightUpdateError(
+                f"{type(self._engine).__name__} has no updates of networks that draft "
+                "(supports_draft_weight_update)."
             )
         self._end_loading()
-        self._update = self._begin()
+        self._update = self._begin(is_draft)
         self._is_session = True
         if self._engine is not None:
             self._engine.start_weight_update()
@@ -199,16 +246,27 @@ class WorkerWeights:
 
     def checksums(self) -> dict[str, str]:
         """The SHA-256 of each weight as it is kept, by its name."""
-        return {name: _digest(part) for name, part in _parts_of(self._model)}
+        found = {name: _digest(part) for name, part in _parts_of(self._model)}
+        if self._drafts is not None and self._drafts.model is not None:
+            parts = _parts_of(self._drafts.model)
+            found |= {f"draft.{name}": _digest(part) for name, part in parts}
+        return found
 
-    def _begin(self) -> WeightUpdate:
-        if self._open_update is None:
+    def _begin(self, is_draft: bool = False) -> WeightUpdate:
+        open_update = self._open_update
+        if is_draft and self._drafts is not None:
+            open_update = self._drafts.open_update
+        if open_update is None:
             raise WeightUpdateError(
                 "The weights of a model that runs through transformers cannot be changed in place: "
                 "start a new engine."
             )
+        if self.mixture is not None and is_draft != self._is_draft:
+            whose = "network that drafts" if self._is_draft else "model"
+            raise WeightUpdateError(f"The weights of the {whose} are a mixture: send them first.")
+        self._is_draft = is_draft
         self._before_change()
-        return self._open_update(is_repair=self.mixture is not None)
+        return open_update(is_repair=self.mixture is not None)
 
     def _load_without_session(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
         found = set()

@@ -31,37 +31,45 @@ def load_network(
     target: DecoderModel,
     *,
     config: Mapping[str, Any],
-    load_format: LoadFormat,
-    first_layer: int,
-    max_model_len: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-    device: torch.device,
-    recipe: Recipe,
-    seed: int,
+    **facts: Any,
 ) -> DecoderModel:
     """Build the network, whose first layer's memory has the place `first_layer` in the pool. Every
     pass of one that reads states returns its own, as the one of `aux` or, where there is none, as
-    the last.
+    the last. `facts`: that place, the recipe, and others of the arguments of `load_model`.
     """
+    given, named = loading_arguments(network, folder, ops, target, config=config, **facts)
+    return load_model(*given, **named)
+
+
+def loading_arguments(
+    network: DraftNetwork,
+    folder: Path,
+    ops: Ops,
+    target: DecoderModel,
+    *,
+    config: Mapping[str, Any],
+    first_layer: int,
+    recipe: Recipe,
+    **facts: Any,
+) -> tuple[tuple[Path, Decoder, Ops], dict[str, Any]]:
+    """The arguments of `load_model` for a network."""
     spec = network.spec
     feeds_raw = isinstance(spec, DraftDecoder) and not spec.inputs.feeds_normed
     aux = (len(spec.blocks),) if feeds_raw and spec.final_norm is not None else ()
-    return load_model(
-        folder,
-        spec,
-        ops,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        device=device,
-        load_format=load_format,
-        seed=seed,
-        max_model_len=max_model_len,
-        family=network.family,
-        storage=read_storage(config),
-        options=ModelOptions(recipe=recipe, first_layer=first_layer, aux_layers=aux),
-        target=target if isinstance(spec, DraftDecoder) else None,
-    )
+    return (folder, spec, ops), facts | {
+        "family": network.family,
+        "storage": read_storage(config),
+        "options": ModelOptions(recipe=recipe, first_layer=first_layer, aux_layers=aux),
+        "target": target if isinstance(spec, DraftDecoder) else None,
+    }
+
+
+def read_ids(network: DraftNetwork, folder: Path, load_format: LoadFormat) -> dict[str, Tensor]:
+    """The tensor of a network's files that says which ids of the target it knows, by its name."""
+    if network.ids is None or load_format == "dummy":
+        return {}
+    with closing(open_files(load_format, folder, network.spec)) as files:
+        return {network.ids: files.read(network.ids).clone()}
 
 
 def read_token_ids(

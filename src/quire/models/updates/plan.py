@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from quire.errors import LoadError, NotBuiltYet
 from quire.models.cutting.sharding import own_parts
@@ -68,11 +70,14 @@ class UpdatePlan:
         storage: Storage | None = None,
         weights_folder: Path | None = None,
         options: ModelOptions,
+        target: DecoderModel | None = None,
         writer: WeightWriter | None = None,
         has_encoders: bool = False,
+        fixed: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         """`writer`: of the provider that has packed the weights; None: it has none. has_encoders:
-        other parts of the model run, too, and keep their weights.
+        other parts of the model run, too, and keep their weights. `fixed`: tensors of the files
+        that are not weights, and stay as they are.
 
         Raises NotBuiltYet for weights that are not kept on the device, LoadError if the names in
         the checkpoint cannot be read.
@@ -80,7 +85,7 @@ class UpdatePlan:
         if options.make_placement is not None:
             hint = "Start the engine without offloaded weights."
             raise NotBuiltYet("method", "start_weight_update with offloaded weights", hint)
-        self.model, self.ops = model, ops
+        self.model, self.ops, self.target, self.fixed = model, ops, target, fixed
         self.writer = writer or PlainWriter()
         self.dtype, self.device = dtype, torch.device(device)
         recipe = for_decoder(options.recipe, family, decoder)

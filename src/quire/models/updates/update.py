@@ -154,6 +154,10 @@ class WeightUpdate:
             self._once(name)
             self._tied["head"] = self._look_at(name, tensor)
             return True
+        if (fixed := self._plan.fixed.get(name)) is not None:
+            if not torch.equal(fixed, tensor):
+                raise WeightMismatch(f"{name} is not a weight, and has to be that of the start.")
+            return False
         found = self._names.find(name)
         if found is None:
             return False
@@ -282,6 +286,7 @@ class WeightUpdate:
                 note_part=note,
                 memory=OldMemory(self._old, self._plan.writer, have_come, before_write),
             ),
+            target=self._plan.target,
         )
         weights.finish()
         if self._plan.device.type == "cuda":

@@ -78,7 +78,7 @@ async def start_weight_update(server: Server, request: Request) -> Response:
 
 
 async def start_draft_weight_update(server: Server, request: Request) -> Response:
-    """The same for the network that drafts, which is refused."""
+    """The same for the network that drafts."""
     await _done(server.engine.start_draft_weight_update())
     return _said("Draft weight update started")
 
