@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from quire import AsyncEngineArgs, AsyncLLM, SamplingParams
 from quire.distributed.named_tensors import TensorMeta
 from quire.distributed.shared_buffer import SharedBuffer
+from quire.environment import read_environment
 from quire.errors import WeightMismatch
 from quire.testing import make_checkpoint
 from quire.trainers.sources import described
@@ -32,7 +33,7 @@ def folders(tmp_path_factory):
 def args_of(folder, **wishes):
     return AsyncEngineArgs(
         str(folder), skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22, max_model_len=256,
-        dtype="float32", weight_transfer_config={"backend": "ipc"}, **wishes,
+        dtype="float32", **{"weight_transfer_config": {"backend": "ipc"}} | wishes,
     )  # fmt: skip
 
 
@@ -163,3 +164,39 @@ def test_an_update_ends_on_all_cores_or_on_none(folders):
         assert {end.outputs[0].weight_versions[0].version for end in ends} == {"three"}
 
     run(folders[0], scene, data_parallel_size=2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_core_that_dies_comes_back_with_the_updated_weights_of_a_snapshot(folders, cores):
+    async def scene(engine):
+        client = engine.front_end.client
+        await update(engine, folders[1], "new")
+        right = (await generated(engine, "a", length=8)).outputs[0]
+        sums = await engine.compute_weight_checksums()
+        await engine.collective_rpc("settle_snapshot")
+        for core in range(cores):
+            os.kill(client.core_status(core).pid, signal.SIGKILL)
+        again = (await generated(engine, "b", length=8)).outputs[0]
+        assert again.token_ids == right.token_ids and again.logprobs == right.logprobs
+        assert [span.version for span in again.weight_versions] == ["new"]
+        assert await engine.get_weight_version() == "new"
+        assert await engine.compute_weight_checksums() == sums
+        [*files] = read_environment().cache_dir.glob("updated/*.weights")
+        assert len(files) == cores
+        for file in files:
+            file.write_bytes(file.read_bytes()[:4096])
+        os.kill(client.core_status(0).pid, signal.SIGKILL)
+        ends = await asyncio.gather(*(generated(engine, f"c{i}", length=2) for i in range(4)))
+        failed = [end.outputs[0].error for end in ends if end.outputs[0].error]
+        assert failed and all("its snapshot cannot be read" in error for error in failed)
+        await engine.init_weight_transfer_engine({"init_info": {}})
+        with pytest.raises(WeightMismatch, match="Send all"):
+            await update(engine, folders[1], "new", without="model.norm.weight")
+        await update(engine, folders[1], "new")
+        last = (await generated(engine, "d", length=8)).outputs[0]
+        assert last.token_ids == right.token_ids
+
+    config = {"backend": "ipc", "snapshots": True}
+    run(folders[0], scene, data_parallel_size=cores, weight_transfer_config=config)
+    assert not [*read_environment().cache_dir.glob("updated/*.weights")]

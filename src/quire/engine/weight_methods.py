@@ -6,6 +6,8 @@ said so does each compute with them. Where one fails, the update of all is given
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,10 +82,11 @@ class WeightVerbs:
         "commit_weight_update",
         is_repeatable=False,
         keeps=lambda *_: UPDATED,
-        replay=lambda version=None, *_: (version, True),
+        replay=lambda version=None, _=False, token="", *__: (version, True, token),
     )
     def _commit_weight_update(self, weight_version: str | None) -> Utility[None]:
-        return Utility("commit_weight_update", (weight_version,))
+        token = f"{os.getpid()}-{secrets.token_hex(16)}"
+        return Utility("commit_weight_update", (weight_version, False, token))
 
     @verb("abandon_weight_update", is_repeatable=False)
     def _abandon_weight_update(self, reason: str) -> Utility[None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
+from quire.environment import read_environment
 from quire.executor.packed_file import packed_file
 from quire.executor.platform import Platform
 from quire.executor.weight_transfer.session import OpenUpdate
@@ -31,6 +32,7 @@ from quire.runner.model import RunnableModel
 
 if TYPE_CHECKING:
     from quire.executor.weight_transfer.engines import WeightTransferEngine
+    from quire.executor.weight_transfer.snapshots import Snapshots
     from quire.models.updates.plan import UpdatePlan
     from quire.models.updates.update import WeightUpdate
 
@@ -118,6 +120,16 @@ def make_transfer(
         return engine
 
     return make
+
+
+def make_snapshots(config: WorkerConfig, rank: int) -> Snapshots | None:
+    """Make what keeps updated weights for a core that restarts; None: nothing does."""
+    plan = config.parallel.weight_transfer
+    if plan is None or not plan.snapshots:
+        return None
+    from quire.executor.weight_transfer.snapshots import Snapshots
+
+    return Snapshots(read_environment().cache_dir / "updated", f"{plan.core}-{rank}")
 
 
 def _arguments(

@@ -25,7 +25,7 @@ from quire.models.spec import Decoder
 from quire.params import RequestParams
 from quire.runner.block_transfers import BlockTransfers
 from quire.runner.model import RunnableModel
-from quire.runner.residence import Residence
+from quire.runner.residence import WEIGHTS, Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
 from quire.runner.warm_up import run_first_steps
 from quire.step.faults import RowFailures
@@ -149,6 +149,7 @@ class Worker(WeightMethods):
             self._profiler.stop()
         if self._stored is not None:
             self._stored.close()
+        self.weights.close()
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a method or function for this worker, whose place `get_world_group` gives."""
@@ -186,6 +187,8 @@ class Worker(WeightMethods):
         """
         if self.model_runner.media is not None:
             self.model_runner.media.clear()
+        if WEIGHTS in tags:
+            self.weights.released()
         self._residence.release(tags, keep_weights=keep_weights)
 
     def wake_up(self, tags: list[str]) -> None:

@@ -28,6 +28,7 @@ from quire.executor.weights import (
     make_checker,
     make_loader,
     make_saver,
+    make_snapshots,
     make_transfer,
     make_updater,
     stored_weights,
@@ -179,6 +180,7 @@ def build_worker(
             make_transfer(config, platform, model, rank),
             before_change=lambda: None if stored is None else stored.give_up(),
             drafts=_draft_weights(config, platform, network, model, draft, samples=samples),
+            snapshots=make_snapshots(config, rank),
         ),
         place=(core, tp_size, tp_size * config.parallel.pipeline_parallel_size),
     )

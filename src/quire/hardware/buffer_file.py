@@ -39,10 +39,13 @@ def write_buffers(
     path: Path, buffers: Mapping[str, memoryview], about: Any, go_on: Callable[[], bool]
 ) -> bool:
     """Write a file under its name once it is complete; False if another has written it meanwhile,
-    or if `go_on`, which is asked before each piece, says so. `about` is JSON. Raises OSError.
+    or if `go_on`, which is asked before each buffer and each piece, says so. `about` is JSON.
+    Raises OSError.
     """
     places, at = {}, 0
     for name, data in buffers.items():
+        if not go_on():
+            return False
         places[name] = [at, data.nbytes, zlib.crc32(data)]
         at += -(-data.nbytes // _PAGE) * _PAGE
     header = json.dumps({"about": about, "places": places, "size": at}).encode()

@@ -18,10 +18,13 @@ NAME = "weight_transfer_config"
 
 
 class WeightTransferPlan(msgspec.Struct, frozen=True):
-    """Transfer of a trainer's weights to the workers of the core of this number."""
+    """Transfer of a trainer's weights to the workers of the core of this number. `snapshots`:
+    updated weights are kept in files, for a core that restarts.
+    """
 
     backend: str
     core: int = 0
+    snapshots: bool = False
 
 
 @dataclass
@@ -72,8 +75,8 @@ def weight_transfer_plan(given: dict[str, Any] | None) -> WeightTransferPlan | N
     if given is None:
         return None
     for name in given:
-        if name != "backend":
-            allowed = "there is no such field; its field is backend"
+        if name not in ("backend", "snapshots"):
+            allowed = "there is no such field; its fields are backend and snapshots"
             raise InvalidParameter(f"{NAME}[{name!r}]", given[name], allowed)
     backend = given.get("backend", BACKENDS[0])
     if backend in UNBUILT_BACKENDS:
@@ -82,7 +85,10 @@ def weight_transfer_plan(given: dict[str, Any] | None) -> WeightTransferPlan | N
         known = ", ".join([*BACKENDS, *WEIGHT_TRANSFERS])
         hint = "A plugin registers others: quire.plugins.tables.WEIGHT_TRANSFERS."
         raise InvalidParameter(f"{NAME}['backend']", backend, f"the backends are {known}", hint)
-    return WeightTransferPlan(str(backend))
+    snapshots = given.get("snapshots", False)
+    if not isinstance(snapshots, bool):
+        raise InvalidType(f"{NAME}['snapshots']", snapshots, "it must be True or False")
+    return WeightTransferPlan(str(backend), snapshots=snapshots)
 
 
 def mixture_text(reason: str) -> str:

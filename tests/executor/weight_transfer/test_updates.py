@@ -2,6 +2,7 @@
 failure.
 """
 
+import os
 import random
 import socket
 import threading
@@ -460,3 +461,29 @@ def test_an_update_by_name_is_not_forgotten_by_a_core_that_restarts(core, folder
     assert "after its weights were updated to the version 'new'" in core.refusal
     state.note(Utility("collective_rpc", ("reload_weights", None, [], {})), None)
     assert not state.replay()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_core_takes_updated_weights_from_a_snapshot(folders, num_workers):
+    if num_workers > 1 and "qwen2" not in str(folders[0]):
+        pytest.skip("experts are not cut over workers")
+    config = {"weight_transfer_config": {"backend": "ipc", "snapshots": True}}
+    first, second = (open_core(folders[0], num_workers, **config) for _ in range(2))
+    first.init_weight_transfer_engine({})
+    begin(first)
+    send(first, tensors_of(folders[1]).items())
+    first.prepare_weight_update()
+    token = f"{os.getpid()}-{num_workers:032x}"
+    first.commit_weight_update("new", False, token)
+    first.collective_rpc("settle_snapshot")
+    second.commit_weight_update("new", True, token)
+    assert second.refusal is None and second.get_weight_version() == "new"
+    assert same_bits(serve(second), answers(folders[1], num_workers)[0])
+    begin(first)  # other weights are on their way
+    first.abandon_weight_update("over")
+    second.commit_weight_update("new", True, token)
+    assert "its snapshot was not complete" in second.refusal
+    with pytest.raises(WeightUpdateError, match="token"):
+        second.commit_weight_update("new", True, "../x")
+    first.shutdown()
+    second.shutdown()

@@ -639,8 +639,9 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     weight_transfer_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
         None,
         "How a trainer sends new weights: backend, which is 'nccl' (a process group, by gloo on a "
-        "CPU), 'ipc' (memory of this host) or the name of a plugin's (docs/weight_updates.md). "
-        "None: none does.",
+        "CPU), 'ipc' (memory of this host) or the name of a plugin's; snapshots, whether updated "
+        "weights are kept in files for a core that restarts (docs/weight_updates.md). None: none "
+        "does.",
     )
     worker_cls: str | type = SAMPLING_AND_OUTPUT.text(
         "auto",

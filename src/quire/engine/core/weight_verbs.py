@@ -90,25 +90,40 @@ class CoreWeights(ABC):
         return int(counts[0])
 
     def commit_weight_update(
-        self, weight_version: str | None = None, is_lost: bool = False
+        self, weight_version: str | None = None, is_lost: bool = False, token: str = ""
     ) -> None:
-        """Compute with the new weights from now on. is_lost: this core has started with those of
-        the checkpoint, in place of one that had the weights of this version.
+        """Compute with the new weights from now on. `token` names the update. is_lost: this core
+        has started with those of the checkpoint, in place of one that had the weights of this
+        version: it takes them from a snapshot, or refuses all requests.
         """
         if is_lost:
-            self._refuse_all(
-                f"The engine's core was restarted after its weights were updated to the version "
-                f"{weight_version or FIRST_VERSION!r}, and has those of the checkpoint. Send all "
-                "weights again, or reload them."
-            )
+            self._restore(weight_version, token)
             return
         self._require("prepared")
-        self._on_workers("commit_update")
+        self._on_workers("commit_update", token)
         self._update, self.refusal = "", None
         if weight_version is not None:
             self.weight_version = weight_version
         self._weights_changed()
         self._go_on()
+
+    def _restore(self, weight_version: str | None, token: str) -> None:
+        reasons = ["the weights are asleep"]
+        if self.has_weights:
+            reasons = self._on_workers("restore_update", token)
+        why = next(filter(None, reasons), None)
+        if why is None:
+            if weight_version is not None:
+                self.weight_version = weight_version
+            self._weights_changed()
+            return
+        text = (
+            f"The engine's core was restarted after its weights were updated to the version "
+            f"{weight_version or FIRST_VERSION!r}, and has those of the checkpoint, since {why}. "
+            "Send all weights again, or reload them."
+        )
+        self._on_workers("spoil_weights", text)
+        self._refuse_all(text)
 
     def abandon_weight_update(self, reason: str) -> None:
         """End an update that failed, here or in another core."""

@@ -22,6 +22,7 @@ from quire.params.weight_transfer import mixture_text
 
 if TYPE_CHECKING:
     from quire.executor.weight_transfer.engines import WeightTransferEngine
+    from quire.executor.weight_transfer.snapshots import Snapshots
     from quire.models.updates.update import UpdateReport, WeightUpdate
 
 logger = logging.getLogger(__name__)
@@ -89,13 +90,15 @@ class WorkerWeights:
         make_engine: Callable[[], WeightTransferEngine] | None,
         before_change: Callable[[], None] = lambda: None,
         drafts: DraftWeights | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         """`open_update` None: the model's weights cannot be changed in place. `make_engine` None:
         no trainer is expected. `before_change` is called before an update begins. `drafts` None:
-        the engine has no network that drafts.
+        the engine has no network that drafts. `snapshots` None: no updated weights are kept.
         """
         self._model = model
         self._drafts = drafts
+        self._snapshots = snapshots
         self._open_update = open_update
         self._make_engine = make_engine
         self._before_change = before_change
@@ -184,9 +187,42 @@ class WorkerWeights:
         self._is_prepared = report.num_tensors > 0
         return report.num_tensors
 
-    def commit(self) -> None:
-        """The session has ended on all workers."""
+    def commit(self, token: str = "") -> None:
+        """The session has ended on all workers; `token` names the update."""
         self._is_prepared = False
+        if self._snapshots is not None and token:
+            self._snapshots.keep(token, self._tensors())
+
+    def restore(self, token: str) -> str:
+        """Take the weights of an update that a worker before this one has kept; returns why not, or
+        an empty text.
+        """
+        if self._snapshots is None:
+            return "no snapshots of updates are kept (weight_transfer_config)"
+        return self._snapshots.restore(token, self._tensors()) if token else "it has no snapshot"
+
+    def settle_snapshot(self) -> None:
+        """Wait until the snapshot of the last update is written."""
+        if self._snapshots is not None:
+            self._snapshots.settle()
+
+    def released(self) -> None:
+        """The memory of the weights is about to be given up."""
+        if self._snapshots is not None:
+            self._snapshots.stop()
+
+    def close(self) -> None:
+        """The worker ends: nobody needs its snapshot."""
+        if self._snapshots is not None:
+            self._snapshots.drop()
+
+    def _tensors(self) -> list[Tensor]:
+        """The memory of all weights, in one order."""
+        models = [self._model]
+        if self._drafts is not None and self._drafts.model is not None:
+            models.append(self._drafts.model)
+        parts = (part for model in models for _, part in _parts_of(model))
+        return [tensor for p in parts for tensor in tensors_within(p, with_addresses=False)]
 
     def abandon(self, reason: str) -> bool:
         """Give the session up; returns whether the weights are a mixture now: they are where it has
@@ -206,6 +242,8 @@ class WorkerWeights:
         """All weights were loaded anew: what was under way is over."""
         self._update, self.mixture = None, None
         self._is_session = self._is_prepared = False
+        if self._snapshots is not None:
+            self._snapshots.drop()
 
     # without sessions
 
@@ -266,6 +304,8 @@ class WorkerWeights:
             raise WeightUpdateError(f"The weights of the {whose} are a mixture: send them first.")
         self._is_draft = is_draft
         self._before_change()
+        if self._snapshots is not None:
+            self._snapshots.drop()
         return open_update(is_repair=self.mixture is not None)
 
     def _load_without_session(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:

@@ -42,9 +42,19 @@ class WeightMethods:
         """End the update; returns how many tensors have come."""
         return self.weights.finish()
 
-    def commit_update(self) -> None:
+    def commit_update(self, token: str) -> None:
         """All workers of all cores have what has come."""
-        self.weights.commit()
+        self.weights.commit(token)
+
+    def restore_update(self, token: str) -> str:
+        """Take the weights of an update from the snapshot of a worker before this one; returns why
+        not, or an empty text.
+        """
+        return self.weights.restore(token)
+
+    def settle_snapshot(self) -> None:
+        """Wait until the snapshot of the last update is written."""
+        self.weights.settle_snapshot()
 
     def abandon_update(self, reason: str) -> bool:
         """Give the update up; returns whether the weights are a mixture."""
