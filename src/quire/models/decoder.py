@@ -185,10 +185,9 @@ class DecoderModel(GivenWeights):
         yield from self._parts
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The weight tensors by name as they are kept: fused, tied ones once.
-
-        What a provider packed into a form of its own is not a tensor and is left out;
-        `weight_bytes` counts it.
+        """All weight tensors by name: fused, tied ones once. What a provider has packed is a copy,
+        made when it is asked for, in which only the packing is undone: writing into it changes
+        nothing, and `load_weights` does.
         """
         for name, part in self._parts:
             yield from tensors_of(name, part)

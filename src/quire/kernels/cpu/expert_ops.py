@@ -5,7 +5,7 @@ chosen experts of a step in one call (experts.cpp).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -33,6 +33,13 @@ class CpuExperts:
     up: tuple[CpuLinear, ...]
     down: tuple[CpuLinear, ...]
     native: Tensor = field(metadata=ADDRESSES)
+
+    def plain_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Those of each weight, under the number of its expert."""
+        for which, weights in (("up", self.up), ("down", self.down)):
+            for expert, weight in enumerate(weights):
+                for name, tensor in weight.plain_tensors():
+                    yield f"{expert}.{which}.{name}", tensor
 
 
 class ExpertOps:

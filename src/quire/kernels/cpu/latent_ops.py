@@ -6,6 +6,7 @@ csrc/kernels/latent_tile.hpp.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from quire.kernels.cpu.program import CpuPlan, IntArray
 from quire.kernels.cpu.row_arguments import norm_of, turns
 from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.unpacking import plain_rows
 from quire.ops.kv import LayerLatents
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import RotaryTable, refuse_several_positions
@@ -32,6 +34,12 @@ class CpuHeads:
     in_features: int
     out_features: int
     panels: Tensor
+
+    def plain_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """A copy of its values as weight [H, out, in]."""
+        shape = self.out_features, self.in_features
+        rows = [plain_rows(panels, *shape, gated=False) for panels in self.panels]
+        yield "weight", torch.stack(rows)
 
 
 class LatentOps:

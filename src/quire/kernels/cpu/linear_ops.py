@@ -7,7 +7,7 @@ bits do not depend on the other rows: see csrc/kernels/linear.cpp and quantized.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quire.errors import NotBuiltYet
 from quire.hardware.packed_ahead import part_key, take_packed
+from quire.kernels.cpu import unpacking
 from quire.kernels.cpu.lora_ops import CpuLora
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.formats.coded import CodedWeight
@@ -68,6 +69,26 @@ class CpuLinear:
     gated: bool = False
     group: int = 0
     codes: CodeFacts | None = None
+
+    def plain_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Copies of its values as rows, in which nothing is packed: weight, weight_scale and bias.
+        A weight in codes has its memory as it is.
+        """
+        out, of, gated = self.out_features, self.in_features, self.gated
+        bias = None if self.bias is None else self.bias[:out]
+        if self.codes is None and self.form == "plain":
+            rows = unpacking.plain_rows(self.panels, out, of, gated=gated)
+            yield from unpacking.named(rows, None, bias)
+        elif self.codes is None and self.form == "int4":
+            rows, scales = unpacking.nibble_rows(self.panels, self.group, out, of, gated=gated)
+            yield from unpacking.named(rows, scales, bias)
+        elif self.form == "int8" and self.scales is not None:
+            rows = unpacking.byte_rows(self.panels, out, of, gated=gated)
+            width = len(self.scales) // len(self.panels)
+            scales = unpacking.in_order(self.scales, out, gated=gated, width=width)
+            yield from unpacking.named(rows, scales, bias)
+        else:
+            yield from unpacking.named(self.panels, self.scales, bias)
 
     def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] of all segments times the scales that are left, plus bias -> fp32."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from quire.models.loading.separate_products import SeparateLinear
 from quire.ops import ExpertWeights, HeadsWeight, LinearWeight
 from quire.ops.linear import PlainLinear
 from quire.ops.mixers.latent import PlainHeads
@@ -31,8 +32,19 @@ class PartMemory(Protocol):
         ...
 
 
+@runtime_checkable
+class PackedPart(Protocol):
+    """A part in a provider's own format."""
+
+    def plain_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Copies of its values in which nothing is packed, with the ends of their names."""
+        ...
+
+
 def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
-    """Yield the plain tensors of a part; none if a provider keeps it in its own format."""
+    """Yield the tensors of a part as rows: its own, or copies where a provider has packed them. Of
+    a format that cannot be unpacked they are those that it is kept in.
+    """
     if isinstance(part, Tensor):
         yield name, part
     elif isinstance(part, PlainHeads):
@@ -45,6 +57,15 @@ def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
         for which, weights in (("up", part.up), ("down", part.down)):
             for expert, weight in enumerate(weights):
                 yield from tensors_of(f"{name}.{expert}.{which}", weight)
+    elif isinstance(part, SeparateLinear):
+        for place, weight in enumerate(part.parts):
+            yield from tensors_of(f"{name}.{place}", weight)
+    elif isinstance(part, PackedPart):
+        for end, tensor in part.plain_tensors():
+            yield f"{name}.{end}", tensor
+    else:
+        for place, tensor in enumerate(tensors_within(part, with_addresses=False)):
+            yield f"{name}.packed.{place}", tensor
 
 
 def tensors_within(part: object, *, with_addresses: bool = True) -> Iterator[Tensor]:
