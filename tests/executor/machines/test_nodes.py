@@ -25,6 +25,7 @@ from quire.executor.machines.node_ranks import OtherMachines
 from quire.executor.machines.rank_host import RankHost
 from quire.executor.worker import Worker
 from quire.processes.cluster_keys import cluster_keys
+from quire.processes.listening import address_here
 from quire.processes.start_message import relocated
 
 KEYS = cluster_keys("a shared secret of 32 characters")
@@ -175,6 +176,21 @@ def test_a_machine_that_is_not_expected_is_refused(port, node_rank, nnodes):
         assert "machines 1 to 1 of 2 are expected" in str(ends[0])
 
 
+def test_the_second_machine_with_a_number_is_refused_and_the_first_serves_on(
+    port, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(node_ranks, "RIVAL_S", 0.8)
+    with core(port) as machines, machine(port):
+        process = machines.process(1, 0, PROGRAM)
+        process.start(message(tmp_path))
+        with machine(port) as ends:
+            wait_for_end(ends)
+        assert isinstance(ends[0], EngineError)
+        assert "machine 1 is there already" in str(ends[0])
+        assert process.is_running
+        process.end(0.0)
+
+
 def test_the_machine_knows_the_cpus_of_its_ranks(port, monkeypatch):
     sent = []
     monkeypatch.setattr(rank_host, "ChildProcess", lambda program: Sent(sent))
@@ -269,7 +285,31 @@ def test_machines_that_cannot_be_are_refused(wishes, headless, name):
         EngineArgs(**wishes).create_engine_config(headless=headless)
 
 
-def test_copies_on_several_machines_are_another_option():
-    wishes = EngineArgs(nnodes=2, tensor_parallel_size=2, data_parallel_size=2)
-    with pytest.raises(NotBuiltYet, match="--headless"):
-        wishes.create_engine_config()
+def test_copies_on_several_machines_are_equal_parts():
+    wishes = {"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2}
+    found = EngineArgs(**wishes).create_engine_config().parallel
+    assert (found.nnodes, found.data_parallel_ranks) == (1, (0,))
+    with pytest.raises(NotBuiltYet, match="a multiple of nnodes"):
+        EngineArgs(**{**wishes, "data_parallel_size": 3}).create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("192.0.2.7", "192.0.2.7"), ("localhost", "127.0.0.1")]
+)
+def test_a_name_stands_for_an_address_of_the_first_machine(name, found):
+    assert address_here("master_addr", name) == found
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("127.0.1.1", "which other machines do not reach"), (None, "nobody knows")],
+)
+def test_a_name_that_others_do_not_reach_is_refused(monkeypatch, address, words):
+    def look(name, port, type):
+        if address is None:
+            raise socket.gaierror("not known")
+        return [(socket.AF_INET, type, 0, "", (address, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    with pytest.raises(InvalidParameter, match=f"master_addr.*{words}"):
+        address_here("master_addr", "a-machine")

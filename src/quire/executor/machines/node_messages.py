@@ -56,5 +56,10 @@ class KillRank(msgspec.Struct, tag=True, frozen=True):
     rank: int
 
 
+def node_identity(node_rank: int, life: str) -> bytes:
+    """The routing id of a machine's socket, in one life of its program."""
+    return f"node{node_rank}-{life}".encode()
+
+
 FromNode: TypeAlias = NodeBeat | RankEnded
 FromCore: TypeAlias = CoreBeat | StartRank | KillRank

@@ -32,6 +32,7 @@ from quire.executor.machines.node_messages import (
     NodeBeat,
     RankEnded,
     StartRank,
+    node_identity,
 )
 from quire.executor.platform import Platform
 from quire.executor.ranks.multiproc import MultiprocExecutor, open_multiproc
@@ -42,12 +43,15 @@ from quire.processes.child_process import ChildProcess, completed
 from quire.processes.cluster_keys import ClusterKeys, close_to_strangers, cluster_keys
 from quire.processes.codec import has_input
 from quire.processes.distant_process import DistantProcess, Ending
+from quire.processes.listening import address_here
 from quire.processes.owned_process import OwnedProcess
 from quire.processes.start_message import ChildStart, encode_start
 
 logger = logging.getLogger(__name__)
 
 _FAREWELL_MS = 1000
+RIVAL_S = 3 * BEAT_S
+"""A machine gives a sign within this time, unless it has ended or the network is slow."""
 
 
 class NodeProcess(DistantProcess):
@@ -92,6 +96,8 @@ class OtherMachines:
         self._nnodes = nnodes
         self._lives: dict[int, str] = {}
         self._signs: dict[int, float] = {}
+        self._rivals: dict[str, float] = {}
+        """Since when a machine has given signs whose number another one has, by its life."""
         self._processes: dict[int, NodeProcess] = {}
         self._waiting: list[tuple[NodeProcess, FromCore]] = []
         self._lock = threading.Lock()
@@ -107,7 +113,7 @@ class OtherMachines:
         except zmq.ZMQError as error:
             self._context.destroy(0)
             allowed = f"the first machine cannot listen there: {error}"
-            hint = "Give an address of that machine, in numbers, and a port that is free."
+            hint = "Give an address of that machine, and a port that is free."
             raise InvalidParameter("master_addr", f"{address}:{port}", allowed, hint) from error
         self._woken, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
@@ -150,7 +156,7 @@ class OtherMachines:
             self._judge()
         self._send_waiting()
         for node_rank in self._lives:
-            self._post(_identity(node_rank), CoreBeat(self._life, is_over=True))
+            self._post(self._identity(node_rank), CoreBeat(self._life, is_over=True))
 
     def _take(self, identity: bytes, data: bytes = b"") -> None:
         try:
@@ -160,13 +166,23 @@ class OtherMachines:
             return
         if isinstance(message, RankEnded):
             process = self._processes.get(message.rank)
-            if process is not None and identity == _identity(process.node_rank):
+            if process is not None and identity == self._identity(process.node_rank):
                 process.finish(Ending(message.code, message.words, message.last_words))
             return
         refusal = self._refusal(message)
-        if not refusal:
+        if not refusal and self._is_rival(message):
+            since = self._rivals.setdefault(message.life, time.monotonic())
+            if time.monotonic() - since < 2 * RIVAL_S:
+                return  # its predecessor may have ended just now
+            refusal = f"machine {message.node_rank} is there already: each has a number of its own"
+        elif not refusal:
             self._note(message)
         self._post(identity, CoreBeat(self._life, refusal))
+
+    def _is_rival(self, beat: NodeBeat) -> bool:
+        """Whether another machine with this number has given a sign just now."""
+        is_other = self._lives.get(beat.node_rank, beat.life) != beat.life
+        return is_other and time.monotonic() - self._signs[beat.node_rank] < RIVAL_S
 
     def _refusal(self, beat: NodeBeat) -> str:
         if beat.protocol_version != PROTOCOL_VERSION:
@@ -200,10 +216,13 @@ class OtherMachines:
             waiting, self._waiting = self._waiting, []
         for process, message in waiting:
             if process.node_rank in self._lives:
-                self._post(_identity(process.node_rank), message)
+                self._post(self._identity(process.node_rank), message)
             elif isinstance(message, StartRank):
                 with self._lock:
                     self._waiting.append((process, message))
+
+    def _identity(self, node_rank: int) -> bytes:
+        return node_identity(node_rank, self._lives.get(node_rank, ""))
 
     def _post(self, identity: bytes, message: FromCore) -> None:
         self._socket.send_multipart([identity, to_msgpack(message)])
@@ -234,10 +253,6 @@ class NodeRanks(NetworkRanks):
         self._nodes.close()
 
 
-def _identity(node_rank: int) -> bytes:
-    return b"node%d" % node_rank
-
-
 def open_ranks(
     config: WorkerConfig,
     *,
@@ -250,7 +265,7 @@ def open_ranks(
         return open_multiproc(config, platform=platform, exchange=exchange)
     mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     keys = cluster_keys(read_environment().cluster_secret)
-    address = parallel.master_addr
+    address = address_here("master_addr", parallel.master_addr)
     nodes = OtherMachines(address, parallel.master_port, keys, parallel.nnodes)
     try:
         ranks = NodeRanks(nodes, config.program, config.plan, mesh, address)

@@ -28,6 +28,7 @@ from quire.executor.machines.node_messages import (
     NodeBeat,
     RankEnded,
     StartRank,
+    node_identity,
 )
 from quire.processes.child_process import ChildProcess
 from quire.processes.cluster_keys import introduce
@@ -69,7 +70,7 @@ class RankHost:
         self._decoder = msgspec.msgpack.Decoder(FromCore)
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.identity = b"node%d" % node_rank
+        self._socket.identity = node_identity(node_rank, self._beat.life)
         self._socket.linger = 0
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = 100, 1000
         introduce(self._socket, server_key)
