@@ -18,13 +18,20 @@ class HostedProcess:
     """A child process of this one that runs the `PROGRAM` of `module` for an owner elsewhere.
 
     `start` is the owner's start message, completed and encoded. `environment` are variables of the
-    owner's that count here where they are not set.
+    owner's that count here where they are not set, and `own` are fields of the message that the
+    owner did not know when it was encoded.
     """
 
-    def __init__(self, module: str, start: bytes, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        module: str,
+        start: bytes,
+        environment: Mapping[str, str],
+        own: Mapping[str, str] = {},  # noqa: B006 (read only)
+    ) -> None:
         take_environment(environment)
         self._process = ChildProcess(module)
-        self._process.forward(start)
+        self._process.forward(start, **own)
 
     def wait_for_init(self) -> int:
         """The number of the process, which has been started."""

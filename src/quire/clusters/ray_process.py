@@ -31,7 +31,12 @@ RELEASE_S = 1.0
 
 
 class Room(Protocol):
-    """Resources of a process in the cluster. Called by the thread that waits for the process."""
+    """Resources of a process in the cluster. Called by the thread that waits for the process.
+
+    `own`: fields of the start message that are known once they are taken.
+    """
+
+    own: Mapping[str, str]
 
     def take(self) -> tuple[Any, int, Mapping[str, float]]:
         """A placement group, the number of the bundle in it, and what of that is used."""
@@ -42,16 +47,29 @@ class Room(Protocol):
         ...
 
 
-class OwnBundle:
-    """`bundle` on one of `nodes` (none: any), in a placement group of its own."""
+class OwnBundles:
+    """`bundles` on one of `nodes` (none: any), in a placement group of its own. They are the
+    process's, or those of the workers that it starts in them.
+    """
 
-    def __init__(self, name: str, bundle: Mapping[str, float], nodes: Sequence[str]) -> None:
-        self._name, self._bundle, self._nodes = name, bundle, nodes
+    def __init__(
+        self,
+        name: str,
+        bundles: Sequence[Mapping[str, float]],
+        nodes: Sequence[str],
+        *,
+        are_workers: bool,
+    ) -> None:
+        self._name, self._bundles, self._nodes = name, bundles, nodes
+        self._are_workers = are_workers
         self._group: Any = None
+        self.own: Mapping[str, str] = {}
 
     def take(self) -> tuple[Any, int, Mapping[str, float]]:
-        self._group = new_group(self._name, [self._bundle], self._nodes)
-        return self._group, 0, self._bundle
+        self._group = new_group(self._name, self._bundles, self._nodes)
+        if self._are_workers:
+            self.own = {"ray_group": self._group.id.hex()}
+        return self._group, 0, {} if self._are_workers else self._bundles[0]
 
     def give_back(self) -> None:
         if self._group is not None:
@@ -63,6 +81,7 @@ class BundleOf:
 
     def __init__(self, group: Any, number: int) -> None:
         self._group, self._number = group, number
+        self.own: Mapping[str, str] = {}
 
     def take(self) -> tuple[Any, int, Mapping[str, float]]:
         most = self._group.bundle_specs[self._number]
@@ -153,7 +172,7 @@ class RayProcess(DistantProcess):
             num_gpus=used.get("GPU", 0),
             max_concurrency=MOST_CALLS,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
-        ).remote(**arguments)
+        ).remote(**arguments, own=self._room.own)
         self.pid = self._get(self._actor.wait_for_init.remote(), self._placement_s)
         ending: Ending = self._get(self._actor.run.remote(), None)
         return ending

@@ -28,9 +28,9 @@ class DPEngineCoreActor(HostedProcess):
     own there and connects to the `addresses` of a front end.
 
     `vllm_config` is the plan, `dp_rank` the core's index. A front end gives its whole message as
-    `start`, with the `environment` that the core is to have. `log_stats` and `local_dp_rank` change
-    nothing: the front end logs, and Ray has chosen the place. Raises InvalidParameter for an
-    `executor_class`: the plan says who runs the workers.
+    `start`, with the `environment` that the core is to have and the fields that are its `own`.
+    `log_stats` and `local_dp_rank` change nothing: the front end logs, and Ray has chosen the
+    place. Raises InvalidParameter for an `executor_class`: the plan says who runs the workers.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class DPEngineCoreActor(HostedProcess):
         *,
         start: bytes | None = None,
         environment: Mapping[str, str] = {},  # noqa: B006 (read only)
+        own: Mapping[str, str] = {},  # noqa: B006 (read only)
     ) -> None:
         if executor_class is not None:
             hint = "Give EngineArgs distributed_executor_backend."
@@ -59,7 +60,7 @@ class DPEngineCoreActor(HostedProcess):
                 data_parallel_size=vllm_config.parallel.data_parallel_size,
             )
             start = encode_start(completed(message))
-        super().__init__(CORE_PROGRAM, start, environment)
+        super().__init__(CORE_PROGRAM, start, environment, own)
 
 
 class RayCores:
@@ -71,9 +72,11 @@ class RayCores:
     def __init__(self, parallel: ParallelPlan) -> None:
         connect()
         self.address: str = parallel.data_parallel_address or own_address()
-        self._bundle = _bundle(parallel)
+        self._bundles = _bundles(parallel)
+        self._are_workers = parallel.distributed_executor_backend == "ray"
+        each = {"CPU": sum(bundle["CPU"] for bundle in self._bundles)}
         self._nodes: dict[int, Sequence[str]] = nodes_for_cores(
-            parallel.data_parallel_size, parallel.data_parallel_size_local, self._bundle
+            parallel.data_parallel_size, parallel.data_parallel_size_local, each
         )
         self._name = f"quire_{secrets.token_hex(4)}"
 
@@ -81,7 +84,7 @@ class RayCores:
         """A process for the core: at first on the machine that it was given, after a death on any
         with room.
         """
-        from quire.clusters.ray_process import OwnBundle, RayProcess  # it imports Ray
+        from quire.clusters.ray_process import OwnBundles, RayProcess  # it imports Ray
 
         name = f"{self._name}_dp_rank_{engine_index}_{incarnation}"
         nodes = self._nodes.get(engine_index, ()) if incarnation == 1 else ()
@@ -89,15 +92,19 @@ class RayCores:
             name,
             DPEngineCoreActor,
             _arguments,
-            room=OwnBundle(name, self._bundle, nodes),
+            room=OwnBundles(name, self._bundles, nodes, are_workers=self._are_workers),
             placement_s=FIRST_PLACEMENT_S if incarnation == 1 else NEXT_PLACEMENT_S,
         )
 
 
-def _bundle(parallel: ParallelPlan) -> dict[str, float]:
-    """Resources of a core: a CPU for each thread of its workers."""
+def _bundles(parallel: ParallelPlan) -> list[dict[str, float]]:
+    """Resources of a core: a CPU for each thread of its workers, which have bundles of their own
+    where they are actors, too.
+    """
     workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    return {"CPU": float(parallel.num_threads * workers)}
+    if parallel.distributed_executor_backend == "ray":
+        return [{"CPU": float(parallel.num_threads)}] * workers
+    return [{"CPU": float(parallel.num_threads * workers)}]
 
 
 def _arguments(message: StartMessage) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from quire.clusters.ray_cluster import RayPlace
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import Group
 from quire.engine.core.builder import build_core
@@ -76,6 +77,9 @@ def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> En
     if plan.memory.kv_tier is not None and message.fds:
         tier = msgspec.structs.replace(plan.memory.kv_tier, memory_fd=message.fds[0])
         plan = plan.changed(kv_tier=tier)
+    if message.ray_group:
+        place = plan.parallel.ray or RayPlace()
+        plan = plan.changed(ray=msgspec.structs.replace(place, group=message.ray_group))
     bind_thread(cpus_of_core(plan))
     core = build(plan, group=_group(message) if plan.parallel.enable_expert_parallel else None)
     kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc

@@ -11,7 +11,9 @@ class StartMessage(ChildStart, kw_only=True):
     """Everything a core process must know.
 
     `socket_folder` is removed by a core that outlives the front end. `server_key`: the public key
-    of front ends that are not on this machine.
+    of front ends that are not on this machine. `hosts_experts`: its last descriptor is the socket
+    at which the cores that share experts meet. `ray_group`: the placement group whose bundles its
+    workers get; "": the one that the plan names.
     """
 
     protocol_version: int = PROTOCOL_VERSION
@@ -24,3 +26,5 @@ class StartMessage(ChildStart, kw_only=True):
     is_headless: bool = False
     server_key: bytes | None = None
     data_parallel_size: int = 1
+    hosts_experts: bool = False
+    ray_group: str = ""
