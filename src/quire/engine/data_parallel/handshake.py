@@ -29,12 +29,17 @@ HANDSHAKE_TIMEOUT_MINS = 5
 MISSED_AFTER_S = 60.0
 """By then a front end has noticed the death of a core."""
 ASK_AGAIN_S = 0.25
+BEAT_MS, SILENT_MS = 500, 8500
+"""A front end that does not answer for so long is gone: its machine's silence ends the cores after
+10 s in all. TCP sends again 6.2 s after it has lost a packet, so a link may be cut for 5 s.
+"""
 
 _DIGESTED = attrgetter(
     *(f"model.{name}" for name in ("hf_config", "load_format", "dtype", "quantization", "seed")),
     *("model.rounding_rules", "model.max_model_len", "memory.kv_dtype", "memory.block_size"),
     *("sampling.max_logprobs", "sampling.logprobs_mode"),
     *("parallel.data_parallel_size", "parallel.data_parallel_mode"),
+    "parallel.enable_expert_parallel",
 )
 """The plan's values that must be equal for two cores to give the same answers."""
 
@@ -143,7 +148,7 @@ def _welcome(
     socket: zmq.Socket[bytes], endpoint: str, server_key: bytes, plan: EnginePlan, timeout_s: float
 ) -> Welcome:
     socket.linger = 0
-    socket.heartbeat_ivl, socket.heartbeat_timeout = 2000, 10_000
+    socket.heartbeat_ivl, socket.heartbeat_timeout = BEAT_MS, SILENT_MS
     introduce(socket, server_key)
     socket.connect(endpoint)
     ranks = list(plan.parallel.data_parallel_ranks)

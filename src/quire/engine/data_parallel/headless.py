@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
@@ -32,8 +33,12 @@ logger = logging.getLogger(__name__)
 
 LOOK_MS = 500
 
-FAREWELL_S = 3.0
+FAREWELL_S = 8.0
 """The time in which cores shut down after the front end has asked them to."""
+UNREACHED_S = 1.0
+"""The time in which the machine of a front end that has closed its socket says that nobody listens
+there; one that says nothing is lost, and has asked for nothing.
+"""
 
 
 def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 60) -> int:
@@ -52,7 +57,7 @@ def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 6
     endpoint = f"tcp://{plan.parallel.data_parallel_address}:{plan.parallel.data_parallel_rpc_port}"
     try:
         front_end, welcome = say_hello(context, endpoint, keys.public, plan, timeout_s)
-        gone = front_end.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        gone = front_end.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         pool = _start(plan, welcome, keys.public)
         with _shutdown_signal() as stop:
             return _serve(pool, gone, stop)
@@ -89,7 +94,7 @@ def _serve(pool: CorePool, gone: zmq.Socket[bytes], stop: socket.socket) -> int:
     poller.register(gone, zmq.POLLIN)
     poller.register(stop, zmq.POLLIN)
     running = dict(pool.processes)
-    given_up_at = math.inf
+    given_up_at, grace_s = math.inf, GRACE_S
     for process in running.values():
         poller.register(process.pipe, zmq.POLLIN)
     try:
@@ -98,9 +103,12 @@ def _serve(pool: CorePool, gone: zmq.Socket[bytes], stop: socket.socket) -> int:
             if stop.fileno() in seen:
                 return 0
             if gone in seen:
-                # it may have sent the cores a shutdown before it exited
-                poller.unregister(gone)
-                given_up_at = time.monotonic() + FAREWELL_S
+                event = recv_monitor_message(gone)["event"]
+                if given_up_at == math.inf:
+                    given_up_at, grace_s = time.monotonic() + UNREACHED_S, 0.0
+                elif event == zmq.EVENT_CLOSED and not grace_s:
+                    # its machine is there: it may have sent the cores a shutdown before it exited
+                    given_up_at, grace_s = time.monotonic() + FAREWELL_S, GRACE_S
             if time.monotonic() > given_up_at:
                 logger.error("The front end has exited: stopping its cores.")
                 return ORPHANED
@@ -116,8 +124,9 @@ def _serve(pool: CorePool, gone: zmq.Socket[bytes], stop: socket.socket) -> int:
                 del running[engine_index]
         return 0
     finally:
-        pool.ask_to_end()
-        pool.end(GRACE_S)
+        if grace_s:
+            pool.ask_to_end()
+        pool.end(grace_s)
 
 
 @contextlib.contextmanager
