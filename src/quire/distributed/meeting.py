@@ -34,6 +34,8 @@ from quire.hardware.native import find_native
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from quire.distributed.gloo_group import GlooGroup
+
 LONGEST_WAIT_S = 600.0
 """Seconds that a process waits for the others, which may be loading."""
 
@@ -61,10 +63,20 @@ class Meeting:
 
     @classmethod
     def at(
-        cls, address: str, port: int, name: str, rank: int, size: int, *, is_host: bool
+        cls,
+        address: str,
+        port: int,
+        name: str,
+        rank: int,
+        size: int,
+        *,
+        is_host: bool,
+        listener_fd: int | None = None,
+        timeout_s: float = LONGEST_WAIT_S,
     ) -> Meeting:
         """Meet at `address`:`port`; the one process that is the host opens the store there, others
-        connect. Meetings of different names do not know of each other.
+        connect. Meetings of different names do not know of each other. `listener_fd`: a socket of
+        the host that listens there already.
         """
         try:
             store = distributed.TCPStore(  # type: ignore[attr-defined]
@@ -72,15 +84,16 @@ class Meeting:
                 port,
                 None,
                 is_host,
-                timedelta(seconds=LONGEST_WAIT_S),
+                timedelta(seconds=timeout_s),
                 wait_for_workers=False,
-                multi_tenant=True,
+                multi_tenant=listener_fd is None,
+                master_listen_fd=listener_fd,
             )
         except RuntimeError as error:
             what = "opened" if is_host else "reached"
             raise PeersLost(f"The store at {address}:{port} is not {what}: {error}") from error
         own = address_towards(address, port)
-        return cls(prefixed(name, store), rank, size, address=own)
+        return cls(prefixed(name, store), rank, size, address=own, timeout_s=timeout_s)
 
     def exchange(self, what: bytes) -> list[bytes]:
         """The bytes of each process, by rank."""
@@ -123,9 +136,10 @@ class Meeting:
             return OpenedGroup(NetworkWorkers(self._open_nccl), None)
         if len(set(self.exchange(_host_id()))) == 1:
             return self._share_memory()
-        return OpenedGroup(NetworkWorkers(self._open_gloo), None)
+        return OpenedGroup(NetworkWorkers(self.open_gloo), None)
 
-    def _open_gloo(self, number: int) -> ByteGroup:
+    def open_gloo(self, number: int = 0) -> GlooGroup:
+        """Connect these processes by gloo, after `number` earlier groups."""
         from quire.distributed.gloo_group import GlooGroup  # imports that few need
 
         store = prefixed(f"gloo-{number}", self._store)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
 from quire.config.plan_parts import ParallelPlan
-from quire.config.resolve.parallel import INTERNAL
+from quire.config.resolve.parallel import EXTERNAL, INTERNAL
 from quire.engine.client.client import AsyncEngineCoreClient, EngineCoreClient
 from quire.engine.client.core_sockets import CoreSockets
 from quire.engine.client.kept_media import KeptMedia
@@ -26,8 +28,10 @@ from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.loggers import StatLoggerFactory, StatsOptions, with_stat_loggers
 from quire.environment import read_environment
+from quire.errors import InvalidParameter
 from quire.processes.child_process import ChildProcess
 from quire.processes.cluster_keys import ClusterKeys, cluster_keys
+from quire.processes.listening import address_here, listening_at
 from quire.processes.owner_signals import held_back
 
 if TYPE_CHECKING:
@@ -131,10 +135,14 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     """The plan's cores, of which those on this machine have been started; none is ready yet.
 
     `first` is a process that was started ahead; it becomes this machine's first core. Raises
-    InvalidParameter where cores on other machines are to come and no secret is set.
+    InvalidParameter where cores on other machines are to come and no secret is set, or where each
+    core here is to have a server of its own.
     """
     parallel = plan.parallel
     here = list(parallel.data_parallel_ranks)
+    if parallel.data_parallel_mode == EXTERNAL and len(here) > 1:
+        name, allowed = "data_parallel_multi_port_external_lb", "each copy has a server of its own"
+        raise InvalidParameter(name, True, allowed, "Use quire serve, which starts them.")
     missing = _missing(plan)
     ray = _ray_cores(parallel) if parallel.data_parallel_backend == "ray" else None
     if first is not None and (ray is not None or not here):
@@ -142,13 +150,21 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
         first = None
     address = parallel.data_parallel_address if ray is None else ray.address
     keys = _keys(is_shared=bool(missing)) if missing or ray is not None else None
+    if keys is not None and address is not None:
+        address = address_here("data_parallel_address", address)
+    experts = None
     folder = make_socket_folder()
     try:
         sockets = _sockets(address, folder, keys)
         addresses, handshake, coordinator = sockets.addresses, None, None
         if parallel.enable_expert_parallel:
-            coordinator = DPCoordinator(folder, parallel.data_parallel_size)
+            elsewhere = address if missing else None
+            coordinator = DPCoordinator(folder, parallel.data_parallel_size, elsewhere, keys)
             addresses = coordinator.addresses(addresses)
+            if elsewhere is not None:
+                experts = listening_at(elsewhere)
+                place = f"{elsewhere}:{experts.getsockname()[1]}"
+                addresses = msgspec.structs.replace(addresses, experts=place)
         if keys is not None and missing:
             endpoint = f"tcp://{address}:{parallel.data_parallel_rpc_port}"
             handshake = HandshakeServer(endpoint, keys, addresses, plan, missing)
@@ -164,6 +180,7 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
         first=first,
         server_key=None if keys is None else keys.public,
         place=None if ray is None else ray.place,
+        experts=experts,
     )
     cores = RemoteCores(sockets, pool, folder=folder, handshake=handshake, coordinator=coordinator)
     try:

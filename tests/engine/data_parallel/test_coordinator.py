@@ -110,6 +110,14 @@ def test_if_all_lost_each_other_one_of_them_counts():
     assert list(map(found.was_ended_by_peer, cores)) == [False, True]
 
 
+def test_a_core_elsewhere_has_died_first_unless_it_says_that_it_lost_the_others():
+    found, cores = group([PEERS_LOST, None, None])
+    for elsewhere in cores[1:]:
+        elsewhere.process = None
+    cores[1].reported_error = "PeersLost: Another one of the group is gone"
+    assert list(map(found.was_ended_by_peer, cores)) == [True, True, False]
+
+
 def test_a_restarted_core_does_not_end_with_an_earlier_incarnation():
     found, cores = group([-9, None], [1, 2])
     assert found.peers_of(cores[0]) == []

@@ -19,6 +19,7 @@ from quire.engine.data_parallel.headless import run_headless
 from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
 from quire.processes.cluster_keys import close_to_strangers, cluster_keys, introduce
+from quire.testing.checkpoints import make_checkpoint
 
 SECRET = "a shared secret of 32 characters"
 SMALL = {
@@ -49,7 +50,7 @@ def secret(monkeypatch):
 
 
 def headless(port, **more):
-    wishes = {**SMALL, "data_parallel_start_rank": 1, "data_parallel_rpc_port": port, **more}
+    wishes = {"data_parallel_rpc_port": port, **SMALL, **more, "data_parallel_start_rank": 1}
     code = (
         "import sys; from quire import EngineArgs\n"
         "from quire.engine.data_parallel.headless import run_headless\n"
@@ -127,6 +128,34 @@ def test_cores_elsewhere_end_when_the_front_end_is_killed(port, elsewhere):
     front.communicate()
     assert elsewhere.wait(30) == 3
     assert not remote.is_running()
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_cores_that_share_experts_may_be_elsewhere(port, tmp_path):
+    folder = make_checkpoint(tmp_path, "tiny", family="qwen3_moe", dtype="float32")
+    wishes = {**SMALL, "model": str(folder), "data_parallel_rpc_port": port}
+    alone = {k: v for k, v in wishes.items() if not k.startswith("data_parallel")}
+    with LLM(**alone) as llm:
+        expected = texts(llm)
+    wishes["enable_expert_parallel"] = True
+    there = headless(port, **wishes)
+    try:
+        with LLM(**wishes) as llm:
+            client = llm.llm_engine.front_end.client
+            assert texts(llm) == expected
+            os.kill(client.remote.coordinator.pid, signal.SIGKILL)
+            assert texts(llm) == expected
+            [remote] = psutil.Process(there.pid).children()
+            os.kill(remote.pid, signal.SIGKILL)
+            assert there.wait(60) == 1
+            there = headless(port, **wishes)
+            assert texts(llm) == expected
+            assert [client.core_status(index).incarnation for index in (0, 1)] == [2, 2]
+        assert there.wait(60) == 0
+    finally:
+        there.kill()
+        there.wait()
 
 
 # who may join

@@ -416,6 +416,12 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     data_parallel_external_lb: bool = _SCHEDULE.flag(
         False, "Serve with one copy; balance outside.", flags=("-dpe",)
     )
+    data_parallel_multi_port_external_lb: bool = _SCHEDULE.flag(
+        False,
+        "Have `quire serve` start a server for each copy of this machine, at ports one after the "
+        "other; balance outside.",
+        flags=("-dpm",),
+    )
     enable_expert_parallel: bool = _SCHEDULE.flag(
         False,
         "Spread the experts over the copies, which then step together; else each copy has all.",

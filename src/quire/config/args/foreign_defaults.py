@@ -24,7 +24,6 @@ DEFAULTS: dict[str, object] = {
     "dcp_q_replicate": None,
     "cp_kv_cache_interleave_size": None,
     "dcp_kv_cache_interleave_size": 1,
-    "data_parallel_multi_port_external_lb": False,
     "enable_hc_sp": False,
     "enable_batch_sharded_sampling": None,
     "enable_ep_weight_filter": False,

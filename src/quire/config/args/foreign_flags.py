@@ -42,8 +42,7 @@ _INSTEAD: dict[str, str] = {
     "Use --long-prefill-token-threshold.": "long-prefill-token-threshold-adaptive",
     "Leave it out: there is one scheduler; see --scheduling-policy.": """
         scheduler-reserve-full-isl watermark prefill-schedule-interval""",
-    "Start one `quire serve --data-parallel-rank N` for each rank.": """
-        data-parallel-multi-port-external-lb dpm data-parallel-supervisor-port
+    "Leave it out: the processes of --data-parallel-multi-port-external-lb are not probed.": """
         dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s
         dp-supervisor-probe-failure-threshold""",
     "Leave it out: it tunes ranks of other engines (docs/ranks.md).": """

@@ -39,6 +39,13 @@ class ServerArgs(CommandLineOptions):
         maximum=64,
         flags=("-asc",),
     )
+    data_parallel_supervisor_port: int = _LISTEN.integer(
+        9256,
+        "With --data-parallel-multi-port-external-lb: port where /health and /ready tell of all "
+        "the servers.",
+        minimum=1,
+        maximum=65535,
+    )
     root_path: str = _LISTEN.text(
         "", "Path below which a proxy serves this server; taken off a request's where it is there."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.ranks import num_workers
@@ -16,12 +16,16 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
     other.
     """
     args, size = d.args, d.requested("data_parallel_size")
+    if args.node_rank >= args.nnodes:
+        allowed = f"the machines of nnodes={args.nnodes} begin with 0"
+        raise InvalidParameter("node_rank", args.node_rank, allowed)
     if d.requested("data_parallel_backend") == "ray":
         _decide_ray(d, size, is_headless)
         return
-    mode, reason = _mode(d, is_headless)
+    share = _share(d, is_headless)
+    mode, reason = _mode(d, share, is_headless)
     d.decide("data_parallel_mode", mode, reason)
-    ranks = _ranks(d, mode, is_headless)
+    ranks = _ranks(d, mode, share, is_headless)
     if ranks[-1:] >= (size,):
         raise InvalidParameter(
             "data_parallel_start_rank", ranks[0],
@@ -30,11 +34,8 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
     where = "of this headless machine" if is_headless else "of this machine"
     d.decide("data_parallel_ranks", ranks, f"those {where}")
     others = mode == INTERNAL and (is_headless or len(ranks) < size)
-    given = args.data_parallel_address
-    if others or given is not None:
-        address = given or "127.0.0.1"
-        why = "the default" if given is None else "data_parallel_address was given"
-        d.decide("data_parallel_address", address, why)
+    if others or args.data_parallel_address is not None:
+        d.decide("data_parallel_address", share.address, share.address_reason)
     else:
         d.decide("data_parallel_address", None, "no core runs elsewhere")
     d.decide("data_parallel_size_local", None, "the ranks say which cores are here")
@@ -60,6 +61,7 @@ def _decide_ray(d: Decisions, size: int, is_headless: bool) -> None:
         ("data_parallel_start_rank", bool(args.data_parallel_start_rank)),
         ("data_parallel_external_lb", args.data_parallel_external_lb),
         ("data_parallel_hybrid_lb", args.data_parallel_hybrid_lb),
+        ("data_parallel_multi_port_external_lb", args.data_parallel_multi_port_external_lb),
         ("enable_expert_parallel", args.enable_expert_parallel),
     ):
         if is_given:
@@ -85,7 +87,7 @@ def _decide_ray(d: Decisions, size: int, is_headless: bool) -> None:
 
 
 def decide_expert_parallel(d: Decisions) -> None:
-    """Fix whether the experts are shared by the cores, which must then all be on this machine."""
+    """Fix whether the experts are shared by the cores, which must then have one front end."""
     size = d.value("data_parallel_size")
     if not d.args.enable_expert_parallel:
         each = "each core has all experts" if d.model.num_experts else "the model has no experts"
@@ -98,10 +100,15 @@ def decide_expert_parallel(d: Decisions) -> None:
             f"the model has {d.model.num_experts} experts for {size} cores",
             "Use a smaller data_parallel_size.",
         )
-    if len(d.value("data_parallel_ranks")) < size:
+    if d.value("data_parallel_mode") != INTERNAL and size > 1:
         _refuse_spreading(
-            "cores that share experts must be on one machine in this release",
-            "Leave it out: then each core holds all experts and steps for itself.",
+            "cores that share experts have one front end",
+            "Leave it out, or balance between the cores inside: one front end, and --headless.",
+        )
+    if not d.value("data_parallel_ranks"):
+        _refuse_spreading(
+            "cores that share experts meet at the first of them, on the front end's machine",
+            "Give data_parallel_size_local 1 or more.",
         )
     reason = f"experts are spread over {size} cores" if size > 1 else "one core has all experts"
     d.decide("enable_expert_parallel", size > 1, reason)
@@ -111,17 +118,77 @@ def _refuse_spreading(why: str, hint: str) -> NoReturn:
     raise InvalidParameter("enable_expert_parallel", True, why, hint)
 
 
-def _mode(d: Decisions, is_headless: bool) -> tuple[str, str]:
+class _Share(NamedTuple):
+    """The part of the copies that this machine has, as far as it was said: how many, the first of
+    them, the one that is balanced from outside, and the front end's address.
+    """
+
+    local: int | None
+    start: int | None
+    rank: int | None
+    address: str
+    address_reason: str
+
+
+def _share(d: Decisions, is_headless: bool) -> _Share:
+    """The part of this machine, by the options of data parallel or, where `nnodes` machines share
+    the copies equally, by its number among them.
+    """
     args = d.args
-    size, local = args.data_parallel_size, args.data_parallel_size_local
+    local, start, rank = (
+        args.data_parallel_size_local,
+        args.data_parallel_start_rank,
+        args.data_parallel_rank,
+    )
+    address, reason = args.data_parallel_address, "data_parallel_address was given"
+    size, nodes, node = args.data_parallel_size, args.nnodes, args.node_rank
+    if nodes == 1 or size == 1:
+        return _Share(
+            local, start, rank, address or "127.0.0.1", reason if address else "the default"
+        )
+    if size % nodes:
+        hint = "Give a multiple of nnodes as data_parallel_size."
+        raise NotBuiltYet("nnodes", f"{nodes} for {size} copies of the engine", hint)
+    each = size // nodes
+    for name, given, own in (
+        ("data_parallel_size_local", local, each),
+        ("data_parallel_start_rank", start, node * each),
+    ):
+        if given not in (None, own):
+            allowed = f"machine {node} of {nodes} with equal parts of {size} copies has {own}"
+            raise InvalidParameter(name, given, allowed, "Leave it out.")
+    has_front_end = (
+        args.data_parallel_hybrid_lb
+        or args.data_parallel_external_lb
+        or args.data_parallel_multi_port_external_lb
+        or rank is not None
+    )
+    if not has_front_end and is_headless != (node > 0):
+        allowed = "the first machine has the front end, the others serve it"
+        hint = "Give --headless on machines after the first, and there alone."
+        raise InvalidParameter("node_rank", node, allowed, hint)
+    if args.data_parallel_external_lb and each == 1:
+        local, start, rank = None, None, node if rank is None else rank
+    else:
+        local, start = each, node * each
+    found = address or args.master_addr
+    return _Share(local, start, rank, found, reason if address else "master_addr, with nnodes")
+
+
+def _mode(d: Decisions, share: _Share, is_headless: bool) -> tuple[str, str]:
+    args = d.args
+    size, local = args.data_parallel_size, share.local
     if args.data_parallel_hybrid_lb and args.data_parallel_external_lb:
         raise InvalidParameter(
             "data_parallel_hybrid_lb", True, "data_parallel_external_lb is True too: choose one"
         )
-    if args.data_parallel_external_lb or args.data_parallel_rank is not None:
-        _check_external(d)
+    if args.data_parallel_multi_port_external_lb:
+        _check_multi_port(d, share, is_headless)
+        return EXTERNAL, "data_parallel_multi_port_external_lb: each copy has a server of its own"
+    if args.data_parallel_external_lb or share.rank is not None:
+        _check_external(d, share)
         return EXTERNAL, "data_parallel_external_lb or data_parallel_rank was given"
-    starts = local is not None and args.data_parallel_start_rank is not None
+    starts = local is not None and args.data_parallel_start_rank is not None and args.nnodes == 1
     if args.data_parallel_hybrid_lb or (starts and not is_headless):
         if local is None:
             raise InvalidParameter(
@@ -132,29 +199,51 @@ def _mode(d: Decisions, is_headless: bool) -> tuple[str, str]:
     return INTERNAL, "one front end for all"
 
 
-def _check_external(d: Decisions) -> None:
-    args = d.args
-    if args.data_parallel_size_local not in (None, 1):
+def _check_external(d: Decisions, share: _Share) -> None:
+    if share.local not in (None, 1):
         raise InvalidParameter(
-            "data_parallel_size_local", args.data_parallel_size_local,
+            "data_parallel_size_local", share.local,
             "an engine that is balanced from outside has 1 core",
         )  # fmt: skip
-    if args.data_parallel_rank is None:
+    if share.rank is None:
         raise InvalidParameter("data_parallel_rank", None, "data_parallel_external_lb needs it")
     if not d.model.num_experts:
         allowed = "copies of a dense model know nothing of each other"
         hint = "Start independent engines, each with its own address, and balance between them."
-        raise InvalidParameter("data_parallel_rank", args.data_parallel_rank, allowed, hint)
+        raise InvalidParameter("data_parallel_rank", share.rank, allowed, hint)
 
 
-def _ranks(d: Decisions, mode: str, is_headless: bool) -> tuple[int, ...]:
+def _check_multi_port(d: Decisions, share: _Share, is_headless: bool) -> None:
     args = d.args
-    if mode == EXTERNAL:
-        assert args.data_parallel_rank is not None, "checked with the mode"
-        return (args.data_parallel_rank,)
-    local = args.data_parallel_size_local
+    name, size = "data_parallel_multi_port_external_lb", args.data_parallel_size
+    for other, is_given in (
+        ("headless", is_headless),
+        ("data_parallel_rank", args.data_parallel_rank is not None),
+        ("data_parallel_external_lb", args.data_parallel_external_lb),
+        ("data_parallel_hybrid_lb", args.data_parallel_hybrid_lb),
+    ):
+        if is_given:
+            raise InvalidParameter(name, True, f"{other} was given too: choose one")
+    here = size if share.local is None else share.local
+    if here < 2 or size % here:
+        allowed = f"{here} servers here do not form one of the equal parts of {size} copies"
+        hint = "Give a data_parallel_size of 2 or more, and a data_parallel_size_local of 2 or "
+        hint += "more that divides it."
+        raise InvalidParameter(name, True, allowed, hint)
+    start = share.start or 0
+    if start % here:
+        allowed = f"with {here} servers on each machine it is a multiple of {here}"
+        raise InvalidParameter("data_parallel_start_rank", start, allowed)
+
+
+def _ranks(d: Decisions, mode: str, share: _Share, is_headless: bool) -> tuple[int, ...]:
+    args = d.args
+    if mode == EXTERNAL and not args.data_parallel_multi_port_external_lb:
+        assert share.rank is not None, "checked with the mode"
+        return (share.rank,)
+    local = share.local
     count = args.data_parallel_size if local is None else local
-    start = args.data_parallel_start_rank or 0
+    start = share.start or 0
     if start and mode == INTERNAL and not is_headless:
         allowed = "the front end has the first copies: 0"
         hint = "Give data_parallel_size_local too, or start these copies headless."

@@ -34,16 +34,21 @@ def num_workers_here(d: Decisions) -> int:
 
 
 def _decide_nodes(d: Decisions, size: int, is_headless: bool) -> None:
-    nodes, node = d.requested("nnodes"), d.requested("node_rank")
+    nodes, node = d.args.nnodes, d.args.node_rank
     d.requested("master_addr")
     d.requested("master_port")
-    if node >= nodes:
-        raise InvalidParameter("node_rank", node, f"the machines of nnodes={nodes} begin with 0")
+    if nodes > 1 and d.value("data_parallel_backend") != "mp":
+        hint = "Leave it out: Ray knows its machines."
+        raise InvalidParameter("nnodes", nodes, "Ray starts all copies from one command", hint)
+    if nodes > 1 and d.args.data_parallel_size > 1:
+        why = f"each copy is on one machine, {d.args.data_parallel_size // nodes} on each"
+        d.decide("nnodes", 1, why)
+        d.decide("node_rank", 0, why)
+        return
+    d.requested("nnodes")
+    d.requested("node_rank")
     if nodes == 1:
         return
-    if d.args.data_parallel_size > 1 or d.value("data_parallel_backend") != "mp":
-        hint = "Start copies on other machines there, with --headless and without nnodes."
-        raise NotBuiltYet("nnodes", f"{nodes} with copies of the engine", hint)
     backend = d.value("distributed_executor_backend")
     if size % nodes or backend != "mp":
         raise InvalidParameter(

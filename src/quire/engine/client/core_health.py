@@ -15,6 +15,8 @@ SILENT_S = 10.0
 """A core without a sign of life for this long is killed."""
 LONGEST_TURN_S = 300.0
 """A core whose loop is inside one turn for this long is killed, even if it gives signs of life."""
+LONGEST_START_S = 600.0
+"""A core of another machine that has joined and is not ready after this long is lost."""
 STOPPED_S = 1.2
 """The limit for a silent core whose process is stopped: two heartbeats are missing."""
 
@@ -47,7 +49,9 @@ def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_tur
         is_late = quiet_s > HANDSHAKE_TIMEOUT_MINS * 60
         return "it did not come back from its machine" if is_late else ""
     if connection.ready is None:
-        return ""
+        # nobody here sees the end of a process on another machine
+        is_lost = connection.process is None and quiet_s > LONGEST_START_S
+        return f"it was not ready {quiet_s:.0f} s after it had joined" if is_lost else ""
     is_here = connection.process is not None and connection.process.is_here
     # the state of a process is only known on its own machine, and read only when beats are missing
     may_be_stopped = is_here and quiet_s > STOPPED_S

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from quire.engine.client.core_sockets import CoreConnection
 from quire.engine.process.liveness import PEERS_LOST
+from quire.errors import PeersLost
 
 
 class LockstepGroup:
@@ -13,7 +14,8 @@ class LockstepGroup:
     numbers are equal.
 
     The first process to end is the one that has died. The others are killed, or end by themselves
-    with `PEERS_LOST`, and their requests are cleared.
+    with `PEERS_LOST`, and their requests are cleared. A core on another machine, whose exit code
+    nobody sees, has died first unless it has reported that it lost the others.
     """
 
     def __init__(self, connections: Mapping[int, CoreConnection]) -> None:
@@ -39,8 +41,18 @@ class LockstepGroup:
 
     def _first_to_end(self, connection: CoreConnection) -> int:
         """A core that lost its peers ended after another one, even if that is noticed later."""
-        if connection.process is not None and connection.process.exit_code == PEERS_LOST:
+        if _has_lost_peers(connection):
             for peer in self.peers_of(connection):
-                if peer.process is None or peer.process.exit_code not in (None, PEERS_LOST):
+                if _may_have_died(peer) and not _has_lost_peers(peer):
                     return peer.engine_index
         return connection.engine_index
+
+
+def _has_lost_peers(connection: CoreConnection) -> bool:
+    if connection.process is None:
+        return connection.reported_error.startswith(PeersLost.__name__)
+    return connection.process.exit_code == PEERS_LOST
+
+
+def _may_have_died(connection: CoreConnection) -> bool:
+    return connection.process is None or connection.process.exit_code is not None

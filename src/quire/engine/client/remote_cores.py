@@ -79,6 +79,8 @@ class RemoteCores:
         self.longest_turn_s = LONGEST_TURN_S
         self.leaving: set[int] = set()
         """Cores that finish their requests and get no new ones."""
+        self.is_scaling = False
+        """Whether their number is changing now (scaling.py)."""
         self.wakeup = selectors.DefaultSelector()
         self._watched: set[Any] = set()
         self._folder = folder
@@ -353,6 +355,8 @@ class RemoteCores:
         if connection is not None:
             self._tell_to_end(connection, 0.0)
             del self.sockets.connections[engine_index]
+        if self._handshake is not None and engine_index in self._handshake.missing:
+            self._handshake.missing.remove(engine_index)
         self._forget(engine_index)
         self._watch()
         self.pool.release_memory(engine_index)
@@ -402,18 +406,15 @@ class RemoteCores:
                 self.sockets.mark_dead(connection, error)
 
     def _join(self, engine_indices: Sequence[int]) -> list[int] | None:
-        """Let cores of another machine join, for the first time or after their death; their
-        incarnations, or None while one of them is still alive.
+        """Let cores of another machine join that are waited for, at first or since the restart
+        after their death; their incarnations, or None while one of them is not.
         """
         connections = self.sockets.connections
-        if any(not connections[i].is_dead and connections[i].has_joined for i in engine_indices):
+        if any(connections[i].is_dead or connections[i].has_joined for i in engine_indices):
             return None
         for engine_index in engine_indices:
-            if connections[engine_index].is_dead:
-                self._forget(engine_index)
-                incarnation = connections[engine_index].incarnation + 1
-                self.sockets.add(CoreConnection(engine_index, incarnation))
             connections[engine_index].has_joined = True
+            connections[engine_index].last_sign = time.monotonic()
         return [connections[index].incarnation for index in engine_indices]
 
     def _watch(self) -> None:
@@ -468,21 +469,25 @@ class RemoteCores:
         else:
             engine_index = connection.engine_index
             text = f"Engine core {engine_index} is gone: {why}."
-            self.sockets.mark_dead(connection, EngineDeadError(text, engine_index=engine_index))
+            self._mark_dead(connection, EngineDeadError(text, engine_index=engine_index))
 
     def _on_core_death(self, connection: CoreConnection) -> None:
         """The process of a core has ended: report it, and end the cores of its lock-step group."""
         self.sockets.take()
         engine_index = connection.engine_index
         why = connection.kill_reason or connection.reported_error
-        error = self.pool.death_of(engine_index, why)
-        if self._group is not None and isinstance(error, EngineDeadError):
-            error.ended_with_group = self._group.was_ended_by_peer(connection)
-            # the others wait in an exchange that never ends
-            for peer in self._group.peers_of(connection):
-                text = f"core {engine_index}, with which it steps in lock-step, has ended"
-                self._kill(peer, text)
+        self._mark_dead(connection, self.pool.death_of(engine_index, why))
+
+    def _mark_dead(self, connection: CoreConnection, error: EngineError) -> None:
+        if self._group is None or not isinstance(error, EngineDeadError):
+            self.sockets.mark_dead(connection, error)
+            return
+        error.ended_with_group = self._group.was_ended_by_peer(connection)
         self.sockets.mark_dead(connection, error)
+        # the others wait in an exchange that never ends
+        for peer in self._group.peers_of(connection):
+            index = connection.engine_index
+            self._kill(peer, f"core {index}, with which it steps in lock-step, has ended")
 
 
 def _close(resources: contextlib.ExitStack, owner_pid: int) -> None:

@@ -23,6 +23,7 @@ from quire.engine.wire.messages import (
     StartWave,
 )
 from quire.processes.child_main import ChildProgram
+from quire.processes.cluster_keys import ClusterKeys, close_to_strangers
 from quire.processes.codec import core_identity, has_input
 from quire.processes.start_message import ORPHANED, ChildStart
 
@@ -34,13 +35,19 @@ REPEAT_S = 5.0
 
 
 class CoordinatorMessage(ChildStart, kw_only=True):
-    """A coordinator's settings. It binds to `cores_in`, `cores_out` and `counts_out`."""
+    """A coordinator's settings. It binds to `cores_in`, `cores_out` and `counts_out`.
+
+    `listener_fds`: listening sockets of the first two, where cores on other machines connect to
+    them; only those can that know the secret of `keys`.
+    """
 
     protocol_version: int = PROTOCOL_VERSION
     cores_in: str
     cores_out: str
     counts_out: str
     num_cores: int
+    listener_fds: tuple[int, int] | None = None
+    keys: ClusterKeys | None = None
 
 
 class Waves:
@@ -97,8 +104,9 @@ class DPCoordinatorProc:
     def __init__(self, message: CoordinatorMessage, pipe: socket.socket) -> None:
         self._pipe = pipe
         self._context = zmq.Context(io_threads=1)
-        self._from_cores = self._bound(zmq.PULL, message.cores_in)
-        self._to_cores = self._bound(zmq.XPUB, message.cores_out)
+        fds, keys = message.listener_fds or (None, None), message.keys
+        self._from_cores = self._bound(zmq.PULL, message.cores_in, fds[0], keys)
+        self._to_cores = self._bound(zmq.XPUB, message.cores_out, fds[1], keys)
         self._to_front_ends = self._bound(zmq.PUB, message.counts_out)
         self._waves = Waves(message.num_cores)
         self._stats: dict[int, SchedulerStats] = {}
@@ -155,12 +163,18 @@ class DPCoordinatorProc:
         self._to_front_ends.send(to_msgpack(counts))
         self._published_at, self._has_news = now, False
 
-    def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    def _bound(
+        self, kind: int, endpoint: str, fd: int | None = None, keys: ClusterKeys | None = None
+    ) -> zmq.Socket[bytes]:
         found = self._context.socket(kind)
         found.set_hwm(0)
         found.linger = 0
         if kind == zmq.XPUB:
             found.xpub_verboser = True
+        if fd is not None:
+            found.setsockopt(zmq.USE_FD, fd)
+        if keys is not None:
+            close_to_strangers(found, keys)
         found.bind(endpoint)
         return found
 

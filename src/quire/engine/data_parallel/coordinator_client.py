@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ from quire.engine.data_parallel.coordinator import CoordinatorMessage
 from quire.engine.wire.messages import Counts, EngineZmqAddresses, SchedulerStats
 from quire.errors import EngineDeadError
 from quire.processes.child_process import ChildProcess, is_shortage
+from quire.processes.cluster_keys import ClusterKeys
 from quire.processes.codec import has_input
+from quire.processes.listening import listening_at
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +27,26 @@ MAX_SHORT_LIVES = 5
 
 
 class DPCoordinator:
-    """One coordinator process after the other, at the same addresses in `folder`."""
+    """One coordinator process after the other, at the same addresses: in `folder`, or, for cores on
+    other machines, ports of `address`, whose listening sockets stay open here.
+    """
 
-    def __init__(self, folder: Path, num_cores: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_cores: int,
+        address: str | None = None,
+        keys: ClusterKeys | None = None,
+    ) -> None:
+        """With `keys`, only cores that know the secret can connect."""
         places = ("waves-in", "waves-out", "counts")
         self._cores_in, self._cores_out, self._counts_out = (f"ipc://{folder}/{p}" for p in places)
+        self._listeners: list[socket.socket] = []
+        self._keys = keys
+        if address is not None:
+            self._listeners = [listening_at(address) for _ in range(2)]
+            ports = [one.getsockname()[1] for one in self._listeners]
+            self._cores_in, self._cores_out = (f"tcp://{address}:{port}" for port in ports)
         self._num_cores = num_cores
         self._context = zmq.Context(io_threads=1)
         self.counts: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
@@ -67,6 +85,8 @@ class DPCoordinator:
     def close(self) -> None:
         """End the process, which holds nothing."""
         self.process.end(0.0)
+        for listener in self._listeners:
+            listener.close()
         self._context.destroy(linger=0)
 
     def _restart(self) -> None:
@@ -87,7 +107,8 @@ class DPCoordinator:
         self.num_restarts += 1
 
     def _start(self) -> None:
-        self.process = ChildProcess("quire.engine.data_parallel.coordinator")
+        fds = [listener.fileno() for listener in self._listeners]
+        self.process = ChildProcess("quire.engine.data_parallel.coordinator", fds)
         self._began = time.monotonic()
         self.process.start(
             CoordinatorMessage(
@@ -95,5 +116,7 @@ class DPCoordinator:
                 cores_out=self._cores_out,
                 counts_out=self._counts_out,
                 num_cores=self._num_cores,
+                listener_fds=(fds[0], fds[1]) if fds else None,
+                keys=self._keys,
             )
         )

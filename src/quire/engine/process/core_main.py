@@ -74,8 +74,9 @@ def _title(message: StartMessage) -> str:
 def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> EngineCoreProc:
     """The core that the message describes, with its loop."""
     plan = of_core(message.plan, message.engine_index, message.incarnation - 1)
-    if plan.memory.kv_tier is not None and message.fds:
-        tier = msgspec.structs.replace(plan.memory.kv_tier, memory_fd=message.fds[0])
+    memory = message.fds[: len(message.fds) - message.hosts_experts]
+    if plan.memory.kv_tier is not None and memory:
+        tier = msgspec.structs.replace(plan.memory.kv_tier, memory_fd=memory[0])
         plan = plan.changed(kv_tier=tier)
     if message.ray_group:
         place = plan.parallel.ray or RayPlace()
@@ -102,11 +103,22 @@ def _group(message: StartMessage) -> Group:
     """The group of cores that share experts; all of them have the same incarnation number."""
     from quire.distributed.gloo_group import GlooGroup  # imports that few cores need
 
+    name, place = f"experts-{message.incarnation}", message.addresses.experts
+    rank, size = message.engine_index, message.data_parallel_size
+    if place is not None:
+        from quire.distributed.meeting import Meeting
+
+        host, port = place.rsplit(":", 1)
+        fd = message.fds[-1] if message.hosts_experts else None
+        meeting = Meeting.at(
+            *(host, int(port), name, rank, size),
+            is_host=not rank,
+            listener_fd=fd,
+            timeout_s=LONGEST_WAIT_S,
+        )
+        return meeting.open_gloo()
     assert message.socket_folder is not None, "they are on the front end's machine"
-    rendezvous = Path(message.socket_folder) / f"experts-{message.incarnation}"
-    return GlooGroup.of_file(
-        rendezvous, message.engine_index, message.data_parallel_size, LONGEST_WAIT_S
-    )
+    return GlooGroup.of_file(Path(message.socket_folder) / name, rank, size, LONGEST_WAIT_S)
 
 
 def build_warm_core(plan: EnginePlan, *, group: Group | None) -> EngineCore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +35,8 @@ class CorePool:
 
     `first` is a process that was started before its plan was known, for `engine_indices[0]`.
     `server_key` is the public key of a front end that accepts only cores that know the secret.
-    `place` makes the process of a core where the cores are not on this machine.
+    `place` makes the process of a core where the cores are not on this machine. `experts` is the
+    listening socket at which the first core awaits those that share experts with it.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class CorePool:
         is_headless: bool = False,
         server_key: bytes | None = None,
         place: Callable[[int, int], OwnedProcess] | None = None,
+        experts: socket.socket | None = None,
     ) -> None:
         """`place(engine_index, incarnation)` returns a process that waits for its message."""
         self._place = place
+        self._experts = experts
         self._message = StartMessage(
             plan=plan,
             engine_index=-1,
@@ -96,6 +100,10 @@ class CorePool:
         if old is not None:
             old.end(0.0)
         incarnation, plan = self.incarnations.get(engine_index, 0) + 1, self._message.plan
+        fds = self._memory_of(engine_index)
+        hosts_experts = self._experts is not None and not engine_index
+        if self._experts is not None and hosts_experts:
+            fds = [*fds, self._experts.fileno()]
         process = self._new_process(engine_index, incarnation)
         self._started_at = time.monotonic()
         try:
@@ -105,8 +113,9 @@ class CorePool:
                     engine_index=engine_index,
                     incarnation=incarnation,
                     preparation=preparation(plan.model, plan.parallel),
+                    hosts_experts=hosts_experts,
                 ),
-                self._memory_of(engine_index),
+                fds,
             )
         except BaseException:
             process.end(0.0)
@@ -202,6 +211,8 @@ class CorePool:
             process.end(deadline - time.monotonic())
         for engine_index in list(self._memories):
             self.release_memory(engine_index)
+        if self._experts is not None:
+            self._experts.close()
 
     def ask_to_end(self) -> None:
         """Have all cores abort their requests and end."""

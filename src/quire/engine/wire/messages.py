@@ -31,7 +31,7 @@ from quire.params.thinking import Thinking
 from quire.processes.codec import MessageEncoder, num_bytes
 from quire.step.columns import AnyPart, LogprobColumns
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Front end and core must have the same; HELLO and READY carry it."""
 
 CLIENT_SHIFT = 40
@@ -394,13 +394,15 @@ class Hello(msgspec.Struct, array_like=True, gc=False):
 
 class EngineZmqAddresses(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """Addresses of the front end and the coordinator for cores: the endpoints to receive `input`
-    from, and to send `output` to.
+    from, and to send `output` to. `experts`: host and port at which cores of several machines meet
+    that share experts; None: they meet in the socket folder.
     """
 
     input: str
     output: str
     coordinator_input: str | None = None
     coordinator_output: str | None = None
+    experts: str | None = None
 
 
 class Welcome(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
