@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     raise_descriptor_limit()
 
     with ExitStack() as stack:
+        if engine_args.data_parallel_multi_port_external_lb:
+            return _serve_at_ports(engine_args, options, keys, stack)
         address = options.host, options.port, options.uds
         if options.num_api_servers > 1:
             listeners = bind_shared(*address, options.num_api_servers)
@@ -105,6 +107,34 @@ def run(args: argparse.Namespace) -> int:
                 return runner.run(_serve(front_end, options, keys, listeners[0], admin))
         finally:
             front_end.client.shutdown()
+
+
+def _serve_at_ports(
+    engine_args: AsyncEngineArgs, options: ServerArgs, keys: tuple[str, ...], stack: ExitStack
+) -> int:
+    """A server for each copy of this machine, at ports from `options.port` on."""
+    name = "data_parallel_multi_port_external_lb"
+    for other, is_given in (
+        ("uds", options.uds is not None),
+        ("port", not options.port),
+        ("api_server_count", options.num_api_servers > 1),
+        ("admin_port", options.admin_port is not None),
+    ):
+        if is_given:
+            allowed = f"each copy has one server, at a port that follows from --port: no {other}"
+            hint = "Give --port alone; --enable-admin serves those routes with the others."
+            raise InvalidParameter(name, True, allowed, hint)
+    from quire.server.fleet.port_servers import serve_at_ports
+    from quire.server.http.listening import bind
+
+    local = engine_args.data_parallel_size_local
+    count = engine_args.data_parallel_size if local is None else local
+    ports = [options.port + place for place in range(count)]
+    ports.append(options.data_parallel_supervisor_port)
+    *listeners, health = (stack.enter_context(bind(options.host, port, None)) for port in ports)
+    _warn_if_open(options, keys)
+    start_signals.check()
+    return serve_at_ports(engine_args, options, keys, listeners, health)
 
 
 def parts_of(args: argparse.Namespace) -> tuple[ServerArgs, argparse.Namespace]:
@@ -142,6 +172,7 @@ async def run_here(args: argparse.Namespace) -> int:
         ("headless", options.headless),
         ("api_server_count", options.num_api_servers > 1),
         ("admin_port", options.admin_port is not None),
+        ("data_parallel_multi_port_external_lb", args.data_parallel_multi_port_external_lb),
         ("explain", args.explain),
     ):
         if is_given:

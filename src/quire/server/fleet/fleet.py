@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.args.server_args import ServerArgs
@@ -22,22 +22,13 @@ from quire.engine.launcher import OwnedCores, start_owned
 from quire.engine.shared_cores.broker import ApiServerConnection
 from quire.engine.shared_cores.load_board import Load, LoadBoard
 from quire.errors import EngineDeadError
-from quire.processes.child_process import ChildProcess, is_shortage
+from quire.processes.child_process import ChildProcess
 from quire.server.assemble import listening_of
 from quire.server.fleet.api_server import ApiServerStart
+from quire.server.fleet.lives import CHECK_INTERVAL_S, SILENT_S, keep_alive, stop_all
 from quire.server.http.listening import ShutdownSignal, address_of
 
 logger = logging.getLogger(__name__)
-
-SILENT_S = 30.0
-"""A server without a heartbeat for longer is killed."""
-CHECK_INTERVAL_S = 1.0
-LONG_LIFE_S = 30.0
-MAX_SHORT_LIVES = 5
-"""Processes that may die in a row before they served for `LONG_LIFE_S`."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
-GRACE_S = 10.0
-"""For servers to exit, in addition to the time that requests have."""
 
 
 def serve_with_many(
@@ -70,7 +61,6 @@ class ApiServerProcess(ChildProcess):
     def __init__(self, client_index: int, fds: Sequence[int]) -> None:
         super().__init__("quire.server.fleet.api_server", fds)
         self.client_index = client_index
-        self.began = time.monotonic()
 
 
 class Fleet:
@@ -117,7 +107,13 @@ class Fleet:
         try:
             await ending.begun.wait()
             announcing.cancel()
-            await self._end_all(ending, keepers)
+            await stop_all(
+                ending,
+                keepers,
+                lambda: self._processes.values(),
+                self._shut_down,
+                self._args.shutdown_timeout,
+            )
         finally:
             for task in (broker, announcing, *keepers):
                 task.cancel()
@@ -140,41 +136,19 @@ class Fleet:
             ending.fail()
 
     async def _keep(self, row: int, ending: ShutdownSignal) -> None:
-        """Restart a server each time that it dies, until all stop."""
-        num_short_lives = 0
-        while True:
-            process = self._processes[row]
-            await self._live(row, process)
-            exit_status = await asyncio.to_thread(process.exit_words)
-            self._board.write(row, Load())
-            if ending.begun.is_set():
-                return
-            is_long = time.monotonic() - process.began > LONG_LIFE_S
-            num_short_lives = 0 if is_long else num_short_lives + 1
-            if num_short_lives >= MAX_SHORT_LIVES:
-                logger.error("API server %d %s repeatedly: shutting down.", row, exit_status)
-                ending.fail()
-                return
-            logger.error("API server %d %s; restarting it.", row, exit_status)
-            if num_short_lives > 1:
-                pause_s = FIRST_PAUSE_S * 2 ** (num_short_lives - 1)
-                await asyncio.sleep(min(LONGEST_PAUSE_S, pause_s))
-                if ending.begun.is_set():
-                    return
-            process = self._processes[row] = await self._restarted(row)
-            message = self._message(row, process.client_index)
-            await asyncio.to_thread(process.start, message)
+        await keep_alive(
+            f"API server {row}",
+            self._processes[row],
+            ending,
+            live=partial(self._live, row),
+            on_death=lambda: self._board.write(row, Load()),
+            again=partial(self._replaced, row),
+            start=lambda process: process.start(self._message(row, process.client_index)),
+        )
 
-    async def _restarted(self, row: int) -> ApiServerProcess:
-        """A new process, as soon as there are descriptors and memory for it."""
-        while True:
-            try:
-                return self._new_process(row)
-            except OSError as error:
-                if not is_shortage(error):
-                    raise
-                logger.error("API server %d cannot be restarted now: %s", row, error)
-                await asyncio.sleep(LONGEST_PAUSE_S)
+    def _replaced(self, row: int) -> ApiServerProcess:
+        process = self._processes[row] = self._new_process(row)
+        return process
 
     async def _live(self, row: int, process: ApiServerProcess) -> None:
         """Return when the server has exited; one without heartbeats is killed."""
@@ -228,29 +202,6 @@ class Fleet:
         logger.info("%d API servers are up.", len(self._listeners))
         logger.info("Serving %s at %s", name, where)
 
-    async def _end_all(
-        self, ending: ShutdownSignal, keepers: Sequence[asyncio.Future[None]]
-    ) -> None:
-        """Stop all servers. Requests are drained, then, or at once with a second signal, aborted;
-        a server that does not exit is killed.
-        """
-        drain_s = self._args.shutdown_timeout
-        logger.info(
-            "Shutting down: refusing new requests, draining running ones for up to %.0f s.", drain_s
-        )
-        self._shut_down()
-        hurried = asyncio.ensure_future(ending.hurried.wait())
-        gone = asyncio.ensure_future(asyncio.wait(keepers))
-        await _first_of(gone, hurried, timeout_s=drain_s + GRACE_S)
-        hurried.cancel()
-        if not gone.done():
-            self._shut_down()
-            await _first_of(gone, timeout_s=GRACE_S)
-        for process in self._processes.values():
-            if process.is_running:
-                logger.error("An API server did not exit in time: killing it.")
-                await asyncio.to_thread(process.kill)
-
     def _shut_down(self) -> None:
         """Have all servers stop; one that takes no connections yet has nothing to drain."""
         for process in self._processes.values():
@@ -259,8 +210,3 @@ class Fleet:
                 self._broker.shut_down(connection)
             else:
                 process.kill()
-
-
-async def _first_of(*waits: asyncio.Future[Any], timeout_s: float) -> None:
-    """Wait for one of them; none is cancelled."""
-    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
