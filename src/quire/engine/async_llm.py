@@ -494,6 +494,10 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         await self.front_end.client.scale(size, limit_s)
         self._note_cores()
 
+    async def is_scaling_elastic_ep(self) -> bool:
+        """Whether the number of cores is changing now. Requests run meanwhile."""
+        return await self.front_end.client.is_scaling()
+
     async def refresh_metrics(self) -> None:
         """Fetch the current metrics for `get_metrics` and `metrics_collector`. Without this call,
         one of several front ends shows the values that it fetched last.

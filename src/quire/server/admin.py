@@ -159,7 +159,9 @@ async def scale_elastic_ep(server: Server, request: Request) -> Response:
         if type(error) is EngineError:  # paused or asleep
             raise Refusal(409, str(error)) from None
         raise
-    return json_response({"data_parallel_size": body.new_data_parallel_size})
+    size = body.new_data_parallel_size
+    message = f"Scaled to {size} data parallel engines"
+    return json_response({"message": message, "data_parallel_size": size})
 
 
 async def _optional(server: Server, request: Request, type: type[T]) -> T:
@@ -211,4 +213,8 @@ ADMIN_ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("POST", "/collective_rpc", collective_rpc, RpcRequest),
     RouteEntry("POST", "/abort_requests", abort_requests, AbortRequest),
     RouteEntry("POST", "/scale_elastic_ep", scale_elastic_ep, ScaleRequest),
+    _route(
+        "POST", "/is_scaling_elastic_ep", AsyncLLM.is_scaling_elastic_ep, None,
+        lambda _, it: {"is_scaling_elastic_ep": it},
+    ),
 )  # fmt: skip

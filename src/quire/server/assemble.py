@@ -111,10 +111,6 @@ def build_server(
         texts=None if tokenizer is None else LongTexts(tokenizer, plan.model.max_model_len),
         adapters=_served_adapters(engine, plan),
         io_processor=make_io_processor(plan),
-        plan={
-            name: {"value": _plain(value), "reason": plan.reasons[name]}
-            for name, value in plan.decided()
-        },
     )
 
 
@@ -219,11 +215,3 @@ def _fingerprint(plan: EnginePlan, args: ServerArgs) -> str | None:
     decided = repr([(name, value) for name, value in plan.decided() if name in _DECISIVE])
     digest = hashlib.sha256(decided.encode()).hexdigest()[:8]
     return digest if args.fingerprint_mode == "hash" else f"quire-{__version__}-{digest}"
-
-
-def _plain(value: object) -> object:
-    """A value of the plan as JSON; the text of a value that JSON does not have."""
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    is_plain = value is None or isinstance(value, bool | int | float | str | dict | list)
-    return value if is_plain else str(value)

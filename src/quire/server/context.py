@@ -110,9 +110,7 @@ class Routed(Protocol):
 
 @dataclass(frozen=True)
 class Server:
-    """One model served over HTTP. `names`: its names, of which replies have the first. `plan`: the
-    reply of `/server_info`.
-    """
+    """One model served over HTTP. `names`: its names, of which replies have the first."""
 
     engine: AsyncLLM
     tokenizer: Tokenizer | None
@@ -126,7 +124,6 @@ class Server:
     field_rules: FieldRules = field(default_factory=FieldRules)
     num_keys: int = 0
     metrics_prefix: str = "vllm:"
-    plan: Mapping[str, Any] = field(default_factory=dict)
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     responses: OwnedStore[StoredResponse] = field(default_factory=OwnedStore)
     conversations: OwnedStore[Conversation] = field(default_factory=OwnedStore)

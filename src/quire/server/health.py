@@ -48,8 +48,21 @@ async def load(server: Server, request: Request) -> Response:
 
 async def server_info(server: Server, request: Request) -> Response:
     """The engine's plan, each value with its reason."""
-    info = {"version": __version__, "plan": server.plan}
+    plan = server.engine.vllm_config
+    decided = {
+        name: {"value": _plain(value), "reason": plan.reasons[name]}
+        for name, value in plan.decided()
+    }
+    info = {"version": __version__, "plan": decided}
     return json_response(info)
+
+
+def _plain(value: object) -> object:
+    """A value of the plan as JSON; the text of a value that JSON does not have."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    is_plain = value is None or isinstance(value, bool | int | float | str | dict | list)
+    return value if is_plain else str(value)
 
 
 async def metrics(server: Server, request: Request) -> Response:

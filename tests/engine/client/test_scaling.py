@@ -30,6 +30,7 @@ class Cores:
         self.present = dict.fromkeys(range(count), turns)
         self.new = {}
         self.leaving = set()
+        self.is_scaling = False
         self.turns, self.error = turns, error
         self.retired = []
 
@@ -85,6 +86,19 @@ def test_a_core_that_does_not_finish_in_time_stays():
     with pytest.raises(TimeoutError, match="all cores stay"):
         asyncio.run(scale(cores, 1, 0.0))
     assert (cores.engine_indices, cores.leaving, cores.retired) == ([0, 1], set(), [])
+
+
+def test_one_change_at_a_time():
+    async def two():
+        cores = Cores(1)
+        first = asyncio.ensure_future(scale(cores, 2, 60.0))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="is changing"):
+            await scale(cores, 3, 60.0)
+        await first
+        assert (cores.engine_indices, cores.is_scaling) == ([0, 1], False)
+
+    asyncio.run(two())
 
 
 def test_no_cores_are_refused():

@@ -21,7 +21,12 @@ def test_cores_come_and_go(guarded):
     for size in (2, 1):
         reply = guarded.post("/scale_elastic_ep", {"new_data_parallel_size": size}, headers=KEY)
         assert reply.status_code == 200, reply.text
-        assert reply.json() == {"data_parallel_size": size}
+        message = f"Scaled to {size} data parallel engines"
+        assert reply.json() == {"message": message, "data_parallel_size": size}
+        plan = guarded.get("/server_info", headers=KEY).json()["plan"]
+        assert plan["data_parallel_size"]["value"] == size
+        state = guarded.post("/is_scaling_elastic_ep", {}, headers=KEY)
+        assert state.json() == {"is_scaling_elastic_ep": False}
         assert completion(guarded) == before
 
 

@@ -157,3 +157,7 @@ class AsyncEngineCoreClient(CoreClient, Protocol):
         finish their requests first. Raises TimeoutError if they do not within `drain_timeout_s`.
         """
         ...
+
+    async def is_scaling(self) -> bool:
+        """Whether `scale` is at work, for whoever has called it."""
+        ...

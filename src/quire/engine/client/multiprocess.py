@@ -194,6 +194,9 @@ class AsyncMPClient(MPClient):
         self._attach()
         await scale(self.remote, num_cores, drain_timeout_s)
 
+    async def is_scaling(self) -> bool:
+        return self.remote.is_scaling
+
     def shutdown(self, timeout: float | None = None) -> None:
         self._detach()
         super().shutdown(timeout)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from quire.engine.client.remote_cores import RemoteCores
-from quire.errors import InvalidParameter
+from quire.errors import EngineError, InvalidParameter
 from quire.processes.child_process import GRACE_S
 
 POLL_S = 0.05
@@ -19,8 +19,19 @@ async def scale(cores: RemoteCores, num_cores: int, drain_timeout_s: float) -> N
     those with the highest indices leave when their requests have ended.
 
     Raises TimeoutError when they have not after `drain_timeout_s` seconds, or what kept a new core
-    from starting; then the cores are the same as before.
+    from starting; then the cores are the same as before. Raises EngineError while another such
+    change goes on.
     """
+    if cores.is_scaling:
+        raise EngineError("The number of cores is changing: wait for that.")
+    cores.is_scaling = True
+    try:
+        await _scale(cores, num_cores, drain_timeout_s)
+    finally:
+        cores.is_scaling = False
+
+
+async def _scale(cores: RemoteCores, num_cores: int, drain_timeout_s: float) -> None:
     present = sorted(cores.engine_indices)
     if num_cores != len(present):
         cores.require_scalable()

@@ -260,6 +260,8 @@ class CoreBroker:
             await self._client.scale(*args)
             self._send_statuses()
             return None
+        if method == wire.IS_SCALING:
+            return await self._client.is_scaling()
         if method not in UTILITIES:
             raise InvalidParameter("method", method, f"there is {', '.join(sorted(UTILITIES))}")
         return await self._client.call(Utility(method, tuple(args), call.timeout_s))

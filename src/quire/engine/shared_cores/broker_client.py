@@ -170,6 +170,9 @@ class CoreBrokerClient:
     async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
         await self.call(Utility(wire.SCALE, (num_cores, drain_timeout_s)))
 
+    async def is_scaling(self) -> bool:
+        return bool(await self.call(Utility(wire.IS_SCALING)))
+
     async def metrics(self) -> MetricsNow:
         """The metrics of the engine and of all its servers."""
         return msgspec.convert(await self.call(Utility(wire.METRICS)), MetricsNow)

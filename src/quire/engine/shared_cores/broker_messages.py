@@ -26,10 +26,11 @@ OUTPUTS, STATUS, DEAD = (bytes([code]) for code in range(32, 35))
 the text of the error when the engine is dead.
 """
 
-METRICS, SCALE, ABORT_SHOWN = "metrics", "scale", "abort_shown"
+METRICS, SCALE, IS_SCALING = "metrics", "scale", "is_scaling"
+ABORT_SHOWN = "abort_shown"
 """Methods of the broker, besides the utilities of cores. They return `MetricsNow`, nothing
-(arguments: number of cores, drain_timeout_s), and the number of requests that the other servers
-have ended by the ids that their clients know (None: all).
+(arguments: number of cores, drain_timeout_s), whether that goes on, and the number of requests that
+the other servers have ended by the ids that their clients know (None: all).
 """
 
 FLUSH, SHUTDOWN = "flush", "shutdown"
