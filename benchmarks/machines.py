@@ -23,7 +23,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from quire.testing.checkpoints import make_checkpoint
 from tests.clusters.namespaces import Network, can_make_machines
 
 SMALL = ("--dtype", "float32", "--max-num-seqs", "16", "--num-gpu-blocks-override", "400",
@@ -31,29 +33,45 @@ SMALL = ("--dtype", "float32", "--max-num-seqs", "16", "--num-gpu-blocks-overrid
 PROMPTS = ("def add(a, b):", "import os\n\n", "class Stack:\n    def __init__(self", "x = [")
 NUM_TOKENS = 48
 START_S = 180.0
+KEY = "a key of these machines alone"
+HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
 SILENT_S = 10.0
 """A core that gives no sign of life for so long counts as dead."""
 
 
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP to a socket file, which is the same in every namespace."""
+Connect = Callable[[float], socket.socket]
+"""Makes a connection to a server, whose calls may take so many seconds."""
 
-    def __init__(self, path: str, timeout_s: float) -> None:
+
+def at_file(path: str) -> Connect:
+    """A server at a socket file, which is the same in every namespace."""
+
+    def connect(timeout_s: float) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX)
+        made.settimeout(timeout_s)
+        made.connect(path)
+        return made
+
+    return connect
+
+
+class Connection(http.client.HTTPConnection):
+    """HTTP through a connection that `connect` makes."""
+
+    def __init__(self, connect: Connect, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
-        self._path = path
+        self._connect = connect
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        self.sock = self._connect(float(self.timeout or 0))
 
 
 class Stream:
     """A completion that is read in a thread: its text, or its error, and its longest pause."""
 
-    def __init__(self, path: str, number: int) -> None:
+    def __init__(self, connect: Connect, number: int) -> None:
         self.text, self.error, self.longest_pause_s = "", "", 0.0
-        self._path, self._number = path, number
+        self._connect, self._number = connect, number
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -67,12 +85,10 @@ class Stream:
             "ignore_eos": True,
             "stream": True,
         }
-        connection = UnixConnection(self._path, 120.0)
+        connection = Connection(self._connect, 120.0)
         last = time.monotonic()
         try:
-            connection.request(
-                "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
-            )
+            connection.request("POST", "/v1/completions", json.dumps(body), HEADERS)
             reply = connection.getresponse()
             if reply.status != 200:
                 self.error = reply.read().decode()
@@ -96,22 +112,38 @@ class Stream:
             connection.close()
 
 
+def status_of(connect: Connect, path: str = "/ready") -> int:
+    """The status of a GET."""
+    connection = Connection(connect, 5.0)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
 class Service:
     """A front end with a core on machine 0, and headless cores on the others; with `sizes`, such as
-    -tp 2, headless ranks of that core.
+    -tp 2, headless ranks of that core. On its own, the front end has one core.
     """
 
     def __init__(
-        self, network: Network, folder: Path, *flags: str, sizes: Sequence[str] = ()
+        self,
+        network: Network,
+        folder: Path,
+        *flags: str,
+        sizes: Sequence[str] = (),
+        is_alone: bool = False,
     ) -> None:
         self.network = network
         self.path = str(folder / "http")
         self._folder = folder
         self._front, *self._others = network.machines
         self._size = len(network.machines)
-        self._flags, self._sizes = flags, sizes
+        self._flags, self._sizes, self._is_alone = flags, sizes, is_alone
         self.front = self._serve(0, "--uds", self.path, "--shutdown-timeout", "1")
-        self.headless = {rank: self.join(rank) for rank in range(1, self._size)}
+        others = range(1, 1 if is_alone else self._size)
+        self.headless = {rank: self.join(rank) for rank in others}
         self.wait_until_ready()
 
     def join(self, rank: int) -> subprocess.Popen[bytes]:
@@ -121,7 +153,9 @@ class Service:
     def _serve(self, rank: int, *words: str) -> subprocess.Popen[bytes]:
         machine, size, address = self.network.machines[rank], str(self._size), self._front.address
         command = [sys.executable, "-m", "quire", "serve", *words, *SMALL, *self._flags]
-        if self._sizes:
+        if self._is_alone:
+            pass
+        elif self._sizes:
             command += [*self._sizes, "--nnodes", size, "--master-addr", address]
             command += ["--node-rank", str(rank)]
         else:
@@ -137,9 +171,7 @@ class Service:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self.front.poll() is None:
             try:
-                connection = UnixConnection(self.path, 5.0)
-                connection.request("GET", "/ready")
-                if connection.getresponse().status == 200:
+                if status_of(at_file(self.path)) == 200:
                     return
             except OSError:
                 pass
@@ -156,7 +188,7 @@ class Service:
 
     def streams(self, count: int) -> list[Stream]:
         """Begin so many streams."""
-        return [Stream(self.path, number) for number in range(count)]
+        return [Stream(at_file(self.path), number) for number in range(count)]
 
     def close(self) -> None:
         """End the front end, which ends the others."""
@@ -186,9 +218,11 @@ def report(name: str, streams: list[Stream], expected: list[str], most_s: float)
 
 
 @contextmanager
-def service(network: Network, *flags: str, sizes: Sequence[str] = ()) -> Iterator[Service]:
+def service(
+    network: Network, *flags: str, sizes: Sequence[str] = (), is_alone: bool = False
+) -> Iterator[Service]:
     with tempfile.TemporaryDirectory() as folder:
-        found = Service(network, Path(folder), *flags, sizes=sizes)
+        found = Service(network, Path(folder), *flags, sizes=sizes, is_alone=is_alone)
         try:
             yield found
         finally:
@@ -236,14 +270,21 @@ def with_restarts(network: Network, count: int, only: str) -> bool:
     return is_good
 
 
-def with_ranks(network: Network, count: int, *sizes: str) -> bool:
-    """The workers of one model on all machines: a bad link, and a machine that is lost."""
-    name, last = f"ranks: {' '.join(sizes)} over {len(network.machines)}", network.machines[-1]
-    with service(network, sizes=sizes) as cores:
-        undisturbed = cores.streams(count)
-        wait(undisturbed)
-        expected = [stream.text for stream in undisturbed]
-        is_good = report(name, undisturbed, expected, START_S)
+def with_shared_model(
+    network: Network, count: int, name: str, sizes: Sequence[str], *flags: str
+) -> bool:
+    """One model on all machines, by the workers of a core or cores that share experts: the texts of
+    one core, also over a bad link, and when a machine is lost and comes back.
+    """
+    last, number = network.machines[-1], len(network.machines) - 1
+    with service(network, *flags, is_alone=True) as alone:
+        streams = alone.streams(count)
+        wait(streams)
+        expected = [stream.text for stream in streams]
+    with service(network, *flags, sizes=sizes) as cores:
+        streams = cores.streams(count)
+        wait(streams)
+        is_good = report(name, streams, expected, START_S)
         last.link.loss, last.link.delay_s, last.link.jitter_s = 0.01, 0.001, 0.002
         streams = cores.streams(count)
         wait(streams)
@@ -251,11 +292,69 @@ def with_ranks(network: Network, count: int, *sizes: str) -> bool:
         last.link.loss = last.link.delay_s = last.link.jitter_s = 0.0
         streams = cores.streams(count)
         time.sleep(0.3)
-        cores.kill_machine(len(network.machines) - 1)
+        cores.kill_machine(number)
         last.link.is_cut = False
-        cores.headless[len(network.machines) - 1] = cores.join(len(network.machines) - 1)
+        cores.headless[number] = cores.join(number)
         wait(streams)
         return is_good & report(f"{name}, a machine comes back", streams, expected, START_S)
+
+
+def with_experts(network: Network, count: int) -> bool:
+    """Experts that are spread over the machines; and a machine that is lost for good."""
+    size = str(len(network.machines))
+    sizes = ("--data-parallel-size", size, "--enable-expert-parallel")
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(folder, "tiny", family="qwen3_moe", dtype="float32")
+        name, model = f"experts over {size}", ("--model", folder)
+        is_good = with_shared_model(network, count, name, sizes, *model)
+        with service(network, *model, "--max-core-restarts", "0", sizes=sizes) as cores:
+            streams = cores.streams(count)
+            time.sleep(0.3)
+            cores.kill_machine(len(network.machines) - 1)
+            wait(streams)
+            expected = [stream.text for stream in streams]
+            name += ", a machine is lost for good"
+            return is_good & report(name, streams, expected, 2 * SILENT_S)
+
+
+def ask(connect: Connect, path: str, body: object = None) -> Any:
+    """The reply to a POST, or without a body to a GET."""
+    connection = Connection(connect, START_S)
+    try:
+        sent = None if body is None else json.dumps(body)
+        connection.request("GET" if sent is None else "POST", path, sent, HEADERS)
+        reply = connection.getresponse()
+        text = reply.read().decode()
+        assert reply.status == 200, text
+        return json.loads(text)
+    finally:
+        connection.close()
+
+
+def with_scaling(network: Network, count: int) -> bool:
+    """More cores, and fewer, the headless one among them, while streams run."""
+    with service(network, "--enable-admin", "--api-key", KEY) as cores:
+        connect, size = at_file(cores.path), len(network.machines)
+        undisturbed = cores.streams(count)
+        wait(undisturbed)
+        expected = [stream.text for stream in undisturbed]
+        is_good = True
+        for new_size in (size + 1, 1):
+            streams = cores.streams(count)
+            time.sleep(0.3)
+            began = time.monotonic()
+            ask(connect, "/scale_elastic_ep", {"new_data_parallel_size": new_size})
+            took_s = time.monotonic() - began
+            wait(streams)
+            after = cores.streams(count)
+            wait(after)
+            plan = ask(connect, "/server_info")["plan"]
+            is_good &= plan["data_parallel_size"]["value"] == new_size
+            name = f"scaled to {new_size} cores in {took_s:.1f} s"
+            is_good &= report(name, streams + after, expected * 2, START_S)
+        codes = [process.wait(60) for process in cores.headless.values()]
+        print(f"The headless machines have ended with {codes}.")
+        return is_good and set(codes) == {0}
 
 
 def without_restarts(network: Network, count: int) -> bool:
@@ -284,7 +383,7 @@ def front_end_lost(network: Network) -> bool:
         code = cores.headless[1].wait(60)
         took_s = time.monotonic() - began
         print(f"| the front end is lost | headless ends with {code} | | {took_s:.1f} |")
-        return code == 3 and took_s < 3 * SILENT_S
+        return code == 3 and took_s < 1.5 * SILENT_S
 
 
 def main() -> int:
@@ -309,8 +408,13 @@ def main() -> int:
         if args.only in "the front end is lost":
             is_good &= front_end_lost(network)
         for option in ("-tp", "-pp"):
-            if args.only in f"ranks: {option}":
-                is_good &= with_ranks(network, args.streams, option, str(args.machines))
+            sizes, name = (option, str(args.machines)), f"ranks: {option} {args.machines}"
+            if args.only in name:
+                is_good &= with_shared_model(network, args.streams, name, sizes)
+        if args.only in "scaled":
+            is_good &= with_scaling(network, args.streams)
+        if args.only in "experts":
+            is_good &= with_experts(network, args.streams)
     finally:
         network.close()
     return 0 if is_good else 1
