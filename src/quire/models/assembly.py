@@ -152,6 +152,7 @@ class Assembly:
         """The first stage; that of a draft network looks tokens up in the `target`'s table where
         it has none.
         """
+        # a later stage has no ids, but a tied head is cut from the embedding's leaf
         if not self._spec.embeds:
             if self._spec.tie and self._spec.generates:
                 self._table()
@@ -170,6 +171,7 @@ class Assembly:
         finish = make_entrance(
             self._ops, None if norm is None else self._make.norm("embed_norm", norm)
         )
+        # ALBERT and its like: the table is narrower than the layers
         if self._spec.embed_width is not None:
             projection = self._make.linear("embed_proj", "embed_proj")
             finish = make_projected(self._ops, finish, projection)
@@ -237,6 +239,8 @@ class Assembly:
                 assert replace(block, repeats=None) == of_first, "another layer"
                 assert not any(of_first.memories), "a layer remembers one pass"
                 built.append(built[block.repeats])
+            # one layer at a time, so that a placement that moves weights away never holds two in
+            # memory
             self._placement.place(i, self.parts[first:])
         return built
 
@@ -279,6 +283,8 @@ class Assembly:
 
     def _layers(self) -> list[Layer]:
         layers = self._placed_layers(lambda i, block: list(self._layer(i, block)))
+        # the norm before a part runs in one op with the sum after the part before it, so each part
+        # gets the norm of its successor
         following = [piece.pre for pieces in layers for piece in pieces][1:]
         last = self._spec.final_norm
         following.append(None if last is None else self._make.norm("norm", last))
@@ -320,6 +326,8 @@ class Assembly:
     def _layer(self, layer: int, b: Block) -> Iterator[_Piece]:
         """The pieces of a layer. Its own factor, where it has one, belongs to the last."""
         at = f"layers.{self._spec.first_layer + layer}."
+        # noted before the pieces: layers that share keys and values name a layer, whose mixer may
+        # be its second piece
         self._first_places.append(self._place)
         *pieces, last = [*self._pieces(at, b), *self._input_gate(at, layer, b)]
         yield from pieces
@@ -430,6 +438,8 @@ class Assembly:
     def _placed(self, at: str, m: SingleMixer) -> PlacedMixer:
         """Build a mixer, whose memory is the next one of the pool, or that of an earlier layer."""
         place = self._place
+        # layers without keys of their own read the memory of an earlier one and take no place in
+        # the pool
         if isinstance(m, Attention) and m.shares is not None:
             assert m.shares < len(self._first_places) - 1, "not an earlier layer"
             assert self._spec.blocks[m.shares].memories == (m.memory,), "other keys and values"
@@ -482,6 +492,7 @@ class Assembly:
         make, pooler = self._make, self._spec.pooler
         needs_rows = pooler is not None and pooler.reads_tokens
         is_tied, stored_as = self._spec.tie and self._spec.generates, make.format_of("head", "head")
+        # one copy in memory serves both: rows for the look-up are taken out of the packed form
         if is_tied and stored_as is None and not needs_rows:
             self._tied_head = make.packed("embed", ["embed"], self._packed_table)
             make.keep("embed", self._tied_head)
@@ -490,6 +501,7 @@ class Assembly:
         if needs_rows:
             self._head_rows = table
         if is_tied:
+            # a rounded head keeps its own copy: look-ups take the values as they are stored
             with make.replacing("embed" if stored_as is None else "head", ["embed"]):
                 self._tied_head = self._ops.pack_linear(table, None, stored_as)
             if stored_as is None:

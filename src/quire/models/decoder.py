@@ -141,6 +141,7 @@ class DecoderModel(GivenWeights):
         self._use_slots(batch.adapter_slots)
         start, stop, _ = (layers or slice(None)).indices(len(self._layers))
         x = self.embed(batch) if hidden is None else hidden
+        # one table per step in place of a look-up in every layer
         if self._axes is not None:
             batch = self._axes(batch)
         if start >= stop:
@@ -154,6 +155,8 @@ class DecoderModel(GivenWeights):
             x, h = self._layers[i](x, h, batch)
             if i < len(batch.deep):
                 assert i + 1 < len(self._layers), "the last layer's end has the final norm"
+                # added after the layer's own sum, as the tower's outputs belong to the stream and
+                # not to a part
                 x = self._ops.add(x, batch.deep[i])
                 h = self._layers[i + 1].enter(x)
         experts = tuple(self._choices)

@@ -65,6 +65,8 @@ class Maker:
         self.parts: list[tuple[str, Part]] = []
         self.weights = weights
         may_differ = weights.has_codes or bool(recipe.own)
+        # only where parts of one product may differ: the wrapper costs a look at each call while a
+        # step is recorded
         own = with_separate_products(ops) if may_differ else ops
         self.ops = own if adapters is None else adapted(own, adapters)
         self.adapters = adapters
@@ -97,6 +99,7 @@ class Maker:
         self, role: Role, weight: Tensor | RowStack | CodedWeight, leaf: str
     ) -> WeightFormat | None:
         """The format that the recipe gives a leaf's weight; one in codes stays as it is."""
+        # codes are kept as the checkpoint has them: rounding them again would add a second error
         return None if isinstance(weight, CodedWeight) else self.format_of(role, leaf)
 
     def format_of_experts(
@@ -208,6 +211,7 @@ class Maker:
             found = pack()
             self._stored.note(name, found)
         else:
+            # its pages are never read
             self.weights.skip(leaves)
         return found
 
@@ -284,10 +288,14 @@ class Maker:
             segments = self.segments(units, weight.shape[1], stored_as, scaled, is_cut=is_cut)
             peaks = None
             if group is not None and stored_as is not None:
+                # rows are cut over the workers, and all parts of a row need the scale of the whole
+                # one
                 peaks = group.largest(self.ops.row_peaks(weight))
             packed: LinearWeight = self.ops.pack_linear(weight, bias, stored_as, segments, peaks)
             return packed
 
+        # segments and peaks are found while packing, and `pack` does not run where an earlier start
+        # has done it
         packed = self.packed(name, [name], pack)
         self.keep(name, packed)
         bank = None
@@ -342,6 +350,7 @@ class Maker:
                 f"other formats for {', '.join(leaves)}",
                 "Their rows are taken apart while they are loaded: give all of them one format.",
             )
+        # `change` moves rows between the leaves, so they have to be one tensor first
         weight, bias = self.weights.linear(*leaves)
         if bias is not None and changes_bias:
             bias = change(bias)

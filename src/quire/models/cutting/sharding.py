@@ -51,6 +51,7 @@ def shard(decoder: Decoder, size: int, group: int = 0) -> Decoder:
     """The share of each of `size` workers in a decoder whose weights have a scale for every `group`
     inputs (0: not). Raises LoadError for heads, widths or experts that so many cannot share.
     """
+    # one worker keeps the spec itself, so that its plans are those of an engine without ranks
     assert size > 1, "a part is less than the whole"
     blocks = tuple(_shard_block(block, i, size, group) for i, block in enumerate(decoder.blocks))
     return replace(decoder, blocks=blocks)
@@ -79,6 +80,7 @@ def num_segments(units: int, inputs: int, group: int = 0) -> int:
     as many as the most workers, or fewer where these are not equal, between whole units (heads)
     and groups of inputs with one scale.
     """
+    # a scale must not be torn, and kernels take four inputs at a time
     least = max(group, INPUTS_AT_ONCE)
     fitting = (n for n in reversed(_SEGMENTS) if units % n == 0 and inputs % (n * least) == 0)
     return next(fitting, 1)

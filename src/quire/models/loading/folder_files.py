@@ -40,6 +40,7 @@ def found_format(folder: Path) -> LoadFormat:
     pickles.
     """
     stored = [file.name for file in folder.glob("*.safetensors")]
+    # Mistral publishes both kinds in one folder
     if any(not name.startswith("consolidated") for name in stored):
         return "safetensors"
     if stored and (folder / PARAMS).exists():
@@ -87,6 +88,7 @@ def next_header(file: Path, stream: BinaryIO) -> bytes:
             "`git lfs pull`."
         )
     size = int.from_bytes(first, "little")
+    # checked before it is read: the eight bytes may say anything
     if size > _MOST_HEADER_BYTES:
         raise CorruptCheckpoint(
             f"{file} is not a valid safetensors file: its header would have {size} bytes, and "

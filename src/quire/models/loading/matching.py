@@ -30,6 +30,8 @@ def match(
     exactly, LoadError for a type that is not the format's.
     """
     stored, others = tensor_map(family, decoder), frozenset[str]()
+    # decided by the files alone: checkpoints of the inner model are published under the same
+    # architecture
     bare = not any(name.startswith(family.prefix) for name in files.entries)
     if family.is_part:
         part = find_part(family, stored, files.entries)
@@ -48,7 +50,9 @@ def match(
             "Not loaded: layers that predict further tokens, which are not run (%s).",
             listed(drafts),
         )
+    # after what is ignored was taken out, since wrappers have heads of other parts too
     head = next((n for n in rest if n == _HEAD or n.endswith("." + _HEAD)), _HEAD)
+    # a copy is redundant, anything else would silently be another model
     if decoder.tie and head in rest:
         _check_tied_head(files, head, stored[0].name)
         rest.pop(head)
@@ -109,6 +113,7 @@ def _under_its_name(stored: StoredTensor, family: Family, files: WeightFiles) ->
 
 def _turned(stored: StoredTensor, files: WeightFiles) -> StoredTensor:
     entry = files.entries.get(stored.name)
+    # a square weight shows nothing by its shape: then the family's own form holds
     if entry is None or "transpose" not in stored.steps or entry.shape == stored.shape:
         return stored
     turned = stored.turned()
@@ -117,6 +122,7 @@ def _turned(stored: StoredTensor, files: WeightFiles) -> StoredTensor:
 
 def _in_codes(stored: StoredTensor, storage: Storage, files: WeightFiles) -> StoredTensor:
     coded = _with_own_scales(stored.in_codes(storage), files)
+    # config.json decides where it can; what it leaves open shows in the names of the tensors
     if coded.layout is None or not (storage.is_decided_by_files or coded.is_router):
         return coded
     has_codes = coded.at(coded.layout.marker) in files.entries

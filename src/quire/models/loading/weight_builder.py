@@ -170,6 +170,8 @@ class WeightBuilder:
         if self._folder is not None and num_bytes >= weight_file.LEAST_BYTES:
             pages = weight_file.file_pages(self._folder, num_bytes)
             return torch.frombuffer(pages, dtype=dtype).view(shape)
+        # fresh pages, huge ones: every page of a weight is written once, so zeroing it first is
+        # wasted, and products walk over all of it in each step
         is_mapped = sys.platform == "linux" and self.device.type == "cpu"
         if not is_mapped or num_bytes < _HUGE_PAGE_BYTES:
             return torch.empty(shape, dtype=dtype, device=self.device)
@@ -202,6 +204,8 @@ class WeightBuilder:
         runs: list[tuple[list[CodedWeight], list[str]]] = []
         for name in names:
             part = self._codes_of(name + ".weight")
+            # q, k and v are quantised alike nearly always, and then are one product; where not,
+            # neighbours still are
             if not runs or not runs[-1][0][0].fits(part):
                 runs.append(([], []))
             runs[-1][0].append(part)

@@ -88,6 +88,7 @@ def load_model(
             "loaded, and take as much memory as unquantised ones: %s.",
             *(storage.method, str(dtype).removeprefix("torch."), storage.widened_because),
         )
+    # names of leaves in a recipe are the checkpoint's, those of the decoder are canonical
     options = replace(options, recipe=for_decoder(options.recipe, family, decoder))
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
@@ -134,6 +135,8 @@ def load_model(
         kv_dtype=kv_dtype or dtype,
         files=files,
     ) as leaves:
+        # from the mapped file to the packed weight is one pass on CPUs; a GPU waits for copies,
+        # which another thread prepares
         if place.type == "cpu" or (load_format == "dummy" and files is None):
             return build(leaves.read, leaves)
         ahead = ReadAhead(leaves.read, parameters(own).values(), is_pinned=True)
@@ -228,6 +231,7 @@ def own_part(
         return decoder
     inputs = _group_size(recipe, storage)
     own = shard(decoder, group.size, inputs)
+    # the first rank speaks for all
     for why, layers in kept_whole(decoder, group.size, inputs).items() if group.rank == 0 else ():
         logger.info(
             "Layers %s have %s: each of the %d workers computes all of that part.",
