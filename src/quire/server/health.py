@@ -67,6 +67,7 @@ def _plain(value: object) -> object:
 
 async def metrics(server: Server, request: Request) -> Response:
     """The engine's statistics in the text format of Prometheus."""
+    # counters of cores come with their outputs, and an idle core sends none
     await server.engine.refresh_metrics()
     registry = registry_of(server.engine.metrics_collector(server.metrics_prefix))
     text, kind = exposition(registry)

@@ -117,6 +117,7 @@ class LongTexts:
         if limit is not None and size > max(limit, INLINE_CHARS):
             await self._refuse_by_size(text, limit)
         task = EncodeTask(text, add_special_tokens, limit, self._most_listed, cut, most_read)
+        # a process costs a copy and a wait, which is more than such a text takes
         if size <= SHORT_CHARS and not self._tokenizing.is_slow:
             encode = partial(self._tokenizer.encode, text, add_special_tokens)
             if cut is not None or most_read:
@@ -190,6 +191,8 @@ class LongTexts:
         longest = await asyncio.to_thread(lambda: self._tokenizer.longest_token_bytes)
         if longest is None:
             return
+        # no token has more bytes than this, so it has at least so many tokens: a bound without
+        # tokenizing
         least = -(-len(text.encode()) // longest)
         if least >= limit:
             raise PromptTooLong(least, limit, is_estimate=True)
@@ -207,6 +210,7 @@ class _Pace:
 
     def timed(self, num_chars: int, work: Callable[[], Any]) -> Any:
         """Do `work` on so many characters."""
+        # of this thread, so that a busy machine does not look like a slow tokenizer
         start = time.thread_time()
         try:
             return work()
@@ -262,5 +266,6 @@ async def _as_list(ids: bytes) -> list[int]:
     listed: list[int] = []
     for place in range(0, len(packed), _SLICE):
         listed += packed[place : place + _SLICE]
+        # no stream gets a token while a list is made
         await asyncio.sleep(0)
     return listed

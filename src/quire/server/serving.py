@@ -57,6 +57,7 @@ async def serve(
     how, access = listening_of(args), access_of(args, keys)
     with_admin = args.enable_admin and admin_listener is None
     app = await _public_app(server, access, args, with_admin=with_admin)
+    # two apps over one server: what controls the engine is not reachable where clients are
     served = [(make_listener(app, how), listener)]
     if admin_listener is not None:
         app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES, *WEIGHT_ROUTES))
@@ -90,6 +91,8 @@ async def serve(
         await engine.abort(server.in_flight.keys())
 
     async def watch() -> None:
+        # connections are accepted while the model loads: requests queue, and probes get 503 in
+        # place of a refused connection
         if engine.is_loading:
             await engine.wait_until_started()
             announce()
@@ -114,6 +117,7 @@ async def serve(
         history.cancel()
         server.close()
     if watching.done():
+        # only after everything is closed, so that the error is the last line of the log
         watching.result()  # raises what kept the engine from starting
     logger.info("Stopped.")
     return ending.exit_code

@@ -142,6 +142,8 @@ def answer_to(tokenizer: Tokenizer | None, data: bytes | bytearray) -> TextAnswe
 
 
 def _encoded(tokenizer: Tokenizer, task: EncodeTask) -> TextAnswer:
+    # a beginning that is too long already settles it, at a cost that follows from the limit and not
+    # from the text
     if task.limit is not None and len(task.text) > _BEGINNING * task.limit:
         num = len(tokenizer.encode(task.text[: _BEGINNING * task.limit], add_special_tokens=False))
         # A token may reach across the cut: the rest is not added, and a part is taken off.
@@ -160,6 +162,7 @@ def _packed(ids: list[int]) -> bytes:
 
 def _run(start: TextStart, pipe: socket.socket) -> int:
     """Do tasks until the pipe is closed; the exit code."""
+    # streams come first: nobody waits for a long text in milliseconds
     lower_priority()
     tokenizer: Tokenizer | None = None
     if start.tokenizer_folder is None:

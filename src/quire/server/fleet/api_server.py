@@ -59,6 +59,7 @@ def _run(start: ApiServerStart, pipe: socket.socket) -> int:
 
 async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
     media = start.plan.media
+    # the bound is that of the whole engine, whichever server the pictures come to
     share = None if media is None else KeptMedia(media.journal_bytes // start.num_rows)
     client = await CoreBrokerClient.open(pipe, share)
     ending = ShutdownSignal()
@@ -91,6 +92,7 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
     siblings = Siblings(neighbours, client.abort_elsewhere, on_started)
     admin = None if start.admin_fd is None else socket.socket(fileno=start.admin_fd)
     try:
+        # connections wait in the socket until there are cores to answer them
         await client.wait_until_open()
         freeze_start_up()
         listener = socket.socket(fileno=start.listener_fd)

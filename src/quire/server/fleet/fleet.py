@@ -162,6 +162,7 @@ class Fleet:
             )
             waiting.cancel()
             now = time.monotonic()
+            # after a stop of this process all servers look silent
             was_asleep, checked_at = now - checked_at > 2 * CHECK_INTERVAL_S, now
             if not was_asleep and now - connection.last_sign > SILENT_S:
                 logger.error("No heartbeat from API server %d for %.0f s.", row, SILENT_S)
@@ -206,6 +207,7 @@ class Fleet:
         """Have all servers stop; one that takes no connections yet has nothing to drain."""
         for process in self._processes.values():
             connection = self._broker.servers.get(process.client_index)
+            # it has requests, perhaps, and drains them itself
             if connection is not None and connection.is_up:
                 self._broker.shut_down(connection)
             else:

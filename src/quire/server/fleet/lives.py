@@ -57,6 +57,7 @@ async def keep_alive(
             return
         logger.error("%s %s; restarting it.", title, exit_status)
         if num_short_lives > 1:
+            # at once the first time: most deaths are single ones
             pause_s = FIRST_PAUSE_S * 2 ** (num_short_lives - 1)
             await asyncio.sleep(min(LONGEST_PAUSE_S, pause_s))
             if ending.begun.is_set():

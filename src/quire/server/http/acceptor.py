@@ -117,6 +117,7 @@ class Acceptor:
             logger.warning("New connections have to wait: %s.", why)
 
     def _accept(self) -> None:
+        # bounded, so that a flood of connections does not keep the loop from its streams
         for _ in range(_BURST):
             if not self._connections.make_room():
                 why = "all that the descriptors suffice for are busy"

@@ -44,6 +44,7 @@ class BrowserGuard:
             text = f"The host `{name}` is not known as this server's: start it with --allowed-hosts"
             return Refusal(403, f"{text} {name}, or with an API key.")
         origin = headers.get("origin", "")
+        # programs send no origin, and pages may not read what they get by GET without permission
         if scope["method"] in _SAFE or not origin.startswith(("http://", "https://")):
             return None
         if origin.partition("://")[2] == host or not self._origins.isdisjoint(("*", origin)):

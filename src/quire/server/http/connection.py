@@ -113,14 +113,18 @@ class Connections:
     def make_room(self) -> bool:
         """Whether one more may be accepted; the one that is the least loss is closed for it."""
         if len(self._open) < self._limit:
+            # room again: patience returns as fast as it went
             self._stalled_s = min(STALLED_S, 2 * self._stalled_s)
             return True
         victim, has_unread = self._stalled()
+        # an idle connection costs its client one reconnect, a stalled request costs more; but data
+        # that nobody has read yet may end the stall
         if victim is None and not has_unread:
             victim = next(iter(self._idle), None)
         if victim is None:
             return False
         close = self._open[victim]
+        # now and not when it is closed, so that the next in this burst is another one
         self.leave(victim)
         close()
         return True
@@ -254,6 +258,8 @@ class _Bounded(HttpToolsProtocol):
     def serve_without_upgrade(self, rest: bytes) -> None:
         """Parse the last head again without its offer, and then `rest`."""
         version = self.parser.get_http_version().encode()
+        # RFC 9110, 7.8: a server may ignore the offer; the parser cannot, so it gets the head
+        # without it
         lines = [b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))]
         lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         self.parser = _Parser(self)
@@ -291,8 +297,10 @@ class _Bounded(HttpToolsProtocol):
         """Answer with an error, unless a reply to an earlier request is on its way, and close."""
         if self._is_refused or self.transport.is_closing():
             return
+        # first: closing calls back into this object
         self._is_refused = True
         cycle = self._answered
+        # half a reply followed by another one would be read as its body
         if cycle is None or cycle.response_complete or not cycle.response_started:
             body = error_json(Refusal(status, message))
             headers = [
