@@ -56,10 +56,10 @@ class Tuned:
 @cache
 def option_fields(part: type[msgspec.Struct]) -> frozenset[str]:
     """The fields of a part of the plan that have an option's name."""
-    from quire.config.args.engine_args import EngineArgs  # which a core process does not have
+    from quire.config.args.engine_options import EngineOptions  # which a core process does not have
     from quire.config.args.option import options_of
 
-    return options_of(EngineArgs).keys() & set(part.__struct_fields__)
+    return options_of(EngineOptions).keys() & set(part.__struct_fields__)
 
 
 class PlanView:
