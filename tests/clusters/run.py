@@ -156,6 +156,22 @@ def workers(nodes: Cluster) -> None:
     wait_for(lambda: ray.available_resources().get("CPU") == 2)
 
 
+def workers_of_placed_cores(nodes: Cluster) -> None:
+    """A core that Ray places, whose ranks are behind actors, too: its CPUs are reserved once."""
+    more = nodes.add_node(num_cpus=2)
+    try:
+        wait_for(lambda: ray.available_resources().get("CPU") == 4)
+        with LLM(**RAY | {"data_parallel_size": 1}, **TWO, **{
+            "distributed_executor_backend": "ray"
+        }) as llm:  # fmt: skip
+            assert texts(llm) == expected()
+            assert llm.collective_rpc("check_health") == [None, None]
+            assert ray.available_resources().get("CPU") == 2
+        wait_for(lambda: ray.available_resources().get("CPU") == 4)
+    finally:
+        nodes.remove_node(more)
+
+
 def in_the_current_group(nodes: Cluster) -> None:
     """An engine in an actor of a placement group, whose bundles it takes as it is told."""
     group = ray.util.placement_group([{"CPU": 1}, {"CPU": 1}], strategy="SPREAD")
@@ -433,7 +449,8 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 CASES: dict[int, list[Callable[[Any], None]]] = {
     2: [
         *(offline, too_small, two_engines, groups, in_an_actor, core_is_killed, actor_is_killed),
-        *(scaling, in_ray_data, behind_serve, workers, in_the_current_group, worker_is_killed),
+        *(scaling, in_ray_data, behind_serve, workers, workers_of_placed_cores),
+        *(in_the_current_group, worker_is_killed),
     ],
     4: [node_is_lost, node_is_lost_for_good],
     3: [raylet_is_killed],
