@@ -161,9 +161,8 @@ def workers_of_placed_cores(nodes: Cluster) -> None:
     more = nodes.add_node(num_cpus=2)
     try:
         wait_for(lambda: ray.available_resources().get("CPU") == 4)
-        with LLM(**RAY | {"data_parallel_size": 1}, **TWO, **{
-            "distributed_executor_backend": "ray"
-        }) as llm:  # fmt: skip
+        wishes = {**RAY, **TWO, "distributed_executor_backend": "ray", "data_parallel_size": 1}
+        with LLM(**wishes) as llm:
             assert texts(llm) == expected()
             assert llm.collective_rpc("check_health") == [None, None]
             assert ray.available_resources().get("CPU") == 2
