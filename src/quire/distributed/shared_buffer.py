@@ -74,7 +74,7 @@ class SharedBuffer:
         return self._bytes[at : at + like.nbytes].view(like.dtype).view(like.shape)
 
     def place_of(self, tensor: Tensor) -> int | None:
-        """Where a tensor lies in the buffer; None: elsewhere."""
+        """The place of a tensor in the buffer; None: it lies elsewhere."""
         at = tensor.data_ptr() - self._bytes.data_ptr()
         is_here = at >= 0 and at + tensor.nbytes <= self.nbytes
         return at if is_here and tensor.is_contiguous() else None

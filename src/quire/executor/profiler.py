@@ -28,7 +28,7 @@ class Profiler:
         self._num_steps = 0
         self._delay, self._most = config.delay_iterations, config.max_iterations
         self._failure: OSError | None = None
-        """Why the trace that ended with a step was not written."""
+        """The reason why the trace that ended with a step was not written."""
 
     def start(
         self,

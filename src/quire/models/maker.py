@@ -216,7 +216,7 @@ class Maker:
         return found
 
     def replacing(self, name: str, leaves: Sequence[str]) -> AbstractContextManager[None]:
-        """Where a part is packed into the memory of another model's; see `PartMemory`."""
+        """A context in which a part is packed into another model's memory; see `PartMemory`."""
         return nullcontext() if self._memory is None else self._memory.packing(name, leaves)
 
     def table(self) -> Tensor:

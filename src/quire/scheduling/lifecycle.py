@@ -149,7 +149,7 @@ class Lifecycle:
         self.now = 0.0
         """The time of the last plan."""
         self.weights = 0
-        """How often the model's weights have changed."""
+        """Number of times that the model's weights have changed."""
         self._num_arrived = 0
 
     def begin_step(self, allowance: PromptAllowance | None) -> None:

@@ -110,7 +110,7 @@ class TokenBudget:
         self.allowance: PromptAllowance | None = None
         """The bound on this step's prompts; None: nothing waits for the step."""
         self._used = 0.0
-        """What is used of the allowance."""
+        """The part of the allowance that is used."""
         self._max_drafts = self._limit if config.max_drafts is None else config.max_drafts
         self._num_drafts = 0
 

@@ -200,7 +200,7 @@ class ScriptedCore:
         return 0
 
     def commit_weight_update(
-        self, weight_version: str | None = None, is_lost: bool = False
+        self, weight_version: str | None = None, is_lost: bool = False, token: str = ""
     ) -> None:
         """Note the name, and that none is open."""
         self._is_updating = False

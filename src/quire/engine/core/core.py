@@ -228,8 +228,7 @@ class EngineCore(CoreControl):
 
     def step(self) -> EngineCoreOutputs:
         """Launch what can be launched, read the oldest step in flight, and return its outputs."""
-        # first what has ended outside (grammars, adapters, loads): a request that became ready is
-        # planned in this turn
+        # first what has ended outside: a request that became ready is planned in this turn
         for poll in self._poll:
             self._refused += [_refusal(*failed) for failed in poll()]
         # then the device gets work before results are read, so that it never waits for the host

@@ -112,7 +112,7 @@ class FrontEnd(Generic[Client]):
         return self.tokenizer
 
     def noted(self, call: Utility[Any]) -> AbstractContextManager[None]:
-        """Where a call is made that statistics may count."""
+        """A context in which a call is made that statistics may count."""
         return noted(call, self.stats.note_operation)
 
     def note_call(self, call: Utility[Any], answer: object) -> None:

@@ -61,7 +61,7 @@ def _operation_of(call: Utility[object]) -> tuple[str, str] | None:
 
 
 class OperationTotals:
-    """What was noted. A metric is there from its first use on."""
+    """The operations that were noted. A metric is there from its first use on."""
 
     def __init__(self) -> None:
         self._in_flight: Counter[tuple[str, str]] = Counter()

@@ -28,12 +28,14 @@ class PartMemory(Protocol):
         ...
 
     def packing(self, name: str, leaves: Sequence[str]) -> AbstractContextManager[None]:
-        """Where the part of this name is packed into its memory, unless it stays as it is."""
+        """A context in which the part of this name is packed into its memory, unless it stays as
+        it is.
+        """
         ...
 
 
 @runtime_checkable
-class PackedPart(Protocol):
+class UnpackablePart(Protocol):
     """A part in a provider's own format."""
 
     def plain_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -60,7 +62,7 @@ def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(part, SeparateLinear):
         for place, weight in enumerate(part.parts):
             yield from tensors_of(f"{name}.{place}", weight)
-    elif isinstance(part, PackedPart):
+    elif isinstance(part, UnpackablePart):
         for end, tensor in part.plain_tensors():
             yield f"{name}.{end}", tensor
     else:

@@ -39,7 +39,9 @@ _LINE = 4096
 
 @dataclass(eq=False)
 class _Piece:
-    """What has come of a piece of the model. `held` are tensors whose memory is the sender's."""
+    """The tensors that have come of a piece of the model; the memory of those in `held` is the
+    sender's.
+    """
 
     facts: PieceFacts
     stored: list[StoredTensor]
