@@ -15,9 +15,8 @@ from quire.config.histogram_buckets import FAMILIES
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.shared_cores.broker_stats import ApiServerStats
-from quire.engine.stats.buckets import Buckets
 from quire.engine.stats.catalog import DESCRIPTIONS, HISTOGRAMS
-from quire.engine.stats.engine_stats import EngineStats, sizes_up_to
+from quire.engine.stats.engine_stats import Buckets, EngineStats, sizes_up_to
 from quire.engine.stats.loggers import (
     AggregatedLoggingStatLogger,
     AggregateStatLoggerBase,

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Self
 
 import msgspec
 
 from quire.config.plan import EnginePlan
 from quire.config.plan_parts import MemoryPlan
-from quire.engine.stats.buckets import Buckets
 from quire.engine.stats.catalog import DESCRIPTIONS, histogram_bounds
 from quire.engine.stats.draft_totals import DraftTotals
 from quire.engine.stats.loggers import (
@@ -28,12 +29,12 @@ from quire.engine.stats.loggers import (
     StatLoggers,
     StatsOptions,
 )
-from quire.engine.stats.operations import OperationNote, OperationTotals
+from quire.engine.stats.operations import BOUNDS, OperationNote
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats
 from quire.engine.stats.tier_totals import TIER_COUNTERS
 from quire.engine.wire.messages import SchedulerStats
 from quire.engine.wire.output_parts import FinishReason
-from quire.observability.metrics import Counter, Gauge, Metric
+from quire.observability.metrics import Counter, Gauge, Histogram, Metric
 from quire.observability.prometheus import MetricsCollector
 
 PREFIX = "vllm:"
@@ -317,6 +318,52 @@ class CoreTotals:
             yield Counter("prompt_tokens_cached_by_source", {**labels, "source": source}, count)
         for reason, count in self._num_ended.items():
             yield Counter("request_success", {**labels, "finished_reason": str(reason)}, count)
+
+
+class OperationTotals:
+    """The operations that were noted. A metric is there from its first use on."""
+
+    def __init__(self) -> None:
+        self._in_flight: Counts[tuple[str, str]] = Counts()
+        self._durations: dict[tuple[str, str], Buckets] = {}
+
+    def add(self, note: OperationNote) -> None:
+        """Count a note."""
+        key = note.metric, note.operation
+        self._in_flight[key] += 1 if note.seconds is None else -1
+        durations = self._durations.setdefault(key, Buckets(BOUNDS))
+        if note.seconds is not None:
+            durations.add(note.seconds)
+
+    def metrics(self) -> Iterator[Metric]:
+        """The totals as they are now."""
+        for (metric, operation), durations in self._durations.items():
+            labels = {"operation": operation}
+            yield durations.histogram(f"{metric}_operation_duration_seconds", labels)
+            count = self._in_flight[metric, operation]
+            yield Gauge(f"{metric}_operations_in_flight", labels, count)
+
+
+class Buckets:
+    """Counts values by size. `bounds` grow; a value equal to a bound belongs to it."""
+
+    __slots__ = ("_bounds", "_counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = list(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count `value` `times` times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
+
+    def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
+        """The counts as they are now."""
+        totals = list(accumulate(self._counts))
+        texts = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return Histogram(name, labels, totals[-1], self.sum, dict(zip(texts, totals, strict=True)))
 
 
 def sizes_up_to(most: int) -> list[int]:
