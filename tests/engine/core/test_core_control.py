@@ -321,7 +321,7 @@ def test_weights_that_cannot_be_read_again_leave_the_core_asleep(tmp_path):
 FREE = {
     "apply_model", "call", "check_adapter", "check_health", "get_model", "get_supported_tasks",
     "kv_cache_bytes", "profile", "reload_weights", "run_first_steps",
-    "save_sharded_state", "compute_weight_checksums", "count_weight_changes",
+    "save_sharded_state", "compute_weight_checksums", "count_weight_changes", "settle_snapshot",
 }  # fmt: skip
 """Methods of workers that leave what the core knows of them as it is."""
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from quire.engine.core import fault_isolation
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError
-from quire.scheduling import scheduler, stop
+from quire.scheduling import request as requests
+from quire.scheduling import scheduler
 from quire.step.columns import RoutedExperts, RunnerOutput
 from quire.step.faults import RowFailures, processor_text
 from quire.step.plan import StepPlan
@@ -151,7 +152,7 @@ def test_a_device_that_takes_no_step_is_dead():
 @depths
 @pytest.mark.parametrize("point", ["find_stop", "stop_ids"])
 def test_a_failure_in_the_scheduler_s_handling_of_one_request_is_its_own(depth, point, monkeypatch):
-    real = getattr(stop, point)
+    real = getattr(requests, point)
 
     def fail(asked, *rest):
         if asked.handle == 2:

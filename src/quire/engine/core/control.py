@@ -43,6 +43,7 @@ OF_THE_CORE = {
     "commit_update": "Call finish_weight_update() of the engine.",
     "abandon_update": "Call finish_weight_update() of the engine.",
     "spoil_weights": "Call finish_weight_update() of the engine.",
+    "restore_update": "The engine restores an update itself after the death of a core.",
 }
 """Methods of workers that the core alone calls, and what to do instead."""
 
