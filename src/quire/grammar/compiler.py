@@ -25,7 +25,7 @@ from quire.scheduling.request import Request
 from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import StepPlan
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported with the first form, by most engines never
     from quire.grammar.libraries import GrammarLibraries
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class GrammarCompiler:
     def _read(self) -> tuple[Vocabulary, GrammarLibraries]:
         """The vocabulary and the libraries for it, made with the first form."""
         if self._vocabulary is None or self._libraries is None:
-            from quire.grammar.libraries import GrammarLibraries  # few engines need them
+            from quire.grammar.libraries import GrammarLibraries
 
             assert self._source is not None
             self._vocabulary = Vocabulary.read(self._source)

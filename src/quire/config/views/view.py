@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    import msgspec
+from typing import Any, NoReturn
 
 
 class Fact:
@@ -54,12 +51,12 @@ class Tuned:
 
 
 @cache
-def option_fields(part: type[msgspec.Struct]) -> frozenset[str]:
-    """The fields of a part of the plan that have an option's name."""
+def option_fields(part: Any) -> frozenset[str]:
+    """The fields of a kind of part of the plan that have an option's name."""
     from quire.config.args.engine_options import EngineOptions  # which a core process does not have
     from quire.config.args.option import options_of
 
-    return options_of(EngineOptions).keys() & set(part.__struct_fields__)
+    return frozenset(options_of(EngineOptions)) & set(part.__struct_fields__)
 
 
 class PlanView:
@@ -80,7 +77,7 @@ class PlanView:
     def __getattr__(self, name: str) -> Any:
         if name != "plan" and not name.startswith("_"):  # which a copy that is made asks for
             for part in self.parts:
-                if name in option_fields(type(getattr(self.plan, part))):
+                if name in self._options(part):
                     return getattr(getattr(self.plan, part), name)
         raise AttributeError(
             f"{self.name} has no {name!r}. What an engine decided is in the parts of its plan: "
@@ -88,6 +85,10 @@ class PlanView:
             name=name,
             obj=self,
         )
+
+    def _options(self, part: str) -> frozenset[str]:
+        kind: Any = type(getattr(self.plan, part))
+        return option_fields(kind)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
@@ -107,5 +108,5 @@ class PlanView:
     def __repr__(self) -> str:
         names = [n for n, value in vars(type(self)).items() if isinstance(value, Fact)]
         for part in self.parts:
-            names += sorted(option_fields(type(getattr(self.plan, part))))
+            names += sorted(self._options(part))
         return f"{self.name}({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"

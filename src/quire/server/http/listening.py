@@ -20,8 +20,8 @@ from starlette.types import ASGIApp
 
 from quire.errors import InvalidParameter
 from quire.processes.owner_signals import OWNER_SIGNALS
-from quire.server.http.acceptor import Acceptor, Connections, most_connections
-from quire.server.http.connection import bounded_protocol
+from quire.server.http.acceptor import Acceptor, most_connections
+from quire.server.http.connection import Connections, bounded_protocol
 
 logger = logging.getLogger(__name__)
 
