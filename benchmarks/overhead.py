@@ -1,5 +1,7 @@
 """Costs of the engine itself: `AsyncLLM` with a model so small that it hardly computes.
 
+    PYTHONPATH=src:. python -m benchmarks.overhead --random-model tiny --dtype bfloat16
+
 64 streams at once and one alone, with the processor time of the front end and of the core per
 token; then the same with a core that has no model; then the front end by itself, fed with the
 columns of a core that costs nothing. In the event loop that `quire serve` has.
