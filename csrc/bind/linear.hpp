@@ -125,23 +125,29 @@ void experts(Context& c, int64_t num_experts, uintptr_t up, uintptr_t down, int6
 }
 
 // Fill outputs first..first+count-1 of a weight's panels from [count, in], its rows source_row
-// apart; peaks [count]: or 0.
+// apart; peaks [count]: or 0. Returns whether the source has NaN, if it looks_for_nan.
 template <class Context>
-void pack(Context& c, const PackedWeight& weight, int64_t first, int64_t count, uintptr_t source,
-          int64_t source_row, uintptr_t panels, uintptr_t peaks) {
+bool pack(Context& c, const PackedWeight& weight, int64_t first, int64_t count, uintptr_t source,
+          int64_t source_row, uintptr_t panels, uintptr_t peaks, bool looks_for_nan) {
+    uint32_t found = 0;
+    uint32_t* const has_nan = looks_for_nan ? &found : nullptr;
     const Rows from{reinterpret_cast<void*>(source), source_row, 0};
     const Outputs outputs{first, count};
     if (weight.form == WeightForm::plain) {
-        const PackArgs args{weight, from, reinterpret_cast<void*>(panels), outputs};
-        return c.submit(c.kernels.pack, args, weight.out);
+        const PackArgs args{weight, from, reinterpret_cast<void*>(panels), outputs,
+                            has_nan};
+        c.submit(c.kernels.pack, args, weight.out);
+        return found != 0;
     }
     const PackQuantizedArgs args{weight,
                                  from,
                                  reinterpret_cast<uint8_t*>(panels),
                                  const_cast<float*>(weight.scales),
                                  reinterpret_cast<const float*>(peaks),
-                                 outputs};
+                                 outputs,
+                                 has_nan};
     c.submit(c.kernels.pack_quantized, args, weight.out);
+    return found != 0;
 }
 
 // Fill the panels of a weight from codes, scales and zero points (or 0).
@@ -256,7 +262,8 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
         .def("experts", &experts<Context>, "experts"_a, "up"_a, "down"_a, "tokens"_a, "x"_a,
              "x_token"_a, "y"_a, "top_k"_a, "chosen"_a, "weights"_a, "kind"_a, "act"_a, "scale"_a,
              "weighs_input"_a, "slots"_a, "up_bank"_a.none(), "down_bank"_a.none())
-        .def("pack", &pack<Context>)
+        .def("pack", &pack<Context>, "weight"_a, "first"_a, "count"_a, "source"_a, "source_row"_a,
+             "panels"_a, "peaks"_a, "looks_for_nan"_a = false)
         .def("scan", &scan<Context>)
         .def("pack_coded", &pack_coded<Context>);
 }

@@ -410,12 +410,14 @@ struct ScanArgs {
     ScanResult* results;
 };
 
-// A source [outputs.count, in], its rows as "tokens", into the panels of a weight.
+// A source [outputs.count, in], its rows as "tokens", into the panels of a weight. has_nan: set to 1
+// if there is NaN in the source; or null.
 struct PackArgs {
     PackedWeight weight;
     Rows source;
     void* panels;
     Outputs outputs;
+    uint32_t* has_nan;
 };
 
 // The same into int8 or int4; `panels` and `scales` are zero and those of the weight. peaks: see
@@ -427,6 +429,7 @@ struct PackQuantizedArgs {
     float* scales;
     const float* peaks;
     Outputs outputs;
+    uint32_t* has_nan;
 };
 
 // Codes [out, in] and, [out, groups] each, scales and zero points (or null) into `panels`, which

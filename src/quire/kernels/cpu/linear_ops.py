@@ -165,7 +165,7 @@ class LinearOps:
         first = 0
         for part in weight.read() if isinstance(weight, RowStack) else [weight]:
             rows, count = self._runtime.dense(part), len(part)
-            self._context.pack(
+            self._runtime.pack(
                 *(packed.native, first, count, rows.data_ptr(), rows.stride(0)),
                 packed.panels.data_ptr(),
                 address_of(None if peaks is None else peaks[first:]),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +60,8 @@ class CpuRuntime:
             raise InvalidParameter("QUIRE_CPU_ISA", isa, str(error), "Leave it out.") from None
         self.program: Program | None = None
         self._given: list[Tensor] = []
+        self._found: list[bool] | None = None
+        """Of each packing, whether there was NaN; None: nobody asks."""
 
     @property
     def isa(self) -> str:
@@ -101,15 +104,23 @@ class CpuRuntime:
         return torch.frombuffer(pages, dtype=dtype).view(shape)
 
     @contextmanager
-    def weights_replace(self, memories: Sequence[Tensor]) -> Iterator[None]:
+    def weights_replace(self, memories: Sequence[Tensor]) -> Iterator[Callable[[], bool]]:
         """Have weights that are packed meanwhile, in this order, replace those in `memories`, where
-        they have the same form.
+        they have the same form. Gives a function: whether some were packed by `pack`, and none of
+        them has NaN.
         """
+        found = self._found = []
         self._given = list(memories)
         try:
-            yield
+            yield lambda: bool(found) and not any(found)
         finally:
-            self._given = []
+            self._given, self._found = [], None
+
+    def pack(self, *args: Any) -> None:
+        """Pack rows of a weight; `args` are those of the native call."""
+        has_nan = self.context.pack(*args, self._found is not None)
+        if self._found is not None:
+            self._found.append(has_nan)
 
     def expect_weights(self, num_bytes: int) -> None:
         """Say how large the weights are that each step of the next program reads. The products of

@@ -4,7 +4,7 @@ at the values before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 import torch
@@ -21,11 +21,13 @@ _LEAST_BYTES = 1 << 16
 class CpuWeightWriter:
     """See `WeightWriter`."""
 
+    looks_while_packing = True
+
     def __init__(self, runtime: CpuRuntime) -> None:
         self._runtime = runtime
 
-    def replacing(self, parts: Iterable[object]) -> AbstractContextManager[None]:
-        """Weights that are packed meanwhile are written into the memory of `parts`, in order."""
+    def replacing(self, parts: Iterable[object]) -> AbstractContextManager[Callable[[], bool]]:
+        """See `WeightWriter`."""
         return self._runtime.weights_replace([m for part in parts for m in _memories(part)])
 
     def look_at(self, tensor: Tensor, *, adds_up: bool) -> tuple[bool, tuple[int, ...]] | None:

@@ -15,9 +15,13 @@ from quire.models.loading.separate_products import SeparateLinear
 class WeightWriter(Protocol):
     """A provider's way to new values for weights that it has packed."""
 
-    def replacing(self, parts: Iterable[object]) -> AbstractContextManager[None]:
+    looks_while_packing: bool
+    """Whether `replacing` tells what it has seen."""
+
+    def replacing(self, parts: Iterable[object]) -> AbstractContextManager[Callable[[], bool]]:
         """Weights that are packed meanwhile, in this order, are written into the memory of
-        `parts`; one that has another form than its part gets memory of its own.
+        `parts`; one that has another form than its part gets memory of its own. Gives a function:
+        whether all that was packed until now was looked at, and has no NaN.
         """
         ...
 
@@ -31,9 +35,11 @@ class WeightWriter(Protocol):
 class PlainWriter:
     """Of a provider that has no such way: each weight gets memory of its own, and is copied."""
 
+    looks_while_packing = False
+
     @contextmanager
-    def replacing(self, parts: Iterable[object]) -> Iterator[None]:
-        yield
+    def replacing(self, parts: Iterable[object]) -> Iterator[Callable[[], bool]]:
+        yield lambda: False
 
     def look_at(self, tensor: Tensor, *, adds_up: bool) -> tuple[bool, tuple[int, ...]] | None:
         return None
@@ -50,14 +56,19 @@ class OldMemory:
         writer: WeightWriter,
         have_come: Callable[[Sequence[str]], bool],
         before_write: Callable[[], None],
+        check_again: Callable[[], None],
     ) -> None:
         """have_come: whether all leaves of these names have come. before_write: called before
-        anything is written.
+        anything is written. check_again: raises LoadError where tensors that were read while
+        `looks` have NaN.
         """
         self._parts = parts
         self._writer = writer
         self._have_come = have_come
         self._before_write = before_write
+        self._check_again = check_again
+        self.looks = False
+        """Whether values that are packed now are looked at."""
 
     def tensor(self, name: str, leaves: Sequence[str]) -> Tensor | None:
         """See `PartMemory`."""
@@ -75,5 +86,12 @@ class OldMemory:
             yield
             return
         self._before_write()
-        with self._writer.replacing(old.parts if isinstance(old, SeparateLinear) else (old,)):
-            yield
+        parts = old.parts if isinstance(old, SeparateLinear) else (old,)
+        with self._writer.replacing(parts) as is_clean:
+            self.looks = self._writer.looks_while_packing
+            try:
+                yield
+            finally:
+                self.looks = False
+            if self._writer.looks_while_packing and not is_clean():
+                self._check_again()

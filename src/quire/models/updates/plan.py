@@ -38,7 +38,8 @@ _SHORT = 1
 @dataclass(eq=False)
 class PieceFacts:
     """A piece of a model: its leaves, the tensors of the checkpoint that have them, the names of
-    those that change all of it, and the positions that its tables have.
+    those that change all of it, and the positions that its tables have. `matrices`: the names of
+    tensors that are one leaf which is a matrix, as it is.
     """
 
     decoder: Decoder
@@ -46,6 +47,7 @@ class PieceFacts:
     length: int
     stored: list[StoredTensor] = field(default_factory=list)
     required: set[str] = field(default_factory=set)
+    matrices: set[str] = field(default_factory=set)
 
 
 class UpdatePlan:
@@ -125,6 +127,8 @@ class UpdatePlan:
             for piece in found.values():  # none: another stage has it
                 piece.stored.append(each)
                 piece.required.update(self.names.required[each.name])
+                if each.sole_leaf is not None and each.sole_leaf.kind == "matrix":
+                    piece.matrices.add(each.name)
 
 
 def _stored_in(

@@ -236,15 +236,14 @@ class WeightUpdate:
         with closing(_CheckedTensors(piece, self._check_values)) as files:
             here = [s for s in piece.stored if any(n in files.entries for n in s.parts())]
             fitted(here, frozenset(files.entries), files)
-            leaves = StoredLeaves(files, here)
-            present = {leaf.name for each in here for leaf in each.leaves}
-            self._build(piece, present, leaves)
+            self._build(piece, files, here)
         piece.arrived.clear()
         piece.held.clear()
         piece.checked.clear()
 
-    def _build(self, piece: _Piece, present: Collection[str], leaves: StoredLeaves) -> None:
-        group = _Group()
+    def _build(self, piece: _Piece, files: _CheckedTensors, here: Sequence[StoredTensor]) -> None:
+        plan, group, leaves = self._plan, _Group(), StoredLeaves(files, here)
+        present = {leaf.name for each in here for leaf in each.leaves}
 
         def read(leaf: Parameter) -> Tensor | CodedWeight:
             group.leaves.add(leaf.name)
@@ -254,7 +253,7 @@ class WeightUpdate:
                 raise WeightMismatch(
                     f"{leaf.name} is missing: a layer with quantised weights has to come whole."
                 )
-            return torch.zeros((), dtype=self._plan.dtype).expand(leaf.shape)
+            return torch.zeros((), dtype=plan.dtype).expand(leaf.shape)
 
         def have_come(leaves: Sequence[str]) -> bool:
             names = [leaf + end for leaf in leaves for end in (".weight", ".bias")]
@@ -268,31 +267,28 @@ class WeightUpdate:
                 self._replace(name, part)
 
         layouts = [s for s in piece.stored if s.layout is not None and not s.layout.is_widened]
-        reader = parts_of(read, self._plan.whole, self._plan.cut)
+        memory = OldMemory(self._old, plan.writer, have_come, before_write, files.check_skipped)
+        files.memory = memory
         weights = WeightBuilder(
             piece.facts.leaves,
-            reader,
-            dtype=self._plan.dtype,
-            device=self._plan.device,
+            parts_of(read, plan.whole, plan.cut),
+            dtype=plan.dtype,
+            device=plan.device,
             coded=frozenset(leaf.name for s in layouts for leaf in s.leaves),
             folder=None,
             cache_scales={},
             sources={},
-            cut=self._plan.cut,
+            cut=plan.cut,
         )
         DecoderModel(
-            *(piece.facts.decoder, weights, self._plan.ops),
+            *(piece.facts.decoder, weights, plan.ops),
             max_model_len=piece.facts.length,
-            options=replace(
-                self._plan.options,
-                note_part=note,
-                memory=OldMemory(self._old, self._plan.writer, have_come, before_write),
-            ),
-            target=self._plan.target,
+            options=replace(plan.options, note_part=note, memory=memory),
+            target=plan.target,
         )
         weights.finish()
-        if self._plan.device.type == "cuda":
-            torch.cuda.synchronize(self._plan.device)
+        if plan.device.type == "cuda":
+            torch.cuda.synchronize(plan.device)
 
     def _is_complete(self, group: _Group, present: Collection[str]) -> bool:
         """Whether the leaves that were read for a part have come; one for which nothing more was
@@ -334,19 +330,32 @@ class _Group:
 
 
 class _CheckedTensors(NamedTensors):
-    """The tensors that have come for a piece, which are checked before they are read."""
+    """The tensors that have come for a piece. Each is checked before it is read, or while it is
+    packed where its values are those of one weight that is.
+    """
 
     def __init__(self, piece: _Piece, check: Callable[[str, Tensor], None]) -> None:
         super().__init__(piece.arrived.items())
         self._left = piece.arrived.keys() - piece.checked
+        self._skipped: list[str] = []
+        self._matrices = piece.facts.matrices
         self._check = check
+        self.memory: OldMemory | None = None
 
     def read(self, name: str) -> Tensor:
         tensor = super().read(name)
         if name in self._left:
             self._left.discard(name)
-            self._check(name, tensor)
+            if self.memory is not None and self.memory.looks and name in self._matrices:
+                self._skipped.append(name)
+            else:
+                self._check(name, tensor)
         return tensor
+
+    def check_skipped(self) -> None:
+        """Check those that were to be looked at while they were packed."""
+        for name in self._skipped:
+            self._check(name, super().read(name))
 
 
 def _sums(tensor: Tensor) -> list[int]:
