@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from quire import AsyncEngineArgs, AsyncLLM, SamplingParams
 from quire.distributed.named_tensors import TensorMeta
 from quire.distributed.shared_buffer import SharedBuffer
-from quire.environment import read_environment
 from quire.errors import WeightMismatch
 from quire.testing import make_checkpoint
 from quire.trainers.sources import described
@@ -168,7 +167,11 @@ def test_an_update_ends_on_all_cores_or_on_none(folders):
 
 @pytest.mark.full
 @pytest.mark.parametrize("cores", [1, 2])
-def test_a_core_that_dies_comes_back_with_the_updated_weights_of_a_snapshot(folders, cores):
+def test_a_core_that_dies_comes_back_with_the_updated_weights_of_a_snapshot(
+    folders, cores, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+
     async def scene(engine):
         client = engine.front_end.client
         await update(engine, folders[1], "new")
@@ -182,7 +185,7 @@ def test_a_core_that_dies_comes_back_with_the_updated_weights_of_a_snapshot(fold
         assert [span.version for span in again.weight_versions] == ["new"]
         assert await engine.get_weight_version() == "new"
         assert await engine.compute_weight_checksums() == sums
-        [*files] = read_environment().cache_dir.glob("updated/*.weights")
+        [*files] = tmp_path.glob("updated/*.weights")
         assert len(files) == cores
         for file in files:
             file.write_bytes(file.read_bytes()[:4096])
@@ -199,4 +202,4 @@ def test_a_core_that_dies_comes_back_with_the_updated_weights_of_a_snapshot(fold
 
     config = {"backend": "ipc", "snapshots": True}
     run(folders[0], scene, data_parallel_size=cores, weight_transfer_config=config)
-    assert not [*read_environment().cache_dir.glob("updated/*.weights")]
+    assert not [*tmp_path.glob("updated/*.weights")]

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
+from quire.distributed.shared_buffer import SharedBuffer
 from quire.errors import InvalidParameter, WeightUpdateError
 from quire.testing import make_checkpoint
 from quire.trainers.clients import LocalWeightSyncClient
@@ -25,7 +26,7 @@ from quire.trainers.senders import (
     WeightTransferTrainerFactory,
     while_engine,
 )
-from quire.trainers.sources import ModuleSource, layerwise_groups
+from quire.trainers.sources import ModuleSource, layerwise_groups, share_parameters
 
 SHAPE = {"num_hidden_layers": 2, "vocab_size": 300}
 PROMPT = list(range(3, 20))
@@ -91,6 +92,30 @@ def test_a_sender_keeps_an_engine_at_its_module(folder, module, backend):
         sender.send_weights(f"step {step}")
         assert check(llm, module).weight_versions == [(0, 6, f"step {step}")]
     sender.shutdown()
+
+
+def test_shared_parameters_are_read_where_they_are(folder, module, monkeypatch):
+    llm = opened(folder, "ipc")
+    buffer = share_parameters(module)
+    written = []
+    monkeypatch.setattr(SharedBuffer, "write", lambda *given: written.append(given))
+    sender = WeightTransferTrainerFactory.trainer_init(
+        IPCTrainerInitInfo(packed=False),
+        client=LocalWeightSyncClient(llm),
+        source=ModuleSource(module),
+    )
+    for step in range(2):
+        train(module, step)  # in place, as optimizers do
+        sender.send_weights()
+        check(llm, module)
+    assert not written
+    monkeypatch.undo()
+    module.lm_head.weight.data = module.lm_head.weight.data.clone()  # no longer there
+    train(module, 2)
+    sender.send_weights()
+    check(llm, module)
+    sender.shutdown()
+    buffer.close()
 
 
 def test_ranks_that_do_not_send_take_part_in_gathering(module):

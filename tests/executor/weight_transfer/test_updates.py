@@ -464,7 +464,8 @@ def test_an_update_by_name_is_not_forgotten_by_a_core_that_restarts(core, folder
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_core_takes_updated_weights_from_a_snapshot(folders, num_workers):
+def test_a_core_takes_updated_weights_from_a_snapshot(folders, num_workers, tmp_path, monkeypatch):
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
     if num_workers > 1 and "qwen2" not in str(folders[0]):
         pytest.skip("experts are not cut over workers")
     config = {"weight_transfer_config": {"backend": "ipc", "snapshots": True}}
