@@ -22,7 +22,10 @@ def reads_as_dataclass(kind: Kind) -> Kind:
     with results that are dataclasses elsewhere.
     """
     names = kind.__struct_fields__
-    twin = dataclasses.make_dataclass(kind.__name__, names, init=False, repr=False, eq=False)
+    own = {"__doc__": kind.__doc__}  # without it one is made from a signature, which takes longer
+    twin = dataclasses.make_dataclass(
+        kind.__name__, names, namespace=own, init=False, repr=False, eq=False
+    )
     kind.__dataclass_fields__ = twin.__dataclass_fields__  # type: ignore[attr-defined]
     return kind
 
