@@ -421,6 +421,21 @@ def test_broken_vocab_and_merges(tmp_path: Path, vocab: str, merges: str, says: 
         Tokenizer.from_folder(tmp_path)
 
 
+def test_a_vocabulary_may_lack_bytes_that_no_text_has(tmp_path: Path) -> None:
+    """As those of GPT-NeoX and MPT do."""
+    folder = write_vocab_and_merges(tmp_path, {"tokenizer_class": "GPTNeoXTokenizer"})
+    vocab = json.loads((folder / "vocab.json").read_text())
+    never = [chr(byte) for byte in (0xC0, 0xC1, *range(0xF5, 0x100))]
+    assert all(character in vocab for character in never)
+    kept = {token: index for token, index in vocab.items() if token not in never}
+    write_json(folder / "vocab.json", kept)
+    assert Tokenizer.from_folder(folder).encode("a\u00c0") != []
+    del kept[chr(0xF4)]
+    write_json(folder / "vocab.json", kept)
+    with pytest.raises(LoadError, match="1 symbols of bytes are missing"):
+        Tokenizer.from_folder(folder)
+
+
 @pytest.mark.parametrize(
     ("prefix", "merge"), [("##", ["a", "b"]), ("x", ["a", "é"]), ("##", "a b")]
 )

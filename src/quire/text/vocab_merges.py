@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from quire.errors import LoadError
 from quire.text.json_files import read_value
 from quire.text.model_files import MOST_VOCABULARY_BYTES, read_text
+from quire.text.token_pieces import BYTE_OF_LETTER
 
 # How Qwen2 cuts text before BPE (transformers models/qwen2/tokenization_qwen2.py, the published
 # pattern): contractions, words with one leading sign, single digits, signs with trailing newlines,
@@ -20,6 +21,8 @@ _QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_NEVER = (0xC0, 0xC1, *range(0xF5, 0x100))
+"""Bytes that UTF-8 does not have, and that the vocabulary of GPT-NeoX and MPT lacks."""
 _CLASSES = ("GPT2Tokenizer", "CodeGenTokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")
 
 
@@ -64,10 +67,10 @@ def _read_model(vocab: Path, merges: Path) -> models.BPE:
         Exception
     ) as error:  # the library raises bare Exception for merges outside the vocabulary
         raise LoadError(f"{vocab} and {merges.name} are not a BPE model: {error}.") from error
-    missing = [c for c in pre_tokenizers.ByteLevel.alphabet() if c not in table]
+    missing = [c for c, byte in BYTE_OF_LETTER.items() if c not in table and byte not in _NEVER]
     if missing:
         raise LoadError(
-            f"{vocab} is not a byte-level vocabulary ({len(missing)} of the 256 byte symbols are "
+            f"{vocab} is not a byte-level vocabulary ({len(missing)} symbols of bytes are "
             f"missing); "
             f"such a tokenizer needs its tokenizer.json."
         )

@@ -374,6 +374,18 @@ def test_tiktoken_with_the_pattern_of_the_model(tmp_path, name):
     assert tokenizer.eos_token_id == len(RANKS) + 5
 
 
+def test_a_piece_of_text_that_is_a_token_is_that_token(tmp_path):
+    """Also where no two others make it, as in Llama 3's vocabulary (" Việt")."""
+    ranks = {**RANKS, b" qzx": len(RANKS)}
+    folder = write_tiktoken(tmp_path / "tiktoken", "tiktoken.model", "llama", ranks)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["added_tokens_decoder"], config["eos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.encode("hello qzx") == [RANKS[b"hello"], len(RANKS)]
+    assert len(tokenizer.encode("hello qzxy")) == 6  # within a word it is not made
+
+
 def test_tiktoken_of_other_models_needs_code(tmp_path):
     with pytest.raises(LoadError, match="only in code of the repository .model_type 'qwen'"):
         Tokenizer.from_folder(write_tiktoken(tmp_path, "qwen.tiktoken", "qwen"))

@@ -1,8 +1,9 @@
 """Byte-level BPE from tokens with ranks, as tiktoken and tekken files have them.
 
-They merge the two neighbours whose joined bytes have the lowest rank. The library merges by a list
-of pairs; one with every division of every token into two others, by the token's rank, does the
-same (transformers' TikTokenConverter makes this list, too).
+A piece of text that is a token is that token. In others, the two neighbours merge whose joined
+bytes have the lowest rank. The library merges by a list of pairs; one with every division of every
+token into two others, by the token's rank, does the same (transformers' TikTokenConverter makes
+this list, too).
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def build_byte_pairs(
     if not taken.isdisjoint(texts):
         merges = [(a, b) for a, b in merges if a + b not in taken]
     try:
-        library = LibraryTokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False))
+        model = models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=True)
+        library = LibraryTokenizer(model)
         cut = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     except Exception as error:  # the library raises bare Exception
         raise LoadError(f"{place} is no BPE model: {error}.") from error
