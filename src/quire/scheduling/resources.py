@@ -82,7 +82,7 @@ class Resources:
             resource.give_back(request)
 
 
-_LEAST_TOKENS = 16
+_LEAST_TOKENS = 8
 """Tokens that the first prompt of a step gets whatever the allowance."""
 _UNIT_TOKENS = 8
 """A prompt that the allowance cuts gets a multiple of this many tokens. Larger units leave more of

@@ -446,9 +446,9 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     max_stall_ms: int | None = _SCHEDULE.integer(
         None,
         "Longest time that a step may take while requests that have begun to answer wait for it: "
-        "prompts get as many tokens of it as measured speeds allow, but at least so many that "
-        "reading the weights is a fifth of the step. 0: no bound. None: 250 on engines that serve, "
-        "unless max_num_batched_tokens is given.",
+        "prompts get as many tokens of it as measured speeds allow, but at least half of its time, "
+        "and so many that reading the weights is a fifth of it. 0: no bound. None: 250 on engines "
+        "that serve, unless max_num_batched_tokens is given.",
         unit="milliseconds",
         minimum=0,
     )

@@ -23,9 +23,16 @@ prompts say what the base is.
 _FIRST = 128.0
 """Tokens of the first prompts next to streams, before any prompt was timed."""
 _LEAST_READING = 5.0
-"""A step is never to be shorter than this multiple of one that only decodes, most of which is
-reading the weights: what prompts then pay for the reading is a fifth.
+"""A step is never to be shorter than this multiple of reading the weights: what prompts then pay
+for the reading is a fifth.
 """
+_HIDDEN = 0.5
+"""Share of a decoding step up to which its arithmetic is hidden behind reading, which then is the
+whole step. Codes of four bits are read so fast that a few rows are bound by arithmetic, of which
+prompts pay nothing.
+"""
+_LEAST_PROMPTS = 2.0
+"""Nor shorter than this multiple of a decoding step: half of its time is that of prompts."""
 _FORGETTING = 1.01
 """Growth per decoding step of the shortest time of one, so that a slower machine is noticed."""
 
@@ -52,6 +59,8 @@ class StepPace:
         """Seconds per token and `_SPAN` positions."""
         self._shortest_s = 0.0
         """The shortest time of a step that only decodes; 0 before the first."""
+        self._shortest_rows = 0
+        """The rows of that step."""
         self._has_told = False
 
     @property
@@ -59,9 +68,16 @@ class StepPace:
         """Bound on the prompts of the next step, if streams wait for it."""
         if self._token_s is None:
             return PromptAllowance(_FIRST)
-        goal_s = max(_LEAST_READING * self._shortest_s, self._goal_s)
-        seconds = max(0.0, goal_s - self._base_s)
+        seconds = max(0.0, max(self._least_s(), self._goal_s) - self._base_s)
         return PromptAllowance(seconds / self._token_s, self._span_s / _SPAN / self._token_s)
+
+    def _least_s(self) -> float:
+        """The least time of a step with prompts."""
+        arithmetic_s = self._shortest_rows * (self._token_s or 0.0)
+        reading_s = self._shortest_s
+        if arithmetic_s > _HIDDEN * reading_s:
+            reading_s = max(0.0, reading_s - arithmetic_s)
+        return max(_LEAST_READING * reading_s, _LEAST_PROMPTS * self._shortest_s)
 
     def note(self, step: InFlightStep, now: float) -> None:
         """Note that the oldest step in flight has been read."""
@@ -73,7 +89,7 @@ class StepPace:
         tokens = float(sum(chunk.count for chunk in chunks))
         pairs = sum(chunk.count * (chunk.end - chunk.count / 2) for chunk in chunks)
         if not tokens:
-            self._note_decoding(seconds)
+            self._note_decoding(seconds, 0 if step.cohort is None else len(step.cohort.rows))
         elif self._token_s is None:
             # the base may come from a slower moment of the machine: at least half of the time is
             # taken for the tokens'
@@ -84,18 +100,19 @@ class StepPace:
 
     def _tell_goal(self) -> None:
         """Say once, when there are prompts, that the reading of the weights rules."""
-        least = _LEAST_READING * self._shortest_s
+        least = self._least_s()
         if least > self._goal_s and not self._has_told:
             self._has_told = True
             logger.info(
-                "Steps that decode take %d ms, most of it for reading the weights: beside streams, "
-                "steps with prompts take %d ms, more than max_stall_ms=%d",
+                "Steps that decode take %d ms, most of it for reading the weights or for many "
+                "streams: beside streams, steps with prompts take %d ms, more than max_stall_ms=%d",
                 *(1000 * self._shortest_s, 1000 * least, 1000 * self._goal_s),
             )
 
-    def _note_decoding(self, seconds: float) -> None:
-        shortest = self._shortest_s * _FORGETTING
-        self._shortest_s = min(seconds, shortest) if shortest else seconds
+    def _note_decoding(self, seconds: float, num_rows: int) -> None:
+        self._shortest_s *= _FORGETTING
+        if not self._shortest_s or seconds < self._shortest_s:
+            self._shortest_s, self._shortest_rows = seconds, num_rows
         # the machine itself may have paused, which must not stop prompts
         bounded = min(seconds, 2 * self._base_s) if self._base_s else seconds
         self._base_s += _RATE * (bounded - self._base_s)
