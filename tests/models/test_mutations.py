@@ -86,6 +86,7 @@ CHOOSES_ALIKE = ("mixer", "indexer", "rope", "scaling", "factor")
 """Whether other tokens are chosen depends on the last bits of scores."""
 FIXED_EPS = ("olmo", "opt", "dbrx", "biogpt")
 """transformers has no key for them: 1e-5, which random numbers do not show."""
+_CHOICE_NORMS = ("norm", "query_norm")
 OF_OWN_KEYS = ("value_norm", "values_are_keys")
 """Facts of keys and values, which other layers may have in a layer's place."""
 UNUSED_ROPE = {
@@ -222,8 +223,13 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         return not any(leaf.endswith(last) for leaf in parameters(spec))
     if last == "parallel" and block.mixer is None:
         return True
-    if path[-3:] in (("mixer", "norm", "eps"), ("indexer", "norm", "eps")):
-        # of latents and of keys of the choice, always 1e-6
+    latent = block.mixer if isinstance(block.mixer, LatentAttention) else None
+    if latent is not None and latent.shares is not None and path[2] in ("norm", "bias"):
+        return True  # of the products and norms of the other layer's latents
+    if path[-3:] == ("mixer", "norm", "eps") and name == "mistral_large4":
+        return False  # that of the whole model
+    if path[-3:] in (("mixer", "norm", "eps"), *(("indexer", n, "eps") for n in _CHOICE_NORMS)):
+        # of latents, and of queries and keys of the choice, always 1e-6
         return not isinstance(block.mixer, BlockAttention)
     if "indexer" in path[:-1] and last != "is_shared":
         mixer = block.mixer
@@ -402,6 +408,11 @@ BLIND_KEYS: dict[str, set[str]] = {
     "afmoe": {"global_attn_every_n_layers"},  # layer types are listed
     # parts say their own sizes, and layer types are listed
     "glm_moe_dsa": {"first_k_dense_replace", "head_dim"},
+    "mistral_large4": {
+        *("first_k_dense_replace", "index_topk_freq", "index_skip_topk_offset"),
+        *("no_rope_layer_interval", "head_dim"),  # there are lists for the layers
+        "rope_theta",  # the rotation has its own
+    },
     "kimi_linear": {"head_dim"},
     "deepseek_v32": {"head_dim"},
     "deepseek_v4": {
