@@ -86,6 +86,7 @@ CHOOSES_ALIKE = ("mixer", "indexer", "rope", "scaling", "factor")
 """Whether other tokens are chosen depends on the last bits of scores."""
 FIXED_EPS = ("olmo", "opt", "dbrx", "biogpt")
 """transformers has no key for them: 1e-5, which random numbers do not show."""
+_OF_LATENTS = ("mixer", "norm"), ("mixer", "bias")
 _CHOICE_NORMS = ("norm", "query_norm")
 OF_OWN_KEYS = ("value_norm", "values_are_keys")
 """Facts of keys and values, which other layers may have in a layer's place."""
@@ -224,7 +225,7 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
     if last == "parallel" and block.mixer is None:
         return True
     latent = block.mixer if isinstance(block.mixer, LatentAttention) else None
-    if latent is not None and latent.shares is not None and path[2] in ("norm", "bias"):
+    if latent is not None and latent.shares is not None and path[1:3] in _OF_LATENTS:
         return True  # of the products and norms of the other layer's latents
     if path[-3:] == ("mixer", "norm", "eps") and name == "mistral_large4":
         return False  # that of the whole model
