@@ -1,10 +1,12 @@
-"""The encoder of LLaVA 1.5's pictures (CLIP-L, 336 pixels, random weights) beside transformers, in
-one run: its share of the arithmetic limit, pictures per second, time to the first token.
+"""The encoder of LLaVA 1.5's pictures (CLIP-L, 336 pixels, random weights) beside transformers and
+llama.cpp's mtmd, in one run: its share of the arithmetic limit, pictures per second, time to the
+first token.
 
-    python -m benchmarks.picture_encoder --dtype bfloat16 --batch 1 8
+    python -m benchmarks.picture_encoder --dtype bfloat16 --batch 1 8 --llama-cpp ENV/bin/python
 
-Both get the same weights, threads and pixels. A first token follows a picture that nobody has seen:
-decoded, processed, encoded, and 577 tokens of a decoder of two layers.
+All get the same weights, threads and pixels, and the rows of a picture are compared. A first token
+follows a picture that nobody has seen: decoded, processed, encoded, and 578 tokens of a decoder of
+two layers. ENV has llama-cpp-python and gguf.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import io
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -44,6 +47,8 @@ from quire.ops import select
 SIDE, PATCH, WIDTH = 336, 14, 256
 """Of a picture, of its patches, and of the decoder."""
 _CLIP_L = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_PEER = Path(__file__).parent / "peers" / "run_mtmd.py"
 _WORDS = ("<pad>", "<s>", "</s>", "<image>", *(f"w{i}" for i in range(60)))
 
 
@@ -66,6 +71,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--cpu-threads", type=int, help="default as many as an engine takes")
     parser.add_argument("--calls", type=at_least(1), default=3, help="of each batch")
     parser.add_argument("--skip-transformers", action="store_true")
+    parser.add_argument("--llama-cpp", type=Path, help="Python of an environment that has it")
+    parser.add_argument("--llama-cpp-kinds", nargs="+", default=["bf16", "f16"], help="of matrices")
     add_output_flag(parser)
     args = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
@@ -87,25 +94,36 @@ def run(args: argparse.Namespace, folder: Path) -> int:
     work = flops_of(encoder.spec)
     print(f"{limit.flops_per_s / 1e9:.0f} GFLOP/s by {limit.flops_by}, {num_threads} threads")
     rows = []
+
+    def note(program: str, batch: int, seconds: float) -> None:
+        share = batch * work / seconds / limit.flops_per_s
+        rows.append(Timed(program, batch, seconds, batch / seconds, share))
+        print(
+            f"{program:20} {batch:2} pictures {seconds * 1e3:8.0f} ms "
+            f"{batch / seconds:6.2f}/s {share:6.1%} of the limit",
+            flush=True,
+        )
+
     for batch in args.batch:
         pixels = torch.randn(batch, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
         programs: dict[str, Callable[[], object]] = {"quire": of_quire(encoder, pixels)}
+        if batch > 1:
+            programs["quire, one by one"] = of_quire(encoder, pixels, together=False)
         if not args.skip_transformers:
             programs["transformers"] = of_transformers(reference, pixels.to(dtype))
         for name, call in programs.items():
-            seconds = median_seconds(call, args.calls)
-            rate = batch * work / seconds
-            rows.append(Timed(name, batch, seconds, batch / seconds, rate / limit.flops_per_s))
-            print(
-                f"{name:14} {batch:2} pictures {seconds * 1e3:8.0f} ms "
-                f"{batch / seconds:6.2f}/s {rate / limit.flops_per_s:6.1%} of the limit",
-                flush=True,
-            )
+            note(name, batch, median_seconds(call, args.calls))
     first = {"quire": first_token_of_quire(folder, args)}
     if not args.skip_transformers:
         first["transformers"] = first_token_of_transformers(reference, args.calls)
+    for kind in args.llama_cpp_kinds if args.llama_cpp else ():
+        answer = ask_llama_cpp(args, folder, kind, num_threads)
+        for batch, seconds in answer["seconds"].items():
+            note(f"llama.cpp, {kind}", int(batch), seconds)
+        first[f"llama.cpp, {kind}"] = answer["first_token_s"]
+        print(f"  its rows differ by {difference(encoder, folder):.2%} of the largest value")
     for name, seconds in first.items():
-        print(f"{name:14} first token after {seconds * 1e3:.0f} ms")
+        print(f"{name:20} first token after {seconds * 1e3:.0f} ms")
     figures = {
         "machine": msgspec.to_builtins(limit),
         "flops_per_picture": work,
@@ -164,6 +182,8 @@ def write_model(folder: Path, dtype: torch.dtype, num_layers: int) -> Any:
             "image_processor_type": "CLIPImageProcessor",
             "size": {"shortest_edge": SIDE},
             "crop_size": {"height": SIDE, "width": SIDE},
+            "image_mean": _MEAN,
+            "image_std": _STD,
         },
     }
     for name, content in files.items():
@@ -182,10 +202,14 @@ def flops_of(tower: VisionTower) -> int:
     return 2 * tokens * matrices + 4 * tokens**2 * tower.dim * len(tower.blocks)
 
 
-def of_quire(encoder: VisionEncoder, pixels: torch.Tensor) -> Callable[[], object]:
-    """Encode a batch."""
+def of_quire(
+    encoder: VisionEncoder, pixels: torch.Tensor, *, together: bool = True
+) -> Callable[[], object]:
+    """Encode a batch, or its pictures one after the other."""
     pictures = [Picture(each[None]) for each in pixels]
-    return lambda: encoder.encode(pictures)
+    if together:
+        return lambda: encoder.encode(pictures)
+    return lambda: [encoder.encode([picture]) for picture in pictures]
 
 
 def of_transformers(model: Any, pixels: torch.Tensor) -> Callable[[], object]:
@@ -196,6 +220,43 @@ def of_transformers(model: Any, pixels: torch.Tensor) -> Callable[[], object]:
         return model.model.get_image_features(pixel_values=pixels, return_dict=True)
 
     return call
+
+
+def ask_llama_cpp(
+    args: argparse.Namespace, folder: Path, kind: str, num_threads: int
+) -> dict[str, Any]:
+    """The seconds of its encoder and to its first token, in a process of its environment. It leaves
+    the rows of one picture in the folder.
+    """
+    np.save(folder / "pixels.npy", np.random.default_rng(5).integers(0, 256, (SIDE, SIDE, 3), "u1"))
+    for seed in range(args.calls + 1):
+        (folder / f"{seed:03}.jpeg").write_bytes(jpeg(seed))
+    request = {
+        "folder": str(folder),
+        "kind": kind,
+        "num_threads": num_threads,
+        "batches": args.batch,
+        "calls": args.calls,
+        "around": [4, 5],
+        "answer": str(folder / "answer.json"),
+    }
+    (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+    command = [args.llama_cpp, _PEER, folder / "request.json"]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+    return answer
+
+
+def difference(encoder: VisionEncoder, folder: Path) -> float:
+    """The largest of the rows that llama.cpp left, relative to the largest value. It leaves out the
+    first patch, since it takes the class token for the first row, and that is its last one.
+    """
+    levels = torch.tensor(np.load(folder / "pixels.npy")).permute(2, 0, 1) / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (_MEAN, _STD))
+    [ours] = encoder.encode([Picture(((levels - mean) / std)[None])])
+    theirs = torch.tensor(np.load(folder / "rows.npy"))
+    ours, theirs = ours.float()[1:], theirs[:-1]
+    return float((ours - theirs).abs().max() / ours.abs().max())
 
 
 def median_seconds(call: Callable[[], object], count: int) -> float:

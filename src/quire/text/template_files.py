@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import LoadError, RequestError
-from quire.text.json_files import read_value
+from quire.text.json_files import read_json, read_value
 from quire.text.model_files import has_file, read_text
+
+_OF_PAIRS = ("clip", "siglip", "siglip2")
+_CONTENT = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
@@ -15,7 +18,7 @@ def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, 
 
     First chat_template.jinja and additional_chat_templates/*.jinja, then `chat_template` of
     tokenizer_config.json (text, a mapping, or a list of name and template), then
-    chat_template.json.
+    chat_template.json. Models that compare texts with pictures have none: a text is its content.
     """
     files = _template_files(folder)
     if set(files) == {"default"}:
@@ -26,6 +29,8 @@ def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, 
     if template is None and has_file(folder / "chat_template.json"):
         content = read_value(folder / "chat_template.json")
         template = content.get("chat_template") if isinstance(content, dict) else content
+    if template is None and read_json(folder / "config.json").get("model_type") in _OF_PAIRS:
+        return _CONTENT
     return _by_name(template)
 
 

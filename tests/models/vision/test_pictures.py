@@ -11,12 +11,15 @@ import torch
 from PIL import Image
 
 from quire import LLM, EngineArgs, LLMEngine, SamplingParams
+from quire.errors import RequestError
+from quire.media.decoding.rgb import as_rgb, opened
+from quire.media.faults import MediaFault
 from quire.media.picture_files import read_picture_settings
 from quire.models.config_reader import read_config, read_whole_config
 from quire.models.vision.encoder import VisionEncoder
 from quire.models.vision.families import read_vision
 from quire.models.vision.pictures import picture_of
-from tests.media.pictures import encoded
+from tests.media.pictures import encoded, odd_pictures
 from tests.models.vision.spoken import greedy_after, picture, write_spoken
 from tests.models.vision.spoken_models import IMAGE, IMAGE_ID, SPOKEN
 
@@ -109,6 +112,30 @@ def test_answers_are_those_of_transformers(name, tmp_path, monkeypatch):
         if "num_gpu_blocks_override" not in options:
             assert all((o.num_cached_tokens > 0) == spoken.is_found for o in again[:4])
         del llm
+
+
+ODD = ("llava", "qwen2_vl", "idefics3", "paddleocr_vl", "kimi_vl", "lighton_ocr", "gemma4")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ODD)
+def test_odd_pictures_have_the_answers_of_transformers(name, tmp_path):
+    model, spoken = write_spoken(name, tmp_path), SPOKEN[name]
+    llm = engine(tmp_path, max_model_len=spoken.length)
+    processor = read_picture_settings(tmp_path, read_whole_config(tmp_path)).read()
+    num_refused = 0
+    for data in odd_pictures().values():
+        image = as_rgb(opened(data, 10**8))
+        asked = as_prompt(f"w1 {IMAGE} w2", [data], spoken.placeholder)
+        try:
+            processor.layout(image.height, image.width)
+        except MediaFault:
+            num_refused += 1
+            with pytest.raises(RequestError, match="Image 0"):
+                llm.generate(asked, PARAMS)
+            continue
+        check(model, name, tmp_path, llm.generate(asked, PARAMS), [("", [image])])
+    assert num_refused <= 2  # those that are 3000 times as long as wide
 
 
 OTHERS = ("qwen3_vl", "gemma3", "paligemma", "internvl")
