@@ -253,8 +253,12 @@ def main():
         chosen = [example for example in EXAMPLES if args.only in example.name]
         for _, group in itertools.groupby(chosen, lambda e: (e.path, e.kind, e.flags)):
             examples = list(group)
-            with stand_in(source, examples[0], log) as (model, port):
-                failed += sum(not told(source, example, model, port) for example in examples)
+            try:
+                with stand_in(source, examples[0], log) as (model, port):
+                    failed += sum(not told(source, each, model, port) for each in examples)
+            except AssertionError as error:
+                failed += len(examples)
+                sys.stdout.write(f"FAILED  {examples[0].name}: {error}\n")
     sys.stdout.write(f"{failed} failed\n")
     return failed
 
