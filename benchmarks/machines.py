@@ -32,7 +32,7 @@ SMALL = ("--dtype", "float32", "--max-num-seqs", "16", "--num-gpu-blocks-overrid
          "--max-model-len", "256", "--cpu-threads", "1")  # fmt: skip
 PROMPTS = ("def add(a, b):", "import os\n\n", "class Stack:\n    def __init__(self", "x = [")
 NUM_TOKENS = 48
-START_S = 180.0
+START_S = 300.0
 KEY = "a key of these machines alone"
 HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
 SILENT_S = 10.0

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.machines import SMALL, START_S, Connect, Stream, report, status_of, wait
@@ -34,13 +35,17 @@ LOST_S = 20.0
 
 
 def from_machine(machine: Machine, address: str, port: int) -> Connect:
-    """A connection to `address` that begins on `machine`; the thread that makes it moves there."""
+    """A connection to `address` that begins on `machine`, where a thread moves to make it."""
 
-    def connect(timeout_s: float) -> socket.socket:
+    def there(timeout_s: float) -> socket.socket:
         with open(f"/run/netns/{machine.name}") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "setns")
         return socket.create_connection((address, port), min(timeout_s, LOST_S))
+
+    def connect(timeout_s: float) -> socket.socket:
+        with ThreadPoolExecutor(1) as traveller:
+            return traveller.submit(there, timeout_s).result()
 
     return connect
 
@@ -52,6 +57,7 @@ class Servers:
         self, network: Network, folder: Path, flags: Sequence[Sequence[str]], ports: Sequence[int]
     ) -> None:
         self._network = network
+        self._log = folder / "log"
         self._processes: list[subprocess.Popen[bytes]] = []
         self.places = [
             (machine, port) for port in ports for machine in network.machines[: len(flags)]
@@ -59,7 +65,7 @@ class Servers:
         for machine, own in zip(network.machines, flags, strict=False):
             command = [sys.executable, "-m", "quire", "serve", *SMALL, *own]
             command += ["--host", "0.0.0.0", "--port", str(PORT), "--shutdown-timeout", "1"]
-            with open(folder / f"{machine.name}.log", "ab") as log:
+            with self._log.open("ab") as log:
                 done = subprocess.Popen(machine.command(*command), stderr=log)
             self._processes.append(done)
 
@@ -80,7 +86,7 @@ class Servers:
                     pass
                 time.sleep(0.3)
             else:
-                raise TimeoutError("a server is not ready")
+                raise TimeoutError(self._log.read_text())
 
     def streams(self, count: int) -> list[Stream]:
         """Streams to the servers in turn."""

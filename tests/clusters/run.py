@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # cores inherit it from Ray's workers
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # its own 40 are few on a busy machine
 
 import psutil
 import ray

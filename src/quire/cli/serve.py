@@ -127,14 +127,13 @@ def _serve_at_ports(
     from quire.server.fleet.port_servers import serve_at_ports
     from quire.server.http.listening import bind
 
-    local = engine_args.data_parallel_size_local
-    count = engine_args.data_parallel_size if local is None else local
-    ports = [options.port + place for place in range(count)]
+    plan = engine_args.create_engine_config()
+    ports = [options.port + place for place, _ in enumerate(plan.parallel.data_parallel_ranks)]
     ports.append(options.data_parallel_supervisor_port)
     *listeners, health = (stack.enter_context(bind(options.host, port, None)) for port in ports)
     _warn_if_open(options, keys)
     start_signals.check()
-    return serve_at_ports(engine_args, options, keys, listeners, health)
+    return serve_at_ports(plan, options, keys, listeners, health)
 
 
 def parts_of(args: argparse.Namespace) -> tuple[ServerArgs, argparse.Namespace]:

@@ -21,7 +21,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.config.args.engine_args import EngineArgs
 from quire.config.args.server_args import ServerArgs
 from quire.config.plan import EnginePlan
 from quire.engine.event_loop import loop_factory
@@ -38,7 +37,7 @@ _MOST_ASKING = 64
 
 
 def serve_at_ports(
-    engine_args: EngineArgs,
+    plan: EnginePlan,
     args: ServerArgs,
     keys: Sequence[str],
     listeners: Sequence[socket.socket],
@@ -47,7 +46,7 @@ def serve_at_ports(
     """Serve with a server for each of `listeners`, the copies of this machine in their order, until
     a signal comes or one cannot be kept alive; the exit code.
     """
-    servers = PortServers(engine_args.create_engine_config(), args, keys, listeners)
+    servers = PortServers(plan, args, keys, listeners)
     try:
         servers.start()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
