@@ -31,6 +31,7 @@ from tests.clusters.run import (
     WORKERS,
     cluster,
     core_process,
+    rank_process,
     raylet_of,
     stream,
 )
@@ -50,8 +51,7 @@ def core(engine: AsyncLLM, chance: random.Random) -> psutil.Process:
 
 def rank(engine: AsyncLLM, chance: random.Random) -> psutil.Process:
     """The process of a rank."""
-    names = {f"QuireWorker-{chance.randrange(2)}"}
-    return next(each for each in psutil.process_iter() if each.name() in names)
+    return rank_process(chance.randrange(2))
 
 
 def actor_of(victim: Victim) -> Victim:
@@ -78,11 +78,23 @@ def raylet_under(victim: Victim, head: int) -> Victim:
     return found
 
 
+def kill(victim: Victim, engine: AsyncLLM, chance: random.Random) -> str:
+    """Kill a process; its name, or "" where there is none now, since it is coming back."""
+    try:
+        process = victim(engine, chance)
+        name = process.name()
+        process.send_signal(signal.SIGKILL)
+    except (psutil.NoSuchProcess, StopIteration, AssertionError):
+        return ""
+    return name
+
+
 async def rounds(
     nodes: Cluster, victim: Victim, wishes: dict[str, Any], num_rounds: int, chance: random.Random
 ) -> bool:
     """Run the rounds with one engine; whether all was right."""
-    head = next(p.pid for p in psutil.process_iter() if is_head(p, nodes))
+    ours = psutil.Process().children(recursive=True)
+    head = next(each.pid for each in ours if is_head(each, nodes))
     kinds = {
         "process": victim,
         "actor": actor_of(victim),
@@ -103,14 +115,11 @@ async def rounds(
             for _ in range(chance.choice((1, 1, 2))):
                 moment_s = chance.random() * LATEST_S
                 await asyncio.sleep(moment_s)
-                try:
-                    process = await asyncio.to_thread(kinds[kind], engine, chance)
-                    process.send_signal(signal.SIGKILL)
-                except (psutil.NoSuchProcess, StopIteration, RuntimeError):
-                    continue  # it is coming back
-                dead.append(f"{process.name()} after {time.monotonic() - began:.2f} s")
-                if kind == "raylet" and process.name() == "raylet":
-                    nodes.add_node(num_cpus=1)
+                name = await asyncio.to_thread(kill, kinds[kind], engine, chance)
+                if name:
+                    dead.append(f"{name} after {time.monotonic() - began:.2f} s")
+                if name == "raylet":
+                    await asyncio.to_thread(nodes.add_node, num_cpus=1)
             gathered = asyncio.gather(*streams, return_exceptions=True)
             found = await asyncio.wait_for(gathered, LONGEST_S)
             errors = sorted({str(each) for each in found if isinstance(each, BaseException)})

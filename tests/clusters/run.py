@@ -196,7 +196,7 @@ def worker_is_killed(nodes: Cluster) -> None:
     for is_actor in (False, True):
 
         def kill(engine: AsyncLLM, is_actor: bool = is_actor) -> None:
-            rank = next(p for p in psutil.process_iter() if p.name() == "QuireWorker-1")
+            rank = rank_process(1)
             (rank.parent() if is_actor else rank).send_signal(signal.SIGKILL)  # type: ignore[union-attr]
 
         wishes = {**WORKERS, **TWO, "data_parallel_backend": "mp", "data_parallel_size": 1}
@@ -322,6 +322,12 @@ async def stream(engine: AsyncLLM, number: int, name: str) -> list[int]:
 
 def core_process(engine: AsyncLLM, rank: int) -> psutil.Process:
     return psutil.Process(engine.front_end.client.core_status(rank).pid)
+
+
+def rank_process(rank: int) -> psutil.Process:
+    """The process of a rank, below the raylets of this program's cluster."""
+    ours = psutil.Process().children(recursive=True)
+    return next(each for each in ours if each.name() == f"QuireWorker-{rank}")
 
 
 def core_is_killed(nodes: Cluster) -> None:
