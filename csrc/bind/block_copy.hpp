@@ -74,10 +74,14 @@ inline void bind_block_copy(nanobind::module_& m) {
             return as_bytes(sum);
         },
         "content"_a, "size"_a);
-    m.def(
-        "touch_ahead",
-        [](uintptr_t memory, size_t size) { touch_ahead(at_address<std::byte>(memory), size); },
-        "memory"_a, "size"_a, "Have a thread give pages to memory, whose contents stay.");
+    nanobind::class_<TouchAhead>(
+        m, "TouchAhead", "Has a thread give pages to memory of `owner`, for as long as it lives.")
+        .def(
+            "__init__",
+            [](TouchAhead* self, uintptr_t memory, size_t size, nanobind::handle) {
+                new (self) TouchAhead(at_address<std::byte>(memory), size);
+            },
+            "memory"_a, "size"_a, "owner"_a, nanobind::keep_alive<1, 4>());
 }
 
 }  // namespace quire

@@ -29,25 +29,24 @@ constexpr std::chrono::milliseconds kPause(9);
 
 }  // namespace
 
-void touch_ahead(std::byte* memory, size_t size) {
+TouchAhead::TouchAhead(std::byte* memory, size_t size) {
     const size_t skip = (kPage - reinterpret_cast<uintptr_t>(memory) % kPage) % kPage;
     if (size < skip + kPage) return;
-    std::byte* const start = memory + skip;
-    const size_t whole = (size - skip) / kPage * kPage;
-    // Nobody waits for it: pages are given, not written, so it does no harm even where the memory
-    // was unmapped meanwhile and something else has its addresses.
-    std::thread([start, whole] {
-        for (size_t at = 0; at < whole; at += kPiece) {
-            const size_t piece = std::min(kPiece, whole - at);
-            if (madvise(start + at, piece, MADV_POPULATE_WRITE) != 0) return;
-            std::this_thread::sleep_for(kPause);
-        }
-    }).detach();
+    thread_ = std::thread(&TouchAhead::run, this, memory + skip, (size - skip) / kPage * kPage);
+}
+
+void TouchAhead::run(std::byte* start, size_t size) {
+    for (size_t at = 0; at < size && !ends_; at += kPiece) {
+        if (madvise(start + at, std::min(kPiece, size - at), MADV_POPULATE_WRITE) != 0) return;
+        std::this_thread::sleep_for(kPause);
+    }
 }
 
 #else
 
-void touch_ahead(std::byte*, size_t) {}
+TouchAhead::TouchAhead(std::byte*, size_t) {}
+
+void TouchAhead::run(std::byte*, size_t) {}
 
 #endif
 
@@ -82,6 +81,11 @@ void touch_start(std::shared_ptr<Memory> memory) {
     std::lock_guard lock(starts.mutex);
     starts.waiting.push_back(std::move(memory));
     if (!std::exchange(starts.is_running, true)) std::thread([] { starts.run(); }).detach();
+}
+
+TouchAhead::~TouchAhead() {
+    ends_ = true;
+    if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace quire

@@ -14,6 +14,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
+from quire.hardware.native import find_native
 from quire.step.transfers import BlockKey
 
 _MAGIC = b"quire kv host 1\n"
@@ -64,6 +67,13 @@ class SlotTable:
             for place in range(count):
                 self.clear(place)
             self.memory[: _HEAD.size] = head
+
+    def touch_ahead(self) -> None:
+        """Have the memory get its pages before it is written, for as long as the table lives."""
+        native, _ = find_native()
+        if native is not None:
+            whole = np.frombuffer(self.memory, np.uint8)
+            self._touching = native.TouchAhead(whole.ctypes.data, whole.nbytes, whole)
 
     def start_of(self, place: int) -> int:
         """The place of a slot's first byte in the memory."""

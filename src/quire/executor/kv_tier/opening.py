@@ -11,7 +11,6 @@ from torch import Tensor
 
 from quire.executor.kv_tier.root import RootParts, kept_digests
 from quire.executor.platform import Platform
-from quire.hardware.native import find_native
 from quire.runner.block_transfers import BlockTransfers
 from quire.runner.devices.block_copies import BlockCopies, CudaCopies, HostCopies
 from quire.runner.kv_cache import KVCache
@@ -41,12 +40,11 @@ def open_transfers(
     table = SlotTable(largest, count, root, plan.memory_fd, offset)
     memory = torch.frombuffer(table.memory, dtype=torch.uint8)
     copies: BlockCopies = HostCopies(kv_cache)
-    native, _ = find_native()
     if platform.driver is not None:
         platform.driver.pin(memory)
         copies = CudaCopies(kv_cache, platform.device.torch)
-    elif native is not None:
-        native.touch_ahead(memory.data_ptr(), memory.nbytes)
+    else:
+        table.touch_ahead()
     starts = map(table.start_of, range(table.count))
     slots: list[Tensor] = [memory[start : start + largest] for start in starts]
     if plan.disk is None:
