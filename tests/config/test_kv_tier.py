@@ -57,6 +57,23 @@ def test_a_folder_is_a_second_tier(tmp_path):
     assert tier_of(connector("SimpleCPUOffloadConnector", simple)).disk == disk
 
 
+def test_a_folder_may_be_told_of_in_events(tmp_path):
+    tier = {"type": "fs", "root_dir": str(tmp_path), "enable_kv_events": True}
+    assert tier_of(connector(extra={"secondary_tiers": [tier]})).disk.publishes
+    with pytest.raises(InvalidParameter, match="true or false"):
+        tier_of(connector(extra={"secondary_tiers": [{**tier, "enable_kv_events": 1}]}))
+
+
+def test_a_folder_of_others_needs_a_key(tmp_path):
+    tier = {"type": "fs", "root_dir": str(tmp_path), "mac_key_file": str(tmp_path / "key")}
+    with pytest.raises(InvalidParameter, match="mac_key_file.*No such file"):
+        tier_of(connector(extra={"secondary_tiers": [tier]}))
+    (tmp_path / "key").write_text("0" * 64)
+    (tmp_path / "key").chmod(0o600)
+    found = tier_of(connector(extra={"secondary_tiers": [tier]}))
+    assert found.disk.mac_key_file == str(tmp_path / "key")
+
+
 def test_contents_may_have_to_come_more_than_once():
     found = tier_of(connector(extra={"store_threshold": 3, "max_tracker_size": 9}))
     assert (found.store_threshold, found.max_tracker_size) == (3, 9)
@@ -78,7 +95,7 @@ def test_what_changes_nothing_is_taken():
         (connector("MultiConnector"), InvalidParameter, "a list of connectors"),
         (connector(kv_role=None), InvalidParameter, "['kv_role']=None"),
         (connector(kv_role="kv_producer"), NotBuiltYet, "['kv_role']='kv_producer'"),
-        (connector(kv_load_failure_policy="fail"), NotBuiltYet, "computed again"),
+        (connector(kv_load_failure_policy="maybe"), InvalidParameter, "recompute, fail"),
         (connector(kv_rank=0), InvalidParameter, "['kv_rank']=0"),
         (connector(extra={"cpu_bytes_to_use": None}), InvalidParameter, "['cpu_bytes_to_use']"),
         (connector(extra={"cpu_bytes_to_use": True}), InvalidParameter, "a whole number"),
@@ -97,6 +114,22 @@ def test_what_is_not_built_is_refused_by_name(config, error, text):
     with pytest.raises(error) as caught:
         tier_of(config)
     assert str(caught.value).startswith("kv_transfer_config") and text in str(caught.value)
+
+
+def test_a_failed_load_may_end_its_request():
+    assert tier_of(connector(kv_load_failure_policy="fail")) == KVTierPlan(GIB, fails=True)
+    child = {"kv_connector": "OffloadingConnector"}
+    child["kv_connector_extra_config"] = {"cpu_bytes_to_use": GIB}
+    peer = {"kv_connector": "NixlConnector"}
+    many = {
+        "kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": {"connectors": [peer, child]},
+    }  # fmt: skip
+    assert tier_of(many).fails
+    assert kv_transfer_config(many).kv_load_failure_policy == "fail"
+    tiers = {"cpu_bytes_to_use": GIB, "secondary_tiers": [{"type": "p2p"}]}
+    both = connector(extra=tiers, kv_load_failure_policy="fail")
+    assert kv_transfer_config(both).kv_load_failure_policy == "fail"
 
 
 def test_other_back_ends_and_both_forms_at_once_are_refused():

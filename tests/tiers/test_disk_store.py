@@ -15,6 +15,7 @@ import pytest
 from quire.errors import InvalidParameter
 from quire.tiers.checksum import content_sum
 from quire.tiers.disk_store import HEAD_BYTES, DiskStore
+from quire.tiers.mac_key import read_mac_key
 
 ROOT, SIZE = "ab" * 20, 16384
 
@@ -109,7 +110,8 @@ def test_a_damaged_file_is_a_miss_and_goes(store, folder, damage):
         data[places[damage]] ^= 1
     data = {"cut": data[:-40], "longer": data + b"x", "empty": b""}.get(damage, data)
     file.write_bytes(data)
-    assert store.get(key(1), SIZE + 64 * (damage == "other size")) is None
+    with pytest.raises(OSError, match="damaged"):
+        store.get(key(1), SIZE + 64 * (damage == "other size"))
     assert not file.exists() and not store.has(key(1))
 
 
@@ -118,7 +120,8 @@ def test_a_file_under_another_ones_name_is_a_miss(store, folder):
     store.put(key(2), content(2))
     first, second = files(folder)
     os.replace(first, second)
-    assert store.get(key(2)) is None
+    with pytest.raises(OSError, match="damaged"):
+        store.get(key(2))
 
 
 def test_files_are_the_users_own(store, folder):
@@ -206,7 +209,8 @@ def test_links_are_not_followed(store, folder):
     [file] = files(folder)
     file.rename(folder / "elsewhere")
     file.symlink_to(folder / "elsewhere")
-    assert store.get(key(1)) is None
+    with pytest.raises(OSError, match="symbolic"):
+        store.get(key(1))
     assert not Store(folder, ROOT, 1 << 20).contents()
 
 
@@ -266,3 +270,72 @@ def test_what_is_forgotten_while_it_is_written_gets_no_name(store, folder):
     assert store.put(key(2), content(2), forgotten) == []
     store.clear()
     assert not store.has(key(2)) and not [file for file in folder.rglob("*") if file.is_file()]
+
+
+KEY = bytes(range(64))
+
+
+def test_a_folder_of_others_is_used_with_a_key(folder):
+    folder.mkdir()
+    folder.chmod(0o777)
+    store = Store(folder, ROOT, 1 << 20, KEY)
+    store.put(key(1), content(1))
+    again = Store(folder, ROOT, 1 << 20, KEY)
+    assert again.contents() == [key(1)] and again.get(key(1)) == 1
+
+
+def forged(folder, kind, store):
+    """A file that somebody without the key has written."""
+    [file] = files(folder)
+    data = bytearray(file.read_bytes())
+    if kind == "content":
+        data[HEAD_BYTES:] = content(2).tobytes()
+    elif kind == "content and checksum":
+        other = DiskStore(folder / "forged", ROOT, 1 << 20)
+        other.put(key(1), content(2), content_sum(content(2)))
+        data = files(folder / "forged")[0].read_bytes()
+    elif kind == "another key":
+        other = DiskStore(folder / "forged", ROOT, 1 << 20, bytes(64))
+        other.put(key(1), content(2), content_sum(content(2)))
+        data = files(folder / "forged")[0].read_bytes()
+    elif kind == "another root":
+        other = DiskStore(folder / "forged", "cd" * 20, 1 << 20, KEY)
+        other.put(key(1), content(2), content_sum(content(2)))
+        data = files(folder / "forged")[0].read_bytes()
+    elif kind == "another block":
+        store.put(key(2), content(2))
+        data = (folder / store._path(key(2))).read_bytes()
+    (folder / store._path(key(1))).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "kind", ["content", "content and checksum", "another key", "another root", "another block"]
+)
+def test_what_others_write_is_no_answer(kind, folder):
+    store = Store(folder, ROOT, 1 << 20, KEY)
+    store.put(key(1), content(1))
+    forged(folder, kind, store)
+    with pytest.raises(OSError, match="damaged"):
+        store.get(key(1))
+    assert not store.has(key(1))
+
+
+def test_engines_with_and_without_a_key_have_folders_of_their_own(folder):
+    for given in (None, KEY, bytes(64)):
+        store = Store(folder, ROOT, 1 << 20, given)
+        assert not store.contents() and not store.has(key(1))
+        store.put(key(1), content(1))
+    assert len(files(folder)) == 3
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path):
+    file = tmp_path / "key"
+    for text, mode, says in (("ab" * 32, 0o644, "no one else"), ("ab", 0o600, "32 to")):
+        file.write_text(text)
+        file.chmod(mode)
+        with pytest.raises(InvalidParameter, match=says):
+            read_mac_key("mac_key_file", file)
+    with pytest.raises(InvalidParameter, match="No such file"):
+        read_mac_key("mac_key_file", tmp_path / "none")
+    file.write_text("ab" * 32 + "\n")
+    assert len(read_mac_key("mac_key_file", file)) == 64

@@ -20,8 +20,8 @@ from quire.encodable import plain_text, to_msgpack
 
 logger = logging.getLogger(__name__)
 
-GPU, CPU = "GPU", "CPU"
-"""The media of contents: blocks of the pool, whatever device they are on, and a tier outside."""
+GPU = "GPU"
+"""The medium of the pool's blocks, whatever device they are on."""
 
 _NO_MORE = (-1).to_bytes(8, "big", signed=True)
 """The number of the message after the last batch of a replay."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from quire.errors import LoadError
+from quire.executor.kv_tier.tiered_encoder import TieredEncoder
 from quire.executor.platform import Platform
 from quire.executor.worker_config import MediaFacts, WorkerConfig
 from quire.models import find_family, read_spec
@@ -58,6 +59,8 @@ def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel
         encoders[IMAGE] = PictureEncoder(vision, config.model.max_model_len)
         if keeps_outputs:
             encoders[IMAGE] = connected(config, platform, encoders[IMAGE], vision)
+        if config.memory.kv_tier is not None:
+            encoders[IMAGE] = _tiered(config, platform, encoders[IMAGE], vision)
         models.append(LoadedModel(vision, load))
         num_deep = len(vision.spec.deepstack)
         if vision.spec.pool is not None:
@@ -66,6 +69,18 @@ def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel
         encoders[EMBEDS] = _given(config, platform, num_deep)
     facts = _media_facts(config, model, encoders)
     return OpenEncoders(encoders, models, num_deep, facts, result_width)
+
+
+def _tiered(
+    config: WorkerConfig, platform: Platform, encoder: Encoder, vision: VisionEncoder
+) -> TieredEncoder:
+    """The encoder with a tier for its rows, which is bound when it is opened."""
+    spec = vision.spec
+    decoder = read_spec(config.model.hf_config, config.model.pooler)
+    width = spec.width if spec.pool is not None else decoder.dim * (1 + len(spec.deepstack))
+    return TieredEncoder(
+        encoder, torch.empty(width, dtype=config.dtype, device=platform.device.torch)
+    )
 
 
 def _given(config: WorkerConfig, platform: Platform, num_deep: int) -> GivenEmbeddings:

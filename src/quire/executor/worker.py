@@ -94,6 +94,8 @@ class Worker(WeightMethods):
         self.connect: Callable[[Any], tuple[KVConnectorBase_V1, ConnectedWorker]] | None = None
         """Makes the connector of a plan; None: there is none."""
         self.connected: ConnectedWorker | None = None
+        self.origin: Callable[[], list[str]] | None = None
+        """Names what the tokens depend on; see `name_origin`."""
         self.weights = weights or WorkerWeights(runner.model, None, None)
         self.dp_rank, self.tp_size, self.world_size = place
         self._launch = runner.launch if profiler is None else self._launch_profiled
@@ -110,6 +112,11 @@ class Worker(WeightMethods):
     def local_rank(self) -> int:
         """The same as `rank`, also where the workers of a core are on several machines."""
         return self.rank
+
+    def name_origin(self) -> list[str]:
+        """The root of this worker's K/V, and the name of the model; see `RootParts.origin`."""
+        assert self.origin is not None, "a builder has made the worker"
+        return self.origin()
 
     def take_transfers(self) -> TransferReport:
         """Return what has become of the transfers of plans since the last time."""

@@ -16,7 +16,8 @@ from quire.executor.drafting import build_drafting, read_draft_network
 from quire.executor.encoders import OpenEncoders, open_encoders
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.kv_tier.opening import open_transfers
-from quire.executor.kv_tier.root import ModelFiles, model_files, root_parts
+from quire.executor.kv_tier.root import ModelFiles, kept_digests, model_files, root_parts
+from quire.executor.kv_tier.tiered_encoder import TieredEncoder
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
 from quire.executor.weight_transfer.session import (
@@ -152,6 +153,9 @@ def build_worker(
         )
     if config.memory.kv_tier is not None:
         runner.transfers = _transfers(config, platform, kv_cache, files, group, stage)
+        for encoder in encoders.by_modality.values():
+            if isinstance(encoder, TieredEncoder):
+                encoder.bind(runner.transfers)
     tp_size = config.parallel.tensor_parallel_size
     rank = 0 if group is None else group.rank
     if stage is not None:
@@ -189,6 +193,8 @@ def build_worker(
 
         parts = root_parts(config, platform, kv_cache.pool, files, None)
         worker.connect = partial(open_connector, platform, kv_cache, parts)
+    place = (group and (group.rank, group.size), stage)
+    worker.origin = partial(_origin, config, platform, kv_cache, files, place)
     return worker
 
 
@@ -212,6 +218,14 @@ def _draft_weights(
 
     begin = draft_updates(config, platform, network, draft.model, target)
     return DraftWeights(draft.model, begin)
+
+
+def _origin(
+    config: WorkerConfig, platform: Platform, kv_cache: KVCache, files: ModelFiles, place: object
+) -> list[str]:
+    """The answer of `Worker.name_origin`."""
+    parts = root_parts(config, platform, kv_cache.pool, files, place)
+    return parts.origin(kept_digests(), repr(config.sampling))
 
 
 def _whole_spec(

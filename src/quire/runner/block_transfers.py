@@ -24,7 +24,8 @@ from torch import Tensor
 
 from quire.runner.devices.block_copies import BlockCopies, Mark
 from quire.step.plan import BlockTransfer, StepPlan
-from quire.step.transfers import BlockKey, TierChange, TransferReport
+from quire.step.transfers import CPU, ROWS_GROUP, STORAGE, BlockKey, TierChange, TransferReport
+from quire.tiers.checksum import content_sum
 from quire.tiers.disk_store import DiskStore
 from quire.tiers.host_store import HostStore, StoredContent
 from quire.tiers.plan import DiskTierPlan
@@ -57,6 +58,26 @@ class _Load:
     number: int
     num_left: int
     has_failed: bool = False
+    is_broken: bool = False
+    """Whether it has failed for another reason than that a content is gone."""
+
+    def fail(self, *, is_broken: bool) -> None:
+        """A block of it does not come."""
+        self.has_failed, self.is_broken = True, self.is_broken or is_broken
+
+
+class _Answer:
+    """A content that another thread waits for."""
+
+    def __init__(self, key: BlockKey, into: Tensor) -> None:
+        self.key, self.into = key, into
+        self.has_come = threading.Event()
+        self.is_found = False
+
+    def end(self, *, is_found: bool) -> None:
+        """It is in its memory, or does not come."""
+        self.is_found = is_found
+        self.has_come.set()
 
 
 class BlockTransfers:
@@ -83,8 +104,10 @@ class BlockTransfers:
         self._content_bytes = content_bytes
         self._disk: DiskStore | None = None
         self._lock = threading.Lock()
-        self._report = TransferReport([], [], [], is_opening=disk is not None)
-        self._report.changes += [TierChange(*key, True) for key in self._host]
+        self._report = TransferReport([], [], [], is_opening=disk is not None, broken=[])
+        self._report.changes += [
+            TierChange(*key, True) for key in self._host if key[1] != ROWS_GROUP
+        ]
         self._has_news = threading.Event()
         self._reading: dict[int, _Load] = {}
         self._waiting_bytes = 0
@@ -130,7 +153,7 @@ class BlockTransfers:
         self._look_at_reads()
         with self._lock:
             report = self._report
-            self._report = TransferReport([], [], [], is_opening=report.is_opening)
+            self._report = TransferReport([], [], [], is_opening=report.is_opening, broken=[])
             self._has_news.clear()
         return report
 
@@ -140,7 +163,7 @@ class BlockTransfers:
         """
         if self._reading and self._clock() - self._read_at > _PATIENCE_S:
             self._hangs_until = self._clock() + _RETRY_S
-            self._copying.submit(self._give_up_reads)
+            self._copying.submit(partial(self._give_up_reads, is_broken=True))
             self._read_at = self._clock()
             logger.warning("K/V is not read from files for %g s: the disk is too slow.", _RETRY_S)
 
@@ -153,7 +176,7 @@ class BlockTransfers:
         from files has failed.
         """
         is_done = threading.Event()
-        self._copying.submit(self._give_up_reads)
+        self._copying.submit(partial(self._give_up_reads, is_broken=False))
         self._copying.submit(is_done.set)
         is_done.wait()
 
@@ -172,7 +195,73 @@ class BlockTransfers:
             if lane is not None:
                 lane.close(_FLUSH_S)
 
+    # Contents that are not blocks
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of the largest content."""
+        return max(self._content_bytes)
+
+    def put(self, key: BlockKey, content: Tensor) -> None:
+        """Store [B] uint8 of the host, which nobody writes any more."""
+        self._copying.submit(partial(self._put, key, content, self._generation))
+
+    def get(self, wanted: Sequence[tuple[BlockKey, Tensor]], timeout_s: float) -> bool:
+        """Fill [B] uint8 of the host with contents. False: some are not there, or did not come in
+        time; then memory that was given may be written later.
+        """
+        answers = [_Answer(key, into) for key, into in wanted]
+        for answer in answers:
+            self._copying.submit(partial(self._get, answer, self._generation))
+        end = time.monotonic() + timeout_s
+        for answer in answers:
+            if not answer.has_come.wait(max(0.0, end - time.monotonic())):
+                self._hangs_until = self._clock() + _RETRY_S
+                return False
+        return all(answer.is_found for answer in answers)
+
     # The thread of copies
+
+    def _put(self, key: BlockKey, content: Tensor, generation: int) -> None:
+        if generation != self._generation or key in self._host:
+            return
+        if (place := self._make_room()) is None:
+            return
+
+        def fill(slot: Tensor) -> bytes:
+            slot[: content.nbytes] = content
+            return content_sum(slot[: content.nbytes].numpy())
+
+        self._fill_slot(place, key, content.nbytes, fill)
+        self._offer_to_disk(key)
+
+    def _get(self, answer: _Answer, generation: int) -> None:
+        key, size = answer.key, answer.into.nbytes
+        if generation != self._generation:
+            answer.end(is_found=False)
+            return
+        content = self._host.get(key)
+        if content is not None:
+            answer.into[:] = content.slot[:size]
+            is_right = content.num_bytes == size
+            is_right = is_right and content_sum(answer.into.numpy()) == content.checksum
+            if not is_right:
+                self._host.drop(key)
+            answer.end(is_found=is_right)
+        elif self._reads is None or self._disk is None or not self._can_read(key):
+            answer.end(is_found=False)
+        else:
+            self._reads.submit(partial(self._get_file, self._disk, answer, generation))
+
+    def _get_file(self, disk: DiskStore, answer: _Answer, generation: int) -> None:
+        is_found = False
+        try:
+            is_found = disk.get(answer.key, answer.into.numpy()) is not None
+        except OSError as error:
+            logger.warning("A file of an encoder's rows was not read: %s", error)
+        if is_found:
+            self._copying.submit(partial(self._put, answer.key, answer.into, generation))
+        answer.end(is_found=is_found and generation == self._generation)
 
     def _store(self, store: BlockTransfer, mark: Mark | None) -> None:
         key = store.key, store.group
@@ -186,7 +275,7 @@ class BlockTransfers:
                     self._end(store.number, has_failed=True)  # files are written too slowly
                     return
                 read = partial(self._copies.read, store.group, store.block)
-                self._fill_slot(place, key, read)
+                self._fill_slot(place, key, self._content_bytes[store.group], read)
                 stored = self._content_bytes[store.group]
                 self._offer_to_disk(key)
             self._end(store.number, has_failed=False, stored=stored)
@@ -195,19 +284,19 @@ class BlockTransfers:
             self._end(store.number, has_failed=True)
 
     def _make_room(self) -> int | None:
-        """A free slot of host memory; None: there is none. What makes room is still in its file, or
-        is lost.
-        """
+        """A free slot of host memory; None: there is none."""
         found = self._host.make_room()
         if found is None:
             return None
         place, evicted = found
         if evicted is not None:
             # told before the slot is filled, so that the scheduler's index never names what is gone
-            self._note_if_lost(evicted)
+            self._note(evicted, CPU, is_there=False)
         return place
 
-    def _fill_slot(self, place: int, key: BlockKey, fill: Callable[[Tensor], bytes]) -> None:
+    def _fill_slot(
+        self, place: int, key: BlockKey, num_bytes: int, fill: Callable[[Tensor], bytes]
+    ) -> None:
         """Store a content in host memory; `fill` returns its checksum."""
         try:
             checksum = fill(self._host.slot(place))
@@ -216,8 +305,8 @@ class BlockTransfers:
             raise
         # last: a process that dies before this leaves a slot without a commit mark, which is empty
         # for the next one
-        self._host.commit(place, key, self._content_bytes[key[1]], checksum)
-        self._note(key, is_there=True)
+        self._host.commit(place, key, num_bytes, checksum)
+        self._note(key, CPU, is_there=True)
 
     def _load(self, load: _Load, blocks: Sequence[BlockTransfer], mark: Mark | None) -> None:
         try:
@@ -225,7 +314,7 @@ class BlockTransfers:
                 mark.wait()
         except Exception:
             logger.exception("Blocks of K/V could not be loaded.")
-            load.has_failed = True
+            load.fail(is_broken=True)
         if not self._reading:
             self._read_at = self._clock()
         self._reading[load.number] = load
@@ -235,12 +324,14 @@ class BlockTransfers:
             content = self._host.get(key)
             if content is not None:
                 self._fill(load, each, content.slot, content.checksum)
-            elif self._disk is not None and self._reads is not None and self._can_read(key):
+            elif self._disk is None or self._reads is None or not self._disk.has(key):
+                self._miss(load, key)
+            elif self._can_read(key):
                 self._reads.submit(
                     partial(self._read, self._disk, load, each, self._make_room(), self._generation)
                 )
             else:
-                self._miss(load, key)
+                self._miss(load, key, is_broken=True)
 
     def _can_read(self, key: BlockKey) -> bool:
         return self._disk is not None and self._disk.has(key) and self._clock() > self._hangs_until
@@ -251,12 +342,14 @@ class BlockTransfers:
             is_right = self._copies.write(each.group, each.block, slot) == checksum
         except Exception:
             logger.exception("A block of K/V could not be loaded.")
-            load.has_failed = is_right = True
+            load.fail(is_broken=True)
+            is_right = True
         if not is_right:
             logger.warning("A block of K/V in host memory is damaged: it is not used.")
             if key in self._host:
                 self._host.drop(key)
-            self._miss(load, key)
+                self._note(key, CPU, is_there=False)
+            self._miss(load, key, is_broken=True)
             return
         self._count(load, self._content_bytes[each.group])
 
@@ -267,9 +360,11 @@ class BlockTransfers:
         place: int | None,
         found: tuple[Tensor, bytes] | None,
         generation: int,
+        is_broken: bool,
     ) -> None:
         """A file was read for a load, which may have been given up meanwhile: `found` is its
         content, with the checksum, at a `place` of host memory that is its own (None: elsewhere).
+        Without one the file is gone, or `is_broken`.
         """
         self._read_at = self._clock()
         key = each.key, each.group
@@ -279,43 +374,52 @@ class BlockTransfers:
                 self._host.give_back(place)
             else:
                 checksum = found[1]
-                self._fill_slot(place, key, lambda slot: checksum)
+                self._fill_slot(place, key, self._content_bytes[each.group], lambda slot: checksum)
         if generation != self._generation:
             return
         if found is None:
-            self._miss(load, key)
+            self._miss(load, key, is_broken=is_broken)
         # given up meanwhile: its blocks may have other owners, but the content is kept in host
         # memory for the next request
         elif load.number in self._reading:
             self._fill(load, each, *found)
 
-    def _miss(self, load: _Load, key: BlockKey) -> None:
-        load.has_failed = True
-        self._note_if_lost(key)
+    def _miss(self, load: _Load, key: BlockKey, *, is_broken: bool = False) -> None:
+        load.fail(is_broken=is_broken)
+        if self._disk is None or not self._disk.has(key):
+            self._note(key, STORAGE, is_there=False)
+        if key not in self._host:
+            self._note(key, CPU, is_there=False)
         self._count(load, 0)
 
     def _count(self, load: _Load, num_bytes: int) -> None:
         load.num_left -= 1
         if load.num_left == 0 and self._reading.pop(load.number, None) is not None:
-            self._end(load.number, has_failed=load.has_failed, loaded=num_bytes)
+            self._end(
+                load.number,
+                has_failed=load.has_failed,
+                loaded=num_bytes,
+                is_broken=load.is_broken,
+            )
         else:
             with self._lock:
                 self._report.loaded_bytes += num_bytes
 
-    def _give_up_reads(self) -> None:
+    def _give_up_reads(self, *, is_broken: bool) -> None:
         for load in list(self._reading.values()):
             del self._reading[load.number]
-            load.has_failed = True
-            self._end(load.number, has_failed=True)
+            load.fail(is_broken=is_broken)
+            self._end(load.number, has_failed=True, is_broken=is_broken)
 
     def _forget(self, keeps_files: bool, is_done: threading.Event) -> None:
         self._generation += 1
         disk = self._disk
         try:
-            gone = dict.fromkeys([*self._host, *(disk.contents() if disk is not None else ())])
+            for key in self._host:
+                self._note(key, CPU, is_there=False)
+            for key in disk.contents() if disk is not None else ():
+                self._note(key, STORAGE, is_there=False)
             self._host.clear()
-            for key in gone:
-                self._note(key, is_there=False)
             if keeps_files:
                 self._host.disown()
                 self._disk, self._leaves_files = None, True
@@ -344,7 +448,7 @@ class BlockTransfers:
                     disk.clear()
                 self._disk = disk
                 for key in disk.contents():
-                    self._note(key, is_there=True)
+                    self._note(key, STORAGE, is_there=True)
                 for key in list(self._host):
                     self._offer_to_disk(key)
         finally:
@@ -360,29 +464,32 @@ class BlockTransfers:
         place: int | None,
         generation: int,
     ) -> None:
-        key, found = (each.key, each.group), None
+        key, found, is_broken = (each.key, each.group), None, False
         if load.number in self._reading:  # also where another block of the load is missing
             size = self._content_bytes[each.group]
             slot = torch.empty(size, dtype=torch.uint8) if place is None else self._host.slot(place)
-            checksum = disk.get(key, slot[:size].numpy())
+            try:
+                checksum = disk.get(key, slot[:size].numpy())
+            except OSError as error:
+                logger.warning("A file of K/V was not read: %s", error)
+                checksum, is_broken = None, True
             if checksum is not None:
                 found = slot, checksum
-        self._copying.submit(partial(self._arrived, load, each, place, found, generation))
+        arrived = partial(self._arrived, load, each, place, found, generation, is_broken)
+        self._copying.submit(arrived)
 
     def _offer_to_disk(self, key: BlockKey) -> None:
         """Have a content of host memory written to a file, if the disk is not behind already."""
-        disk, size = self._disk, self._content_bytes[key[1]]
-        if disk is None or self._writes is None or disk.has(key):
+        disk, content = self._disk, self._host.get(key)
+        if disk is None or self._writes is None or disk.has(key) or self._is_refused:
             return
-        if self._is_refused:
-            return
+        assert content is not None, "a content of host memory"
+        size = content.num_bytes
         with self._lock:
             # one content of any size is always let through, or large blocks would never be written
             if self._waiting_bytes and self._waiting_bytes + size > _WAITING_BYTES:
                 return
             self._waiting_bytes += size
-        content = self._host.get(key)
-        assert content is not None, "a content of host memory"
         # too many of the slots are held already: a copy, so that slow disks do not freeze host
         # memory
         if not self._host.hold(content):
@@ -429,25 +536,32 @@ class BlockTransfers:
             self._host.release(key, content)
         if generation != self._generation:
             return
-        self._note(key, is_there=key in self._host or disk.has(key))
         for other in evicted:
-            self._note_if_lost(other)
+            self._note(other, STORAGE, is_there=False)
+        self._note(key, STORAGE, is_there=disk.has(key))
 
     # Reports
 
-    def _note_if_lost(self, key: BlockKey) -> None:
-        is_there = key in self._host or (self._disk is not None and self._disk.has(key))
-        if not is_there:
-            self._note(key, is_there=False)
-
-    def _note(self, key: BlockKey, *, is_there: bool) -> None:
+    def _note(self, key: BlockKey, medium: str, *, is_there: bool) -> None:
+        if key[1] == ROWS_GROUP:
+            return  # the scheduler looks for blocks
         with self._lock:
-            self._report.changes.append(TierChange(*key, is_there))
+            self._report.changes.append(TierChange(*key, is_there, medium))
             self._has_news.set()
 
-    def _end(self, number: int, *, has_failed: bool, loaded: int = 0, stored: int = 0) -> None:
+    def _end(
+        self,
+        number: int,
+        *,
+        has_failed: bool,
+        loaded: int = 0,
+        stored: int = 0,
+        is_broken: bool = False,
+    ) -> None:
         with self._lock:
             (self._report.failed if has_failed else self._report.done).append(number)
+            if is_broken:
+                self._report.broken.append(number)
             self._report.loaded_bytes += loaded
             self._report.stored_bytes += stored
             self._has_news.set()

@@ -116,6 +116,11 @@ class Transfers:
             self._memory.release(request)
         request.load = None
 
+    def loads_for(self, number: int) -> int | None:
+        """The request that waits for this load; None: none does, or it is a store."""
+        load = self._loads.get(number)
+        return None if load is None or load.request is None else load.request.handle
+
     # Stores
 
     def published(self, block: int, key: BlockKey, request: Request, num_tokens: int) -> None:

@@ -3,7 +3,8 @@
 A file is complete or a miss: it is written under another name, renamed when it is whole, and its
 head has the checksum of the content, and one of itself. So a torn or flipped file, one of a
 crash or of a full disk, costs time and never gives an answer. The folder and its files are the
-user's own (0700, 0600): whoever can write there could put K/V into answers.
+user's own (0700, 0600): whoever can write there could put K/V into answers. With a key they may be
+others', too: then each file has a MAC, and one without the right one is as a damaged one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import hmac
 import mmap
 import os
 import re
@@ -28,11 +30,11 @@ from quire.errors import InvalidParameter
 from quire.step.transfers import BlockKey
 from quire.tiers.checksum import SUM_BYTES, Bytes, content_sum
 
-MAGIC = b"quire kv block 2\n"
+MAGIC = b"quire kv block 3\n"
 _HEAD = struct.Struct(f"<17s32sIQ{SUM_BYTES}s")
 """Magic, digest, KV group, bytes of the content, and its checksum."""
 _SEAL_BYTES = 32
-"""The checksum of the head, after it."""
+"""The checksum of the head, after it; with a key, the MAC of root, head and content."""
 _PAGE = 4096
 HEAD_BYTES = _PAGE
 """The head, its checksum, and zeros up to a place where disks can begin to write."""
@@ -55,8 +57,16 @@ class DiskStore:
     is held while the disk works, so that `has` answers at once even if the disk hangs.
     """
 
-    def __init__(self, folder: Path, root: str, max_bytes: int) -> None:
-        """Raises InvalidParameter for a folder that others can write to, or that cannot be made."""
+    def __init__(
+        self, folder: Path, root: str, max_bytes: int, mac_key: bytes | None = None
+    ) -> None:
+        """mac_key: of a folder that others may write to; at most 64 bytes. Raises InvalidParameter
+        for such a folder without one, and for one that cannot be made.
+        """
+        self._mac_key = mac_key
+        self._modes = (0o700, 0o600) if mac_key is None else (0o770, 0o660)
+        if mac_key is not None:  # engines without it, or with another one, delete none of its files
+            root += "-" + hashlib.blake2b(mac_key, digest_size=4, person=b"kv key name").hexdigest()
         self._top, self.folder, self._max_bytes = folder, folder / root, max_bytes
         self._lock, self._commit = threading.Lock(), threading.Lock()
         self._files: OrderedDict[str, int] = OrderedDict()
@@ -65,8 +75,8 @@ class DiskStore:
         self._until_look = 0
         self._changes: dict[str, int | None] | None = None
         """Files that have come (their bytes) or gone (None) since the folder began to be read."""
-        _own_folder(folder)
-        _own_folder(self.folder)
+        for each in (folder, self.folder):
+            _make_folder(each, self._modes[0], is_shared=mac_key is not None)
         self._look()
 
     @property
@@ -87,8 +97,8 @@ class DiskStore:
             return self._path(key) in self._files
 
     def get(self, key: BlockKey, into: Bytes) -> bytes | None:
-        """Read the content, of as many bytes as `into` has, and return its checksum; None, and the
-        file is deleted, for one that is not whole, and None where it cannot be read.
+        """Read the content, of as many bytes as `into` has, and return its checksum; None: there is
+        no file. Raises OSError for one that cannot be read, or is not whole: that is deleted.
         """
         path = self._path(key)
         full = self._top / path
@@ -98,14 +108,17 @@ class DiskStore:
                 num_read = _read(file.fileno(), [head, into.data, beyond])
             with contextlib.suppress(OSError):
                 os.utime(full)  # the order of use survives the process
-        except OSError:
+        except FileNotFoundError:  # another engine has made room
             self._forget(path)
             return None
-        checksum = _checksum_in(head, key, into.nbytes)
+        except OSError:
+            self._forget(path)
+            raise
+        checksum = self._checksum_in(head, key, into)
         is_whole = num_read == HEAD_BYTES + into.nbytes and checksum is not None
         if not is_whole or content_sum(into) != checksum:
             self._delete(path)
-            return None
+            raise OSError(errno.EIO, "a file of K/V is damaged", str(full))
         with self._lock:
             if path in self._files:
                 self._files.move_to_end(path)
@@ -129,8 +142,8 @@ class DiskStore:
             return []
         evicted = self._make_room(size)
         part = self.folder / f"{secrets.token_hex(8)}{_HALF_WRITTEN}"
-        (self._top / path).parent.mkdir(mode=0o700, exist_ok=True)
-        _write_file(part, _head(key, content.nbytes, checksum), content)
+        (self._top / path).parent.mkdir(mode=self._modes[0], exist_ok=True)
+        _write_file(part, self._head(key, content, checksum), content, self._modes[1])
         try:
             with self._commit:
                 if not is_wanted():
@@ -157,6 +170,25 @@ class DiskStore:
         with self._commit:  # what is not wanted any more gets no name from now on
             for file in self.folder.rglob("*.kv"):
                 self._delete(os.path.relpath(file, self._top))
+
+    def _head(self, key: BlockKey, content: Bytes, checksum: bytes) -> bytes:
+        """The beginning of a file: what it is, of which content, and the checksums."""
+        digest, group = key
+        head = _HEAD.pack(MAGIC, digest, group, content.nbytes, checksum)
+        if self._mac_key is None:
+            seal = hashlib.blake2b(head, digest_size=_SEAL_BYTES).digest()
+        else:
+            mac = hashlib.blake2b(key=self._mac_key, digest_size=_SEAL_BYTES)
+            mac.update(self.folder.name.encode() + b"\0" + head)
+            mac.update(content.data)
+            seal = mac.digest()
+        return (head + seal).ljust(HEAD_BYTES, b"\0")
+
+    def _checksum_in(self, head: bytearray, key: BlockKey, content: Bytes) -> bytes | None:
+        """The checksum of the content, if this is the head of a file of it."""
+        checksum: bytes = _HEAD.unpack_from(head)[-1]
+        wanted = self._head(key, content, checksum)
+        return checksum if hmac.compare_digest(bytes(head), wanted) else None
 
     def _path(self, key: BlockKey) -> str:
         name = key[0].hex()
@@ -232,23 +264,6 @@ class DiskStore:
                         os.unlink(path)
 
 
-def _head(key: BlockKey, num_bytes: int, checksum: bytes) -> bytes:
-    """The beginning of a file: what it is, of which content, and the checksums."""
-    digest, group = key
-    head = _HEAD.pack(MAGIC, digest, group, num_bytes, checksum)
-    return (head + _seal(head)).ljust(HEAD_BYTES, b"\0")
-
-
-def _checksum_in(head: bytearray, key: BlockKey, num_bytes: int) -> bytes | None:
-    """The checksum of the content, if this is the head of a file of it."""
-    checksum: bytes = _HEAD.unpack_from(head)[-1]
-    return checksum if head == _head(key, num_bytes, checksum) else None
-
-
-def _seal(head: bytes) -> bytes:
-    return hashlib.blake2b(head, digest_size=_SEAL_BYTES).digest()
-
-
 def _read(descriptor: int, buffers: Sequence[Any]) -> int:
     """Fill the buffers, as far as the file goes; returns the bytes that were read."""
     total, left = 0, [memoryview(buffer) for buffer in buffers]
@@ -261,29 +276,29 @@ def _read(descriptor: int, buffers: Sequence[Any]) -> int:
     return total
 
 
-def _write_file(path: Path, head: bytes, content: Bytes) -> None:
-    """Write a new file of the user's own. Pages go from the content to the disk without a copy
+def _write_file(path: Path, head: bytes, content: Bytes, mode: int) -> None:
+    """Write a new file. Pages go from the content to the disk without a copy
     where that is possible, as host memory is the cache of what is there.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     if content.ctypes.data % _PAGE or content.nbytes % _PAGE:
-        _write_as(path, flags, [head, content.data])
+        _write_as(path, flags, mode, [head, content.data])
         return
     with mmap.mmap(-1, HEAD_BYTES) as page:
         page[:] = head
         try:
-            _write_as(path, flags | _DIRECT, [page, content.data])
+            _write_as(path, flags | _DIRECT, mode, [page, content.data])
         except OSError as error:
             if error.errno != errno.EINVAL or not _DIRECT:
                 raise
             # a file system that has no direct writes; some refuse once they have made the file
             path.unlink(missing_ok=True)
-            _write_as(path, flags, [head, content.data])
+            _write_as(path, flags, mode, [head, content.data])
 
 
-def _write_as(path: Path, flags: int, buffers: Sequence[Any]) -> None:
+def _write_as(path: Path, flags: int, mode: int, buffers: Sequence[Any]) -> None:
     """Write a new file; nothing is left of one that cannot be written."""
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = os.open(path, flags, mode)
     left = [memoryview(buffer) for buffer in buffers]
     try:
         while left:
@@ -314,13 +329,14 @@ def _without_links(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW)
 
 
-def _own_folder(folder: Path) -> None:
+def _make_folder(folder: Path, mode: int, *, is_shared: bool) -> None:
     where = "root_dir"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
         about = folder.stat()
     except OSError as error:
         raise InvalidParameter(where, str(folder), f"a folder ({error.strerror})") from error
-    if about.st_uid != os.getuid() or about.st_mode & 0o022:
+    if not is_shared and (about.st_uid != os.getuid() or about.st_mode & 0o022):
         allowed = "a folder of this user that no one else can write to: its blocks become answers"
-        raise InvalidParameter(where, str(folder), allowed, "chmod 700 it, or name another.")
+        hint = "chmod 700 it, name another, or give a mac_key_file."
+        raise InvalidParameter(where, str(folder), allowed, hint)

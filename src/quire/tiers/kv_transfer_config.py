@@ -39,8 +39,9 @@ _UNBUILT = {
         "Use NixlConnector between engines, OffloadingConnector for memory and folders.",
     ),
 }
+POLICY = "kv_load_failure_policy"
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
-_POLICIES = ("recompute", "fail")
+POLICIES = ("recompute", "fail")
 _NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "kv_buffer_device": ((None, "cpu", "cuda"), "Leave it out."),
     "enable_permute_local_kv": ((False,), "Leave it out."),
@@ -121,7 +122,7 @@ def kv_transfer_config(given: Mapping[str, Any] | None) -> KVTransferConfig | No
         tier = _without_peers(given)[1]
         if tier is None:
             return None
-        engine = {"engine_id": given["engine_id"]} if "engine_id" in given else {}
+        engine = {name: given[name] for name in ("engine_id", POLICY) if name in given}
         return _made({"kv_connector": PEER_TIER, "kv_role": "kv_both", EXTRA: tier, **engine})
     if name != MULTI:
         return _made(given)
@@ -146,14 +147,14 @@ def _children(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     is_list = isinstance(found, list | tuple) and all(isinstance(child, Mapping) for child in found)
     if not found or not is_list:
         raise InvalidParameter(where, found, "a list of connectors, each as kv_transfer_config")
-    role = given.get("kv_role")
+    of_all = {name: given[name] for name in ("kv_role", POLICY) if name in given}
     for child in found:
         if child.get("kv_connector") == HIDDEN_STATES:
             raise NotBuiltYet(where, child, "Hidden states are written without other connectors.")
         if "engine_id" in child or child.get("kv_connector") == MULTI:
             allowed = "engine_id and other MultiConnectors stand outside of it"
             raise InvalidParameter(where, child, allowed)
-    return [{"kv_role": role, **child} for child in found]
+    return [{**of_all, **child} for child in found]
 
 
 def _without_peers(
@@ -199,9 +200,9 @@ def _made(given: Mapping[str, Any]) -> KVTransferConfig:
     except msgspec.ValidationError as error:
         fields = ", ".join(name for name in KVTransferConfig.__struct_fields__[:-2])
         raise InvalidParameter(NAME, given, f"{error}; its fields are {fields}") from None
-    if config.kv_load_failure_policy not in _POLICIES:
+    if config.kv_load_failure_policy not in POLICIES:
         where = f"{NAME}['kv_load_failure_policy']"
-        raise InvalidParameter(where, config.kv_load_failure_policy, ", ".join(_POLICIES))
+        raise InvalidParameter(where, config.kv_load_failure_policy, ", ".join(POLICIES))
     module, name = _class_of(config)
     return msgspec.structs.replace(config, kv_connector=name, kv_connector_module_path=module)
 

@@ -5,7 +5,9 @@ time alone.
 from __future__ import annotations
 
 import errno
+import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -153,6 +155,14 @@ def test_a_full_disk_costs_its_files_alone(model, folder, expected, monkeypatch,
     check_restored(ask, prompts(), expected)
     assert "No space left" in caplog.text
     assert caplog.text.count("cannot be written") <= 3
+
+
+def test_a_clock_that_is_set_loses_nothing(model, folder, expected, monkeypatch):
+    jumps, real = itertools.cycle([86_400.0, -86_400.0, 0.0]), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    assert filled(model, folder) == expected
+    ask = Ask(opened(open_core(model, disk=folder)))
+    check_restored(ask, prompts(), expected)
 
 
 class SlowDisk:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from quire.distributed.kv_events import AllBlocksCleared, BlockStored, EventPublisher
+from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
 from quire.engine.core.core import EngineCore
 from quire.engine.core.features.kv_events import KVEvents, open_publisher
@@ -280,6 +281,82 @@ def test_a_core_of_a_plan_publishes_at_the_endpoints_of_its_rank(tmp_path):
     }
     assert index.num_stored > len(index.contents) >= PROMPT // BLOCK
     subscriber.close()
+
+
+class TierScene:
+    """A core with a tier that publishes, its subscriber and the index of that."""
+
+    def __init__(self, folder, name, disk, *, first=0, index=None, **options):
+        given = {
+            "enable_kv_cache_events": True, "endpoint": f"inproc://{name}",
+            "replay_endpoint": f"inproc://{name}-replay",
+        }  # fmt: skip
+        tiers = [{"type": "fs", "root_dir": str(disk), "enable_kv_events": True}]
+        extra = {"cpu_bytes_to_use": 1 << 15, "secondary_tiers": tiers}
+        config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+        config["kv_connector_extra_config"] = extra
+        plan = open_plan(folder, kv_events_config=given, kv_transfer_config=config, **options)
+        self.core = build_core(of_core(plan, 0, num_deaths=first))
+        self.subscriber = Subscriber(given["endpoint"], given["replay_endpoint"])
+        self.index = index or Index()
+        self.ask, self.tier = Ask(self.core), self.core.executor.worker.model_runner.transfers
+
+    def check(self):
+        """The index is what pool, host memory and folder have."""
+        feature = next(each for each in self.core.features if hasattr(each, "is_opening"))
+        while feature.is_opening or self.tier._waiting_bytes:
+            self.core.step()
+        self.tier.settle()
+        feature._polls_left = 0
+        self.core.step()
+        pool, disk = self.core.scheduler.memory.pool, self.tier._disk
+        kept = {"GPU": pool._by_key, "CPU": self.tier._host, "STORAGE": disk.contents()}
+        last = self.core.features[-1]._publisher._batches._next - 1
+        for number, batch in self.subscriber.replay(self.index.next):
+            self.index.apply(number, batch)
+        assert self.index.next == last + 1
+        assert set(self.index.contents) == {
+            (medium, group, int.from_bytes(key[-8:], "big"))
+            for medium, keys in kept.items()
+            for key, group in keys
+        }
+        return {medium: len(list(keys)) for medium, keys in kept.items()}
+
+    def close(self):
+        self.core.shutdown()
+        self.subscriber.close()
+
+
+def test_a_tier_tells_what_host_memory_and_the_folder_have(tmp_path, monkeypatch):
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    folder = make_checkpoint(tmp_path / "llama", {"num_hidden_layers": 2}, "llama")
+    one = TierScene(folder, "tier-one", tmp_path / "kv")
+    for prompt in (*prompts(), prompts()[0]):
+        one.ask(prompt)
+        counts = one.check()
+    assert counts["STORAGE"] > counts["CPU"] > 0, "host memory has made room"
+    stored = [e for e in one.index.events if isinstance(e, BlockStored) and e.medium != "GPU"]
+    assert {(e.block_size, *e.token_ids) for e in stored} == {(0,)}
+    assert perform(one.core, "reset_prefix_cache", (False, False)) is True
+    assert one.check() == {**counts, "GPU": 0}, "what the tier has is there after a reset"
+    one.close()
+    two = TierScene(folder, "tier-two", tmp_path / "kv", first=1, index=one.index)
+    assert two.check()["STORAGE"] == counts["STORAGE"], "a server that was started anew"
+    two.ask(prompts()[0])
+    assert two.check()["CPU"] > 0
+    assert perform(two.core, "reset_prefix_cache", (False, True)) is True
+    assert two.check() == {"GPU": 0, "CPU": 0, "STORAGE": 0}
+    two.close()
+
+
+def test_the_events_of_a_connector_are_published(scene):
+    stage = scene()
+    own = [BlockStored([7], None, [], 0, None, "STORAGE", None)]
+    stage.feature._of_connector = lambda: [own.pop()] if own else []
+    stage.ask(1, ids(1))
+    stage.run()
+    stage.follow()
+    assert ("STORAGE", None, 7) in stage.index.contents
 
 
 def test_a_taken_endpoint_is_refused_with_its_option():

@@ -196,6 +196,42 @@ def test_what_cannot_be_loaded_is_computed_again(folders):
     check_restored(ask, prompts(), expected)
 
 
+def failing(**fields):
+    extra = {"cpu_bytes_to_use": 1 << 22}
+    return {
+        "kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+        "kv_load_failure_policy": "fail", "kv_connector_extra_config": extra | fields,
+    }  # fmt: skip
+
+
+def ends_of(ask, handle, ids):
+    ask.add(handle, ids)
+    ends = []
+    while ask.core.has_work:
+        ends += ask.core.step().finished
+    assert ask.core.scheduler.memory.pool.usage == 0
+    return [(str(end.reason), end.message) for end in ends]
+
+
+def test_a_damaged_block_ends_its_request_where_that_is_wanted(folders):
+    ask = Ask(open_core(folders("float32"), kv_transfer_config=failing()))
+    expected = [ask(ids) for ids in prompts()]
+    host = tier_of(ask.core)._host
+    content = host.get(next(iter(host)))
+    content.slot[3] ^= 1
+    [(reason, message)] = ends_of(ask, 70, prompts()[0])
+    assert reason == "error" and "kv_load_failure_policy" in message
+    check_restored(ask, prompts()[1:], expected[1:])
+    assert ask(prompts()[0]) == expected[0], "what is damaged was dropped"
+
+
+def test_a_block_that_made_room_for_others_is_computed_all_the_same(folders):
+    ask = Ask(open_core(folders("float32"), kv_transfer_config=failing()))
+    expected = [ask(ids) for ids in prompts()]
+    tier_of(ask.core)._host.clear()
+    assert [ask(ids) for ids in prompts()] == expected and ask.external_hits == 0
+
+
 def test_what_cannot_be_stored_is_not_there(folders):
     ask = Ask(open_core(folders("float32")))
     copies = tier_of(ask.core)._copies
@@ -268,6 +304,24 @@ def test_salts_and_the_tokens_before_are_part_of_a_content(folders):
     assert ask.external_hits == 0
     ask(ids, salt="one")
     assert ask.external_hits > PROMPT // 2
+
+
+def test_what_one_tenant_has_stored_changes_no_count_of_another(folders):
+    """Whatever of a prompt's beginning the other has asked for: loads, hits and computed tokens of
+    the own request are those of an engine that has never seen it.
+    """
+    ids, counts = prompts()[0], []
+    for seen in (0, BLOCK, PROMPT):
+        ask = Ask(open_core(folders("float32")))
+        if seen:
+            ask(ids[:seen], salt="theirs")
+            for other in prompts()[1:]:
+                ask(other, salt="theirs")
+        before = ask.external_hits, ask.computed, len(ask.cached)
+        ask(ids, salt="mine")
+        hits, computed, since = before
+        counts.append((ask.external_hits - hits, ask.computed - computed, ask.cached[since:]))
+    assert counts == [counts[0]] * 3 and counts[0][0] == 0
 
 
 def test_a_sleeping_engine_keeps_what_it_has_stored(folders):

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from quire.config.kv_pool_size import gib
 from quire.config.resolve.decisions import Decisions
@@ -18,7 +21,8 @@ from quire.models.layer_memory import KeyValues
 from quire.plugins.tables import LOAD_FORMATS
 from quire.tiers.kv_events_config import NAME as EVENTS_NAME
 from quire.tiers.kv_events_config import kv_events_plan
-from quire.tiers.kv_transfer_config import NAME, tier_settings
+from quire.tiers.kv_transfer_config import NAME, POLICIES, tier_settings
+from quire.tiers.mac_key import read_mac_key
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
 
 _EXTRA = "kv_connector_extra_config"
@@ -30,7 +34,6 @@ _THREADS = 2
 _NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "kv_role": (("kv_both",), "What is computed is stored, and what is stored is loaded."),
     "kv_buffer_device": ((None, "cpu", "cuda"), "Leave it out."),
-    "kv_load_failure_policy": (("recompute",), "What cannot be loaded is computed again."),
     "enable_permute_local_kv": ((False,), "Leave it out."),
     "kv_port": ((14579,), "Nothing listens: leave it out."),
     "kv_connector_module_path": ((None,), f"Connectors of one's own are not built. {_HINT}"),
@@ -53,7 +56,6 @@ _NEUTRAL_EXTRA: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
     },
 }
 _NEUTRAL_TIER: dict[str, tuple[tuple[object, ...], str]] = {
-    "enable_kv_events": ((False,), "Leave it out."),
     "locality": ((None, "LOCAL"), "The folder is this machine's."),
 }
 
@@ -117,6 +119,9 @@ def _connected(given: Mapping[str, Any]) -> KVTierPlan:
     engine_id = left.pop("engine_id", None)
     if engine_id is not None and not isinstance(engine_id, str):
         raise InvalidParameter(f"{NAME}['engine_id']", engine_id, "a text")
+    policy = left.pop("kv_load_failure_policy", None)
+    if policy not in (None, *POLICIES):
+        raise InvalidParameter(f"{NAME}['kv_load_failure_policy']", policy, ", ".join(POLICIES))
     extra = _mapping(f"{NAME}[{_EXTRA!r}]", left.pop(_EXTRA, None) or {})
     _check_neutral(NAME, left, _NEUTRAL)
     _none_left(NAME, left)
@@ -124,7 +129,7 @@ def _connected(given: Mapping[str, Any]) -> KVTierPlan:
     _check_neutral(where, extra, _NEUTRAL_EXTRA[name])
     plan = _offloading(where, extra) if name == _OFFLOADING else _simple(where, extra)
     _none_left(where, extra)
-    return plan
+    return msgspec.structs.replace(plan, fails=policy == "fail")
 
 
 def _offloading(where: str, extra: dict[str, Any]) -> KVTierPlan:
@@ -153,14 +158,29 @@ def _folder_tier(where: str, tier: dict[str, Any]) -> DiskTierPlan:
     if kind != "fs":
         raise NotBuiltYet(f"{where}['type']", kind, "Use 'fs', a folder.")
     _check_neutral(where, tier, _NEUTRAL_TIER)
+    publishes = tier.pop("enable_kv_events", False)
+    if not isinstance(publishes, bool):
+        raise InvalidParameter(f"{where}['enable_kv_events']", publishes, "true or false")
     plan = DiskTierPlan(
         _folder(where, tier, "root_dir"),
         _number(where, tier, "capacity_bytes", _DISK_BYTES, least=1),
         _number(where, tier, "n_read_threads", _THREADS, least=1),
         _number(where, tier, "n_write_threads", _THREADS, least=1),
+        publishes,
+        _key_file(where, tier),
     )
     _none_left(where, tier)
     return plan
+
+
+def _key_file(where: str, tier: dict[str, Any]) -> str | None:
+    """A file with a key, which can be used. Raises InvalidParameter."""
+    if tier.get("mac_key_file") is None:
+        tier.pop("mac_key_file", None)
+        return None
+    path = _folder(where, tier, "mac_key_file")
+    read_mac_key(f"{where}['mac_key_file']", Path(path))
+    return path
 
 
 def _simple(where: str, extra: dict[str, Any]) -> KVTierPlan:

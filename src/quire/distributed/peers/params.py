@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from quire.errors import InvalidParameter, RequestError
 
-_PARAMS = "kv_transfer_params"
+PARAMS = "kv_transfer_params"
+SIGNATURE = "remote_signature"
+"""The field by which an engine knows params of another one that knows the same secret."""
 _NAME_CHARACTERS = 256
 _ANY_NUMBER = 2**62
 
@@ -67,7 +69,7 @@ def check_params(params: Mapping[str, Any]) -> None:
 
 
 def _refused(name: str, value: object, allowed: str) -> RequestError:
-    return InvalidParameter(f"{_PARAMS}[{name!r}]", value, allowed)
+    return InvalidParameter(f"{PARAMS}[{name!r}]", value, allowed)
 
 
 def mapping(name: str, value: object) -> Mapping[str, Any]:

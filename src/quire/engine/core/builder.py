@@ -29,8 +29,9 @@ from quire.models.kv_pool import SNAPSHOT_SHARE
 from quire.plugins import class_of_option
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
-from quire.tiers.kv_events_config import KVEventsPlan
+from quire.step.transfers import CPU, STORAGE
 from quire.tiers.kv_transfer_config import KVTransferConfig
+from quire.tiers.plan import KVTierPlan
 
 if TYPE_CHECKING:
     from quire.engine.core.features.kv_connection import KVConnection
@@ -119,9 +120,9 @@ def core_parts(
         ConstrainedOutputs(grammars, scheduler),
         adapters,
         MediaOfPrompts(facts.media),
-        *_kv_tier(scheduler, executor, index),
+        *_kv_tier(tier, scheduler, executor, index),
         *([] if connection is None else [connection]),
-        *_kv_events(plan.memory.kv_events, scheduler, adapters),
+        *_kv_events(plan, scheduler, adapters, index, connection),
     ]
     return {
         "scheduler": scheduler,
@@ -136,14 +137,17 @@ def core_parts(
 
 
 def _kv_tier(
-    scheduler: Scheduler, executor: BuiltExecutor, index: SharedIndex | None
+    plan: KVTierPlan | None,
+    scheduler: Scheduler,
+    executor: BuiltExecutor,
+    index: SharedIndex | None,
 ) -> list[CoreFeature]:
     """The feature that keeps K/V outside of the pool, if there is one."""
-    if index is None:
+    if plan is None or index is None:
         return []
     from quire.engine.core.features.kv_tier import KVTier
 
-    return [KVTier(scheduler, executor, index)]
+    return [KVTier(scheduler, executor, index, fails=plan.fails)]
 
 
 def _connection(
@@ -165,22 +169,32 @@ def _connection(
 
 
 def _kv_events(
-    plan: KVEventsPlan | None, scheduler: Scheduler, adapters: CoreFeature
+    plan: EnginePlan,
+    scheduler: Scheduler,
+    adapters: CoreFeature,
+    index: SharedIndex | None,
+    connection: KVConnection | None,
 ) -> list[CoreFeature]:
-    """The feature that publishes what the pool has, if there is one."""
-    if plan is None:
+    """The feature that publishes what the pool and the tier have, if there is one."""
+    events, tier = plan.memory.kv_events, plan.memory.kv_tier
+    if events is None:
         return []
     from quire.engine.core.features.kv_events import KVEvents, open_publisher
 
-    return [
-        KVEvents(
-            scheduler,
-            open_publisher(plan),
-            rank=plan.rank,
-            is_cleared=plan.num_deaths > 0,
-            adapter_of=adapters.asked_by if isinstance(adapters, AdapterStore) else None,
-        )
-    ]
+    publishes_files = tier is not None and tier.disk is not None and tier.disk.publishes
+    feature = KVEvents(
+        scheduler,
+        open_publisher(events),
+        rank=events.rank,
+        is_cleared=events.num_deaths > 0,
+        adapter_of=adapters.asked_by if isinstance(adapters, AdapterStore) else None,
+        tier_contents=tuple if index is None else index.contents,
+        media=(CPU, STORAGE) if publishes_files else (CPU,),
+        of_connector=tuple if connection is None else connection.take_events,
+    )
+    if index is not None:
+        index.listeners.append(feature)
+    return [feature]
 
 
 def _scheduler_class(name: str | None) -> type[Scheduler]:

@@ -16,6 +16,7 @@ from quire.runner.devices.block_copies import BlockCopies, CudaCopies, HostCopie
 from quire.runner.kv_cache import KVCache
 from quire.tiers.disk_store import DiskStore
 from quire.tiers.host_memory import region_bytes
+from quire.tiers.mac_key import read_mac_key
 from quire.tiers.plan import DiskTierPlan, KVTierPlan
 from quire.tiers.slot_table import SlotTable, most_slots
 
@@ -61,4 +62,7 @@ def _open_disk(plan: DiskTierPlan, parts: RootParts) -> DiskStore | None:
             "Files of the model have changed since they were loaded: K/V is kept in memory alone."
         )
         return None
-    return DiskStore(Path(plan.folder), root, plan.max_bytes)
+    key = None
+    if plan.mac_key_file is not None:
+        key = read_mac_key("mac_key_file", Path(plan.mac_key_file))
+    return DiskStore(Path(plan.folder), root, plan.max_bytes, key)

@@ -77,6 +77,18 @@ class RootParts:
             _keep(kept, known)
         return self._name(digests)
 
+    def origin(self, kept: Path, sampling: str) -> list[str]:
+        """The root, and a name of the model and of how its tokens are drawn: two engines with the
+        latter can go on with each other's streams. "": a file has changed.
+        """
+        root = self.name(kept)
+        if root is None:
+            return ["", ""]
+        known = _read_kept(kept)
+        about = [sampling, self.facts["model"].get("hf_config"), self.facts["model"].get("seed")]
+        about += [[path.name, known[str(path)][1]] for path, _ in self.files]
+        return [root, hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()]
+
     def name_by_identity(self) -> str:
         """A root of what does not outlive this machine's start, in hexadecimal: files count by what
         tells them from those that were written later, so that none has to be read.

@@ -23,7 +23,10 @@ from quire.distributed.kv_connector.views import (
     RequestStatus,
     StepView,
 )
+from quire.distributed.kv_events import AnyKVCacheEvent, KVCacheEvent
+from quire.distributed.peers.params import PARAMS
 from quire.engine.core.features import CoreFeature
+from quire.engine.core.features.kv_tier import LOAD_FAILED
 from quire.engine.wire.messages import EngineCoreRequest, SchedulerStats
 from quire.errors import EngineError
 from quire.params import SamplingParams
@@ -40,8 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PARAMS = "kv_transfer_params"
-"""The key of `extra_args` that a request brings."""
 _SETTLE_S = 30.0
 """Seconds that a connector of one's own has to end what it moves before blocks are forgotten."""
 _STATUS = {
@@ -80,6 +81,9 @@ class KVConnection(CoreFeature):
         self._sums: dict[str, int] = {}
         """Counts of the connector since the start, by the names of metrics."""
         self._reported: dict[str, int] = {}
+        self._handed: int | None = None
+        """The request that another engine goes on with, while it ends here."""
+        self._handed_params: dict[str, Any] | None = None
 
     def attach(self, scheduler: Scheduler, worker: ConnectedWorker) -> None:
         """Begin to serve a scheduler that was made with this connection."""
@@ -134,6 +138,8 @@ class KVConnection(CoreFeature):
             return False
         self._ended.add(view.request_id)
         view.status = RequestStatus.FINISHED_ABORTED if stop is None else _STATUS[stop.reason]
+        if request.handle == self._handed:  # its K/V is wanted, as that of a prompt
+            view.status = RequestStatus.FINISHED_LENGTH_CAPPED
         view.keyed_blocks = lambda: self._keyed_blocks(request)
         tables = tuple(list(table) for table in request.block_ids)
         try:
@@ -141,7 +147,9 @@ class KVConnection(CoreFeature):
         except Exception:
             self._give_up()
             return False
-        if params is not None and stop is not None:
+        if request.handle == self._handed:
+            self._handed_params = params
+        elif params is not None and stop is not None:
             self._parts.append(TransferParams(request.handle, params))
         return keeps
 
@@ -167,6 +175,17 @@ class KVConnection(CoreFeature):
                     found[request.keys[(index + 1) * stride - 1], number] = block
         return found
 
+    def hand_over(self, request: Request) -> dict[str, Any] | None:
+        view = self._views.get(request.handle)
+        if view is None or self._free_at is not None:
+            return None
+        view.kv_transfer_params = {"do_remote_decode": True}
+        self._handed = request.handle
+        self._scheduler.abort(request.handle)
+        self._handed = None
+        params, self._handed_params = self._handed_params, None
+        return params
+
     # the core
 
     def prepare(self, request: Request, message: EngineCoreRequest) -> None:
@@ -176,8 +195,11 @@ class KVConnection(CoreFeature):
         more = params.extra_args if isinstance(params, SamplingParams) else None
         given = more.get(PARAMS) if more else None
         view = ConnectorRequest(request, given if isinstance(given, dict) else None)
-        self._connector.on_new_request(view)
         self._views[request.handle] = view
+        self._connector.on_new_request(view)
+
+    def dismiss(self, request: Request) -> None:
+        self.finish(request, None)
 
     def poll(self) -> Sequence[tuple[int, str]]:
         failed, self._failed = self._failed, []
@@ -258,7 +280,7 @@ class KVConnection(CoreFeature):
             (self._bad_beside if is_beside else self._bad).add(block)
 
     def _fail(self, handle: int) -> None:
-        self._failed.append((handle, "its K/V could not be loaded (kv_load_failure_policy: fail)"))
+        self._failed.append((handle, LOAD_FAILED))
 
     @property
     def _has_news(self) -> bool:
@@ -269,6 +291,17 @@ class KVConnection(CoreFeature):
             return False
         has_ends = bool(self._ended) or self._has_begun
         return has_ends or self._connector.has_pending_push_work()
+
+    def take_events(self) -> list[AnyKVCacheEvent]:
+        """The connector's own events of the KV cache."""
+        if self._free_at is not None:
+            return []
+        try:
+            found = list(self._connector.take_events())
+        except Exception:
+            self._give_up()
+            return []
+        return [event for event in found if isinstance(event, KVCacheEvent)]
 
     def take_parts(self) -> list[AnyPart]:
         parts, self._parts = self._parts, []

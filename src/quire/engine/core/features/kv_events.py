@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from quire.distributed.kv_events import (
     GPU,
@@ -20,7 +20,7 @@ from quire.engine.wire.messages import AdapterRef
 from quire.errors import InvalidParameter
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
-from quire.step.transfers import BlockKey
+from quire.step.transfers import CPU, BlockKey
 from quire.tiers.kv_events_config import NAME, KVEventsPlan
 
 _KINDS = {"full": "full_attention", "sliding": "sliding_window", "state": "mamba"}
@@ -41,11 +41,17 @@ class KVEvents(CoreFeature):
         rank: int = 0,
         is_cleared: bool = False,
         adapter_of: Callable[[Request], AdapterRef | None] | None = None,
+        tier_contents: Callable[[], Iterable[tuple[str, BlockKey]]] = tuple,
+        media: Collection[str] = (CPU,),
+        of_connector: Callable[[], Iterable[AnyKVCacheEvent]] = tuple,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """rank: of the core among its data-parallel ones. is_cleared: another core published
         before, whose contents are lost. adapter_of: what a request calls its adapter.
+        tier_contents: the media and the contents of the tier; events tell of `media`. of_connector:
+        takes a connector's own events.
         """
+        self._tier_contents, self._media, self._of_connector = tier_contents, media, of_connector
         self._block_size = scheduler.config.block_size
         self._groups = scheduler.config.groups
         self._publisher = publisher
@@ -101,24 +107,47 @@ class KVEvents(CoreFeature):
 
     def evicted(self, block: int, key: BlockKey) -> None:
         """See `BlockListener`."""
-        if self._groups[key[1]].kind not in _KINDS:
-            return
-        event = self._events[-1] if self._events else None
-        if not isinstance(event, BlockRemoved) or event.group_idx != key[1]:
-            event = BlockRemoved([], GPU, group_idx=key[1])
-            self._add(event)
-        event.block_hashes.append(_hash(key[0]))
+        if self._groups[key[1]].kind in _KINDS:
+            self._remove(GPU, key)
 
     def cleared(self) -> None:
         """See `BlockListener`."""
         self._add(AllBlocksCleared())
+        for medium, key in self._tier_contents():  # which are there all the same
+            self.tier_changed(medium, key, is_there=True)
 
     def released(self, block: int) -> None:
         """A block without references is still findable."""
 
+    # the tier
+
+    def tier_changed(self, medium: str, key: BlockKey, *, is_there: bool) -> None:
+        """See `TierListener`."""
+        if medium not in self._media or self._groups[key[1]].kind not in _KINDS:
+            return
+        if not is_there:
+            self._remove(medium, key)
+            return
+        event = self._events[-1] if self._events and self._last is None else None
+        is_same = isinstance(event, BlockStored) and event.medium == medium
+        if not isinstance(event, BlockStored) or not is_same or event.group_idx != key[1]:
+            event = BlockStored([], None, [], 0, None, medium, None, group_idx=key[1])
+            self._add(event)
+        event.block_hashes.append(_hash(key[0]))
+
+    def _remove(self, medium: str, key: BlockKey) -> None:
+        event = self._events[-1] if self._events else None
+        is_same = isinstance(event, BlockRemoved) and event.medium == medium
+        if not isinstance(event, BlockRemoved) or not is_same or event.group_idx != key[1]:
+            event = BlockRemoved([], medium, group_idx=key[1])
+            self._add(event)
+        event.block_hashes.append(_hash(key[0]))
+
     # the core
 
     def updated(self) -> None:
+        for event in self._of_connector():
+            self._add(event)
         if self._events:
             events, self._events, self._last = self._events, [], None
             self._publisher.publish(KVEventBatch(self._clock(), events, self._rank))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -13,12 +14,22 @@ from quire.engine.wire.messages import SchedulerStats
 from quire.executor.abstract import Executor
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import Pause
-from quire.step.transfers import BlockKey, TransferReport
+from quire.step.transfers import CPU, STORAGE, BlockKey, TransferReport
 
 logger = logging.getLogger(__name__)
 
+LOAD_FAILED = "its K/V could not be loaded (kv_load_failure_policy: fail)"
+"""The error of a request that is not computed instead."""
 _POLLS_BETWEEN = 256
 """Steps between two polls for changes that come without a transfer."""
+
+
+class TierListener(Protocol):
+    """Is told of contents of the tier that all workers have."""
+
+    def tier_changed(self, medium: str, key: BlockKey, *, is_there: bool) -> None:
+        """A content has come to a medium, or has gone from it."""
+        ...
 
 
 class SharedIndex:
@@ -32,12 +43,25 @@ class SharedIndex:
         computations are counted.
         """
         self._executor = executor
-        self._by_worker: list[set[BlockKey]] = []
+        self._by_worker: list[dict[str, set[BlockKey]]] = []
+        """By worker, what each medium has."""
+        self.listeners: list[TierListener] = []
         self._threshold, self._most_seen = threshold, most_seen
         self._seen: OrderedDict[BlockKey, int] = OrderedDict()
 
     def has(self, key: BlockKey) -> bool:
-        return bool(self._by_worker) and all(key in known for known in self._by_worker)
+        if not self._by_worker:
+            return False
+        return all(any(key in kept for kept in media.values()) for media in self._by_worker)
+
+    def all_have(self, medium: str, key: BlockKey) -> bool:
+        """Whether this medium of every worker has the content."""
+        return all(key in media[medium] for media in self._by_worker)
+
+    def contents(self) -> Iterator[tuple[str, BlockKey]]:
+        """The media, and the contents that every worker has there."""
+        for medium, kept in self._by_worker[0].items() if self._by_worker else ():
+            yield from ((medium, key) for key in kept if self.all_have(medium, key))
 
     def wants(self, key: BlockKey) -> bool:
         if self.has(key):
@@ -59,20 +83,29 @@ class SharedIndex:
     def note(self, reports: Sequence[TransferReport]) -> None:
         """Take in the changes that the workers report."""
         if not self._by_worker:
-            self._by_worker = [set() for _ in reports]
-        for known, report in zip(self._by_worker, reports, strict=True):
+            self._by_worker = [{CPU: set(), STORAGE: set()} for _ in reports]
+        for media, report in zip(self._by_worker, reports, strict=True):
             for change in report.changes:
-                key = change.key, change.group
-                if change.is_there:
-                    known.add(key)
-                else:
-                    known.discard(key)
+                key, kept = (change.key, change.group), media[change.medium]
+                if change.is_there == (key in kept):
+                    continue
+                was_there = self.all_have(change.medium, key)
+                (kept.add if change.is_there else kept.discard)(key)
+                if was_there != (is_there := self.all_have(change.medium, key)):
+                    for listener in self.listeners:
+                        listener.tier_changed(change.medium, key, is_there=is_there)
 
 
 class KVTier(CoreFeature):
     """Takes in the ends of loads and stores, between steps."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, index: SharedIndex) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, index: SharedIndex, *, fails: bool = False
+    ) -> None:
+        """fails: a request ends with an error where what is stored for it cannot be read."""
+        self._fails = fails
+        self._ends: list[tuple[int, str]] = []
+        self._broken: set[int] = set()
         self._scheduler, self._executor, self._index = scheduler, executor, index
         assert scheduler.transfers is not None, "a scheduler with a tier"
         self._transfers = scheduler.transfers
@@ -89,12 +122,13 @@ class KVTier(CoreFeature):
         self._polls_left -= 1
         if self._transfers.num_under_way or self.is_opening or self._polls_left < 0:
             self._take()
-        return ()
+        ends, self._ends = self._ends, []
+        return [end for end in ends if self._scheduler.abort(end[0])]
 
     def is_busy(self) -> bool:
         if self._scheduler.pause is Pause.ALL:
             return False
-        return bool(self._transfers.num_under_way or self._transfers.has_changes)
+        return bool(self._ends or self._transfers.num_under_way or self._transfers.has_changes)
 
     def wait(self, timeout_s: float) -> None:
         if self._transfers.num_under_way:
@@ -145,6 +179,7 @@ class KVTier(CoreFeature):
             self.loaded_bytes += report.loaded_bytes
             self.stored_bytes += report.stored_bytes
             self._failed.update(report.failed)
+            self._broken.update(report.broken)
             for number in (*report.done, *report.failed):
                 ended = self._num_ended.pop(number, 0) + 1
                 if ended < len(reports):
@@ -154,5 +189,15 @@ class KVTier(CoreFeature):
                     failed.append(number)
                 else:
                     done.append(number)
+        for number in failed:
+            if number in self._broken:
+                self._broken.discard(number)
+                self._end_request_of(number)
         if done or failed:
             self._scheduler.end_transfers(done, failed)
+
+    def _end_request_of(self, number: int) -> None:
+        """A load could not be read: its request ends where that is wanted."""
+        handle = self._transfers.loads_for(number) if self._fails else None
+        if handle is not None:
+            self._ends.append((handle, LOAD_FAILED))
