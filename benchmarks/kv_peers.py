@@ -7,6 +7,7 @@ counts of the metrics show that K/V was pulled where nothing was wrong.
 
     PYTHONPATH=src python benchmarks/kv_peers.py --streams 64
 
+With `--faketime libfaketime.so.1` the wall clocks of both servers jump by days while they serve.
 With `--namespaces`, as root, each server is a host of its own: a network namespace with a cable to
 this one and a cable between both, which is cut.
 """
@@ -28,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,11 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
 
+def set_clocks(offset: str) -> None:
+    """Set the wall clocks of servers that run with libfaketime; the monotonic one goes on."""
+    Path(os.environ["FAKETIME_TIMESTAMP_FILE"]).write_text(offset)
+
+
 class Server:
     """`quire serve` with a connector."""
 
@@ -113,7 +120,7 @@ class Server:
             "kv_connector": "NixlConnector", "kv_role": role,
             "kv_connector_extra_config": {
                 "host": host.kv_address, "port": self.kv_port, "kv_lease_duration": _LEASE_S,
-                "kv_load_timeout": 1, "kv_recompute_threshold": 0,
+                "kv_load_timeout": 1, "kv_recompute_threshold": 0, "peers": ["127.0.0.1"],
             },
         }  # fmt: skip
         command = [
@@ -258,6 +265,8 @@ class Scene:
             return lambda: None, lambda: None
         if name == "cut link":
             return self.link.cut, self.link.mend
+        if name == "clock jump":
+            return partial(set_clocks, "+3d"), partial(set_clocks, "-2d")
         pid = which.core()
         if name.startswith("SIGKILL"):
             return lambda: os.kill(pid, signal.SIGKILL), lambda: None
@@ -398,10 +407,20 @@ def main() -> int:
     parser.add_argument("--outputs", type=int, default=48, help="tokens of an answer")
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--namespaces", action="store_true", help="each server is a host")
+    parser.add_argument("--faketime", help="libfaketime.so.1, for clock jumps")
     add_output_flag(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["QUIRE_CACHE_DIR"] = str(Path(folder, "cache"))
+        if args.faketime:
+            args.faults += ",clock jump"
+            os.environ |= {
+                "LD_PRELOAD": str(Path(args.faketime).absolute()),
+                "FAKETIME_TIMESTAMP_FILE": str(Path(folder, "clock")),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
+            set_clocks("+0")
         if args.namespaces:
             os.environ["QUIRE_CLUSTER_SECRET"] = "words of the kill table"
             namespaces = Namespaces()

@@ -179,6 +179,16 @@ def test_block_ids_are_sent_to_the_device_once_for_all_layers():
     assert sent == [[1, 3], [2, 4], [5, 6]]
 
 
+def test_what_lies_between_the_parts_of_a_block_is_zeros():
+    engine = Engine([TARGET, DRAFT], "torch")
+    for group in range(len(engine.kv_cache.pool.groups)):
+        engine.kv_cache._parts[group] = [torch.ones(3, 5, dtype=torch.uint8) for _ in range(2)]
+        size = engine.kv_cache.content_bytes(group)
+        into = torch.full((size,), 0xAA, dtype=torch.uint8)
+        engine.kv_cache.read_block(group, 1, into)
+        assert size == 128 and into.sum() == 10
+
+
 def test_copies_and_zeros_reach_the_layers_of_every_group():
     engine = Engine([TARGET, DRAFT], "torch")
     cache, ops = engine.kv_cache, engine.ops

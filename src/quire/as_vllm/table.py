@@ -295,7 +295,6 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.utils.counter": {"quire.as_vllm.stand_ins": "Counter=Numbering"},
     "vllm.utils.network_utils": _NETWORK,
     "vllm.utils.print_utils": {"quire.as_vllm.stand_ins": "print_embeddings"},
-    "vllm.utils.serial_utils": {"quire.as_vllm.torch_types": "tensor2base64"},
     "vllm.v1.engine": {
         "quire.engine": """EngineCoreEvent EngineCoreEventType EngineCoreOutput EngineCoreOutputs
             EngineCoreReadyResponse EngineCoreRequest EngineCoreRequestType EngineStatusType

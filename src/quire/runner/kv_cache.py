@@ -137,8 +137,12 @@ class KVCache:
         of `into` [B] uint8, on any device. Another memory of the same provider, with the same pool,
         can write it.
         """
+        start = 0
         for part, place in zip(self._parts_of(group), self._places(group, into), strict=True):
             place.copy_(part[block])
+            end = start + part[0].nbytes
+            start += _aligned(part[0].nbytes)
+            into[end:start].zero_()  # what the buffer had before goes nowhere
 
     def write_block(self, group: int, block: int, content: Tensor) -> None:
         """Write what `read_block` has copied into a block."""

@@ -4,6 +4,9 @@ computed again, and peers that die, lie or are not asked for.
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import pytest
 
 from quire.distributed.peers import client, server
@@ -18,6 +21,7 @@ from tests.engine.core.kv_tier_scene import (
     PROMPT,
     alone,
     folders_of,
+    ids_of,
     prompts,
 )
 from tests.engine.core.peer_scene import FIRST_LEG, Peer, peer_config
@@ -94,6 +98,20 @@ def test_the_bits_come_from_another_engine(name, folders):
         peer.core.shutdown()
 
 
+@pytest.mark.full
+def test_networks_that_draft_take_part(model):
+    draft = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 2}
+    expected = [ids_of(answer) for answer in alone(model, prompts())]
+    prefill, decode = (Peer(model, speculative_config=draft) for _ in range(2))
+    for ids, answer in zip(prompts(), expected, strict=True):
+        params, hits = prefill.first_leg(ids), decode.external_hits
+        found = decode.second_leg(ids, params)
+        assert ids_of(found) == answer and decode.external_hits - hits == WHOLE
+    assert sum(decode.core.scheduler.counters.num_accepted[1:]) > 0
+    for peer in (prefill, decode):
+        peer.core.shutdown()
+
+
 def test_a_peer_that_always_misses_is_noticed(peers, expected, monkeypatch):
     prefill, decode = peers()
     monkeypatch.setattr(server.PeerServer, "_content", lambda self, name, key: None)
@@ -166,6 +184,17 @@ def test_a_request_that_waits_keeps_its_lease(peers, expected):
     assert prefill.settle() == 0 and prefill.server.num_expired == 0
 
 
+def test_a_clock_that_is_set_ends_no_lease_and_no_pull(peers, expected, monkeypatch):
+    jumps, real = itertools.cycle([86_400.0, -86_400.0, 0.0]), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    prefill, decode = peers()
+    for ids, answer in zip(prompts(), expected, strict=True):
+        before = state(decode)
+        assert decode.second_leg(ids, prefill.first_leg(ids)) == answer
+        check_pulled(decode, before)
+    assert prefill.settle() == 0 and prefill.server.num_expired == 0
+
+
 def test_an_aborted_request_leaves_nothing(peers, expected):
     prefill, decode = peers()
     params = prefill.first_leg(prompts()[0])
@@ -217,7 +246,7 @@ FORGED = {
 
 @pytest.mark.parametrize("name", FORGED)
 def test_forged_params_get_nothing_of_others(name, peers, expected):
-    prefill, decode = peers()
+    prefill, decode = peers(config=peer_config(peers=["127.0.0.1"]))
     theirs = prefill.first_leg(prompts()[1], salt="theirs")
     before = prefill.server.num_sent_bytes
     own = {**theirs, **FORGED[name]}
@@ -225,6 +254,88 @@ def test_forged_params_get_nothing_of_others(name, peers, expected):
     assert prefill.server.num_sent_bytes == before, "their K/V is not what this prompt names"
     assert decode.second_leg(prompts()[1], theirs, salt="mine") == expected[1]
     assert prefill.server.num_sent_bytes == before and decode.external_hits == 0
+
+
+STRANGERS = {
+    "another host": {"remote_host": "169.254.169.254"},
+    "another port": {"remote_port": 22},
+    "a name for it": {"remote_host": "localhost"},
+    "more tokens": {"remote_num_tokens": 10**9},
+    "another lease": {"remote_request_id": "0" * 32},
+    "another engine": {"remote_engine_id": "f" * 32},
+    "another signature": {"remote_signature": "0" * 64},
+    "a signature that is no text": {"remote_signature": 1},
+    "a signature of other letters": {"remote_signature": "\udcff\u00e4"},
+    "none": {"remote_signature": None},
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_nothing_is_connected_to_for_params_that_no_engine_has_signed(name, peers):
+    prefill, decode = peers()
+    params = {**prefill.first_leg(prompts()[0]), **STRANGERS[name]}
+    decode.send(7, prompts()[0], params)
+    [end] = decode.core.step().finished
+    assert str(end.reason) == "error" and "it is not among the peers" in end.message
+    assert end.message.startswith("kv_transfer_params['remote_host']")
+    decode.settle()
+    assert not decode.connector.client._links and not decode.connector.client._held
+    assert not decode.core.has_work and not decode.core.scheduler.requests
+
+
+def test_a_router_names_only_peers_that_were_configured(peers, expected):
+    (prefill,) = peers(1)
+    (decode,) = peers(1, config=peer_config(peers=[f"127.0.0.1:{prefill.server.port}"]))
+    params = {**prefill.first_leg(prompts()[0]), "remote_signature": None}
+    assert decode.second_leg(prompts()[0], params) == expected[0]
+    assert decode.external_hits == WHOLE
+    decode.send(7, prompts()[0], {**params, "remote_port": 22})
+    [end] = decode.core.step().finished
+    assert "it is not among the peers" in end.message
+
+
+def test_a_request_that_is_refused_holds_no_lease(peers):
+    prefill, decode = peers()
+    params = prefill.first_leg(prompts()[0])
+    decode.send(7, prompts()[0], params, max_tokens=1)
+    decode.core.abort_requests([7])
+    decode.send(8, prompts()[0] * 2, params)
+    [end] = decode.core.step().finished
+    assert end.handle == 8 and "cannot be scheduled" in end.message
+    decode.settle()
+    assert not decode.core.features[-1]._views and prefill.settle() == 0
+
+
+def test_leases_take_a_share_of_the_pool(peers, expected):
+    config = peer_config(kv_lease_pool_share=0.3)
+    (prefill,) = peers(1, config=config)
+    (decode,) = peers(1)
+    assert prefill.first_leg(prompts()[0]) is not None
+    assert prefill.first_leg(prompts()[1]) is None, "it is not kept, and computed where it goes on"
+    assert prefill.server.num_refused == 1
+    params = prefill.first_leg(prompts()[0])
+    assert params is not None, "the blocks are kept already"
+    assert decode.second_leg(prompts()[0], params) == expected[0]
+    assert decode.external_hits == WHOLE
+    prefill.server.end_all()
+    assert prefill.settle() == 0
+    assert prefill.first_leg(prompts()[1]) is not None
+
+
+def test_leases_are_counted(peers):
+    (prefill,) = peers(1, config=peer_config(kv_lease_count=1))
+    assert prefill.first_leg(prompts()[0]) is not None
+    assert prefill.first_leg(prompts()[0]) is None and prefill.server.num_refused == 1
+
+
+def test_nobody_renews_a_lease_for_ever(peers):
+    (prefill,) = peers(1, config=peer_config(kv_lease_limit=0.4))
+    lease = prefill.first_leg(prompts()[0])["remote_request_id"]
+    end = prefill.server._clock() + 2.0
+    while prefill.num_leased and prefill.server._clock() < end:
+        prefill.server._renew([lease])
+        prefill.core.step()
+    assert not prefill.num_leased and prefill.server.num_expired == 1
 
 
 @pytest.mark.parametrize(
@@ -290,7 +401,7 @@ def test_a_peer_that_lies_is_no_answer(kind, peers, expected, monkeypatch):
 def test_who_does_not_know_the_secret_gets_no_answer(peers, expected, monkeypatch):
     (prefill,) = peers(1)
     monkeypatch.setenv("QUIRE_CLUSTER_SECRET", "words that others know")
-    (decode,) = peers(1, config=peer_config(kv_load_timeout=0.3))
+    (decode,) = peers(1, config=peer_config(kv_load_timeout=0.3, peers=["127.0.0.1"]))
     params = prefill.first_leg(prompts()[0])
     assert decode.second_leg(prompts()[0], params) == expected[0]
     assert decode.external_hits == 0 and prefill.server.num_sent_bytes == 0
@@ -318,7 +429,7 @@ def test_forged_frames_are_dropped(peers, expected):
 
 
 def test_a_tier_of_peers_goes_by_the_name_of_a_router(model, expected):
-    tier = {"type": "p2p", "port": 0, "kv_recompute_threshold": 0}
+    tier = {"type": "p2p", "port": 0, "kv_recompute_threshold": 0, "peers": ["127.0.0.1"]}
     config = {
         "kv_connector": "OffloadingConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {
@@ -349,6 +460,11 @@ def test_a_tier_of_peers_goes_by_the_name_of_a_router(model, expected):
         ({"host": "10.1.2.3"}, InvalidParameter, "QUIRE_CLUSTER_SECRET"),
         ({"port": -1}, InvalidParameter, "a port"),
         ({"kv_lease_duration": 0}, InvalidParameter, "kv_lease_duration"),
+        ({"kv_lease_limit": 0}, InvalidParameter, "kv_lease_limit"),
+        ({"kv_lease_count": 0}, InvalidParameter, "kv_lease_count"),
+        ({"kv_lease_pool_share": 1.5}, InvalidParameter, "a share of the pool"),
+        ({"peers": "10.0.0.1"}, InvalidParameter, "a list of"),
+        ({"peers": ["10.0.0.1/8"]}, InvalidParameter, "networks of addresses"),
     ],
 )
 def test_settings_are_refused_by_name(extra, error, text, model):

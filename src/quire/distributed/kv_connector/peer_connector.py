@@ -32,21 +32,24 @@ from quire.distributed.kv_connector.views import (
     RequestStatus,
     StepView,
 )
+from quire.distributed.peers.allowed import AllowedPeers
 from quire.distributed.peers.client import PeerClient
 from quire.distributed.peers.keys import peer_keys, shared_secret
 from quire.distributed.peers.params import (
+    SIGNATURE,
     Remote,
     flag,
     lease_of_tier,
     remote_of_tier,
     remote_of_two_legs,
 )
-from quire.distributed.peers.server import PeerServer
+from quire.distributed.peers.server import LeaseLimits, PeerServer
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.step.transfers import BlockKey
 
 _WHERE = "kv_transfer_config['kv_connector_extra_config']"
 _LEASE_S, _PATIENCE_S, _LEAST_TOKENS = 30.0, 5.0, 64
+_MOST_LEASES, _LONGEST_S, _POOL_SHARE = 1024, 480.0, 0.5
 _NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "backends": ((["UCX"], ["TCP"]), "Blocks travel over TCP."),
     "num_threads": ((4,), "Leave it out."),
@@ -71,6 +74,10 @@ class _Settings:
         self.lease_s = left.pop("kv_lease_duration", _LEASE_S)
         self.patience_s = left.pop("kv_load_timeout", _PATIENCE_S)
         self.least_tokens = left.pop("kv_recompute_threshold", _LEAST_TOKENS)
+        self.peers = left.pop("peers", [])
+        self.most_leases = left.pop("kv_lease_count", _MOST_LEASES)
+        self.longest_s = left.pop("kv_lease_limit", _LONGEST_S)
+        self.pool_share = left.pop("kv_lease_pool_share", _POOL_SHARE)
         for name, value in left.items():
             raise InvalidParameter(f"{_WHERE}[{name!r}]", value, "there is no such field")
         if not isinstance(self.host, str) or self.host in ("", "*", "0.0.0.0", "::"):
@@ -81,12 +88,19 @@ class _Settings:
         for name, seconds in (
             ("kv_lease_duration", self.lease_s),
             ("kv_load_timeout", self.patience_s),
+            ("kv_lease_limit", self.longest_s),
         ):
             if not isinstance(seconds, int | float) or not 0 < seconds <= 86400:
                 raise InvalidParameter(f"{_WHERE}[{name!r}]", seconds, "seconds, more than 0")
         if type(self.least_tokens) is not int or self.least_tokens < 0:
             where = f"{_WHERE}['kv_recompute_threshold']"
             raise InvalidParameter(where, self.least_tokens, "a number of tokens")
+        if type(self.most_leases) is not int or self.most_leases < 1:
+            where = f"{_WHERE}['kv_lease_count']"
+            raise InvalidParameter(where, self.most_leases, "a number of at least 1")
+        if not isinstance(self.pool_share, int | float) or not 0 < self.pool_share <= 1:
+            where = f"{_WHERE}['kv_lease_pool_share']"
+            raise InvalidParameter(where, self.pool_share, "a share of the pool, from 0 to 1")
 
 
 class _WorkerHalf(KVConnectorHandshakeMetadata):
@@ -121,6 +135,13 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_producer, self._is_consumer = config.is_kv_producer, config.is_kv_consumer
         self.engine_id = config.engine_id or secrets.token_hex(16)
         self.engine_id += f"_dp{rank}" if rank else ""
+        self._keys = peer_keys(shared_secret(self._settings.host))
+        self.allowed = AllowedPeers(f"{_WHERE}['peers']", self._settings.peers, self._keys)
+        self._limits = LeaseLimits(
+            int(self._settings.pool_share * kv_cache_config.num_blocks),
+            self._settings.most_leases,
+            self._settings.longest_s,
+        )
         sizes = [group.block_size for group in kv_cache_config.kv_cache_groups]
         self._block_size = max(sizes)
         self._root: Callable[[], str | None] = lambda: None
@@ -162,25 +183,25 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_block_copies(self, copies: WholeBlockCopies, content_bytes: Sequence[int]) -> None:
         settings, self._copies = self._settings, copies
-        own = peer_keys(shared_secret(settings.host))
         if self._is_producer:
             try:
                 self.server = PeerServer(
                     settings.host,
                     settings.port,
-                    own,
+                    self._keys,
                     engine_id=self.engine_id,
                     sizes=content_bytes,
                     root=self._root,
                     read=self._read,
                     lease_s=settings.lease_s,
+                    limits=self._limits,
                 )
             except OSError as error:
                 allowed = f"it cannot be opened: {error.strerror}"
                 raise InvalidParameter(f"{_WHERE}['port']", settings.port, allowed) from error
         if self._is_consumer:
             self.client = PeerClient(
-                own,
+                self._keys,
                 sizes=content_bytes,
                 root=self._root,
                 write=self._write,
@@ -275,6 +296,7 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         found = self.remote_of(params)
         if found is None or not self._is_consumer:
             return
+        self.allowed.check(*found, params.get(SIGNATURE))
         self._remotes[request.request_id] = found
         assert self._other is not None and self._other.client is not None, "it loads"
         self._other.client.hold(found[0])
@@ -285,7 +307,7 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         found = self._remotes.get(request.request_id)
         if found is None or request.request_id in self._used:
             return 0, False
-        most = min(found[1], request.num_prompt_tokens - 1)
+        most = min(found[1], request.num_tokens - 1)
         count = most // self._block_size * self._block_size - num_computed_tokens
         if count <= 0 or count < self._settings.least_tokens:
             return 0, False
@@ -335,7 +357,8 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         if not blocks:
             return False, None
         assert self._other is not None and self._other.server is not None, "it sends"
-        self._other.server.offer(lease, request.request_id, blocks)
+        if not self._other.server.offer(lease, request.request_id, blocks):
+            return False, None
         return True, self.params_of(request, lease, block_ids)
 
 
@@ -354,16 +377,19 @@ class NixlConnector(PeerConnector):
         self, request: ConnectorRequest, lease: str, tables: Any
     ) -> dict[str, Any] | None:
         assert self._other is not None and self._other.server is not None, "it sends"
+        settings, count = self._settings, request.num_computed_tokens
+        own = Remote(settings.host, self._other.server.port, self.engine_id, lease)
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": [list(table) for table in tables],
-            "remote_engine_id": self.engine_id,
+            "remote_engine_id": own.engine_id,
             "remote_request_id": lease,
-            "remote_host": self._settings.host,
-            "remote_port": self._other.server.port,
-            "remote_num_tokens": request.num_computed_tokens,
-            "remote_blocks_expiry_time": time.time() + self._settings.lease_s,
+            "remote_host": own.host,
+            "remote_port": own.port,
+            "remote_num_tokens": count,
+            "remote_blocks_expiry_time": time.time() + settings.lease_s,
+            SIGNATURE: self.allowed.signature(own, count),
             "transfer_mode": "pull",
             "tp_size": 1,
             "pp_size": 1,

@@ -41,6 +41,8 @@ from quire.step.transfers import BlockKey
 
 logger = logging.getLogger(__name__)
 
+_MESSAGE_BYTES = 1 << 16
+"""Bytes that a message may have besides a block."""
 _WINDOW = 8
 """Blocks of a pull that are under way."""
 _TURN_MS = 100
@@ -312,6 +314,7 @@ class PeerClient:
         """A socket to a peer. Raises ZMQError, also where there are too many."""
         found = self._context.socket(zmq.DEALER)
         found.linger = 0
+        found.maxmsgsize = max(self._sizes) + _MESSAGE_BYTES
         found.curve_serverkey = self._keys.public
         found.curve_publickey, found.curve_secretkey = zmq.curve_keypair()
         try:

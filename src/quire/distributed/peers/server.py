@@ -12,9 +12,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -43,17 +44,33 @@ logger = logging.getLogger(__name__)
 _MOST_PULLERS = 4096
 _TURN_MS = 100
 _LINGER_MS = 200
+_MESSAGE_BYTES = 1 << 20
 
 ReadBlock = Callable[[int, int, torch.Tensor], None]
 
 
+class LeaseLimits(NamedTuple):
+    """Bounds of what leases keep: blocks under any of them, how many there are, and how long one
+    lasts, whoever renews it.
+    """
+
+    most_blocks: int
+    most_leases: int
+    longest_s: float
+
+
 @dataclass(slots=True)
 class _Lease:
-    """Blocks of an ended request, until `ends`."""
+    """Blocks of an ended request, until `ends`, which is at most `last`."""
 
     request_id: str
     blocks: Mapping[BlockKey, int]
     ends: float
+    last: float
+
+    def renew(self, ends: float) -> None:
+        """Let it end later, but not later than it may."""
+        self.ends = min(ends, self.last)
 
 
 class PeerServer:
@@ -72,6 +89,7 @@ class PeerServer:
         root: Callable[[], str | None],
         read: ReadBlock,
         lease_s: float,
+        limits: LeaseLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """port: 0: a free one. sizes: bytes of a block of each KV group. read: copies a block of a
@@ -79,20 +97,23 @@ class PeerServer:
         """
         self.host, self.engine_id = host, engine_id
         self._sizes, self._root, self._read, self._clock = list(sizes), root, read, clock
-        self._lease_s = lease_s
+        self._lease_s, self._limits = lease_s, limits
         self._lock = threading.Lock()
         self._leases: dict[str, _Lease] = {}
+        self._uses: Counter[int] = Counter()
+        """Blocks under leases -> how many have them."""
         self._ended: list[str] = []
         self._has_news = threading.Event()
-        self.num_expired = 0
+        self.num_expired = self.num_refused = 0
         self.num_sent_bytes = 0
         self._pullers: OrderedDict[bytes, str] = OrderedDict()
         """Pullers that were welcomed -> their roots."""
-        self._buffer = torch.empty(max(sizes), dtype=torch.uint8)
+        self._buffer = torch.zeros(max(sizes), dtype=torch.uint8)
         self._decoder = msgspec.msgpack.Decoder(FromPuller)
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = _LINGER_MS
+        self._socket.maxmsgsize = _MESSAGE_BYTES
         self._socket.curve_server = True
         self._socket.curve_secretkey = keys.secret
         name = f"[{host}]" if ":" in host else host
@@ -110,13 +131,42 @@ class PeerServer:
 
     # The thread of steps
 
-    def offer(self, lease: str, request_id: str, blocks: Mapping[BlockKey, int]) -> None:
-        """Keep blocks for whoever names this lease; `take_ended` tells when it has ended."""
+    def offer(self, lease: str, request_id: str, blocks: Mapping[BlockKey, int]) -> bool:
+        """Keep blocks for whoever names this lease; `take_ended` tells when it has ended. False:
+        they are not kept, because those of others are as many as may be.
+        """
         with self._lock:
-            before = self._leases.pop(lease, None)
-            if before is not None:
-                self._ended.append(before.request_id)
-            self._leases[lease] = _Lease(request_id, blocks, self._clock() + self._lease_s)
+            if not self._has_room(blocks):
+                self.num_refused += 1
+                return False
+            self._drop(lease)
+            now = self._clock()
+            self._leases[lease] = _Lease(
+                request_id, blocks, now + self._lease_s, now + self._limits.longest_s
+            )
+            self._uses.update(blocks.values())
+            return True
+
+    def _has_room(self, blocks: Mapping[BlockKey, int]) -> bool:
+        """Whether one more lease is within the limits; a lone one always is."""
+        if not self._leases:
+            return True
+        new = sum(block not in self._uses for block in blocks.values())
+        has_blocks = len(self._uses) + new <= self._limits.most_blocks
+        return has_blocks and len(self._leases) < self._limits.most_leases
+
+    def _drop(self, name: str) -> bool:
+        """End a lease; under the lock. False: there is none."""
+        lease = self._leases.pop(name, None)
+        if lease is None:
+            return False
+        self._ended.append(lease.request_id)
+        self._uses.subtract(lease.blocks.values())
+        for block in lease.blocks.values():
+            if not self._uses[block]:
+                del self._uses[block]
+        self._has_news.set()
+        return True
 
     def take_ended(self) -> list[str]:
         """The requests whose blocks are not read any more, each once."""
@@ -132,9 +182,8 @@ class PeerServer:
     def end_all(self) -> None:
         """End all leases; no block is read when this returns."""
         with self._lock:  # a block is read under the lock
-            self._ended += [lease.request_id for lease in self._leases.values()]
-            self._leases.clear()
-            self._has_news.set()
+            for name in list(self._leases):
+                self._drop(name)
 
     def close(self) -> None:
         """End the thread."""
@@ -209,7 +258,7 @@ class PeerServer:
             block = None if lease is None else lease.blocks.get(key)
             if lease is None or block is None:
                 return None
-            lease.ends = self._clock() + self._lease_s
+            lease.renew(self._clock() + self._lease_s)
             self._read(key[1], block, self._buffer)
             return self._buffer[: self._sizes[key[1]]].numpy().tobytes()
 
@@ -217,22 +266,17 @@ class PeerServer:
         with self._lock:
             for name in names:
                 if name in self._leases:
-                    self._leases[name].ends = self._clock() + self._lease_s
+                    self._leases[name].renew(self._clock() + self._lease_s)
 
     def _end(self, name: str) -> None:
         with self._lock:
-            lease = self._leases.pop(name, None)
-            if lease is not None:
-                self._ended.append(lease.request_id)
-                self._has_news.set()
+            self._drop(name)
 
     def _end_expired(self) -> None:
         now = self._clock()
         with self._lock:
-            names = [name for name, lease in self._leases.items() if lease.ends < now]
-        for name in names:
-            self.num_expired += 1
-            self._end(name)
+            for name in [name for name, lease in self._leases.items() if lease.ends < now]:
+                self.num_expired += self._drop(name)
 
     def _send(self, puller: bytes, message: Message, *content: bytes) -> None:
         with contextlib.suppress(zmq.Again):

@@ -143,9 +143,7 @@ class EngineCore(CoreControl):
                 prompt_logprobs_done=request.prompt_logprobs_done,
                 resumable=request.resumable,
             )
-            for feature in concerned:
-                feature.prepare(own, request)
-            self.scheduler.add(own)
+            self._queue(own, request, concerned)
         except RequestError as error:
             self._refuse(request.handle, str(error))
         except EngineDeadError:
@@ -153,6 +151,21 @@ class EngineCore(CoreControl):
         except Exception:
             logger.exception("request %d was not taken", request.handle)
             self._refuse(request.handle, "the request could not be taken in")
+
+    def _queue(
+        self, own: Request, request: EngineCoreRequest, concerned: Sequence[CoreFeature]
+    ) -> None:
+        """Have features prepare a request, and queue it."""
+        asked = []
+        try:
+            for feature in concerned:
+                asked.append(feature)
+                feature.prepare(own, request)
+            self.scheduler.add(own)
+        except BaseException:
+            for feature in asked:
+                feature.dismiss(own)
+            raise
 
     def _continue(self, request: EngineCoreRequest) -> None:
         """Add input to a request, unless it has ended meanwhile."""

@@ -252,4 +252,8 @@ def failure_of(text: str) -> RequestError | EngineGenerateError:
     """The failure of a request that ended with this error in the engine."""
     if text.startswith(ADAPTER_FAILED):
         return RequestError(text, parameter="model")
+    from quire.distributed.peers.params import PARAMS  # few engines have peers
+
+    if text.startswith(PARAMS):
+        return RequestError(text, parameter=PARAMS)
     return EngineGenerateError(text)

@@ -102,7 +102,7 @@ class TieredEncoder:
 def _pieces(tier: RowsTier, item: MediaItem, content: Tensor) -> Sequence[tuple[BlockKey, Tensor]]:
     """The pieces of an item's rows that slots have room for, with their names."""
     found = []
-    for number, piece in enumerate(content.split(tier.slot_bytes // _UNIT * _UNIT)):
+    for number, piece in enumerate(torch.split(content, tier.slot_bytes // _UNIT * _UNIT)):
         about = f"rows {number} of {item.num_rows}, {content.nbytes} {item.modality} ".encode()
         found.append(((hashlib.sha256(about + item.digest).digest(), ROWS_GROUP), piece))
     return found

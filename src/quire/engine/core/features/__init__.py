@@ -43,6 +43,15 @@ class CoreFeature:
         for it, before the scheduler has it. Raises RequestError if it cannot have it.
         """
 
+    def dismiss(self, request: Request) -> None:
+        """A request that `prepare` was called for is not queued after all."""
+
+    def hand_over(self, request: Request) -> dict[str, Any] | None:
+        """Another engine goes on with a request, which may be dropped here: what that needs to load
+        its K/V. No step is in flight.
+        """
+        return None
+
     def poll(self) -> Sequence[tuple[int, str]]:
         """Before steps are planned: take in what became ready; the requests, by their handles, that
         end by it, with the reason.
