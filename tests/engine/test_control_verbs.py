@@ -31,6 +31,7 @@ ARGUMENTS = {
     "_commit_weight_update": (None,),
     "_abandon_weight_update": ("why",),
     "set_weight_version": ("a",),
+    "hand_over": ([1],),
     "update_weight_version": ("a",),
 }
 
@@ -122,4 +123,5 @@ def test_what_has_effects_on_workers_is_not_sent_twice():
         *("update_weights", "prepare_weight_update", "commit_weight_update"),
         "abandon_weight_update",
     }
-    assert set(UTILITIES) - REPEATABLE == {"collective_rpc", "profile"} | of_updates
+    others = {"collective_rpc", "profile", "hand_over"}
+    assert set(UTILITIES) - REPEATABLE == others | of_updates

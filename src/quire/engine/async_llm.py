@@ -27,6 +27,7 @@ from quire.engine.arguments import (
     require_plan,
 )
 from quire.engine.client.client import AsyncEngineCoreClient
+from quire.engine.client.handed_over import HandedOver
 from quire.engine.control_verbs import AwaitedControl
 from quire.engine.event_loop import Alarm, while_alive
 from quire.engine.frontend.admission import Admission, QueueLimits
@@ -35,6 +36,7 @@ from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.input_feeders import InputFeeders
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.streaming_input import InputStream
+from quire.engine.frontend.taken_over import Deliver
 from quire.engine.launcher import launch_async_front_end
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.engine.stats.engine_stats import PREFIX
@@ -131,6 +133,8 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         self._log_interval_s = read_environment().log_stats_interval_s
         self._idle: list[asyncio.Future[None]] = []
         self._error: BaseException | None = None
+        self.refuses: str | None = None
+        """The reason not to accept any more requests; None: they are accepted."""
         self._dead = asyncio.Event()
         if start_engine_loop:
             self._start_handler()
@@ -358,6 +362,8 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         exceeds the limits now; the error's `retry_after_s` is when to try again.
         """
         count = checks.integer("n", n, 0, checks.MAX_INT, "it must be an int of at least 0")
+        if self.refuses is not None:
+            raise CapacityError(self.refuses)
         try:
             self._admission.check(count)
         except CapacityError:
@@ -380,6 +386,27 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
             if self._log_requests and processed.ended:
                 logger.info("Request %s was aborted: %s.", mailbox.external_req_id, why)
             self._note_ended(len(processed.ended))
+
+    # streams of and for other servers
+
+    @property
+    def handed_over(self) -> HandedOver | None:
+        """The streams that another server goes on with; None where they cannot be handed over."""
+        return getattr(self.front_end.client, "handed_over", None)
+
+    def take_over(self, request: EngineCoreRequest, deliver: Deliver) -> int:
+        """Go on with a stream of another server, whose outputs are delivered; returns its handle
+        for `leave`. Raises what `add_request` does.
+        """
+        self._require_alive()
+        self._start_handler()
+        self.check_admission()
+        return self.front_end.taken_over.begin(request, deliver)
+
+    def leave(self, handle: int) -> None:
+        """End a stream of another server, if it has not ended."""
+        if self._error is None:
+            self.front_end.taken_over.end(handle)
 
     # outputs
 
@@ -407,6 +434,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         self._error = error
         self._dead.set()
         self.front_end.outputs.fail_all(error)
+        self.front_end.taken_over.fail_all()
         self._note_ended(0)
 
     def _note_ended(self, num_completions: int) -> None:

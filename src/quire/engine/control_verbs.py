@@ -33,6 +33,7 @@ from quire.engine.wire.control_calls import (
     verb,
 )
 from quire.engine.wire.declared_types import argument_types
+from quire.engine.wire.handover import Origin
 from quire.engine.wire.messages import AdapterRef
 from quire.errors import InvalidParameter, InvalidType
 from quire.lora.request import LoRARequest
@@ -285,6 +286,20 @@ class AwaitedControl(ControlVerbs, UnbuiltAsyncMethods, AwaitedWeightMethods):
     def is_paused(self) -> Utility[bool]:
         """Whether nothing is scheduled."""
         return Utility("is_scheduler_paused")
+
+    @verb(convert=lambda names: Origin(*names))
+    def get_origin(self) -> Utility[Origin]:
+        """Name what the engine's tokens depend on, for another one that would go on with its
+        streams. The files of the model are read where their digests are not known.
+        """
+        return Utility("get_origin")
+
+    @verb(combine=joined, is_repeatable=False)
+    def hand_over(self, handles: Sequence[int]) -> Utility[list[Any]]:
+        """Drop requests that another engine goes on with. Returns pairs of a request and the
+        `kv_transfer_params` by which that one can pull its K/V, where a connector serves it.
+        """
+        return Utility("hand_over", (list(handles),))
 
 
 UTILITIES: dict[str, CoreMethod] = {

@@ -16,6 +16,7 @@ from quire.server.admin import ADMIN_ROUTES
 from quire.server.app import Access, build_app
 from quire.server.assemble import Siblings, access_of, build_server, listening_of, load_modules
 from quire.server.context import RouteEntry, Server
+from quire.server.control.drain import DRAIN_ROUTES
 from quire.server.control.weight_routes import WEIGHT_ROUTES
 from quire.server.endpoint_plugins import EndpointPlugins
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
@@ -60,7 +61,8 @@ async def serve(
     # two apps over one server: what controls the engine is not reachable where clients are
     served = [(make_listener(app, how), listener)]
     if admin_listener is not None:
-        app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES, *WEIGHT_ROUTES))
+        routes = (*HEALTH_ROUTES, *ADMIN_ROUTES, *DRAIN_ROUTES, *WEIGHT_ROUTES)
+        app = build_app(server, access, routes)
         served.append((make_listener(app, how, _MOST_ADMINISTRATORS), admin_listener))
 
     def begin() -> None:
@@ -159,5 +161,5 @@ def _routes(args: ServerArgs, *, with_admin: bool) -> list[RouteEntry]:
     if args.enable_tokenizer_info_endpoint:
         routes.append(TOKENIZER_INFO)
     if with_admin:
-        routes += (*ADMIN_ROUTES, *WEIGHT_ROUTES)
+        routes += (*ADMIN_ROUTES, *DRAIN_ROUTES, *WEIGHT_ROUTES)
     return routes

@@ -65,7 +65,7 @@ class ScriptedCore:
         """Take a request."""
         self.requests[request.handle] = request
         self.seen.append(request)
-        self._given[request.handle] = 0
+        self._given[request.handle] = len(request.output_token_ids)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
         """Forget requests."""
@@ -166,6 +166,19 @@ class ScriptedCore:
     def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks of a text model's core."""
         return ("generate",)
+
+    origin = ("scripted", "scripted")
+    """The root and the model that it says it has."""
+
+    def get_origin(self) -> list[str]:
+        """The names of all that tokens depend on."""
+        return list(self.origin)
+
+    def hand_over(self, handles: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
+        """Forget requests that go on elsewhere; there is no K/V."""
+        for handle in handles:
+            self.requests.pop(handle, None)
+        return []
 
     weight_version = "default"
     _is_updating = False

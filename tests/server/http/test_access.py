@@ -11,6 +11,7 @@ import pytest
 from quire.cli import serve
 from quire.config.args.server_args import ServerArgs
 from quire.server.admin import ADMIN_ROUTES
+from quire.server.control.drain import DRAIN_ROUTES
 from quire.server.routes import ROUTES
 from tests.server.serve_process import serving
 
@@ -34,7 +35,9 @@ def status(answer):
     return int(answer.split(b" ", 2)[1])
 
 
-@pytest.mark.parametrize("entry", [*ROUTES, *ADMIN_ROUTES], ids=lambda entry: entry.path)
+@pytest.mark.parametrize(
+    "entry", [*ROUTES, *ADMIN_ROUTES, *DRAIN_ROUTES], ids=lambda entry: entry.path
+)
 def test_t22_every_route_asks_for_the_key(guarded, entry):
     with guarded.client() as client:
         for method in entry.methods.split():

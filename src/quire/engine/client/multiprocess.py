@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from quire.engine.client.client import CoreStatus
+from quire.engine.client.handed_over import HandedOver
 from quire.engine.client.kept_media import KeptMedia
 from quire.engine.client.pending_calls import answer_to, not_answered
 from quire.engine.client.remote_cores import RemoteCores
@@ -159,6 +160,10 @@ class AsyncMPClient(MPClient):
         super().__init__(remote, max_restarts, media)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.handed_over: HandedOver | None = None
+        """The streams that another server goes on with; None where nothing keeps their tokens."""
+        if self.supervisor is not None:
+            self.handed_over = HandedOver(self.supervisor, self._announce)
         self._arrival: asyncio.Future[None] | None = None
 
     async def get_output(self) -> EngineCoreOutputs:
@@ -188,6 +193,11 @@ class AsyncMPClient(MPClient):
         self._require_open()
         self._attach()
         return await answer_to(utility, self._cores.begin_call(utility))
+
+    def abort_requests(self, handles: Sequence[int | str]) -> None:
+        if self.handed_over:
+            self.handed_over.abort([h for h in handles if isinstance(h, int)])
+        super().abort_requests(handles)
 
     async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
         self._require_open()

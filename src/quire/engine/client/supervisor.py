@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from quire.engine.client.control_state import REPEATABLE, ControlState
-from quire.engine.client.journal import CoreJournal
+from quire.engine.client.journal import CoreJournal, JournalEntry
 from quire.engine.client.kept_media import KeptMedia, Remaking
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.wire.control_calls import Utility
@@ -111,6 +113,39 @@ class Supervisor:
         self._drop_media(handles)
         self._cores.abort_requests(handles)
         self._send_due()
+
+    def entries(self) -> Iterator[tuple[int, JournalEntry]]:
+        """The live requests by their handles, and what the journals know of them."""
+        for journal in self._journals.values():
+            yield from journal.entries.items()
+
+    def release(self, handle: int) -> tuple[int, JournalEntry] | None:
+        """Forget a request, which goes on elsewhere; returns its core and its entry. None: it has
+        ended.
+        """
+        engine_index = self.engine_of(handle)
+        if engine_index is None:
+            return None
+        entry = self._journal(engine_index).entries[handle]
+        self.abort_requests([handle])
+        return engine_index, entry
+
+    def take_back(self, entry: JournalEntry) -> None:
+        """Go on with a request that was released."""
+        handle = entry.request.handle
+        [request] = entry.resumed(0)
+        try:
+            self.add_request(msgspec.structs.replace(request, data_parallel_rank=None))
+        except EngineError as error:
+            self._end(0, [Finished(handle, FinishReason.ERROR, message=str(error))])
+            return
+        engine_index = self.engine_of(handle)
+        assert engine_index is not None, "it was added"
+        self._journal(engine_index).entries[handle].has_started = entry.has_started
+
+    def deliver(self, outputs: EngineCoreOutputs) -> None:
+        """Return outputs of a request that was released as the next ones."""
+        self._outputs.append(outputs)
 
     def engine_of(self, handle: int) -> int | None:
         """The core that has the request, or will have it after its restart."""

@@ -15,6 +15,7 @@ from quire.engine.core.adapter_verbs import AdapterVerbs
 from quire.engine.core.features import CoreFeature
 from quire.engine.core.weight_verbs import BY_NAME, CoreWeights, call_by_name
 from quire.engine.unbuilt import UnbuiltCoreMethods
+from quire.engine.wire.messages import FIRST_VERSION
 from quire.errors import EngineError, InvalidParameter, WeightUpdateError
 from quire.executor.abstract import Executor
 from quire.scheduling.scheduler import Scheduler
@@ -215,8 +216,8 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
             if "weights" in tags:
                 for feature in self.features:
                     feature.forget_weights()
-                    if not keep_weights:
-                        feature.weights_may_differ()
+                if not keep_weights:
+                    self._weights_may_differ()
             self.executor.collective_rpc("sleep", (list(tags), keep_weights), {})
         self._asleep.update(tags, ("scheduling",))
 
@@ -247,6 +248,31 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
         self.scheduler.reset_encoder_cache()
         forgotten = self.scheduler.reset_prefix_cache(reset_running_requests=True)
         assert forgotten, "nothing holds blocks when every request was preempted"
+
+    # streams that go on elsewhere
+
+    def get_origin(self) -> list[str]:
+        """The root of the K/V and the name of the model, "" where they are not known: weights have
+        changed.
+        """
+        if self.weight_version != FIRST_VERSION or self._has_changed:
+            return ["", ""]
+        names = self.executor.collective_rpc("name_origin", (), {})
+        return [";".join(name[0] for name in names), names[0][1]]
+
+    def hand_over(self, handles: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
+        """Drop requests that another engine goes on with; returns where the K/V of some is."""
+        found = []
+        for handle in handles:
+            request = self.scheduler.requests.get(handle)
+            if request is None:
+                continue
+            for feature in self.features:
+                params = feature.hand_over(request)
+                if params is not None:
+                    found.append((handle, params))
+            self.scheduler.abort(handle)
+        return found
 
     # workers
 
@@ -282,8 +308,7 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
         if method == "reload_weights":  # raises, and changes nothing, where it fails
             self._reloaded()
         if method not in LEAVE_WEIGHTS:
-            for feature in self.features:
-                feature.weights_may_differ()
+            self._weights_may_differ()
             self._note_worker_changes()
         return results
 

@@ -35,6 +35,8 @@ class CoreWeights(ABC):
     """The state of an update: it is "open", or has all weights ("prepared"); empty: there is none.
     """
     _num_weight_changes = 0
+    _has_changed = False
+    """Whether the weights may be others than those of the files."""
 
     @abstractmethod
     def _stop(self, mode: str, then: Callable[[], None]) -> Future[None]: ...
@@ -183,6 +185,10 @@ class CoreWeights(ABC):
 
     def _weights_changed(self) -> None:
         self.scheduler.change_weights()
+        self._weights_may_differ()
+
+    def _weights_may_differ(self) -> None:
+        self._has_changed = True
         for feature in self.features:
             feature.weights_may_differ()
 

@@ -35,6 +35,7 @@ from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.frontend.request_spans import begun_attributes
 from quire.engine.frontend.request_state import RequestGroup
+from quire.engine.frontend.taken_over import TakenOver
 from quire.engine.outputs.kinds import kinds_of
 from quire.engine.stats.engine_stats import EngineStats, Stats
 from quire.engine.stats.loggers import StatsOptions
@@ -88,6 +89,7 @@ class FrontEnd(Generic[Client]):
         tracer: RequestTracer | None = None,
     ) -> None:
         self.client = client
+        self.taken_over = TakenOver(client)
         self.tokenizer = tokenizer
         self.inputs = inputs
         self.outputs = outputs
@@ -323,6 +325,7 @@ class FrontEnd(Generic[Client]):
 
     def take_in(self, step: EngineCoreOutputs) -> Processed:
         """Turn a step of the core into outputs, and abort in the core what they end."""
+        step = self.taken_over.without(step)
         if step.names:  # a program made it
             give_handles(step, self.outputs.handle_of)
         processed = self.outputs.process(step)

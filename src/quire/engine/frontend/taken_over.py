@@ -1,0 +1,97 @@
+"""The streams of other servers' clients that cores of this one go on with.
+
+Each has a front end of its own, as far as handles go: what cores send is cut by front ends
+anyway (shared_cores/split_outputs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from quire.engine.shared_cores.split_outputs import outputs_by_client
+from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
+
+_FIRST, _LAST = 1 << 16, 1 << 22
+"""Indices of front ends that servers do not have."""
+
+Deliver = Callable[[EngineCoreOutputs | None], None]
+"""Takes outputs of a stream; None: the engine is dead."""
+
+
+class Sends(Protocol):
+    """The part of a client of cores that is needed here."""
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request."""
+        ...
+
+    def abort_requests(self, handles: list[int]) -> None:
+        """Drop requests."""
+        ...
+
+
+class TakenOver:
+    """Sends streams of others to cores, and their outputs back."""
+
+    def __init__(self, client: Sends) -> None:
+        self._client = client
+        self._streams: dict[int, Deliver] = {}
+        self._next = _FIRST
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def begin(self, request: EngineCoreRequest, deliver: Deliver) -> int:
+        """Go on with a stream; returns its handle here. Raises what a client's `add_request`
+        does.
+        """
+        while self._next in self._streams:
+            self._next = self._next + 1 if self._next < _LAST else _FIRST
+        number, self._next = self._next, self._next + 1 if self._next < _LAST else _FIRST
+        handle = number << CLIENT_SHIFT
+        self._streams[number] = deliver
+        try:
+            self._client.add_request(msgspec.structs.replace(request, handle=handle))
+        except BaseException:
+            del self._streams[number]
+            raise
+        return handle
+
+    def end(self, handle: int) -> None:
+        """The other server has left the stream."""
+        if self._streams.pop(handle >> CLIENT_SHIFT, None) is not None:
+            self._client.abort_requests([handle])
+
+    def without(self, step: EngineCoreOutputs) -> EngineCoreOutputs:
+        """Deliver what of a step is for others; returns the rest."""
+        if not self._streams:
+            return step
+        parts = outputs_by_client(step)
+        own = EngineCoreOutputs(
+            stats=step.stats,
+            timestamp=step.timestamp,
+            engine_index=step.engine_index,
+            incarnation=step.incarnation,
+            weight_version=step.weight_version,
+        )
+        for number, part in parts.items():
+            if number < _FIRST:
+                own = part
+                own.stats = step.stats
+        for number, part in parts.items():
+            deliver = self._streams.get(number) if number >= _FIRST else None
+            if deliver is None:
+                continue
+            if part.finished:
+                del self._streams[number]
+            deliver(part)
+        return own
+
+    def fail_all(self) -> None:
+        """The engine is dead."""
+        streams, self._streams = self._streams, {}
+        for deliver in streams.values():
+            deliver(None)
