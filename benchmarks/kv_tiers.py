@@ -1,5 +1,6 @@
-"""The second ask of a long prompt whose K/V the pool has no more: from host memory, from files, and
-computed again; and what a tier costs prompts that nobody has asked before.
+"""The second ask of a long prompt whose K/V the pool has no more: from host memory, from files,
+from another engine, and computed again; what a tier costs prompts that nobody has asked before; and
+the throughput of prompts that come in turn, three times as many as the pool has room for.
 
 One engine has a tier and another one has none; they take turns, so that the machine's moods hit
 both. Times are those to the first token. Files are read by an engine that was started anew, after
@@ -15,6 +16,7 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from statistics import median
@@ -40,10 +42,12 @@ class Asked:
         self.core = core
         self._handle = 0
 
-    def __call__(self, ids: list[int]) -> tuple[float, float]:
+    def __call__(self, ids: list[int], extra: dict[str, Any] | None = None) -> tuple[float, float]:
         """Seconds to the first token, and to the last."""
         self._handle += 1
-        params = SamplingParams(temperature=0.0, max_tokens=_OUTPUT, ignore_eos=True)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=_OUTPUT, ignore_eos=True, extra_args=extra
+        )
         start, first = time.perf_counter(), 0.0
         self.core.add_request(EngineCoreRequest(self._handle, ids, params, 0, 0.0))
         while self._handle in self.core.scheduler.requests:
@@ -60,9 +64,13 @@ class Asked:
         return self.core.scheduler.counters.external_hits
 
 
-def open_engine(model: Path, args: argparse.Namespace, folder: Path | None) -> Asked:
+def open_engine(
+    model: Path,
+    args: argparse.Namespace,
+    folder: Path | None,
+    config: dict[str, Any] | None = None,
+) -> Asked:
     """An engine whose pool has room for one prompt; with a tier of memory and files, or without."""
-    config = None
     if folder is not None:
         tier = {"type": "fs", "root_dir": str(folder)}
         config = {
@@ -91,6 +99,69 @@ def open_engine(model: Path, args: argparse.Namespace, folder: Path | None) -> A
     return Asked(core)
 
 
+def from_a_peer(model: Path, args: argparse.Namespace, ids: list[int]) -> tuple[float, int]:
+    """Seconds to the first token of a prompt that another engine has computed, and how many of its
+    tokens were pulled.
+    """
+    config = {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"port": 0, "kv_lease_pool_share": 1.0},
+    }
+    first, second = (open_engine(model, args, None, config) for _ in range(2))
+    params: dict[str, Any] = {}
+    asked = SamplingParams(
+        max_tokens=1, extra_args={"kv_transfer_params": {"do_remote_decode": True}}
+    )
+    first.core.add_request(EngineCoreRequest(1, ids, asked, 0, 0.0))
+    while 1 in first.core.scheduler.requests:
+        for part in first.core.step().parts:
+            params = part.params
+    is_over = threading.Event()
+
+    def turn() -> None:  # it serves in a thread of its own, and is told that leases have ended
+        while not is_over.wait(0.05):
+            first.core.step()
+
+    other = threading.Thread(target=turn)
+    other.start()
+    taken = second(ids, {"kv_transfer_params": params})[0]
+    is_over.set()
+    other.join()
+    hits = second.hits
+    for each in (first, second):
+        each.core.shutdown()
+    return taken, hits
+
+
+def working_set(model: Path, args: argparse.Namespace, config: dict[str, Any] | None) -> float:
+    """Prompt tokens in a second of prompts that come in turn, three times as many as the pool has
+    room for.
+    """
+    length = args.set_tokens + _OUTPUT
+    num_blocks = 2 + 4 * -(-length // 32)
+    options = EngineArgs(
+        model=str(model),
+        skip_tokenizer_init=True,
+        max_model_len=length,
+        max_num_seqs=4,
+        num_gpu_blocks_override=num_blocks,
+        kv_transfer_config=config,
+    )
+    asked = Asked(build_core(make_plan(options)))
+    draw = random.Random(2)
+    prompts = [[draw.randrange(10, 900) for _ in range(args.set_tokens)] for _ in range(12)]
+    for ids in prompts:
+        asked(ids)
+    start = time.perf_counter()
+    for _ in range(2):
+        for ids in prompts:
+            asked(ids)
+    took = time.perf_counter() - start
+    asked.core.shutdown()
+    return 2 * len(prompts) * args.set_tokens / took
+
+
 def drop_from_page_cache(folder: Path) -> None:
     """Tell the kernel that the files are not read again."""
     for file in folder.rglob("*.kv"):
@@ -100,14 +171,50 @@ def drop_from_page_cache(folder: Path) -> None:
         os.close(number)
 
 
+def one_part(args: argparse.Namespace) -> int:
+    """Measure another engine, or the working set, alone."""
+    draw = random.Random(1)
+    figures: dict[str, Any] = {"shape": args.shape}
+    failures = []
+    with tempfile.TemporaryDirectory() as name:
+        model = Path(name) / "model"
+        make_checkpoint(model, args.shape)
+        if args.only == "peer":
+            ids = [draw.randrange(10, 900) for _ in range(args.tokens)]
+            seconds, hits = from_a_peer(model, args, ids)
+            figures |= {"tokens": args.tokens, "from_a_peer_s": round(seconds, 3), "pulled": hits}
+            if hits < args.tokens // 2:
+                failures.append(f"K/V was not pulled: {hits} tokens")
+        else:
+            tier = {
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"cpu_bytes_to_use": int(args.host_gib * 2**30)},
+            }
+            without = working_set(model, args, None)
+            with_tier = working_set(model, args, tier)
+            figures |= {
+                "prompts_of": args.set_tokens,
+                "tokens_per_s_without_a_tier": round(without),
+                "tokens_per_s_with_a_tier": round(with_tier),
+            }
+            if with_tier < without:
+                failures.append("a tier makes prompts that come again slower")
+    return conclude(figures, failures, args.output_json)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="0.6b")
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--host-gib", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3, help="fresh prompts for the overhead")
+    parser.add_argument("--set-tokens", type=int, default=512, help="of a prompt of the set")
+    parser.add_argument("--only", choices=("second-ask", "peer", "working-set"))
     add_output_flag(parser)
     args = parser.parse_args()
+    if args.only in ("peer", "working-set"):
+        return one_part(args)
     draw = random.Random(1)
 
     def prompt() -> list[int]:
