@@ -325,7 +325,8 @@ class FrontEnd(Generic[Client]):
 
     def take_in(self, step: EngineCoreOutputs) -> Processed:
         """Turn a step of the core into outputs, and abort in the core what they end."""
-        step = self.taken_over.without(step)
+        if self.taken_over.streams:
+            step = self.taken_over.without(step)
         if step.names:  # a program made it
             give_handles(step, self.outputs.handle_of)
         processed = self.outputs.process(step)

@@ -38,36 +38,37 @@ class TakenOver:
 
     def __init__(self, client: Sends) -> None:
         self._client = client
-        self._streams: dict[int, Deliver] = {}
+        self.streams: dict[int, Deliver] = {}
+        """Streams by their front ends, and who takes their outputs."""
         self._next = _FIRST
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self.streams)
 
     def begin(self, request: EngineCoreRequest, deliver: Deliver) -> int:
         """Go on with a stream; returns its handle here. Raises what a client's `add_request`
         does.
         """
-        while self._next in self._streams:
+        while self._next in self.streams:
             self._next = self._next + 1 if self._next < _LAST else _FIRST
         number, self._next = self._next, self._next + 1 if self._next < _LAST else _FIRST
         handle = number << CLIENT_SHIFT
-        self._streams[number] = deliver
+        self.streams[number] = deliver
         try:
             self._client.add_request(msgspec.structs.replace(request, handle=handle))
         except BaseException:
-            del self._streams[number]
+            del self.streams[number]
             raise
         return handle
 
     def end(self, handle: int) -> None:
         """The other server has left the stream."""
-        if self._streams.pop(handle >> CLIENT_SHIFT, None) is not None:
+        if self.streams.pop(handle >> CLIENT_SHIFT, None) is not None:
             self._client.abort_requests([handle])
 
     def without(self, step: EngineCoreOutputs) -> EngineCoreOutputs:
         """Deliver what of a step is for others; returns the rest."""
-        if not self._streams:
+        if not self.streams:
             return step
         parts = outputs_by_client(step)
         own = EngineCoreOutputs(
@@ -82,16 +83,16 @@ class TakenOver:
                 own = part
                 own.stats = step.stats
         for number, part in parts.items():
-            deliver = self._streams.get(number) if number >= _FIRST else None
+            deliver = self.streams.get(number) if number >= _FIRST else None
             if deliver is None:
                 continue
             if part.finished:
-                del self._streams[number]
+                del self.streams[number]
             deliver(part)
         return own
 
     def fail_all(self) -> None:
         """The engine is dead."""
-        streams, self._streams = self._streams, {}
+        streams, self.streams = self.streams, {}
         for deliver in streams.values():
             deliver(None)
