@@ -40,7 +40,8 @@ VALID = {
     "request_id": "r", "request_ids": "r", "lora_request": LoRARequest("a", 1, "/a"), "lora_id": 1,
     "method": "check_health", "path": "x", "func": len, "new_data_parallel_size": 1,
     "data_1": "a", "data_2": "b", "has_unfinished": True, "engine_index": 0,
-    "request": {"init_info": {}}, "weight_version": "v", "version": "v",
+    "request": {"init_info": {}}, "weight_version": "v", "version": "v", "handles": [1],
+    "handle": 1, "deliver": print, "message": EngineCoreRequest(handle=1, prompt_token_ids=[1]),
 }  # fmt: skip
 """Values for the arguments that must be given."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
@@ -394,17 +395,22 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         """The streams that another server goes on with; None where they cannot be handed over."""
         return getattr(self.front_end.client, "handed_over", None)
 
-    def take_over(self, request: EngineCoreRequest, deliver: Deliver) -> int:
+    def take_over(self, message: EngineCoreRequest, deliver: Deliver) -> int:
         """Go on with a stream of another server, whose outputs are delivered; returns its handle
-        for `leave`. Raises what `add_request` does.
+        for `leave`. Raises what `add_request` does, and InvalidType.
         """
+        if not isinstance(message, EngineCoreRequest):
+            raise InvalidType("message", message, "it must be an EngineCoreRequest")
+        if not callable(deliver):
+            raise InvalidType("deliver", deliver, "it must be a function of the outputs")
         self._require_alive()
         self._start_handler()
         self.check_admission()
-        return self.front_end.taken_over.begin(request, deliver)
+        return self.front_end.taken_over.begin(message, deliver)
 
     def leave(self, handle: int) -> None:
-        """End a stream of another server, if it has not ended."""
+        """End a stream of another server, if it has not ended. Raises InvalidType."""
+        handle = checks.integer("handle", handle, 0, sys.maxsize, "it must be a handle")
         if self._error is None:
             self.front_end.taken_over.end(handle)
 
