@@ -212,6 +212,12 @@ def _mapping() -> str:
         if entry["kind"] == "refused":
             why = entry["why"].partition(" in Quire: ")[2].partition(". Only models")[0]
             by_reason.setdefault(why or _reason(entry["why"]), []).append(f"`{name}`")
+    unseen = [
+        f"`{name}`"
+        for name, entry in found.items()
+        if entry["kind"] == "fallback" and entry["error"] is None
+    ]
+    note = f" Not compared, for want of a small form: {', '.join(unseen)}." if unseen else ""
     rows = "".join(
         f"| {why} | {', '.join(names)} |\n"
         for why, names in sorted(by_reason.items(), key=lambda row: -len(row[1]))
@@ -224,7 +230,7 @@ def _mapping() -> str:
         "logits in\nfloat32, in chunks among those of other requests, are those of transformers "
         "for each that runs\nthrough it (those of families are compared by their own tests), and "
         f"for {len(both)} that have a\nfamily, too. Through transformers run:\n\n"
-        f"{by_kind['fallback']}.\n\n| refused because | names |\n| --- | --- |\n{rows}"
+        f"{by_kind['fallback']}.{note}\n\n| refused because | names |\n| --- | --- |\n{rows}"
     )
 
 

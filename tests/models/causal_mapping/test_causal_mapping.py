@@ -21,7 +21,8 @@ KNOWN = json.loads(RESULTS.read_text(encoding="utf-8"))
 RUNNING = [
     name
     for name, entry in KNOWN.items()
-    if entry["kind"] == "fallback" or entry["through_transformers"] is not None
+    if (entry["kind"] == "fallback" and entry["error"] is not None)
+    or entry["through_transformers"] is not None
 ]
 
 
@@ -39,7 +40,7 @@ def test_every_name_runs_or_is_refused_with_a_reason():
         if entry["kind"] == "refused":
             assert entry["why"] and entry["error"] is None, name
         elif entry["error"] is None:
-            assert entry["kind"] == "native"
+            assert entry["kind"] == "native" or "no small form" in entry["why"]
         else:
             assert entry["error"] < 1e-4
     assert len(RUNNING) >= 45

@@ -172,7 +172,7 @@ def _has(files: CheckpointFiles, module: str) -> bool:
 
 
 _EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
-"""The names in files of the gate, the inputs and the outputs of an expert."""
+"""Names in files of the gate, the inputs and the outputs of an expert."""
 _DOWNS = tuple(down for *_, down in _EXPERT_NAMES)
 _ENDS = ("weight", "qweight", "weight_packed")
 """A tensor that a linear layer has in each of the formats."""

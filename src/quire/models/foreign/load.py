@@ -162,7 +162,7 @@ def _stored(
 
 
 def _stacked(spec: ForeignDecoder, coded: tuple[CodedModule, ...]) -> set[str]:
-    """The names in transformers of the experts that are read here, which it would stack."""
+    """Names in transformers of the experts that are read here, which it would stack."""
     names = {module.linear.name for module in coded if module.expert is not None}
     parts = ("gate_up_proj", "up_proj", "down_proj")
     return {f"{name}.{part}" for name in names for part in parts}
