@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
+from pathlib import Path
 
 from quire import EngineArgs, SamplingParams
 from quire.bench.report import add_output_flag, finish
+from quire.engine import launcher
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.event_loop import loop_factory
-from quire.engine.launcher import launch_async_front_end
 from quire.engine.process import core_pool
 from quire.params import RequestOutputKind
 
@@ -35,7 +37,7 @@ async def measure(num_cores: int, idle_s: float) -> dict[str, float]:
         cpu_threads=num_cores,
         disable_log_stats=True,
     )
-    front_end = await asyncio.to_thread(launch_async_front_end, args)
+    front_end = await asyncio.to_thread(launcher.launch_async_front_end, args)
     engine = AsyncLLM(front_end=front_end, log_requests=False)
     try:
         await asyncio.gather(*(stream(engine, number, 4) for number in range(num_cores)))
@@ -80,7 +82,9 @@ def main() -> int:
     parser.add_argument("--idle-seconds", type=float, default=5.0)
     add_output_flag(parser)
     args = parser.parse_args()
-    core_pool.CORE_PROGRAM = "benchmarks.stand_ins.steady_main"
+    launcher.CORE_PROGRAM = core_pool.CORE_PROGRAM = "benchmarks.stand_ins.steady_main"
+    root = str(Path(__file__).parents[1])  # a core imports its program before it is told where
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     print("| cores | tokens/s | us per token | us per output | at rest, us per core and s |")
     print("| --- | --- | --- | --- | --- |")
     rows = []

@@ -119,7 +119,7 @@ async def rounds(
                 if name:
                     dead.append(f"{name} after {time.monotonic() - began:.2f} s")
                 if name == "raylet":
-                    await asyncio.to_thread(nodes.add_node, num_cpus=1)
+                    nodes.add_node(num_cpus=1)  # which Ray allows in the main thread alone
             gathered = asyncio.gather(*streams, return_exceptions=True)
             found = await asyncio.wait_for(gathered, LONGEST_S)
             errors = sorted({str(each) for each in found if isinstance(each, BaseException)})
