@@ -66,13 +66,16 @@ class ServedAdapters:
         if self.load is None:
             raise RequestError("LoRA is not enabled: start the server with --enable-lora.")
         name = asked.lora_name
+        # the error has the words of vLLM's
         if name in self.named and not asked.load_inplace:
             raise NameIsServed(
                 f"The lora adapter '{name}' has already been loaded. If you want to load the "
                 "adapter in place, set 'load_inplace' to True."
             )
+        # names are kept until they are unloaded, and clients choose them
         if name not in self.named and len(self.named) >= _MOST_ADAPTERS:
             raise RequestError(f"{_MOST_ADAPTERS} adapters are served already; unload some.")
+        # named only once it is loaded: no request may choose an adapter that turns out to be broken
         await self.load(asked)
         self.named[name] = ServedAdapter(asked, int(time.time()))
 
@@ -88,9 +91,11 @@ class ServedAdapters:
         """
         if name in self.named:
             return self.named[name].request
+        # the name goes to the code of others and to the log
         if not (self.resolvers and self.may_change and is_printable_name(name)):
             return None
         async with self._one_at_a_time(name):
+            # another request may have loaded it while this one waited
             if name not in self.named:
                 await self._resolve(name)
             return self.named[name].request if name in self.named else None
@@ -106,6 +111,7 @@ class ServedAdapters:
             async with lock:
                 yield
         finally:
+            # the entry goes with its last user: any name that clients ask for makes one
             lock, num_users = self._locks.pop(name)
             if num_users > 1:
                 self._locks[name] = lock, num_users - 1
@@ -142,6 +148,7 @@ class ServedAdapters:
 def adapter_id(name: str) -> int:
     """The id of an adapter that has a name only: the same in every API server."""
     digest = hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=4).digest()
+    # ids are positive
     return (int.from_bytes(digest, "big") & 0x7FFFFFFF) or 1
 
 

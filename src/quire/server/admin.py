@@ -106,6 +106,7 @@ def _route(
         except ProfilerAlreadyActive as error:
             raise Refusal(409, str(error)) from None
         except EngineError as error:
+            # the class itself: its subclasses, such as EngineDeadError, have a status of their own
             if needs_pause and type(error) is EngineError:
                 raise Refusal(409, str(error)) from None
             raise

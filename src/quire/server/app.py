@@ -53,6 +53,7 @@ def build_app(
         routes=[_route(server, entry.served_by(server)) for entry in entries],
         exception_handlers={HTTPException: _refuse},
     )
+    # WithoutSlash serves both forms of a path
     inner.router.redirect_slashes = False
     inner.state.entries = [entry for entry in entries if entry.is_for(server)]
     extend(inner)
@@ -66,6 +67,8 @@ def build_app(
             allow_methods=access.methods,
             allow_headers=access.headers,
             allow_credentials=access.allow_credentials,
+            # scripts of a page see a few standard headers and these (Fetch standard, "CORS
+            # protocol")
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     if access.hosts is not None:
@@ -88,5 +91,6 @@ async def _refuse(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not a method of this route.",
     }.get(error.status_code, "The request was refused.")
     refusal = Refusal(error.status_code, text, headers=error.headers)
+    # no route has matched, so the form of the error follows from the path
     is_anthropic = request.url.path.startswith(("/v1/messages", "/messages"))
     return anthropic_error(refusal) if is_anthropic else error_response(refusal)

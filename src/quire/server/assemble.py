@@ -117,6 +117,7 @@ def build_server(
 def _served_adapters(engine: AsyncLLM, plan: EnginePlan) -> ServedAdapters:
     """The adapters by name: none yet."""
     environment = read_environment()
+    # the last one is what resolvers are asked about
     models = (*plan.model.served_model_names, plan.model.model)
     resolvers: dict[str, LoRAResolver] = {}
     if environment.adapter_folder is not None:
@@ -133,6 +134,7 @@ def _served_adapters(engine: AsyncLLM, plan: EnginePlan) -> ServedAdapters:
 async def load_modules(adapters: ServedAdapters, args: ServerArgs) -> None:
     """Load the adapters of --lora-modules. Raises RequestError for one that cannot be used."""
     for asked in parse_modules(listed(args.lora_modules)):
+        # a request with this name would always get the model
         if asked.lora_name in adapters.models:
             allowed = "the model has this name itself"
             raise InvalidParameter("lora_modules", asked.lora_name, allowed)
@@ -172,6 +174,8 @@ def _reasoning_marks(parser_plan: ParserPlan) -> ReasoningMarks | None:
 
 def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:
     """Access to the server, from its arguments."""
+    # keys keep foreign pages away by themselves; so do a certificate, which lacks the page's name,
+    # and a socket file, which browsers do not open
     is_open_to_pages = (
         not keys and not args.ssl_certfile and not args.uds and is_loopback(args.host)
     )

@@ -274,6 +274,7 @@ class Server:
                 form = prompt.params.structured_outputs
                 stream = adding() if form is None else self._add_formed(request, prompt, adding)
                 streams.append(await stream)
+        # cancellation is one: the prompts that were added must not go on without a reader
         except BaseException:
             await close_all(streams)
             raise
@@ -327,6 +328,8 @@ class Server:
         )
         if mailbox.traceparent is not None:
             request.scope["state"].setdefault(TRACE_SLOT, mailbox.traceparent)
+        # the client keeps the media of requests within a bound, and could not give those beyond it
+        # to a new core
         if not mailbox.survives:
             request.scope["state"][LOST_SLOT] = "media"
         self.in_flight.enter(key, shown)
@@ -347,6 +350,7 @@ class Server:
 
     def salt(self, request: Request, asked: str | None) -> str | None:
         """The cache salt of a prompt: with several keys each key has its own cached blocks."""
+        # times to the first token would tell one key's clients what another's have asked
         digest = owner_of(request) if self.num_keys > 1 else None
         if digest is None:
             return asked

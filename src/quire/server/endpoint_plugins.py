@@ -72,6 +72,7 @@ class EndpointPlugins:
                 plugin.attach_router(app)
                 _check_new(before, app.router.routes[len(before) :])
             except Exception as error:
+                # what it had added before it failed goes too
                 app.router.routes[:] = before
                 self._plugins.remove(plugin)
                 _leave_out(plugin.name, error)
@@ -105,6 +106,7 @@ def _check_new(before: Sequence[BaseRoute], added: Sequence[BaseRoute]) -> None:
         path = getattr(route, "path", "")
         for method in sorted(getattr(route, "methods", None) or ["GET"]):
             scope = {"type": "http", "path": path, "method": method, "headers": []}
+            # the first match answers, so a second route would be silently dead
             if any(other.matches(scope)[0] is Match.FULL for other in before):
                 raise PluginError(f"{method} {path} is a route already, and cannot be replaced")
 

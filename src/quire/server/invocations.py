@@ -58,6 +58,7 @@ def _handler(server: Server, fields: Mapping[str, Any]) -> Handler:
     found = [(needs, handler) for field, needs, handler in _KINDS if field in fields]
     if not found:
         raise Refusal(400, f"A body has one of the fields {_FIELDS}, which say what it is.")
+    # several kinds have the same field; what the model can do decides between them
     for needs, handler in found:
         if server.abilities.have(needs):
             return handler

@@ -27,12 +27,14 @@ async def load_headers(server: Server, request: Request) -> dict[str, str]:
     try:
         await server.engine.refresh_metrics()
         metrics = server.engine.get_metrics()
+    # a report that is missing does not make the answer fail
     except EngineError:
         return {}
     found = dict.fromkeys(REPORTED, 0.0)
     for metric in metrics:
         name = metric.name.rpartition(":")[2]
         if isinstance(metric, Gauge) and name in found:
+            # several cores have a value each, and the fullest one is what a balancer has to know
             found[name] = max(found[name], float(metric.value))
     if asked == "JSON":
         return {REPORT: f"JSON {json.dumps({'named_metrics': found})}"}

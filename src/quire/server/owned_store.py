@@ -46,6 +46,8 @@ class OwnedStore(Generic[T]):
 
     def add(self, item: T) -> bool:
         """Keep one more. False if there is no room: it is too large, or nothing is over."""
+        # decided before anything is dropped: what does not fit anyway must not cost others their
+        # place
         dropped, is_enough = self._that_make_room(self._limit - 1, self.max_bytes - item.num_bytes)
         if not is_enough:
             return False
@@ -57,6 +59,8 @@ class OwnedStore(Generic[T]):
     def get(self, id: str, owner: bytes | None) -> T | None:
         """The thing with this id, if it is kept and the owner's."""
         kept = self._kept.get(id)
+        # another owner's is unknown, not forbidden: a status of its own would tell that the id
+        # exists
         return kept if kept is not None and kept.owner == owner else None
 
     def of(self, owner: bytes | None) -> list[T]:

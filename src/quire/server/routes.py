@@ -150,6 +150,7 @@ ROUTES: tuple[RouteEntry, ...] = (
         replace(entry, path=entry.path.removeprefix("/v1"), is_alias=True)
         for entry in _ROUTES
         if entry.path.startswith("/v1/")
+        # the engine's own /score and /rerank exist already, as routes that are documented
         and entry.path.removeprefix("/v1") not in {other.path for other in _ROUTES}
     ),
 )

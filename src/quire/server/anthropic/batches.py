@@ -54,6 +54,7 @@ async def create(server: Server, request: Request) -> Response:
     batch = MessageBatch(body.requests, owner_of(request), _url(request))
     if not server.batches.add(batch):
         text = "There is no room for this batch (--max-stored-responses, --max-stored-bytes)."
+        # 429 is worth another try, as batches end; a server that keeps none says 501
         raise Refusal(429 if server.batches.is_open else 501, text)
     batch.start(request.app, server.in_flight)
     return json_response(batch.shown)

@@ -65,6 +65,7 @@ def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
                 message["reasoning"] = message.get("reasoning", "") + text_in(
                     block, "thinking", place
                 )
+            # encrypted for Anthropic's servers, and of no use to this model
             case "redacted_thinking":
                 continue
             case "tool_use":
@@ -76,6 +77,7 @@ def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
     if parts:
         message["content"] = _joined(parts)
     says_something = bool(parts) or "tool_calls" in message or "reasoning" in message
+    # results first: templates want them right after the calls that they answer
     return [*results, message] if says_something or not results else results
 
 

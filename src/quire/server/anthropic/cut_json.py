@@ -20,7 +20,9 @@ def readable_part(text: str) -> dict[str, Any] | None:
         if match.group() in _CLOSERS:
             complete = match.end()
         elif match.group() == ",":
+            # before the comma: a member that follows it may be cut
             complete = match.start()
+    # the whole first, since its last member may happen to be complete
     for candidate in (_closed(text), _closed(text[:complete])):
         try:
             return msgspec.json.decode(candidate, type=dict[str, Any])

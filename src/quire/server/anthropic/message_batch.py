@@ -109,17 +109,21 @@ class MessageBatch:
             left_over = "expired"
         finally:
             for request in self._requests:
+                # after a cancellation or the end of the time, or because the server shut down
                 if request.custom_id not in self.results:
                     self._finish(request, left_over, {})
             self.shown.ended_at = datetime.now(UTC).isoformat()
             self.shown.processing_status = "ended"
             self.shown.results_url = self._url
+            # their bytes are counted no longer
             self._requests = []
 
     async def _work(
         self, app: ASGIApp, in_flight: InFlightRequests, rest: Iterable[BatchedRequest]
     ) -> None:
+        # one iterator for all workers: each request is taken by the next that is free
         for request in rest:
+            # a batch may take a day, and the server waits for requests in progress only
             if in_flight.is_draining:
                 return
             with in_flight.counted():
@@ -133,6 +137,7 @@ class MessageBatch:
         """The reply of `/v1/messages`; a full queue means to try again."""
         body, id = bytes(request.params), f"{self.shown.id}-{secrets.token_hex(4)}"
         while True:
+            # the call goes past the middleware that would set these
             state = {ID_SLOT: id, KEY_SLOT: self.owner}
             reply = await post(app, "/v1/messages", body, id, state)
             if reply.status != _BUSY:

@@ -117,6 +117,7 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             messages.insert(0, {"role": "system", "content": text})
         config = self.output_config or OutputConfig()
         choice = self.tool_choice
+        # "none" and "auto" ask for no call, and are right without tools
         if choice is not None and not self.tools and choice.type not in ("none", "auto"):
             raise InvalidParameter("tool_choice", choice.type, "it goes with tools only")
         return ChatRequest(
@@ -135,6 +136,7 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def _kwargs(self) -> dict[str, Any]:
         kwargs = dict(self.chat_template_kwargs or {})
+        # adaptive leaves it to the model: its template's default stands
         if self.thinking is not None and self.thinking.type != "adaptive":
             kwargs.setdefault("enable_thinking", self.thinking.type == "enabled")
         return kwargs
@@ -176,6 +178,8 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
         return self.as_chat(
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
+            # deltas, also for a reply that is not streamed: the writer builds the same message from
+            # them
             stream=True,
             temperature=self.temperature,
             top_k=self.top_k,
@@ -192,6 +196,7 @@ def _is_open(message: dict[str, Any]) -> bool:
     return (
         message["role"] == "assistant"
         and bool(message["content"])
+        # a call waits for its result, and text after it would be another turn
         and ("tool_calls" not in message)
     )
 

@@ -45,6 +45,7 @@ async def messages(server: Server, request: Request) -> Response:
 async def count_tokens(server: Server, request: Request) -> Response:
     """Counts the tokens of a conversation's prompt."""
     body = await server.read_for_model(request, CountRequest)
+    # the least that a request can ask for, so that a long prompt is counted as well
     prompt = await chat_prompt(server, request, body.as_chat(max_tokens=1))
     num_tokens = len(prompt.ids)
     return json_response(Count(num_tokens, {"original_input_tokens": num_tokens}))
@@ -65,5 +66,6 @@ async def _events(streams: Sequence[Outputs], writer: MessageWriter) -> AsyncGen
             raise_error(output)
             for data in writer.take(output):
                 yield event(to_json(data), data["type"])
+    # the status is sent already, so the failure is an event
     except Exception as error:
         yield event(error_json(error), "error")

@@ -114,6 +114,7 @@ class MessageWriter:
         usage = self.message.usage
         if self._shows_cached and output.num_cached_tokens:
             usage.cache_read_input_tokens = output.num_cached_tokens
+            # Anthropic's input_tokens are those after the last cached one, OpenAI's are all
             usage.input_tokens = self._prompt_len - output.num_cached_tokens
 
     def _delta(self, delta: dict[str, str]) -> EventData:

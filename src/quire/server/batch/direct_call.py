@@ -52,6 +52,7 @@ async def post(
         if not sent.is_set():
             sent.set()
             return {"type": "http.request", "body": body, "more_body": False}
+        # a client that is gone would end the request
         return await _never()
 
     async def send(message: Message) -> None:

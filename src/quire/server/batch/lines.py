@@ -66,6 +66,7 @@ def check_input(file: Path) -> None:
 def read_lines(file: Path, max_bytes: int) -> Iterator[Line]:
     """The lines of `file` in order, without the blank ones; O(max_bytes) memory."""
     with file.open("rb") as stream:
+        # editors of Windows put one before UTF-8 texts, and JSON has none (RFC 8259, 8.1)
         if stream.read(len(_BOM)) != _BOM:
             stream.seek(0)
         number = 0
@@ -81,8 +82,10 @@ def read_lines(file: Path, max_bytes: int) -> Iterator[Line]:
 def _read_line(stream: BinaryIO, max_bytes: int) -> tuple[int, str, bytes | None]:
     """Size in bytes of the next line (0: end of file), its digest, its text without line end."""
     size, digest, pieces = 0, hashlib.sha256(), []
+    # in pieces, since a line may be larger than memory
     while piece := stream.readline(_PIECE_BYTES):
         size += len(piece)
+        # without the line's end: a file that was converted between systems keeps its results
         digest.update(piece.rstrip(b"\r\n"))
         if size <= max_bytes:
             pieces.append(piece)
@@ -108,6 +111,7 @@ class LineChecker:
                 f"The line is larger than {self._max_bytes} bytes (--max-body-bytes)."
             )
         request = _decode(line.data)
+        # lines are checked twice where a run goes on, hence a number and not a set
         first = self._names.setdefault(request.custom_id, line.number)
         if first != line.number:
             text = f"custom_id {_shown(request.custom_id)} is that of line {first} already."

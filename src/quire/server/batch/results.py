@@ -84,6 +84,8 @@ class Results:
         data = to_json(result) + b"\n"
         with naming(self._file):
             self._stream.write(data)
+            # to the system, where it survives this process; a line that the machine loses is made
+            # again
             self._stream.flush()
         self._note(line.number, line.id, len(data), result.error is not None)
 
@@ -98,6 +100,7 @@ class Results:
                 source.seek(offset)
                 target.write(source.read(size))
             target.flush()
+            # before the name moves: a crash must not leave an empty file in place of the results
             os.fsync(target.fileno())
         new.replace(self._file)
 
@@ -111,6 +114,7 @@ class Results:
                 if not data.endswith(b"\n"):
                     break
                 self._take(data)
+        # an earlier run may have ended in the middle of a line
         self._stream.truncate(self._size)
 
     def _take(self, data: bytes) -> None:
@@ -150,6 +154,7 @@ def open_results(file: Path, *, overwrite: bool) -> Iterator[Results]:
         raise InvalidParameter("--output-file", str(file), error.strerror or str(error)) from None
     try:
         try:
+            # the lock ends with the process, whatever ends it
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InvalidParameter("--output-file", str(file), "another run writes it") from None

@@ -70,8 +70,11 @@ class BatchRun:
                 reply = await post(self._app, request.url, bytes(request.body), line.id)
             finally:
                 self._num_asking -= 1
+            # the lines that are left would all fail: without results they are answered by the next
+            # run
             if reply.status >= _FAILED and self._engine.errored:
                 raise self._engine.dead_error
+            # alone it cannot be the queue of others that is full: waiting would not help
             if reply.status != _BUSY or not self._num_asking:
                 return reply
             await asyncio.sleep(float(reply.headers.get("retry-after", "1")))

@@ -141,6 +141,7 @@ async def _done(call: Any) -> Any:
     """Result of a call; an update that is not possible now, or does not fit, as a reply."""
     try:
         return await call
+    # 409: the state forbids it, 400: the tensors themselves are wrong
     except WeightUpdateError as error:
         raise Refusal(409, str(error)) from None
     except LoadError as error:
@@ -149,6 +150,7 @@ async def _done(call: Any) -> Any:
 
 async def _optional(server: Server, request: Request, type: type[T]) -> T:
     """The body of a request that need not have one."""
+    # a body in chunks has no length
     is_chunked = "transfer-encoding" in request.headers
     if request.headers.get("content-length", "0") == "0" and not is_chunked:
         return type()

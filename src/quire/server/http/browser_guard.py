@@ -55,12 +55,14 @@ class BrowserGuard:
     def _is_own(self, host: str) -> bool:
         """Whether no foreign page can have this host, or it was named."""
         try:
+            # a dot at the end makes a name absolute, and is the same host
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         except ValueError:
             return False
         if "." not in name and ":" not in name:
             return True  # a name of this network, such as localhost
         return (
+            # an address was not resolved, so no foreign name server can have changed it
             name.endswith(_PRIVATE) or not self._hosts.isdisjoint(("*", name)) or _is_address(name)
         )
 

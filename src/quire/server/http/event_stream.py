@@ -47,6 +47,7 @@ class PieceStream(Response):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(None, 200, headers, media_type)
+        # Starlette has set the length of an empty body; without one the connection sends chunks
         del self.headers["content-length"]
         self._pieces = pieces
         self._keep_alive_s = keep_alive_s
@@ -67,6 +68,8 @@ class PieceStream(Response):
             await _cancel(*tasks)
             await self._pieces.aclose()
             await self.on_end()
+        # a client that is gone ends the stream without an error, but a failure of the generator
+        # belongs in the log of requests
         if not tasks[0].cancelled():
             tasks[0].result()
 
@@ -88,8 +91,11 @@ class PieceStream(Response):
         """Send empty lines while idle; return when the client has read nothing for too long."""
         clock = asyncio.get_running_loop().time
         self._last_sent = clock()
+        # at least once in the time that a stalled client has, also where nothing is sent while idle
         period = min(self._keep_alive_s or self._stall_s, self._stall_s)
         while True:
+            # the first value is negative while a piece is being sent: then the client is looked at
+            # now and then, not in a busy loop
             await asyncio.sleep(max(self._last_sent + period - clock(), 0.05 * period))
             silent_s = clock() - self._last_sent
             if self._is_sending:
@@ -115,6 +121,7 @@ class EventStream(PieceStream):
             media_type="text/event-stream",
             keep_alive_s=keep_alive_s,
             stall_s=stall_s,
+            # nginx collects a proxied reply, unless this header of its own says not to
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
         self._end = on_end

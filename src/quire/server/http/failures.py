@@ -91,12 +91,15 @@ def as_refusal(error: BaseException) -> Refusal:
     """`error` as a status and an error object."""
     if isinstance(error, Refusal):
         return error
+    # from the special to the general: all of these are EngineErrors
     if isinstance(error, RequestError):
         code = CONTEXT_LENGTH if isinstance(error, ContextLengthExceeded) else None
         text = error.described(json_or_repr)
         return Refusal(error.http_status, text, param=error.parameter, code=code)
     if isinstance(error, CapacityError):
         return Refusal(error.http_status, str(error), headers=_retry(error.retry_after_s))
+    # with a time to retry: another process may restart the engine, and a balancer may know another
+    # server
     if isinstance(error, EngineDeadError):
         return Refusal(error.http_status, str(error), headers=_retry(None))
     if isinstance(error, EngineError):

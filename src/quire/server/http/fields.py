@@ -41,6 +41,7 @@ def _any(value: Any) -> bool:
 
 
 def _only(*neutral: Any) -> Accepts:
+    # types are compared too, since True equals 1 and False equals 0
     return lambda value: any(value == one and type(value) is type(one) for one in neutral)
 
 
@@ -156,6 +157,7 @@ def _with_index_as_sent(name: str, left_out: Collection[str]) -> str:
         return name
     place, index = found[1], int(found[2])
     gone = (_INDEXED.fullmatch(each) for each in left_out)
+    # in rising order: each part that was left out before this one moves it by one
     for other in sorted(int(each[2]) for each in gone if each is not None and each[1] == place):
         index += other <= index
     return f"{place}[{index}]{name[found.end() :]}"
@@ -165,6 +167,7 @@ def unknown_field(param: str, name: str, known: Collection[str]) -> Refusal:
     """The refusal of a field that is not one of the `known`, with the one that was meant."""
     same = next((names for names in SAME_MEANING if name in names), ())
     near = [other for other in same if other in known]
+    # the name is cut because the comparison takes time that grows faster than its length
     near = near or difflib.get_close_matches(name[:_MAX_SHOWN], known, 1, _SIMILARITY)
     if near:
         hint = f'Did you mean "{near[0]}"?'

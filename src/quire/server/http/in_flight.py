@@ -39,6 +39,7 @@ TRACE_SLOT = "quire.traceparent"
 _MAX_NAMES = 32
 """The most ignored fields that the header names."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
+# what probes and the open page poll would count as load, and keep a server that drains from its end
 _UNCOUNTED = frozenset(
     (
         *("/health", "/ping", "/ready", "/load", "/version", "/metrics"),
@@ -77,6 +78,7 @@ class InFlightRequests:
             yield
         finally:
             self._count(-1)
+            # of this process only: each server drains its own
             if not self.num_requests:
                 self._idle.set()
 
@@ -125,6 +127,7 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
     gone = asyncio.ensure_future(until_disconnected(request.receive))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        # both may be done at once; work that is done is not thrown away
         if not task.done():
             raise ClientDisconnect
         return task.result()
@@ -200,6 +203,7 @@ class InFlightMiddleware:
             await self._app(scope, receive, reply)
         except Exception as error:
             response = error_response(error)
+            # a stream that has begun cannot have another status: its connection is closed instead
             if reply.status is None:
                 await response(scope, receive, reply)
 
@@ -223,6 +227,7 @@ class _LoggedSend:
             if TRACE_SLOT in self._state:
                 headers.append((b"traceresponse", self._state[TRACE_SLOT].encode()))
             if IGNORED_SLOT in self._state:
+                # the names are the client's, and only ASCII is safe in a header (RFC 9110, 5.5)
                 names = ", ".join(self._state[IGNORED_SLOT][:_MAX_NAMES])
                 headers.append((HEADER, names.encode("ascii", "backslashreplace")))
             if CUT_SLOT in self._state:
@@ -237,6 +242,7 @@ class _LoggedSend:
 
 def _log(scope: Scope, reply: _LoggedSend, name: str, seconds: float) -> None:
     client: Any = scope.get("client") or ("-", 0)
+    # still percent-encoded: a decoded path could have line breaks and write lines of its own
     path = scope.get("raw_path", scope["path"].encode()).decode("ascii", "backslashreplace")
     logger.info(
         '%s:%d "%s %s" %s %d bytes %.1f ms %s',

@@ -39,6 +39,7 @@ def check_weight(data: bytes, most_containers: int = MOST_CONTAINERS) -> None:
         num_fields += outside.count(b":")
         num_exponents += _exponents(outside)
         num_digits += len(outside) - len(outside.translate(None, _DIGITS))
+        # fewer digits cannot make many more runs than are allowed, so the search is left out
         if num_digits > _FEW_DIGITS:
             num_runs += len(_RUN.findall(outside))
         _refuse_above(MOST_VALUES, num_values, "values")
@@ -68,6 +69,7 @@ def _outside_of_strings(data: bytes) -> Iterator[bytes]:
         run = len(chunk) - len(chunk.rstrip(b"\\"))
         if run % 2 and place < len(data):  # the last backslash belongs to the next character
             chunk, place = chunk[:-1], place - 1
+        # escaped backslashes first, so that the quote after a pair of them ends the string
         parts = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b'"'.join(parts[is_inside::2])
         is_inside ^= (len(parts) - 1) & 1

@@ -65,6 +65,7 @@ def document(entries: Sequence[RouteEntry]) -> Schema:
         if kind is not None
     ]
     schemas, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REF)
+    # ErrorBody's schema has no partner here: replies refer to it by its name
     found = {repr(kind): _plain(schema) for kind, schema in zip(types, schemas, strict=False)}
     components = {name: _plain(schema) for name, schema in components.items()}
     queries = {repr(entry.query) for entry in shown}
@@ -73,6 +74,7 @@ def document(entries: Sequence[RouteEntry]) -> Schema:
         operations = paths.setdefault(_path(entry), {})
         for method in entry.methods.split():
             operations[method.lower()] = _operation(method, entry, found, components)
+    # a query is listed as parameters, and no schema refers to its type
     for name in queries & found.keys():
         components.pop(_named(found[name]), None)
     return {

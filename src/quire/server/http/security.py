@@ -40,10 +40,13 @@ class KeyGuard:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # the server's own start and end, which no client sends
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         given = _digest(_key_of(scope))
+        # a list and not a generator, which would stop at the first match and tell by its time which
+        # key it was
         known = [hmac.compare_digest(given, digest) for digest in self._digests]
         if any(known):
             scope.setdefault("state", {})[KEY_SLOT] = given
@@ -55,6 +58,7 @@ class KeyGuard:
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
+        # 1008: a violation of the server's policy (RFC 6455, 7.4.1)
         await send({"type": "websocket.close", "code": 1008})
         return
     text = "Give a valid API key in the header `Authorization: Bearer KEY`."

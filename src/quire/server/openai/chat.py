@@ -94,6 +94,7 @@ async def render_conversation(
         pieces = chat.pieces(text)
         read = [
             await prompt_ids(server, piece, body, add_special_tokens=special and not n, limit=limit)
+            # special tokens stand before the whole conversation, not before each piece
             for n, piece in enumerate(pieces)
         ]
         ids, media = await placed_embeds(chat, read, limit=limit)
@@ -197,6 +198,7 @@ class ChatWriter(ReplyWriter):
     def chunks(self, prompt: int, output: RequestOutput) -> Iterable[ChatChunk]:
         if not self._has_begun:
             self._has_begun = True
+            # before any output is read: clients take the role from the first chunk of each choice
             yield from self._openings()
         self.usage.add(prompt, output)
         for completion in output.outputs:
@@ -243,6 +245,8 @@ class ChatWriter(ReplyWriter):
         delta = answer.delta(completion.text, is_last=is_last)
         logprobs = self._logprobs(completion)
         if delta == ChatDelta():
+            # a chunk with nothing in it would only cost bytes; logprobs and ids come with their
+            # step
             if answer.holds_back and not (is_last or logprobs or self._shows_ids):
                 return None
             if not answer.is_call:

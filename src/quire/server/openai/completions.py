@@ -64,10 +64,12 @@ def _params(server: Server, body: CompletionRequest, prompt_len: int) -> Samplin
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     given = getattr(body, name)
     asked = DEFAULT_MAX_TOKENS if given is None else given
+    # the engine draws at least one token, which the reply leaves out
     asked = 1 if _is_only_echo(body) else asked
     budget = output_budget(
         asked, name, server.sampling_defaults, prompt_len, server.limits.max_model_len
     )
+    # completions are ranked by their logprobs; 0 lists none but the drawn token's
     logprobs = 0 if body.is_ranked and body.logprobs is None else body.logprobs
     params = body.sampling_params(server.sampling_defaults, max_tokens=budget, logprobs=logprobs)
     if body.echo and params.prompt_logprobs is None:
@@ -136,6 +138,7 @@ class _CompletionWriter(ReplyWriter):
             return output.outputs
         waiting = self._waiting.setdefault(prompt, [])
         waiting += output.outputs
+        # one that has finished gets none any more, and must not wait for ever
         if output.prompt_logprobs is None and not output.finished:
             return []
         self._echoed_logprobs[prompt] = output.prompt_logprobs or []
@@ -228,6 +231,7 @@ class _CompletionWriter(ReplyWriter):
             )
         offsets = self._offsets[number]
         echoed = offsets.of_prompt(self._echoed(prompt)) if self._body.echo and is_first else []
+        # only the end shows whether the text was cut at a stop string
         most = None if completion.finish_reason is None else self._sent[number]
         return echoed + offsets.of_output(token_ids[len(echoed) :], most)
 

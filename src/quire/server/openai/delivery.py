@@ -81,6 +81,7 @@ async def _whole(reply: ReplyWriter, outputs: Sequence[RequestOutput]) -> Respon
     """The reply, made in a thread where it is long: 60 prompts of 1,000 tokens with 20 logprobs
     each take more than a second.
     """
+    # logprobs are what makes a reply long
     size = sum(reply.size(*item) for item in enumerate(outputs))
     return await off_loop(size, lambda: json_response(reply.whole(outputs)))
 
@@ -94,6 +95,7 @@ def experts_file(completion: CompletionOutput) -> str | None:
     if completion.routed_experts is None:
         return None
     file = io.BytesIO()
+    # no pickle, which a client would have to trust
     np.save(file, completion.routed_experts, allow_pickle=False)
     return base64.b64encode(file.getbuffer()).decode("ascii")
 
@@ -118,6 +120,7 @@ async def _events(streams: Sequence[Outputs], reply: ReplyWriter) -> AsyncGenera
                     yield pieces
         if (last := reply.last()) is not None:
             yield event(to_json(last))
+    # the status is sent already; and clients wait for DONE after an error as well
     except Exception as error:
         yield event(error_json(error))
     yield DONE
@@ -215,6 +218,7 @@ class UsageCounter:
         for completion in output.outputs:
             key = prompt, completion.index
             self._generated[key] = self._generated.get(key, 0) + len(completion.token_ids)
+            # only some outputs of a completion have them
             self._drafts = completion.spec_decode_metrics or self._drafts
 
     def total(self, kind: type[U]) -> U:

@@ -47,6 +47,7 @@ async def placed_embeds(
     num_tokens = chat.num_tokens(pieces)
     if limit is not None and num_tokens >= limit:
         raise PromptTooLong(num_tokens, limit)
+    # weighed as a long text: the rows of tensors are put together
     return await off_loop(2**20, _placed, chat, pieces)
 
 

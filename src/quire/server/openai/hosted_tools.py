@@ -17,6 +17,7 @@ def without_hosted(tools: Sequence[Any] | None, choice: Any) -> tuple[list[Any] 
     `tools[1]` for example. Where a call is forced, all stay, to be refused by name.
     """
     kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", choice)
+    # a forced call of a tool that is left out could not be made
     if kind not in (None, "auto", "none"):
         return list(tools) if tools else None, []
     kept, left_out = [], []

@@ -24,6 +24,7 @@ def tools_and_choice(body: ChatRequest) -> tuple[list[dict[str, Any]] | None, An
     """
     if not is_legacy(body):
         return body.tools, body.tool_choice
+    # two forms of the reply would be right
     if body.tools or body.tool_choice is not None:
         allowed = "functions and function_call do not go with tools and tool_choice"
         raise InvalidParameter("functions", body.functions, allowed, "Send tools alone.")

@@ -55,6 +55,7 @@ def _likeliest(
         listed = [(id, entry) for id, entry in position.items() if id in asked_ids]
     else:
         own, *others = position.items()
+        # one entry more than asked for: the drawn token is not among the likeliest
         is_extra = len(position) > num_top >= 0
         listed = others if is_extra else [own, *others]
     return sorted(listed, key=lambda each: -each[1].logprob)

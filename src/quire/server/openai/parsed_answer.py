@@ -70,6 +70,7 @@ class ParsedAnswer:
         reasoning = read.reasoning if is_shown else None
         message = ChatMessage(
             role=self.role,
+            # an answer of nothing is an empty text; null means that something else is the answer
             content=read.content if read.content or reasoning or calls else "",
             reasoning=reasoning,
             reasoning_content=reasoning or UNSET,
@@ -89,6 +90,7 @@ class ParsedAnswer:
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Return the engine's reason, or "tool_calls" if the answer ended with calls by choice."""
+        # OpenAI's reason stays "stop" where one call was chosen by its name
         ends_with_calls = reason == "stop" and self.has_calls and not self.tools.is_named
         if not ends_with_calls:
             return reason
@@ -130,6 +132,7 @@ class ParsedAnswer:
                 case ArgumentText(index, text):
                     _add_arguments(calls, index, text)
         if reasoning and self._shows_reasoning:
+            # two names: servers of this field have sent both, and clients read either
             delta.reasoning = delta.reasoning_content = reasoning
         if content:
             delta.content = content

@@ -87,9 +87,11 @@ def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: 
     plan = server.chat.parser_plan
     special = server.need_tokenizer().all_special_tokens
     reads_calls = tools.tools is not None and not tools.forced
+    # a delimiter that is a special token would be missing in the text
     if plan.needs_special_tokens(special, reads_calls=reads_calls):
         params.skip_special_tokens = False
     if tools.calls is not None:
+        # such calls have a header of their own, which cannot come in the middle of a message
         if place not in ("start", "reasoning"):
             allowed = "a message that is continued cannot become a call"
             raise InvalidParameter("continue_final_message", True, allowed)
@@ -102,6 +104,7 @@ def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: 
     form = _form(server, params.structured_outputs, tools)
     if form is None:
         return place
+    # after the form is known: without one the reasoning may be assumed
     place = plan.place_of_form(place)
     params.structured_outputs = _from_place(server, form, tools, place)
     return place

@@ -13,6 +13,7 @@ def prompts_in(name: str, given: str | list[Any]) -> list[str | list[int]]:
     """
     if isinstance(given, str):
         return [given]
+    # type, since bool is a subclass of int and true is not an id
     if given and all(type(item) is int for item in given):
         return [given]
     if not given or not (all(isinstance(item, str) for item in given) or _all_ids(given)):

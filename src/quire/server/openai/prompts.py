@@ -79,6 +79,7 @@ def _truncated(
     if asked < -1 or asked > max_model_len:
         allowed = f"it must be -1 or lie between 0 and {max_model_len}"
         raise InvalidParameter("truncate_prompt_tokens", asked, allowed)
+    # one token less: the answer needs room
     room = max_model_len - 1 if asked == -1 else asked
     if body.truncation_side == "right" or len(ids) <= room:
         return ids[:room]
@@ -119,6 +120,7 @@ async def render(
         kwargs.setdefault("enable_thinking", body.enable_thinking)
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        # templates read one of the two names, and one that they do not read does nothing
         kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
     if body.documents is not None:
         kwargs["documents"] = body.documents
@@ -131,11 +133,13 @@ async def render(
         "tools_as_text": server.chat.parser_plan.tools_as_text,
         "chat_template_kwargs": {**server.chat.default_kwargs, **kwargs},
     }
+    # what the template can repeat or search in, whatever part of the prompt it becomes
     size = size_of([messages, tools, kwargs], most=MAX_CHARACTERS)
     return await server.need_texts().rendered(
         messages,
         options,
         size=size,
+        # a template of a request may loop, so it is never rendered in this process
         is_trusted=template is None,
         join_pictures=join_pictures,
     )
@@ -163,6 +167,7 @@ def size_of(value: object, *, most: int) -> int:
     above `most` ends early.
     """
     size, waiting = 0, [value]
+    # a stack of its own: the depth of a body must not reach the interpreter's limit
     while waiting and size <= most:
         item = waiting.pop()
         if isinstance(item, str):

@@ -64,6 +64,7 @@ def _rendered(
 
 def _shown(params: SamplingParams) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(params)
+    # the tag of the message and how the outputs are delivered, which the server decides
     hidden = ("type", "output_kind")
     return {
         name: value

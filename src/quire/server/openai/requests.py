@@ -164,6 +164,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         """
         if num_prompts * self.num_drawn > limits.completions:
             allowed = f"a request may have {limits.completions} completions in all"
+            # the field that the client has set
             name = "n" if self.num_drawn == (self.n or 1) else "best_of"
             raise InvalidParameter(name, self.num_drawn, allowed)
         if isinstance(self.stop, list) and len(self.stop) > limits.stop_strings:
@@ -205,6 +206,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         num = of_prompts + of_outputs
         if num > limits.logprobs:
             names = ["prompt_logprobs", "logprob_token_ids", "logprobs", "n"]
+            # the larger share decides which field is named
             names = names if of_prompts > of_outputs else names[1:]
             name = next(name for name in names if getattr(self, name, None) is not None)
             allowed = f"a reply may have {limits.logprobs} log-probabilities, and this one {num}"
@@ -251,6 +253,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
                 found.max_pattern_size, found.min_pattern_size, found.min_count
             )
         streamed = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
+        # a copy: the body is kept for the names in errors
         extra = dict(self.vllm_xargs or {})
         if self.timeout_s is not None:
             extra["timeout_s"] = self.timeout_s

@@ -33,6 +33,7 @@ def check_beams(body: GenerationFields, max_logprobs: int) -> None:
         if getattr(body, name, None):
             raise InvalidParameter(name, getattr(body, name), "a beam search cannot honour it")
     width = body.n or 1
+    # each beam may end in one of its candidates, so twice as many are asked for
     if max_logprobs != -1 and 2 * width > max_logprobs:
         allowed = f"a beam search may have {max_logprobs // 2} beams (half of max_logprobs)"
         raise InvalidParameter("n", width, allowed)
@@ -45,6 +46,7 @@ def best(output: RequestOutput, num: int) -> RequestOutput:
         return (completion.cumulative_logprob or 0.0) / max(1, len(completion.token_ids))
 
     output.outputs = sorted(output.outputs, key=mean, reverse=True)[:num]
+    # the client must not see that there were others
     for index, completion in enumerate(output.outputs):
         completion.index = index
     return output
@@ -103,6 +105,7 @@ class _Beams:
                 )
                 for one in begun
             ]
+            # each step is a request of its own, and keys of the engine are used once
             streams = await self._server.start(request, body, name.another(), grown, is_step=True)
             self._search.take([last.outputs[0] for last in await last_outputs(streams)])
         found = [self._completion(*item) for item in enumerate(self._search.best())]

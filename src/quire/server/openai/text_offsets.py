@@ -36,6 +36,7 @@ class TextOffsets:
             piece = whole.feed([token_id])
             if not text.startswith(piece, place):
                 piece = "" if piece in special else piece.lstrip()
+            # a text that the tokenizer has normalised may be shorter than its tokens' texts
             place = min(place + len(piece), len(text))
         self._length += len(text)
         return offsets

@@ -50,6 +50,7 @@ def call_schema(tools: Sequence[Mapping[str, Any]], arguments: str) -> dict[str,
         for index, tool in enumerate(tools)
     ]
     resources = {
+        # numbers, since names of tools may have characters that a JSON pointer would have to escape
         str(index): {"$id": f"urn:tool:{index}", **parameters_of(tool)}
         for index, tool in enumerate(tools)
     }

@@ -75,6 +75,7 @@ class _InputReader:
             self._read = self._string.read
             return self._read(text[found.end() :])
         compact = "".join(text.split())
+        # the opening may still become whole
         if _BARE_OPENING.startswith(compact) and len(compact) < len(_BARE_OPENING):
             self._held = text
             return ""

@@ -37,6 +37,7 @@ class Delimiters:
 
         Without one: None, and where the text ends that can be no part of a delimiter any more.
         """
+        # a piece without any first character is done with here, at the cost of one search
         if self._first is None or self._first.search(text, start) is None:
             return len(text), None
         found = self._any.search(text, start)

@@ -62,12 +62,14 @@ class JsonString:
         if is_open and len(rest) < _MOST_ESCAPE:
             self._held = text[at:]
             return len(text), ""
+        # both at once, since half of a surrogate pair is not a character (RFC 8259, 7)
         if is_half and _OTHER_HALF.match(rest, _HALF_CHARS):
             return at + _MOST_ESCAPE, json.loads(f'"{rest}"')
         found = _ESCAPE.match(rest)
         if found is None:
             return at + 1, "\\"
         char = json.loads(f'"{found[0]}"')
+        # a lone half cannot be encoded as UTF-8
         return at + found.end(), "\ufffd" if "\ud800" <= char <= "\udfff" else char
 
 

@@ -113,6 +113,7 @@ class OutputParser:
             out.hold(self._rest)
             out.release(self._table.states[self._home].reads is Reads.REASONING)
             out.finish("")
+        # the beginning of a delimiter is text now, and makes an answer
         is_cut = bool(self._rest) and self.state.reads is Reads.CONTENT
         if out.thoughts and not (self._is_answered or is_cut or out.num_calls):
             out.content("".join(out.thoughts))

@@ -103,10 +103,12 @@ class ParserPlan:
         """
         if self.reasoning is None:
             return "content" if continued.strip() else ANSWER
+        # the last occurrence: the message that is continued may have been said before
         before = prompt.rpartition(continued.strip())[0] if continued.strip() else prompt
         place = self._place(before[-PROMPT_END_CHARS:].rstrip())
         if not continued.strip():
             return place
+        # the message may have a reasoning that is still open, which only parsing it shows
         parser = self.open(place)
         parser.feed(continued)
         return parser.place if parser.state.reads in FLOWING else "content"
@@ -121,6 +123,7 @@ class ParserPlan:
             is_open = bool(reasoning.answer_starts) and prompt_end.endswith(reasoning.answer_starts)
             return "content" if is_open else "start"
         labelled = [start + reasoning.label for start in reasoning.starts]
+        # templates differ in the line ends that they put after a delimiter
         if prompt_end.endswith(tuple(text.rstrip() for text in (*reasoning.starts, *labelled))):
             return "again"
         if prompt_end.endswith(tuple(text.strip() for text in reasoning.ends)):
@@ -204,6 +207,7 @@ class ParserPlan:
             place = "content" if place == "content" else ANSWER
         if place == ANSWER:
             place = table.start
+        # the model's own format also for forced calls: its template may refuse other ids
         maker = call_id or (self.tool_format or table.format).call_id
         schemas = ToolSchemas(tools or ())
         return OutputParser(table, place, schemas, maker, max_calls, lead, fills_answer)
@@ -262,6 +266,7 @@ def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[s
     ends = dict.fromkeys(reasoning.ends, after)
     trimmed = {"trimmed": ParserState(Reads.CONTENT, then=tools.start, trims=True)}
     ends_at_calls = reasoning.ends_at_calls and tools.ends_reasoning
+    # a model may call in the middle of a thought, without closing it
     calls = tools.states["content"].delimiters if ends_at_calls else {}
     return {
         "before": ParserState(Reads.LEAD, {**ends, **openings}, then=tools.start),

@@ -157,6 +157,7 @@ def _tool_parser_for(template: str | None, reasoning: str | None) -> str | None:
     if found is not None and _shows_tools(template or ""):
         return found
     described = REASONING_PARSERS.get(reasoning or "")
+    # a table of whole outputs goes with the tool format of the same table only
     if described is not None and described.table is not None:
         return found
     return GENERIC.name
@@ -179,6 +180,7 @@ def _find(
     """The format of a name, as the chat template writes it."""
     if name is None:
         return None
+    # a plugin may have registered a format under a refused name
     if name in refused and name not in formats:
         raise NotBuiltYet(parameter, name, refused[name])
     if name not in formats:

@@ -74,6 +74,7 @@ class Undecided:
     def __init__(self, state: ParserState, delimiters: Delimiters) -> None:
         self._delimiters = delimiters
         self._misfit = End.MISFIT if state.then is None else End.DONE
+        # a delimiter that begins with a blank may begin at any of them
         self._skips = not any(char in BLANKS for char in delimiters.first_chars)
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:

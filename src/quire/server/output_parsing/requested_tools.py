@@ -98,6 +98,7 @@ def _check_custom(place: str, custom: Any) -> tuple[str, tuple[str, str] | None]
         return name, None
     if not isinstance(form, Mapping) or form.get("type") != "grammar":
         raise InvalidParameter(f"{place}.format", form, "its type must be text or grammar")
+    # Chat Completions has an object in it, Responses the same fields without one
     grammar = form.get("grammar", form)
     syntax, definition = (
         (grammar.get("syntax"), grammar.get("definition")) if isinstance(grammar, Mapping) else
@@ -115,8 +116,10 @@ def _as_function(custom: Mapping[str, Any], form: tuple[str, str] | None) -> Too
     if form is not None:
         syntax, definition = form
         if syntax == "regex":
+            # a group, so that the anchors hold for each alternative of the expression
             schema["pattern"] = f"^(?:{definition})$"
         notation = "regular expression" if syntax == "regex" else "grammar in Lark's notation"
+        # the template shows descriptions and schemas, and a model cannot see the grammar otherwise
         notes.append(f"The input must follow this {notation}:\n{definition}")
     parameters = {
         "type": "object",

@@ -242,6 +242,7 @@ def check_states(name: str, states: Mapping[str, ParserState], start: str) -> No
     """Raise ValueError with the first reason why these states are not a table."""
     if "content" not in states or states["content"].reads is not Reads.CONTENT:
         raise ValueError(f"Format {name!r} needs a state 'content' that reads CONTENT.")
+    # the start is checked like a state, so that a format without it is refused too
     for place, state in {"start": ParserState(Reads.LEAD, then=start), **states}.items():
         where = f"state {place!r} of format {name!r}"
         Delimiters(state.delimiters)

@@ -130,11 +130,13 @@ def _forced(
     places = tuple((index, tool) for index, tool in enumerate(functions) if tool in chosen)
     use = replace(use, is_named=choice != "required", chosen=places)
     own_calls = None if plan.tool_format is None else plan.tool_format.forced_calls
+    # a bare JSON list is not a message of such a format
     if plan.writes_forced_calls_itself and own_calls is None:
         names = "openai (gpt-oss), inkling and muse_glimmer"
         hint = f"Choose auto; --tool-call-parser {names} take it."
         raise NotBuiltYet("tool_choice", choice, hint)
     name = name_of(chosen[0])
+    # a JSON schema cannot say a grammar, so the whole answer is the input
     if len(chosen) == 1 and name in grammars and own_calls is None:
         return replace(use, forced=name, input_grammar=grammars[name])
     if unenforced := [each for each in names_of(chosen) if each in grammars]:

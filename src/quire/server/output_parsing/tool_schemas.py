@@ -86,6 +86,7 @@ def valid_arguments(written: str, tool: str, schemas: ToolSchemas) -> str | None
     it requires is missing, or one comes twice.
     """
     try:
+        # as pairs, since a dict would hide an argument that comes twice
         pairs: list[tuple[str, Any]] = json.loads(written, object_pairs_hook=list, strict=False)
     except (ValueError, RecursionError):  # a value that nests a thousand levels deep
         return None
@@ -162,6 +163,7 @@ def type_name(value: Any) -> str:
     match value:
         case None:
             return "null"
+        # before int, of which it is a subclass
         case bool():
             return "boolean"
         case int():

@@ -42,6 +42,7 @@ async def page(server: Server, request: Request) -> Response:
     """A page to talk to the model and to watch the server, for a browser."""
     text, policy = _document()
     can = " ".join(ability for ability in _SHOWN if server.abilities.have(ability))
+    # not in the cached document: it depends on the server, and a process may have several
     text = text.replace(_CAN, f'<body data-can="{can}">')
     return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 

@@ -32,6 +32,7 @@ async def classify(server: Server, request: Request) -> Response:
     body = await server.read_for_model(request, ClassificationRequest)
     items = body.items()
     labels = _labels(server)
+    # before anything is computed: the size of the reply follows from the number of inputs
     check_size(len(items) * len(labels))
     name = RequestName.of(request, "classify-", body.request_id)
     prompts = prompts_of(

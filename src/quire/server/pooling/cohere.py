@@ -151,6 +151,7 @@ async def _reply(
         return head + value + tail
 
     sizes = [results[place].numbers.size + _OF_ITEM for _, place in items]
+    # the first place with these bytes is the field: quotes in the id before it are escaped
     before, _, after = to_json(reply).partition(b'"embeddings":{}')
     frame = before + b'"embeddings":{', b"", b"}" + after
     return await sent(server, ItemWriter(items, sizes, item), frame)

@@ -61,6 +61,7 @@ async def _in_pieces(
     counts: list[int] = []
     cut = pieces_of(prompts, server.limits.max_model_len, counts)
     parts = await all_pooled(server, request, body, name, cut)
+    # the request's decision, else the model's, as the engine decides for one piece
     own = server.abilities.facts.pooler.activates
     activates = own if body.use_activation is None else body.use_activation
     return joined(parts, counts, activates=activates)
@@ -86,6 +87,7 @@ async def _processed(server: Server, request: Request, body: PoolingRequest) -> 
     name = RequestName.of(request, "pooling-", body.request_id)
     try:
         data = processor.parse_data(body.data)
+    # a plugin refuses data by ValueError; any other exception is its own failure
     except ValueError as error:
         raise InvalidParameter("data", body.data, str(error)) from error
     prompts = as_list(await processor.pre_process_async(data, request_id=name.shown))
@@ -125,6 +127,7 @@ def _task(server: Server, body: PoolingRequest) -> str:
     served, tasks = server.abilities.task, server.abilities.facts.pooler.tasks
     if body.task in (None, served):
         return served
+    # a name that does not exist is refused by it, in the engine's words
     PoolingParams(task=body.task)  # which knows tasks that are gone
     if body.task in tasks:
         text = (

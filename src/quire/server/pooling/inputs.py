@@ -78,6 +78,7 @@ class InputReader:
         side = "right" if server.tokenizer is None else server.tokenizer.truncation_side
         given = body.truncation
         if server.pooling.cuts:
+            # the request's own wish, even the wish for no cut, comes after the operator's
             given = {TRUNCATE: -1, **given}
         _, cut = take_truncation(given, max_model_len, side)
         return cls(server, request, body, server.abilities.facts, cut, max_model_len)
@@ -91,12 +92,14 @@ class InputReader:
             ids = await texts.ids(
                 text.lower() if self.facts.lowers_input else text,
                 add_special_tokens=add_special_tokens,
+                # a text that is cut may be of any length
                 limit=None if limit is None or self.cut or most_read else limit + 1,
                 cut=self.cut,
                 most_read=most_read,
             )
         except PromptTooLong as error:  # a prompt may be as long as the limit
             raise self._too_long(error.num_tokens, is_estimate=True) from None
+        # a pooler would have nothing to pool
         if not ids:
             raise InvalidParameter("prompt", text, "it must have at least one token")
         if self.body.is_padded:
@@ -197,6 +200,7 @@ def naming(body: PooledBody, place: str, *, has_pictures: bool = True) -> Iterat
         yield
     except RequestError as error:
         parameter = error.parameter
+        # a picture of a query cannot be told from those of its document
         is_of_picture = has_pictures and parameter in _OF_PICTURES and place.endswith("]")
         if place and parameter and (is_of_picture or body.field_of(parameter) == body.INPUT):
             error.parameter = place

@@ -47,6 +47,7 @@ def _mean(parts: Sequence[Pooled], *, activates: bool) -> Pooled:
     weights = [part.num_tokens for part in parts]
     vectors = np.stack([part.numbers for part in parts]).astype(np.float64)
     mean = np.average(vectors, axis=0, weights=weights)
+    # a model that does not normalise must not get it here
     lengths = np.linalg.norm(vectors, axis=1)
     if activates and (abs(lengths - 1) <= _UNIT).all():
         mean /= max(float(np.linalg.norm(mean)), 1e-12)

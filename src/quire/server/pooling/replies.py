@@ -53,6 +53,7 @@ class ItemWriter(Generic[T]):
         start = 0
         while start < len(self._items):
             end, size = start, 0
+            # at least one item, also where that alone is more than a piece
             while end < len(self._items) and (end == start or size < _PIECE):
                 size += self._sizes[end]
                 end += 1
@@ -91,6 +92,7 @@ async def sent(
 def json_frame(reply: msgspec.Struct, name: str = "data") -> tuple[bytes, bytes, bytes]:
     """A reply whose list `name` is empty, as the frame of the items of that list."""
     written = to_json(reply)
+    # names of models and requests come first, but their quotes are escaped in JSON
     head, _, tail = written.partition(f'"{name}":[]'.encode())
     return head + f'"{name}":['.encode(), b",", b"]" + tail
 

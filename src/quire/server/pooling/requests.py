@@ -106,6 +106,7 @@ class InputFields(PoolingFields, kw_only=True):
             allowed = "either input or messages must be given"
             raise InvalidParameter("input", self.input, allowed)
         if isinstance(given, list) and given:
+            # a list of objects is one conversation, a list of such lists is several
             if _is_conversation(given):
                 return [given]
             if all(isinstance(one, list) and one and _is_conversation(one) for one in given):

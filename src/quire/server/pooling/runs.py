@@ -60,6 +60,7 @@ async def pooled(
         async with aclosing(prompts):
             async for prompt in prompts:
                 stream = None
+                # the same prompt is tried again after a full queue
                 while stream is None:
                     if len(running) >= server.pooling.window:
                         yield await _first(running)
@@ -90,6 +91,7 @@ async def pooled(
 
 async def _first(running: deque[Outputs]) -> Pooled:
     """The result of the oldest request, which leaves `running`."""
+    # taken out only afterwards: on cancellation it is still closed with the others
     output = await running[0].pooled()
     running.popleft()
     return _checked(output)
@@ -99,6 +101,7 @@ def _checked(output: PoolingRequestOutput[PoolingOutput]) -> Pooled:
     if output.error is not None:
         raise failure_of(output.error)
     numbers: Numbers = output.outputs.data
+    # JSON has no infinity and no NaN, and a vector with one is of no use for any search
     if not np.isfinite(numbers).all():
         raise EngineGenerateError("The model's result is not finite.")
     return Pooled(numbers, len(output.prompt_token_ids))

@@ -175,6 +175,7 @@ async def _compared(
     of its query, so that vectors of documents stay there.
     """
     reader, of_task = InputReader.of(server, request, body), body.params(server.abilities.task)
+    # pairs go group by group, so that the vectors of few queries are here at a time
     group = server.pooling.window if len(first) > 1 else len(second)
     scored: list[Scored] = []
     for start in range(0, len(second), group):
@@ -186,6 +187,7 @@ async def _compared(
         params = [of_task.comparing(query.numbers) for query in asked]
         prompts = texts_apart(reader, body, documents, params, 1, places)
         found = await collected(pooled(server, request, body, name.another(), prompts))
+        # one query stands for all documents
         asked *= len(found) // len(asked)
         scored += [
             Scored(float(document.numbers[0]), query.num_tokens + document.num_tokens)

@@ -39,6 +39,7 @@ def as_bytes(numbers: Array, dtype: DType, endianness: Endianness) -> bytes:
 def _bfloat16(numbers: Array) -> Array:
     """The upper halves of the numbers, rounded; the numbers are finite."""
     bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
+    # adding half of the last kept place, less one where that place is even, rounds ties to even
     return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
@@ -63,8 +64,10 @@ _E5M2 = _values(2, 15)[:125]
 def _fp8(numbers: Array, values: Array) -> Array:
     """The codes of the nearest values."""
     sizes = np.abs(numbers.astype(np.float64))
+    # both neighbours exist even for the smallest and the largest
     above = np.clip(np.searchsorted(values, sizes), 1, len(values) - 1)
     low, high = values[above - 1], values[above]
+    # of two equally near codes the even one, whose last mantissa bit is 0
     is_high = (sizes - low > high - sizes) | ((sizes - low == high - sizes) & (above % 2 == 0))
     codes = np.where(is_high, above, above - 1).astype(np.uint8)
     return codes | (np.signbit(numbers).astype(np.uint8) << 7)

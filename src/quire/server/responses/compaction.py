@@ -39,6 +39,7 @@ def message_of(item: dict[str, Any], name: str) -> dict[str, Any]:
         text = base64.b64decode(content or "", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, TypeError, ValueError):
         text = ""
+    # content of another server is encrypted with its key, and would be read as noise
     if not text.startswith(_PREFIX):
         allowed = "it must be what /v1/responses/compact of this server returned"
         raise InvalidParameter(f"{name}.encrypted_content", content, allowed)

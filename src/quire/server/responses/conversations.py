@@ -145,6 +145,7 @@ def _item(found: Conversation, id: str) -> dict[str, Any]:
 def _named(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Items with ids of their own. Raises InvalidParameter for one that no response could use."""
     messages_of(items, "items")
+    # ids of other responses could be in the conversation already
     own = [{name: value for name, value in item.items() if name != "id"} for item in items]
     return named_items(own, secrets.token_hex(12))
 

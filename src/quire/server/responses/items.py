@@ -36,6 +36,7 @@ def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
             _add_message(messages, item, name)
         case "reasoning":
             summary = _reasoning(item, "summary", name)
+            # the summary stands in for reasoning that a server has not shown
             _assistant(messages)["reasoning"] = _reasoning(item, "content", name) or summary
         case "function_call":
             function = {key: text_in(item, key, name) for key in ("name", "arguments")}
@@ -65,6 +66,7 @@ def _add_message(messages: list[Message], item: dict[str, Any], name: str) -> No
         messages.append({"role": role, "content": content})
         return
     message = _assistant(messages)
+    # a second text, or one after calls, is a message of its own
     if message.get("content") is not None or "tool_calls" in message:
         message = {"role": "assistant"}
         messages.append(message)

@@ -134,6 +134,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
         if self.conversation is not None and self.previous_response_id is not None:
             allowed = "a response goes on from one of conversation and previous_response_id"
             raise InvalidParameter("conversation", self.conversation_id, allowed)
+        # its reply comes before the answer, which could not be asked for
         if self.background and self.store is False:
             raise InvalidParameter("background", True, "it needs store=true")
 
@@ -141,6 +142,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
         """The field that a parameter of the engine, or a field of chat, was made from."""
         if found := re.match(r"tools\[([0-9]+)\]", parameter):
             rest = parameter[found.end() :].replace(".function", "", 1).replace(".custom", "", 1)
+            # a namespace is several tools to the engine, so indexes differ
             places = [place for place, _ in _tools(self.tools or [])]
             return places[int(found[1])] + rest
         return dialect_field(parameter, _FIELDS)

@@ -58,6 +58,7 @@ async def create(server: Server, request: Request) -> Response:
     body, talk, before = await _asked(server, request)
     name = RequestName.random("resp_")
     if talk is not None:
+        # before the model works; the output is not known yet, so it may go past the bound
         talk.check_room(named_items(body.input, name.shown))
     chat = body.as_chat(before)
     chat.stream = True  # so that the engine gives deltas
@@ -69,6 +70,7 @@ async def create(server: Server, request: Request) -> Response:
         owner_of(request),
         named_items(body.input, writer.response.id),
     )
+    # before the engine has the request, so that one without room costs nothing
     if writer.response.store and not server.responses.add(stored):
         text = "There is no room for this response (--max-stored-responses, --max-stored-bytes)."
         raise CapacityError(text, retry_after_s=1.0)
@@ -82,6 +84,7 @@ async def create(server: Server, request: Request) -> Response:
 
 async def _deliver(server: Server, request: Request, body: ResponsesRequest, run: _Run) -> Response:
     if body.background:
+        # kept, since the loop holds only weak references to its tasks
         run.stored.task = asyncio.create_task(run.to_end())
         if body.stream:
             return server.stream(run.stored.follow(0), [])
@@ -160,6 +163,7 @@ async def cancel(server: Server, request: Request) -> Response:
         text = "Cannot cancel a synchronous response. Only one with background=true can be."
         raise Refusal(400, text)
     await server.engine.abort(server.in_flight.keys([stored.response.id]))
+    # a client that leaves while it waits must not cancel the task that ends the response
     await asyncio.shield(stored.task)
     return json_response(stored.response)
 
@@ -208,6 +212,7 @@ class _Run:
                 for data in self._writer.take(output):
                     yield self._encode(data)
             said = _output_items(self.stored.response)
+            # what a later response goes on from
             self.stored.messages += conversation(said)
             if self._talk is not None:
                 self._add_to(self._talk, [*self.stored.input_items, *said])
@@ -301,6 +306,7 @@ def _output_items(response: ResponseObject) -> list[dict[str, Any]]:
     items = [
         item
         for item in response.output
+        # an empty message would be a turn of the assistant in the next prompt
         if isinstance(item, CallItem | CustomCallItem) or item.content[0].text
     ]
     found: list[dict[str, Any]] = msgspec.to_builtins(items)

@@ -47,6 +47,7 @@ class StoredResponse:
     @property
     def num_bytes(self) -> int:
         """Of what was given and of the events."""
+        # above the bound the events are dropped
         return self._given_bytes + min(self._event_bytes, _MAX_EVENT_BYTES)
 
     @cached_property
@@ -71,6 +72,7 @@ class StoredResponse:
     async def follow(self, start: int) -> AsyncGenerator[bytes]:
         """The events from number `start` on, to the last."""
         while True:
+            # taken before the events are looked at: one that comes in between sets it
             news = self._news
             for event in self.events[start:]:
                 yield event
@@ -81,5 +83,6 @@ class StoredResponse:
                 await news.wait()
 
     def _wake(self) -> None:
+        # a new one for each piece of news, so that no follower has to clear what another waits for
         news, self._news = self._news, asyncio.Event()
         news.set()

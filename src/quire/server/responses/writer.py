@@ -182,6 +182,7 @@ class ResponseWriter:
         )
         usage.output_tokens += len(completion.token_ids)
         usage.total_tokens = usage.input_tokens + usage.output_tokens
+        # counted once at the end: pieces of a text have more tokens than the text
         if completion.finish_reason is not None and self._answer.reasoning:
             ids = self._tokenizer.encode(self._answer.reasoning, add_special_tokens=False)
             usage.output_tokens_details.reasoning_tokens = len(ids)

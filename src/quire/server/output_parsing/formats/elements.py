@@ -110,6 +110,7 @@ class Elements:
         self._is_stray = False
         self._parameters.expect(Key(name))
         self._parameters.write_key(out)
+        # only then is it known, before the end, how the value is written
         self._is_text = self._parameters.types(out) == {"string"}
         out.arguments(': "' if self._is_text else ": ")
 

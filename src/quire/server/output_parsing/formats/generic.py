@@ -49,6 +49,7 @@ GENERIC = ToolFormat(
     other_keys=frozenset({"type", "id"}),
     lone_names=False,
     only_known_names=True,
+    # its marks are braces and fences, which a reasoning has as text
     ends_reasoning=False,
 )
 """For models whose chat template knows no tools: the form that `quire.text.chat_tools` asks for,

@@ -51,6 +51,7 @@ def _states(with_calls: bool) -> dict[str, ParserState]:
     return {
         "start": ParserState(
             Reads.HEAD, {"<|message|>": "arguments"}, head=head, bars="",
+            # an output without any of these has no header, and is content from its first character
             begins=(CHANNEL, " to=", "<|constrain|>", "<|message|>"),
         ),
         "head": ParserState(Reads.HEAD, {"<|message|>": "arguments"}, head=head, bars=""),

@@ -152,6 +152,7 @@ class JsonCall:
         if outcome is End.DONE:
             self._next = self._comma
             return start, None
+        # a delimiter within something that has not become a call is text
         if isinstance(outcome, str) and not self._started:
             return start, End.MISFIT
         return start, outcome
@@ -191,4 +192,5 @@ def is_name(value: Any) -> bool:
     """Whether a decoded value can be the name of a tool: text that can be sent on."""
     if not isinstance(value, str) or not value.strip() or len(value) > MAX_HEAD_CHARS:
         return False
+    # a lone surrogate cannot be encoded as UTF-8
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)

@@ -92,6 +92,7 @@ class JsonValue:
 
     def _read_structure(self, char: str, start: int) -> tuple[int, Outcome | None]:
         if self._in_scalar:
+            # only what follows a number shows that it has ended
             return (start, End.DONE) if char in SCALAR_END else (start + 1, None)
         if char == '"':
             self._in_string = True

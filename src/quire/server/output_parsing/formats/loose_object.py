@@ -96,6 +96,7 @@ class LooseObject:
             return start, End.MORE
         self._parameters.write_key(out)
         out.arguments(": ")
+        # a string in marks may be a number to the schema, which only the whole of it shows
         if delimiter is None or not self._parameters.types(out) <= {"string"}:
             self._next = self._read_value
             return start, None

@@ -171,6 +171,7 @@ ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"?')
 def attributes(text: str) -> dict[str, str]:
     """The attributes of a tag, by their names."""
     return {
+        # the ampersand last, so that an escaped entity stays one
         name: value.replace("&quot;", '"').replace("&amp;", "&")
         for name, value in ATTRIBUTE.findall(text)
     }

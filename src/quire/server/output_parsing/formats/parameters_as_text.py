@@ -58,6 +58,7 @@ class Parameters:
         if self._is_open or self.key not in WRAPPERS:
             return False
         own = self._schemas.properties(out.call_name)
+        # without a schema nobody knows whether the tool has such an argument
         return bool(own) and self.key not in own
 
     def write_all(self, text: str, out: Writer) -> bool:
@@ -67,6 +68,7 @@ class Parameters:
         if written is None or json_type(written) != "object":
             return False
         if not self._schemas.properties(out.call_name).issuperset(
+            # integers stay text: only the names count, and Python refuses very long ones
             json.loads(written, parse_int=str)
         ):
             return False
@@ -249,6 +251,7 @@ class ValueReader:
             return
         text, self._line_end = self._line_end + text, ""
         if self._has_padding and text[-1] == "\n":
+            # held: only what follows shows whether this line end is the padding
             text, self._line_end = text[:-1], "\n"
         out.arguments(within_quotes(text))
 

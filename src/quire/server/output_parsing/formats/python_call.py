@@ -62,6 +62,7 @@ class PythonCall:
         follows one that came last.
         """
         if self._next == self._read_value:
+            # enough blanks to settle what the text after a last quote would have said
             self.read(rest + " " * (MAX_BLANKS + 4), 0, out)
 
     def _read_name(self, text: str, start: int, out: Writer) -> Step:
@@ -91,6 +92,7 @@ class PythonCall:
         if not is_complete:
             return end, End.MORE
         value = python_as_json("".join(self._value[1:]))
+        # a closing bracket of a list may stand there, which the call has not opened
         if value is None or text[end] not in "),":
             return end, End.MISFIT
         if not self._started:

@@ -220,6 +220,7 @@ def _number(word: str) -> str | None:
     """A number as JSON has it: not `+1`, `1_000`, `0x1F`, `.5`, `5.` or `007`."""
     if JSON_NUMBER.fullmatch(word):
         return word
+    # before int(), whose time grows faster than the length
     if len(word) > MAX_NUMBER_CHARS:
         return None
     try:
