@@ -78,6 +78,7 @@ def gather_draft_wish(
     config = speculative_config(args)
     if config is None:
         return None
+    # the layers that draft are in the model's own checkpoint
     if config.method == "mtp" and config.model is None:
         own = _facts("mtp", args.model or "", folder, load_format, target, is_target=True)
         return DraftWish(config, _measured(own, decoder))
@@ -97,6 +98,7 @@ def gather_draft_wish(
         key = "speculative_config['model']"
         raise NotBuiltYet(key, config.model, REFUSED_METHODS[method])
     draft = _facts(method, config.model, str(found), form, hf_config, is_target=False)
+    # only now is the method known for which the keys can be checked
     config = msgspec.structs.replace(config, method=method)
     check_keys(config)
     return DraftWish(config, _measured(draft, decoder))

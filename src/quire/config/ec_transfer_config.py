@@ -72,6 +72,7 @@ def ec_transfer_config(given: dict[str, Any] | None) -> ECTransferConfig | None:
     if config.ec_role not in ("ec_producer", "ec_consumer", "ec_both"):
         allowed = "ec_producer, ec_consumer or ec_both"
         raise InvalidParameter(f"{NAME}['ec_role']", config.ec_role, allowed)
+    # a class of one's own may have any settings
     if config.ec_connector_module_path is not None:
         return config
     if config.ec_connector in EC_CONNECTORS:

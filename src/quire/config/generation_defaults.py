@@ -39,6 +39,7 @@ def sampling_defaults(file: Mapping[str, Any], override: Mapping[str, Any]) -> d
             raise unsupported(key, value, "a number", "generation config")
     defaults = {_TAKEN[key]: value for key, value in taken.items()}
     try:
+        # made once here, so that a bad file is a failure of the start and not of each request
         SamplingParams(**defaults)
     except RequestError as error:
         raise UnsupportedConfigValue(

@@ -18,6 +18,7 @@ class MeasuredMemory(msgspec.Struct, frozen=True):
     def room(self) -> int:
         """Bytes left for the KV cache, both of the share and of the free memory."""
         taken = max(0, self.free_at_start - self.free_now)
+        # other programs may have taken memory since the start
         return max(0, min(int(self.free_at_start * self.share) - taken, self.free_now))
 
     def num_blocks(self, block_bytes: int, most: int) -> int:

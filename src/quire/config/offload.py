@@ -98,6 +98,7 @@ def _by_size(
     that copies have most time.
     """
     best = Offload()
+    # not by division: layers differ in size, and buffers take some of what is freed
     for count in range(1, len(movable) + 1):
         places = [(k + 1) * len(movable) // count - 1 for k in range(count)]
         found = _made([movable[place] for place in places], names, sizes, args)
@@ -118,6 +119,7 @@ def _made(
 ) -> Offload:
     num_buffers = min(args.offload_prefetch_step, len(layers))
     own = [sizes[layer] for layer in layers]
+    # layer k goes through buffer k modulo their number
     buffers = [max(own[i::num_buffers]) for i in range(num_buffers)]
     return Offload(tuple(layers), names, num_buffers, sum(own), sum(buffers))
 

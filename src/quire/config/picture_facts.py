@@ -33,6 +33,8 @@ def check_pictures(
             "The processor_class in the model's files is that of another kind of model, so it is "
             "not known how pictures stand in prompts."
         )
+    # its result is dropped: the call refuses what the processor does not have, before the engine
+    # starts
     settings.changed(processor_kwargs)
     return foreign
 

@@ -98,6 +98,7 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
 
     Raises RequestError for an invalid argument, LoadError for a model that cannot be loaded.
     """
+    # first of all: a plugin may add families, formats and values of options
     load_general_plugins()
     args = with_plain_values(args)
     check_args(args)
@@ -114,6 +115,7 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
         launched=launched,
         ray=current_place() if args.distributed_executor_backend == "ray" else None,
     )
+    # found here, so that a name that no package has fails before the weights are read
     if plan.serving.io_processor_plugin is not None:
         find_io_processor(plan.serving.io_processor_plugin)
     return plan
@@ -168,6 +170,7 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
     load_format = _load_format(args, folder)
     config = read_folder_config(folder, load_format)
     if is_speculator(config):
+        # a config that names another draft network, or itself, would recurse
         if is_verifier:
             raise LoadError(f"{args.model} drafts for another model: it cannot be the verifier.")
         return gather_model_facts(with_verifier(args, config), is_verifier=True)
@@ -262,6 +265,7 @@ def _tell_of_foreign(args: EngineOptions, foreign: tuple[LeftKey, ...]) -> None:
     if not foreign:
         return
     asked = args.hf_overrides if isinstance(args.hf_overrides, dict) else {}
+    # what the user has set by hand must have an effect, whatever strict_config says
     if unread := [key for key in foreign if key.path[0] in asked]:
         raise UnknownConfigKey(
             f"Nothing reads these keys of hf_overrides: {listed(unread)}. Leave them out."
@@ -282,6 +286,7 @@ def _stores(folder: Path, name: str) -> bool:
     index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
     listed = read_index(index, ".safetensors")
     if listed is not None:
+        # the index knows all files; without one there is one file
         return name in listed
     return has_file(whole, None) and f'"{name}"'.encode() in read_header(whole)
 
@@ -468,6 +473,7 @@ def _header_dtype(file: Path) -> str:
     earnest.
     """
     named = [entry["dtype"] for entry in _header(file).values()]
+    # codes and indexes of a quantised checkpoint are integers
     numbers = next((name for name in named if name in _DTYPES), named[0] if named else "F32")
     return _DTYPES.get(numbers, numbers)
 
@@ -506,6 +512,7 @@ def _load_format(args: EngineOptions, folder: Path) -> str:
     if args.load_format not in AUTOMATIC_FORMATS:
         return args.load_format
     found = found_format(folder)
+    # a folder may have the files in both layouts, and these were asked for
     if args.load_format == "hf" and found == "mistral":
         return "safetensors"
     return found
@@ -568,10 +575,12 @@ def _chat_template(given: str | None) -> tuple[str | None, str]:
     if given is None:
         return None, ""
     text = os.fspath(given)
+    # before the file: a template may be longer than a path can be
     if any(mark in text for mark in "{}\n"):
         return _compiling(text), "chat_template was given as text"
     if Path(text).is_file():
         return _compiling(read_text(Path(text))), f"the file {text}"
+    # a name of the tokenizer's templates has neither
     if os.sep in text or text.endswith((".jinja", ".jinja2", ".txt")):
         raise InvalidParameter("chat_template", text, "a file that exists, or a Jinja template")
     return text, "chat_template names one of the tokenizer's"

@@ -39,6 +39,7 @@ def choose_form(args: EngineOptions, files: SentenceFiles) -> Form | None:
     runner, convert = args.runner, args.convert
     if runner == "draft":
         raise NotBuiltYet("runner", runner, "Use 'generate' or 'pooling'.")
+    # before `convert`: such a model has no other form of pooling
     if files.terms is not None and runner != "generate":
         return "terms"
     if convert in ("embed", "classify"):
@@ -198,6 +199,7 @@ def _finished_classifier(c: Classifier, s: _Sources) -> Classifier:
     tokens, method = s.config.get("classifier_from_token"), s.config.get("method")
     if tokens is None:
         return c
+    # the overrides that are documented for it leave the method out
     if s.config.get("is_original_qwen3_reranker") and method is None:
         method = _TWO_WAYS
     if method not in (_TWO_WAYS, _AS_THEY_ARE):

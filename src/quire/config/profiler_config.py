@@ -41,6 +41,7 @@ def profiler_config(given: dict[str, Any] | None) -> ProfilerConfig | None:
     """Check `profiler_config`; None: no profiling. Raises InvalidParameter or NotBuiltYet."""
     options = dict(given or {})
     for name, hint in _UNBUILT.items():
+        # programs made from the reference give such keys at 0 or False
         if value := options.pop(name, None):
             raise NotBuiltYet(f"profiler_config[{name!r}]", value, hint)
     if options.get("profiler") is None:

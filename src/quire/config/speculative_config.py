@@ -122,6 +122,7 @@ def speculative_config(args: EngineOptions) -> SpeculativeConfig | None:
         return None
     for key, (neutral, hint) in _NEUTRAL.items():
         value = given.pop(key, neutral[0])
+        # the type as well: True equals 1, and is no number of ranks
         if not any(value == each and type(value) is type(each) for each in neutral):
             raise NotBuiltYet(_named(key), value, hint)
     config = _converted(given)
@@ -151,6 +152,7 @@ def _given(args: EngineOptions) -> dict[str, Any]:
     """The keys from the dict and the short forms. `{}` is not a wish."""
     given = {}
     for key, value in (args.speculative_config or {}).items():
+        # dotted flags come with dashes: --speculative-config.num-speculative-tokens
         given[key.replace("-", "_")] = value
     for name, key in _SHORT_FORMS.items():
         value = vars(args)[name]
@@ -174,6 +176,7 @@ def _converted(given: dict[str, Any]) -> SpeculativeConfig:
             known = ", ".join(sorted([*SpeculativeConfig.__struct_fields__, *_NEUTRAL]))
             raise UnknownParameter(_named(key), f"the keys are {known}")
         try:
+            # one key at a time, so that the error names it
             msgspec.convert({key: value}, SpeculativeConfig)
         except msgspec.ValidationError as error:
             allowed = str(error).partition(" - at")[0]
@@ -196,6 +199,7 @@ def _method(config: SpeculativeConfig) -> str | None:
     if method in REFUSED_METHODS:
         raise NotBuiltYet(_named("method"), method, REFUSED_METHODS[method])
     method = _SAME.get(method, method)
+    # the reference has a name for each family, and the model's files say the family here
     if method.endswith("_mtp"):
         method = "mtp"
     if method not in _METHODS:
@@ -213,6 +217,7 @@ def _is_class(model: str) -> bool:
     """Whether the text is a path of a class, not one of files."""
     parts = model.split(".")
     is_path = len(parts) > 1 and all(part.isidentifier() for part in parts)
+    # a folder may be called a.b too
     return is_path and not os.path.exists(model)
 
 

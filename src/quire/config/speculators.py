@@ -36,6 +36,7 @@ def with_verifier(args: EngineOptions, config: Mapping[str, Any]) -> EngineOptio
         )
     given = {key.replace("-", "_"): value for key, value in (args.speculative_config or {}).items()}
     own = {"method": config.get("speculators_model_type"), "model": model}
+    # the revision that was given is the network's: it was named as the model
     if args.revision is not None:
         own["revision"] = args.revision
     return replace(args, model=verifier, revision=None, speculative_config=given | own)

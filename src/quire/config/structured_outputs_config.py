@@ -79,6 +79,7 @@ def _backend(asked: str) -> str:
         raise NotBuiltYet(name, asked, _UNBUILT_BACKENDS[asked])
     if asked not in _BACKENDS:
         raise InvalidParameter(name, asked, f"the backends are {', '.join(_BACKENDS)}")
+    # looked for and not imported: the import takes time that a start without forms need not spend
     if asked == "xgrammar" and importlib.util.find_spec("xgrammar") is None:
         raise InvalidParameter(name, asked, "xgrammar is not installed", "Install quire[xgrammar].")
     return "guidance" if asked == "auto" else asked

@@ -30,6 +30,7 @@ class AsyncEngineArgs(EngineArgs):
         that only servers have an effect for (--reasoning-parser) are the server's.
         """
         given, of_server = vars(args), options_of(ServerArgs)
+        # the namespace of a server's command has all of its flags
         if of_server.keys() <= given.keys():
             engine = options_of(cls)
             shared = {name for name in of_server.keys() & engine if not engine[name].is_built}

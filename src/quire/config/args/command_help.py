@@ -108,6 +108,7 @@ def help_about(
         return f"--{name} is an option of vLLM that Quire does not have. {instead}\n"
     exact = [action for action in parser._actions if _has(action, name)]
     part = [action for action in parser._actions if name in " ".join(action.option_strings)]
+    # --help=model is about that flag alone, though many have the word in their names
     found = exact or part
     if not name or not found:
         return None

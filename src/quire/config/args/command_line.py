@@ -45,6 +45,7 @@ def parse_size(text: str) -> int:
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 8192, 8k or 8K")
     digits, suffix = match.groups()
+    # the rule of vLLM's own parser, whose notation this is
     if "." in digits and (not suffix or suffix.isupper()):
         raise argparse.ArgumentTypeError(f"{text!r}: fractions go with k, m, g and t only")
     value = float(digits) if "." in digits else int(digits)
@@ -216,6 +217,7 @@ class QuireParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", HelpWithDefaults)
         has_help = kwargs.pop("add_help", True)
+        # argparse's own -h takes no topic
         kwargs["add_help"] = False
         super().__init__(*args, **kwargs)
         self.first_flags: FirstFlags | None = None
@@ -239,6 +241,7 @@ class QuireParser(argparse.ArgumentParser):
         if "--config" not in self._option_string_actions:
             plain: argparse.Namespace = self.parse_args(words)
             return plain
+        # a parser of its own: the real one would stop at a flag that only the file gives
         probe = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         probe.add_argument("--config")
         path = probe.parse_known_args(rewrite(words))[0].config
@@ -246,6 +249,7 @@ class QuireParser(argparse.ArgumentParser):
             from_file = words_of(path, self._option_string_actions) if path else []
         except RequestError as error:
             self.error(str(error))
+        # a copy, so that AddNames takes the words' names for a new parse and replaces the file's
         of_file = argparse.Namespace(**vars(self.parse_args(from_file)))
         made: argparse.Namespace = self.parse_args(words, of_file)
         return made
@@ -286,6 +290,7 @@ def rewrite(words: Sequence[str]) -> list[str]:
             break
         flag, equals, value = word.partition("=")
         name, dot, path = flag.partition(".")
+        # a single dash counts only before a dotted name: -1 is a value
         if not re.match(r"--[A-Za-z]" if not dot else r"--?[A-Za-z]", flag):
             plain.append(word)
             continue
@@ -295,6 +300,7 @@ def rewrite(words: Sequence[str]) -> list[str]:
             continue
         _put(objects.setdefault(name, {}), path.split("."), value if equals else next(rest, ""))
     flags = [f"{name}={json.dumps(tree)}" for name, tree in objects.items()]
+    # objects first: after a `--` they would be positional words
     return flags + plain
 
 

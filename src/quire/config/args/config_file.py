@@ -40,9 +40,11 @@ def words_for(name: str, value: Any, flags: Container[str]) -> list[str]:
         return [flag]
     if value is False:
         negative = "--no-" + flag[2:]
+        # a flag that nobody knows is passed on, to be refused by its name
         return [negative] if negative in flags or flag not in flags else []
     if isinstance(value, list):
         return [flag, *map(str, value)]
     if isinstance(value, dict):
         return [f"{flag}={json.dumps(value)}"]
+    # as one word, since a value may begin with a dash
     return [f"{flag}={value}"]

@@ -97,6 +97,7 @@ class OptionGroup:
         facts.setdefault("is_optional", default is None)
         metadata = {"option": Option(help, kind, self.heading, **facts)}
         if isinstance(default, dict | list):
+            # dataclasses refuse mutable defaults
             return dataclasses.field(default_factory=default.copy, metadata=metadata)
         return dataclasses.field(default=default, metadata=metadata)
 
@@ -148,6 +149,7 @@ def unbuilt(
     """A field that has a documented name but no implementation: only `default` and the values in
     `also` pass, or with `only_tunes` any value, or any of `choices`.
     """
+    # by their texts, since dicts and lists have no hash
     accepts = tuple(dict.fromkeys(map(repr, (default, *also))))
     values = {repr(value): value for value in (default, *also)}
     facts: dict[str, Any] = {"is_built": False, "accepts": tuple(values[text] for text in accepts)}
@@ -162,6 +164,7 @@ def options_of(args: Any) -> dict[str, Option]:
 
 def fields_of(args: Any) -> list[dataclasses.Field[Any]]:
     """The fields of an arguments class or object, what is built first (`model` at the head)."""
+    # a stable order: those that are built keep that of their declaration
     return sorted(dataclasses.fields(args), key=lambda field: not field.metadata["option"].is_built)
 
 
@@ -199,6 +202,7 @@ def check(name: str, value: object, option: Option) -> None:
         return
     if not _CHECKS[option.kind](value):
         raise InvalidType(name, value, option.allowed, option.hint)
+    # before the refused ones: a plugin may bring what is not built here
     if isinstance(value, str) and value in option.added:
         return
     if isinstance(value, str) and value in option.refused:
@@ -215,6 +219,7 @@ def is_neutral(value: object, option: Option) -> bool:
 
 
 def _same(value: object, neutral: object) -> bool:
+    # True equals 1 in Python, and is another answer
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 

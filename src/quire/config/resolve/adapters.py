@@ -45,6 +45,7 @@ def adapter_bytes(d: Decisions) -> int:
     if plan is None:
         return 0
     each = d.model.adapter_size * plan.max_lora_rank * ITEMSIZE[plan.lora_dtype]
+    # of a GPU's memory only the slots take some
     on_host = plan.max_cpu_loras if d.machine.device == "cpu" else 0
     return each * (plan.max_loras + on_host)
 

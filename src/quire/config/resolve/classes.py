@@ -16,6 +16,7 @@ def importable_name(option: str, given: str | type | None) -> str | None:
             return given
         module, _, name = given.rpartition(".")
         return f"{module}:{name}"
+    # a class within a function is `f.<locals>.C`, which no import finds
     if "<" in given.__qualname__:
         allowed = "other processes must be able to import it by name"
         raise InvalidParameter(option, given, allowed, "Put the class into a module.")

@@ -22,6 +22,7 @@ def choose_device(args: EngineOptions, machine: MachineFacts) -> tuple[MachineFa
     trouble = _trouble(machine)
     if args.device == "cpu":
         return machine, f"{machine.cpu_name}; device was given"
+    # asked for by name it must not fall back: a CPU would be slow without a word
     if args.device == "cuda" and trouble:
         raise InvalidParameter(
             "device", "cuda", trouble, "Leave it out, or pass device='cpu', to run on the CPU."
@@ -57,6 +58,7 @@ def _on(gpu: GpuFacts, machine: MachineFacts) -> MachineFacts:
     return msgspec.structs.replace(
         machine,
         device="cuda",
+        # the host's, before the same field becomes the device's
         host_free_bytes=machine.free_memory_bytes,
         total_memory_bytes=gpu.total_memory_bytes,
         free_memory_bytes=gpu.free_memory_bytes,

@@ -103,6 +103,7 @@ _WITHOUT_CODES = {
 def decide_quantization(d: Decisions) -> None:
     """Fix `quantization` and `rounding_rules`: how weights are rounded while they are loaded."""
     given, stored = d.args.quantization, d.model.stored_as
+    # a name that only storage has is refused for a plain checkpoint, not ignored
     if stored is not None or given in STORED_NAMES.keys() - BITS_PER_WEIGHT.keys():
         _check_stored(d, given, stored)
         if d.args.quantization_config:
@@ -175,6 +176,8 @@ def _target_bytes(d: Decisions) -> int:
         return (count - model.num_rounded_parameters) * itemsize + model.rounded_bytes // size
     table = model.vocab_size * model.hidden_size
     layers = (count - table) * BITS_PER_WEIGHT[rounded] / 8
+    # the table stays as it is; a rounded head that had shared it is added, with at most a byte a
+    # value
     return table * (itemsize + 1) + int(layers) // size
 
 

@@ -63,6 +63,7 @@ def _folder(given: Mapping[str, Any] | None) -> str:
         value = own.pop(key, neutral)
         if value is not neutral:
             raise NotBuiltYet(f"{_NAME}[{key!r}]", value, hint)
+    # what is left is unknown, and would be ignored
     for key, value in [*left.items(), *own.items()]:
         raise NotBuiltYet(f"{_NAME}[{key!r}]", value, "Leave it out.")
     return os.path.abspath(folder)

@@ -35,11 +35,13 @@ def decide_implementation(d: Decisions) -> None:
     _check_load_format(d)
     for name, hint in _WITHOUT.items():
         value = getattr(d.args, name)
+        # naming how the checkpoint is stored already asks for nothing
         confirms = name == "quantization" and d.model.stored_as is not None
         if value and not confirms:
             raise NotBuiltYet(name, f"{value} with model_impl=transformers", hint)
     cost = _COST.format(architecture=d.model.architecture)
     d.note(cost)
+    # who has asked for transformers by name knows
     if d.args.model_impl == "auto":
         logger.warning("%s", cost)
 

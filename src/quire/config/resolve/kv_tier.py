@@ -67,6 +67,7 @@ def decide_kv_tier(d: Decisions) -> None:
         d.decide("kv_tier", None, "neither kv_offloading_size nor kv_transfer_config asks for it")
         return
     _check_model(d, name, value)
+    # files outlive the engine, and their names have to say which weights made them
     if plan.disk is not None and d.args.load_format in LOAD_FORMATS:
         hint = f"Weights of the load format {d.args.load_format!r} may come from anywhere, so that "
         hint += "no name for their K/V can be made. Keep K/V in host memory alone."
@@ -133,6 +134,7 @@ def _connected(given: Mapping[str, Any]) -> KVTierPlan:
 
 
 def _offloading(where: str, extra: dict[str, Any]) -> KVTierPlan:
+    # each field is popped as it is read, so that what is left at the end is unknown
     host_bytes = _number(where, extra, "cpu_bytes_to_use", None, least=1)
     threshold = _number(where, extra, "store_threshold", 1, least=0)
     tracked = _number(where, extra, "max_tracker_size", 64_000, least=1)

@@ -67,6 +67,7 @@ def free_bytes(d: Decisions) -> int:
     """The memory that is free now, for each core that runs here, or where workers share its layers
     for each of these.
     """
+    # all of them start now, and each would take what is free
     shares: int = num_cores_here(d) * min(d.value("tensor_parallel_size"), num_workers_here(d))
     return d.machine.free_memory_bytes // shares
 

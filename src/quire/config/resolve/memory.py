@@ -44,9 +44,11 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     pool = plan_kv_pool(d.model.pool_memories, size, number, drafts.num_tokens if drafts else 0)
     bound = length_limit(d) if length is None else length
     _decide_measuring(d, keeps_tokens=pool.block_bytes > 0)
+    # before the blocks, whose room depends on where the weights are
     decide_weights_folder(d, _workspace_bytes(d, bound))
     decide_packed_weights(d)
     num_blocks, reason = _num_blocks(d, pool, bound)
+    # before anything is decided by it: an override may name any number
     _check_given(d, num_blocks * pool.block_bytes, reason)
     _check_tier(d, pool)
     fits = pool.longest(num_blocks, bound, is_chunked=d.value("enable_chunked_prefill"))
@@ -173,6 +175,7 @@ def _num_blocks(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
     if d.value("measures_memory"):
         source = f"an estimate until it is measured: {source}"
     seqs, step = d.value("max_num_seqs"), d.value("max_num_batched_tokens")
+    # more could only keep prefixes for longer
     enough = pool.enough(seqs, length, step)
     if enough * pool.block_bytes <= room:
         extra = ", and for snapshots" if state_bytes(pool.memories, pool.number) else ""
@@ -212,6 +215,7 @@ def _taken(d: Decisions, length: int) -> tuple[int, str]:
         weights -= offload.saved_bytes
         text = f"weights {gib(weights)} and {gib(offload.host_bytes)} on the host"
     if d.value("weights_folder") is not None:
+        # mapped pages are given back under pressure, unlike the pool
         weights, text = 0, "weights in a file"
     text += f", adapters {gib(adapters)}" if adapters else ""
     text += f", workspace {gib(workspace)}"
@@ -226,6 +230,7 @@ def _taken(d: Decisions, length: int) -> tuple[int, str]:
 def _room_on_a_shared_machine(left: int, one_request: int) -> tuple[int, str]:
     """Half of the memory that is left, or as much as one request of full length needs."""
     half, most = left // 2, int(left * _LARGEST_CPU_SHARE)
+    # rather more than half than an engine that cannot serve its own length
     if half < one_request <= most:
         return one_request, "one request of full length, which is more than half of"
     return half, "a CPU's memory is shared: half of"

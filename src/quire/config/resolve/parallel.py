@@ -33,6 +33,7 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
         )  # fmt: skip
     where = "of this headless machine" if is_headless else "of this machine"
     d.decide("data_parallel_ranks", ranks, f"those {where}")
+    # only then does anything connect to the address
     others = mode == INTERNAL and (is_headless or len(ranks) < size)
     if others or args.data_parallel_address is not None:
         d.decide("data_parallel_address", share.address, share.address_reason)

@@ -40,6 +40,7 @@ def _decide_nodes(d: Decisions, size: int, is_headless: bool) -> None:
     if nodes > 1 and d.value("data_parallel_backend") != "mp":
         hint = "Leave it out: Ray knows its machines."
         raise InvalidParameter("nnodes", nodes, "Ray starts all copies from one command", hint)
+    # machines have cores then, and no core has workers on several
     if nodes > 1 and d.args.data_parallel_size > 1:
         why = f"each copy is on one machine, {d.args.data_parallel_size // nodes} on each"
         d.decide("nnodes", 1, why)
@@ -85,6 +86,7 @@ def _decide_bits(d: Decisions, tp: int, *, same_bits: bool) -> None:
 def _decide_executor(d: Decisions, size: int) -> None:
     given = d.args.distributed_executor_backend
     name = "distributed_executor_backend"
+    # no built-in name has a dot or a colon
     if isinstance(given, type) or (given is not None and set(given) & {".", ":"}):
         d.decide(name, importable_name(name, given), f"{name} was given")
         return

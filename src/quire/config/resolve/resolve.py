@@ -90,6 +90,8 @@ def resolve(
     _decide_model(decisions)
     decide_dtype(decisions)
     decide_quantization(decisions)
+    # the order is that of need: each decision reads earlier ones, and `Decisions.value` fails
+    # otherwise
     decide_adapters(decisions)
     decide_media(decisions)
     _decide_machine(decisions, is_headless)
@@ -251,6 +253,7 @@ def _bound(d: Decisions, size: int, num_threads: int | None) -> Placement | None
         nodes = [nodes] if isinstance(nodes, str) else nodes
         return bind_by_nodes(machine, nodes, size, num_threads)
     if text == NO_BINDING:
+        # the number of threads is still that of a placement, and only the CPUs are open
         free = place(machine, num_engines=size, num_threads=num_threads)
         return msgspec.structs.replace(free, rooms=((),) * size)
     if text != AUTOMATIC:
@@ -316,6 +319,7 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     forms = structured_outputs_config(args.structured_outputs_config)
     if forms.prepare is None:
         is_large = d.model.vocab_size >= _LARGE_VOCABULARY and d.value("generates")
+        # a program may never ask for a form, a server's first caller would wait for the reading
         prepare = args.serves_several_callers and is_large
         forms = msgspec.structs.replace(forms, prepare=prepare)
     given_forms = args.structured_outputs_config

@@ -23,6 +23,7 @@ def decide_schedule(d: Decisions) -> int | None:
     memory.
     """
     length = _length(d)
+    # memory decides later, which needs the budget of steps: until then the model's limit bounds it
     bound = length if length is not None else length_limit(d)
     _decide_switches(d)
     _decide_budget(d, bound, d.value("enable_chunked_prefill"))
@@ -94,6 +95,7 @@ def _decide_switches(d: Decisions) -> None:
     if connector is not None and not d.value("enable_prefix_caching"):
         allowed = "it goes with prefix caching, whose names K/V is found by"
         raise InvalidParameter(NAME, d.args.kv_transfer_config, allowed, "Leave one of them out.")
+    # with fewer steps in flight some stages would always wait
     if stages > 1:
         why = "a step for each stage" + (", whatever async_scheduling says" if overlap else "")
         d.decide("max_steps_in_flight", stages, why)
@@ -139,6 +141,7 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
     given_tokens, given_seqs = d.args.max_num_batched_tokens, d.args.max_num_seqs
     seqs = _DEFAULT_SEQS if given_seqs is None else given_seqs
     tokens, why = _tokens(given_tokens, seqs, length, chunked, *_default_tokens(d))
+    # a prompt of full length could never be computed
     if not chunked and tokens < length:
         allowed = f"at least max_model_len={length}, since enable_chunked_prefill is off"
         raise InvalidParameter("max_num_batched_tokens", tokens, allowed)

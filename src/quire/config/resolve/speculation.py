@@ -92,6 +92,7 @@ def _num_tokens(
         raise InvalidParameter(name, None, f"a number, for method {config.method}", "Try 3.")
     if given > _MOST:
         raise InvalidParameter(name, given, f"at most {_MOST}", "Far drafts are hardly ever right.")
+    # the layers that draft are run several times, each time all of them
     if config.method == "mtp" and trained is not None and given > trained and given % trained:
         allowed = f"a multiple of {trained}, the tokens that the draft was trained for"
         raise InvalidParameter(name, given, allowed)

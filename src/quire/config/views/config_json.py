@@ -31,6 +31,7 @@ class ConfigJson:
             ) from None
         return ConfigJson(value) if isinstance(value, Mapping) else copy.deepcopy(value)
 
+    # copy and pickle would ask an object without values for attributes, and recurse
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfigJson, (self._values,)
 

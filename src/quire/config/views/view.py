@@ -72,6 +72,7 @@ class PlanView:
     """The parts of the plan that it reads, the main one first."""
 
     def __init__(self, plan: Any) -> None:
+        # past this class's own __setattr__, which refuses everything
         object.__setattr__(self, "plan", plan)
 
     def __getattr__(self, name: str) -> Any:
