@@ -146,6 +146,7 @@ class GrammarCompiler:
             self._forms[key] = self._start(lambda: self._compile(source, key))
             if len(self._forms) > self._config.max_cached_grammars:
                 self._drop_oldest()
+            # the newest stays, whose request waits for it
             while len(self._forms) > 1 and sum(self._bytes.values()) > _MOST_CACHED_BYTES:
                 self._drop_oldest()
         return self._forms[key]
@@ -156,11 +157,13 @@ class GrammarCompiler:
 
     def _start(self, work: Callable[[], T]) -> Future[T]:
         if self._thread is None:
+            # one thread: libraries are made and used by one at a time
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         return self._thread.submit(work)
 
     def _compile(self, source: GrammarSource, key: bytes) -> Form:
         _, libraries = self._read()
+        # libraries do not say what a grammar takes
         before = self._process.memory_info().rss
         form = libraries.compile(source)
         grown = self._process.memory_info().rss - before

@@ -116,6 +116,7 @@ class Constraint:
         """Return its state, for `return_to` after drafts."""
         budget = None if self._budget is None else self._budget.mark()
         prelude = None if self._prelude is None else self._prelude.state()
+        # the matcher of this moment: a prelude may replace it during the drafts
         self._num_ahead, self._at_checkpoint = 0, self._matcher
         return Checkpoint(self._matcher, self._can_be_form, self._num_taken, prelude, budget)
 
@@ -164,6 +165,7 @@ class Constraint:
             if self._prelude is not None and stage is not Stage.OVER:
                 self._prelude.restrict(mask)
             if not (self._can_be_form and self._may_end):
+                # the grammar would allow them where its text may end
                 for index in self._known_vocabulary.eos_ids:
                     forbid(mask, index)
         if self._budget is not None and (self._compiled is None or stage is Stage.INSIDE):
@@ -189,6 +191,7 @@ class Constraint:
 
     def _new_matcher(self) -> Matcher:
         assert self._compiled is not None
+        # it is ready; a wait would be a fault, and this raises instead
         return self._compiled.result(timeout=0).matcher()
 
     def _take_in(self, token_ids: Sequence[int]) -> None:
@@ -225,6 +228,7 @@ class Constraint:
     def _try(self, token_id: int) -> bool:
         assert self._matcher is not None
         is_allowed = self._matcher.try_token(token_id)
+        # tokens that another matcher has taken must not be undone in this one
         if is_allowed and self._num_ahead is not None and self._matcher is self._at_checkpoint:
             self._num_ahead += 1
         return is_allowed

@@ -75,6 +75,7 @@ class Guidance:
             raise GrammarError(_first_words(matcher.get_error()))
         first = np.zeros((1, mask_words(len(self._vocabulary.tokens))), dtype=np.int32)
         self.fill([(tried := GuidanceMatcher(self, matcher), 0)], first)
+        # a grammar that matches nothing compiles, and would fail its request at the first token
         if tried.failure is not None or not first.any():
             raise GrammarError(tried.failure or "no text matches it")
         return GuidanceForm(self, matcher, source.unenforced)
@@ -87,6 +88,7 @@ class Guidance:
             raise _as_grammar_error(error) from None
 
     def _fill(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:
+        # one row needs no pool of threads, which would be started for it
         if len(matchers) == 1:
             matcher, row = matchers[0]
             matcher.native.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
@@ -127,6 +129,7 @@ class GuidanceForm:
 
     def matcher(self) -> GuidanceMatcher:
         """A matcher at the beginning of a text."""
+        # a copy has the first mask computed, a new matcher would do that again
         return GuidanceMatcher(self._library, self._prototype.deep_copy())
 
 
@@ -181,6 +184,7 @@ def _as_grammar_error(error: BaseException) -> BaseException:
     """Convert a panic of the library, which is not an Exception, to a GrammarError."""
     if isinstance(error, PatternError):
         return GrammarError(str(error))
+    # by its name, since the class of a panic is not exported
     if type(error).__module__ == "pyo3_runtime":
         return GrammarError("the library that makes masks failed")
     return error

@@ -38,6 +38,7 @@ class GrammarLibraries:
         """
         special = [text for text in self._vocabulary.special_texts if text]
         form = lowered(source, special)
+        # of the lowered form: what is enforced can be read from its few keywords
         kind = next(kind for kind in self._kinds if kind.takes(form))
         return self._library(kind).compile(form)
 

@@ -102,6 +102,7 @@ class GuidancePatterns:
         if pattern not in self._errors:
             error = _error_of({"type": "string", "pattern": for_library(pattern)})
             reason = error.rpartition("error: ")[2] or error
+            # a pattern that no text has is valid, and pruned later
             self._errors[pattern] = "" if _NO_TEXT in error else in_short(reason)
         return self._errors[pattern] or None
 
@@ -111,6 +112,7 @@ class GuidancePatterns:
         if others is None:
             raise SchemaError(joined("#", "patternProperties"), "a name is too long to be compared")
         rules = [{"pattern": for_library(pattern)}, {"pattern": others}]
+        # the library finds out whether both patterns have a text in common
         return _NO_TEXT not in _error_of({"type": "string", "allOf": rules})
 
 

@@ -71,6 +71,7 @@ class StepMasks:
             place += 1 + num_drafts
         if not places:
             return None
+        # every row is written: by its library, or by `restrict`
         masks = np.empty((len(places), self._words), dtype=np.int32)
         self._fill(masks, rows)
         drafted = [row for row in rows if row.drafts]
@@ -90,6 +91,8 @@ class StepMasks:
                 continue
             if matcher is not None:
                 matchers.append((matcher, each.first))
+        # the step is launched again without the rows that failed, so the others' masks would be
+        # thrown away
         if matchers and not errors:
             _fill(matchers, masks)
             failures = ((row_at[index], matcher.failure) for matcher, index in matchers)
@@ -120,6 +123,7 @@ def _fill_ahead(masks: np.ndarray, rows: Sequence[_Row]) -> list[int]:
                 if matchers:
                     _fill(matchers, masks)
             except EngineError:
+                # it is not known which of them failed, so that none gets a sample after this draft
                 unknown += [i for each in going for i in _masks_after(each, ahead)]
                 break
             for each in going:
@@ -129,8 +133,10 @@ def _fill_ahead(masks: np.ndarray, rows: Sequence[_Row]) -> list[int]:
             going = [each for each in going if each not in failed]
     finally:
         for each, checkpoint in zip(rows, checkpoints, strict=True):
+            # whether drafts are accepted is known after sampling, when the output brings them again
             each.constraint.return_to(checkpoint)
     if unknown:
+        # what is drawn by them does not count, whatever it is
         masks[unknown] = -1
     return unknown
 
@@ -157,6 +163,7 @@ def _fill(matchers: Sequence[tuple[Matcher, int]], masks: np.ndarray) -> None:
     """Call `GrammarLibrary.fill` of each library for its own matchers."""
     by_library: dict[int, list[tuple[Matcher, int]]] = {}
     for matcher, row in matchers:
+        # one call for all rows of a library, which may have threads for them
         by_library.setdefault(id(matcher.library), []).append((matcher, row))
     for theirs in by_library.values():
         theirs[0][0].library.fill(theirs, masks)

@@ -123,6 +123,7 @@ class TextPrelude:
         if self.stage is Stage.INSIDE:
             if self._tokens.has_end(self._text):
                 self.stage = Stage.OVER
+            # what a later token can still make an end of
             self._text = self._text[max(0, len(self._text) - self._tokens.longest_end) :]
 
     def _open(self) -> None:
@@ -132,6 +133,7 @@ class TextPrelude:
         opening = next((mark for mark in marks if text.startswith(mark)), None)
         if has_room and opening is not None:
             self.stage, self._text = Stage.INSIDE, text[len(opening) :]
+        # no opening any more: what has come is the beginning of the form
         elif not (has_room and any(mark.startswith(text) for mark in marks)):
             self.stage = Stage.OVER
 

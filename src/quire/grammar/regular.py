@@ -63,6 +63,7 @@ def terminal(pattern: str) -> str:
     """
     text, is_escaped = [], False
     for char in pattern:
+        # a line end would end the rule
         text.append("\\/" if char == "/" and not is_escaped else "\\n" if char == "\n" else char)
         is_escaped = char == "\\" and not is_escaped
     return f"/{''.join(text)}/"

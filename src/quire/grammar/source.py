@@ -84,6 +84,7 @@ def with_defaults(
 ) -> StructuredOutputsParams:
     """Complete a request's form with the engine's settings for all forms."""
     is_json = params.kind in ("json", "json_object", "structural_tag")
+    # a request's own rule comes before the engine's
     if config.disable_any_whitespace and is_json and params.whitespace_pattern is None:
         params = msgspec.structs.replace(params, disable_any_whitespace=True)
     if config.disable_additional_properties and not params.allow_additional_properties:

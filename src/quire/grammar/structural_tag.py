@@ -84,6 +84,7 @@ class _Writer:
         lark: Callable[[str], str],
     ) -> None:
         self.rules: list[str] = []
+        # the longest first: one may be within another
         self._special = sorted(special_texts, key=len, reverse=True)
         self._json_expression = json_expression
         self._lark = lark
@@ -234,6 +235,7 @@ class _Writer:
             return f"{free} {self._quoted(end)}"
         if any(special in end for special in self._special):
             raise TagError(f"{end[:60]!r} mixes a control token with letters after free text")
+        # lazy: the first occurrence ends the text
         return self._new_rule("until", f"{free} {json.dumps(end)}", "[lazy]")
 
     def _free(self, excludes: Sequence[str]) -> str:

@@ -55,6 +55,7 @@ class ThinkingBudget:
         """Process one token after those of the output."""
         tail, limit = self._tail, self._limit
         tail.append(index)
+        # what a delimiter may still need
         del tail[: -self._longest]
         if self._count is not None:
             self._count += 1
@@ -71,6 +72,7 @@ class ThinkingBudget:
         if self._count is None or self._count < self._limit.budget:
             return None
         end = self._limit.end_ids
+        # only tokens of this reasoning: the tail may reach back before its start
         known = min(len(end) - 1, len(self._tail), self._count)
         lengths = range(known, 0, -1)
         done = next((n for n in lengths if self._tail[-n:] == end[:n]), 0)
@@ -87,6 +89,7 @@ def num_thinking(ids: Sequence[int], start_ids: list[int], end_ids: list[int]) -
     """Return the number of tokens after a prompt's last start delimiter; None if there is no such
     delimiter, or an end delimiter follows.
     """
+    # from the end, where the template has opened or closed the reasoning
     for place in range(len(ids), 0, -1):
         if list(ids[place - len(end_ids) : place]) == end_ids and place >= len(end_ids):
             return None

@@ -82,6 +82,7 @@ class GrammarTrials:
             self._thread.submit(self._prepare)
 
     def _prepare(self) -> None:
+        # nobody waits for this start, and the first form meets the same error
         with self._lock, contextlib.suppress(EngineError):
             self._open()
 
@@ -91,6 +92,7 @@ class GrammarTrials:
             try:
                 self._process = _TrialProcess(self._start)
             except LoadError as error:
+                # kept: another process would read the same vocabulary
                 self._unusable = str(error)
 
     @property
@@ -161,6 +163,7 @@ class GrammarTrials:
         except TimeoutError:
             was_too_slow = True
         except (EOFError, OSError):
+            # the kernel's signal for the limit; any other end is memory or a crash of the library
             was_too_slow = process.exit_code() == -OVER_TIME
         self._process = None
         process.end()
@@ -183,8 +186,10 @@ class _TrialProcess:
         self._pipe, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
+                # -P: the working directory may have modules of the same names
                 [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), _ROOT],
                 stdin=subprocess.DEVNULL,
+                # libraries print there what the answer says already
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for its parent, which ends it
@@ -194,6 +199,7 @@ class _TrialProcess:
             raise
         finally:
             theirs.close()
+        # also where nobody calls `end`: the interpreter's exit runs it
         self._finalizer = weakref.finalize(self, _end, self._pipe, self._process)
         try:
             error = self.ask(start, _START_S).error

@@ -31,6 +31,7 @@ class GrammarTrial:
         vocabulary = Vocabulary.read(start.vocabulary)
         self._vocab_size = len(vocabulary.tokens)
         self._libraries = GrammarLibraries(vocabulary, start.backend)
+        # before the limits: reading the vocabulary is not part of a trial
         self._libraries.prepare()
         self._time_s = start.time_s
         limit_memory(start.memory_bytes)
@@ -40,6 +41,7 @@ class GrammarTrial:
         that takes too long.
         """
         try:
+            # computing time, since other processes share the cores
             with cpu_time(self._time_s):
                 form = self._libraries.compile(source)
                 self._follow(form.matcher())
@@ -62,6 +64,7 @@ class GrammarTrial:
             if matcher.has_ended or not len(allowed):
                 return
             matcher.consume([int(allowed[len(allowed) // 2])])
+            # the fastest of them: one step may do what later ones find done
             least_s = min(least_s, time.process_time() - start)
         if least_s > _MOST_STEP_S:
             raise GrammarError(
@@ -76,6 +79,7 @@ def main(fd: int) -> None:
         start = msgspec.msgpack.decode(pipe.recv_bytes(), type=TrialStart)
         try:
             trial = GrammarTrial(start)
+        # ImportError: the library is an optional package
         except (EngineError, ImportError) as error:
             pipe.send_bytes(to_msgpack(TrialAnswer(text_of(error))))
             return

@@ -82,6 +82,7 @@ def _token_bytes(tokenizer: Tokenizer, size: int) -> list[bytes]:
     tokens = [b""] * size
     for token, index in tokenizer.get_vocab().items():
         if index < size:
+            # None for a token that was added to the vocabulary, whose text is its own
             data = byte_level_bytes(token) if is_byte_level else None
             tokens[index] = _encoded(table.piece(token)) if data is None else data
     return tokens
@@ -89,4 +90,5 @@ def _token_bytes(tokenizer: Tokenizer, size: int) -> list[bytes]:
 
 def _encoded(piece: str | bytes) -> bytes:
     data = piece if isinstance(piece, bytes) else piece.encode()
+    # a token that is not a character by itself has no known bytes, and is never allowed
     return b"" if data == REPLACEMENT.encode() else data

@@ -31,6 +31,7 @@ class XGrammar:
             tokens[index] = b""  # no part of a text
         info = xgrammar.TokenizerInfo(tokens, stop_token_ids=vocabulary.eos_ids)
         self._library: Any = xgrammar
+        # forms are cached by GrammarCompiler, within a bound
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._num_words = mask_words(len(tokens))
         self._no_eos = np.full((1, self._num_words), -1, dtype=np.int32)

@@ -41,6 +41,7 @@ def regex(pattern: str) -> str | None:
         is_class = part.startswith("[") and (len(part) == 1 or "[" in part[1:])
         if is_anchor or is_group or is_class or not all(map(_is_known, re.findall(r"\\.", part))):
             return None
+    # its dot matches line ends, Python's does not
     return "".join(r"[^\n]" if part == "." else part for part in parts)
 
 
@@ -106,6 +107,8 @@ def _is_anchored(pattern: str) -> bool:
 
 
 def _is_plain(pattern: str) -> bool:
+    # the library writes a pattern's text as it is, so that quotes and control characters would
+    # break JSON
     safe = re.sub(r"\\[dw]|\\[-.+*?()|{}\[\]^$/]", "", pattern)
     return regex(pattern) is not None and not re.search(r'[\\".\x00-\x1f]|\[\^', safe)
 

@@ -47,6 +47,7 @@ class Atoms:
         self.document = document
         self.unenforced: dict[str, None] = {}
         self._keywords: dict[str, Keywords] = {}
+        # the way to a place multiplies the atoms, and only these keywords ask for it
         self._tracks = _has_unevaluated(document.root.schema)
 
     def own(self, atom: Atom) -> dict[str, Any]:
@@ -76,6 +77,7 @@ class Atoms:
             for each in [atom] if atom.kind != "schema" else self._parts(atom, []):
                 if each is None:
                     return None
+                # a schema that is reached on two ways is the same constraint
                 found.setdefault((each.kind, each.place.pointer, each.name), each)
         return tuple(found.values())
 
@@ -102,11 +104,13 @@ class Atoms:
             then = [Atom("require", place, name) for name in rule]
         else:
             then = [Atom("schema", self.document.child(place, keyword, trigger), via=atom.via)]
+        # a choice of two: the rule says nothing of an object without the property
         return [[Atom("forbid", place, trigger)], [present, *then]]
 
     def _parts(self, atom: Atom, path: list[Place]) -> Iterator[Atom | None]:
         """The atoms of a schema that was reached on `path`; None: nothing follows it."""
         place = atom.place
+        # a `$ref` to what it is part of, without an object or a list between: it would never end
         if place in path:
             raise place.error("it refers to itself without an end")
         if isinstance(place.schema, bool):

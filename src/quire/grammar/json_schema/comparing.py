@@ -91,6 +91,7 @@ def _avoidable(one: Object, other: Object) -> list[str]:
 
 
 def _are_disjoint(one: SchemaNode, other: SchemaNode, levels: int) -> bool:
+    # schemas may contain themselves, and "not proved" is always a right answer
     if levels == 0:
         return False
     theirs = parts_of(other)
@@ -119,6 +120,7 @@ def _parts_are_disjoint(one: Part, other: Part, levels: int) -> bool:
         case Object(), Object():
             if _are_apart(one.fewest, one.most, other.fewest, other.most):
                 return True
+            # a property that both objects may lack cannot tell them apart
             names = one.required | other.required
             return any(_properties_are_disjoint(one, other, name, levels) for name in names)
     return True
@@ -139,6 +141,7 @@ def _is_below(high: Bound | None, low: Bound | None) -> bool:
 def _arrays_are_disjoint(one: Array, other: Array, levels: int) -> bool:
     if _are_apart(one.fewest, one.most, other.fewest, other.most):
         return True
+    # one more than the prefixes: all later items follow the same two nodes
     known = max(len(one.prefix), len(other.prefix)) + 1
     for index in range(min(max(one.fewest, other.fewest), known)):
         ours, theirs = (

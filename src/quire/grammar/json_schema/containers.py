@@ -72,6 +72,7 @@ def _unevaluated_items(atoms: Atoms, owns: Sequence[Atom], given: Sequence[_Item
     for atom in owns:
         if _decides(atoms, atom, owns, "unevaluatedItems"):
             scope = [i for each, i in zip(owns, given, strict=True) if each.is_within(atom)]
+            # an `items` evaluates all items, so that nothing is left
             if all(rest is None for _, rest in scope):
                 known = max(len(prefix) for prefix, _ in scope)
                 found.append(([None] * known, atoms.below(atom, "unevaluatedItems")))
@@ -206,4 +207,5 @@ def _pattern_of(text: Text) -> str | None:
         return None
     if text.patterns:
         return text.patterns[0]
+    # a dot means a character of JSON's string, line ends as well
     return f"^(?s:.{{{text.shortest},{'' if text.longest is None else text.longest}}})$"

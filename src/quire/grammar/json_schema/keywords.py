@@ -74,6 +74,7 @@ def keywords_of(place: Place, *, ref_stands_alone: bool) -> Keywords:
     for name, value in schema.items():
         if name == "$schema" and not _is_known_dialect(value):
             unenforced.append(name)
+        # an `if` alone constrains nothing; then and else are refused
         if name in _NOTES or name == "if" or name.startswith("x-"):
             continue
         if name in _NEEDS and _NEEDS[name] not in schema:
@@ -89,6 +90,7 @@ def keywords_of(place: Place, *, ref_stands_alone: bool) -> Keywords:
                 unenforced += [name] * bool(value)
             else:
                 own[name] = value
+        # false switches a keyword off, whatever it is
         elif value is not False:
             unenforced.append(name)
     kinds = _kinds(own["type"]) if "type" in own else None
@@ -102,6 +104,7 @@ def _is_known_dialect(uri: object) -> bool:
 def _kinds(given: str | list[str]) -> frozenset[str]:
     names = {given} if isinstance(given, str) else set(given)
     if "number" in names:
+        # apart, so that "not integer" and "number" can be joined
         names = names - {"number"} | {"integer", "fraction"}
     return frozenset(names)
 

@@ -44,6 +44,7 @@ def inexact_nodes(root: SchemaNode) -> set[int]:
                 parents.setdefault(id(child), []).append(node)
     found = [node for node in nodes if any(map(_is_inexact, node.options))]
     inexact = {id(node) for node in found}
+    # whatever contains such a number cannot be a schema either
     while found:
         for parent in parents.get(id(found.pop()), ()):
             if id(parent) not in inexact:
@@ -92,6 +93,7 @@ class LarkWriter:
         while self._waiting:
             name, node = self._waiting.pop()
             self._rules.append(f"{name}: {self._alternatives(node)}")
+        # one blank between two tokens, as in schemas: see WHITESPACE
         lines = ['%llguidance {"ignore_once": true}']
         if (blank := self._options.get("whitespace_pattern")) is not None:
             lines.append(f"%ignore {terminal(blank)}")

@@ -184,6 +184,7 @@ def children_of(option: Option) -> Iterable[SchemaNode]:
 
 def key_of(value: Any) -> str:
     """A text that is equal for equal values, as JSON has it: 1 is 1.0 and True is not 1."""
+    # members of objects have no order (RFC 8259, 4)
     return json.dumps(_with_integers(value), sort_keys=True)
 
 
@@ -229,6 +230,7 @@ def _is_text(part: Text, value: str) -> bool:
 
 def as_decimal(value: float) -> Decimal:
     """A number of JSON as it is written."""
+    # Decimal(0.1) would have the digits of the float that is nearest
     return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 

@@ -65,6 +65,7 @@ def range_patterns(part: Number) -> list[str]:
     """The regular expressions that all match the numbers of a range, and together no others."""
     fraction = "" if part.is_integer else _ANY_FRACTION
     if part.low is None and part.high is None:
+        # with a bound there is no exponent, by which a short text could be any number
         exponent = "" if part.is_integer else r"([eE][+-]?[0-9]+)?"
         return [f"-?(0|[1-9][0-9]*){fraction}{exponent}"]
     found = []
@@ -109,6 +110,7 @@ def _up_to(value: Decimal, is_open: bool, fraction: str) -> str:
         options.append(rf"{whole}(\.({_fractions_up_to(decimals, is_open)}))?")
     elif not is_open:
         options.append(whole + (r"(\.0+)?" if fraction else ""))
+    # a set without a character: no number is below 0 without a sign
     return "|".join(options) or "[^\\x00-\\U0010ffff]"
 
 

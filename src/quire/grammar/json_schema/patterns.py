@@ -56,6 +56,7 @@ def found_in(pattern: str, text: str) -> bool:
 @lru_cache(512)
 def _compiled(pattern: str) -> re.Pattern[str]:
     parts = _PART.findall(pattern)
+    # Python's `$` also matches before a line end that ends the text, ECMAScript's does not
     ours = {"$": r"\Z", "(?<": "(?P<", r"\z": r"\Z", r"\/": "/"}
     try:
         return re.compile("".join(ours.get(part, part) for part in parts), re.ASCII)

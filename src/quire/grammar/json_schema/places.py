@@ -98,6 +98,7 @@ class Document:
             raise place.error("it must be a text", "$ref")
         base, fragment = urldefrag(reference)
         resource = place.resource if not base else self._resource_of(place, base)
+        # in a URI a pointer is percent-encoded (RFC 6901, 6)
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             pointer = self._known_names.get((resource, "#" + fragment))
@@ -110,6 +111,7 @@ class Document:
         value: Any = at.schema
         pointer, resource = at.pointer, at.resource
         for step in fragment.split("/")[1:]:
+            # in this order: ~01 is ~1 (RFC 6901, 4)
             step = step.replace("~1", "/").replace("~0", "~")
             if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
                 value = value[int(step)]
@@ -129,6 +131,7 @@ class Document:
     def _resource(self, pointer: str, value: Any, around: str) -> str:
         """The resource that a schema belongs to, within one of `around`."""
         own = value.get("$id") if isinstance(value, dict) else None
+        # drafts 6 and 7 have anchors in this form
         if not isinstance(own, str) or own.startswith("#"):
             return around
         return around if "$ref" in value and self.is_old(around) else pointer

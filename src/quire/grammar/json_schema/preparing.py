@@ -32,6 +32,7 @@ class PreparedSchema:
         try:
             unfolding = Unfolding(Document(schema), openness, patterns)
             self._root = unfolding.root()
+            # before pruning, which would take a failed node for one that nothing follows
             left_out = leave_out_failed(self._root, unfolding.alternatives)
             prune(self._root, patterns)
         except RecursionError:
@@ -43,6 +44,8 @@ class PreparedSchema:
             raise SchemaError("#", f"no value follows it{kept}")
         nodes = all_nodes(self._root)
         self._has_plain_names = any(map(_takes_other_names, nodes))
+        # PLAIN_ESCAPES holds for all strings of the schema, and such characters have no other
+        # escape
         if self._has_plain_names and any(map(_has_control_characters, nodes)):
             reason = "values with control characters cannot be enforced next to open objects"
             raise SchemaError("#", reason)

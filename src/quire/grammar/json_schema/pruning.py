@@ -31,6 +31,7 @@ def prune(root: SchemaNode, rules: PatternRules) -> None:
             is_moot = is_anything(node) and is_anything(part.rest)
             if is_moot or not rules.has_other_names(pattern, names):
                 del part.patterns[pattern]
+    # from nothing upwards, since a node that only refers to itself allows no finite value
     alive: set[int] = set()
     is_new = True
     while is_new:

@@ -49,12 +49,14 @@ def number_part(schemas: Iterable[_Keywords], is_integer: bool) -> Number | None
         if "multipleOf" in own:
             each = Fraction(as_decimal(own["multipleOf"]))
             multiple = each if multiple is None else _joint_multiple(multiple, each)
+    # of equal bounds the open one is stricter
     low = max(lows, key=lambda bound: (bound.value, bound.is_open), default=None)
     high = min(highs, key=lambda bound: (bound.value, not bound.is_open), default=None)
     if is_integer:
         low = None if low is None else Bound(_next_integer(low, 1))
         high = None if high is None else Bound(_next_integer(high, -1))
         if multiple is not None:
+            # an integer that is a multiple of n/d, in lowest terms, is one of n
             multiple = Fraction(multiple.numerator) if multiple.numerator > 1 else None
     part = Number(is_integer, low, high, multiple)
     return None if _is_empty(part) else part

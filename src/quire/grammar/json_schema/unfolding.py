@@ -78,6 +78,7 @@ class Unfolding:
         node = self.node([Atom("schema", place)])
         made = 0
         try:
+            # making a node adds others, until references lead back to known ones
             while made < len(self._nodes):
                 new = list(self._nodes)[made:]
                 for atoms in new:
@@ -97,9 +98,11 @@ class Unfolding:
         if key is None:
             return SchemaNode()
         if key not in self._nodes:
+            # counted before the node is made, so that the bound holds for memory too
             self._num_atoms += len(key) + 1
             if self._num_atoms > _MOST_ATOMS:
                 raise SchemaError("#", "it unfolds to too many schemas")
+            # known before its options are made, which may lead back to it
             self._nodes[key] = SchemaNode(make=lambda: self._options(key))
         return self._nodes[key]
 

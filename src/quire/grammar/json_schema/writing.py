@@ -120,6 +120,7 @@ class SchemaWriter:
         properties = {
             name: self._use(node, level + 1)
             for name, node in part.properties.items()
+            # where nothing else may come, leaving a forbidden name out says the same
             if has_others or not is_empty(node)
         }
         if properties:
@@ -133,6 +134,8 @@ class SchemaWriter:
             }
         if not is_anything(part.rest):
             schema["additionalProperties"] = self._use(part.rest, level + 1)
+        # libraries support these counts in few cases, so that they are left out where they say
+        # nothing
         if part.fewest > len(part.required):
             schema["minProperties"] = part.fewest
         if part.most is not None and (has_others or part.most < len(properties)):
@@ -166,6 +169,7 @@ def _text(part: Text) -> dict[str, Any]:
     patterns += [_STRICTER[name] for name in part.formats if name in _STRICTER]
     rules = [{"pattern": pattern} for pattern in patterns]
     rules += [{"format": name} for name in part.formats]
+    # a keyword stands once in an object; further ones of its kind need an allOf
     for rule in list(rules):
         if rule.keys().isdisjoint(schema):
             schema |= rule
@@ -198,6 +202,7 @@ def _shared_nodes(root: SchemaNode) -> set[int]:
     for node in nodes:
         for option in node.options:
             uses.update(map(id, children_of(option)))
+    # the root counts as used once, so that a reference back to it is seen
     return {id(n) for n in nodes if uses[id(n)] > 1 and not all(map(_is_short, n.options))}
 
 
