@@ -111,7 +111,6 @@ class LineChecker:
                 f"The line is larger than {self._max_bytes} bytes (--max-body-bytes)."
             )
         request = _decode(line.data)
-        # lines are checked twice where a run goes on, hence a number and not a set
         first = self._names.setdefault(request.custom_id, line.number)
         if first != line.number:
             text = f"custom_id {_shown(request.custom_id)} is that of line {first} already."
