@@ -97,6 +97,7 @@ def show(pieces: Pieces, *, stats: bool = False) -> Answer:
     try:
         for piece in _closing(pieces):
             statistics.take(piece)
+            # a piece without text may come between, with the count of tokens
             if was_thought and not piece.is_thought and piece.text:
                 _write("\n\n")
             _write(piece.text)
@@ -134,6 +135,7 @@ def _closing(pieces: Pieces) -> Pieces:
 
 
 def _write(text: str) -> None:
+    # a file gets the text as it is
     sys.stdout.write(text.translate(_FOR_TERMINALS) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 

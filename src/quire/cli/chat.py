@@ -100,9 +100,12 @@ class Talk:
         An interrupted answer is kept as far as it got. After an error the question is forgotten,
         with its pictures.
         """
+        # taken out first, so that pictures which the model refuses are not sent with each later
+        # question
         pictures, self._pictures = self._pictures, []
         messages = [*self.messages, {"role": "user", "content": asked_with(question, pictures)}]
         answer = show(self._model.chat(messages, self._sampling), stats=self._stats)
+        # only after the answer: a question that failed leaves no trace
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         return answer
 

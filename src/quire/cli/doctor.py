@@ -61,6 +61,7 @@ def _try(section: Callable[[], Lines], report: Lines) -> bool:
     """Add a section; what fails in it is a line of the report."""
     try:
         report += section()
+    # a report of what does not work is what the command is for
     except Exception as error:
         name = section.__name__.strip("_")
         report.append((name, f"FAILED: {type(error).__name__}: {error}"))
@@ -226,6 +227,7 @@ def describe(choice: Choice, device: str) -> str:
     from quire.ops.select import PLAIN, PROVIDERS
     from quire.plugins.tables import OP_PROVIDERS
 
+    # providers of plugins are asked first
     order = (*OP_PROVIDERS, *PROVIDERS[device])
     rank = order.index(choice.provider)
     reasons = [choice.why] if choice.why else []

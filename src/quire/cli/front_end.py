@@ -13,4 +13,5 @@ def start_logging(level: str) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    # its lines say in other words what the server's own say
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -111,6 +111,7 @@ def print_stream(outputs: Iterable[RequestOutput], start: str) -> None:
             text = piece or text
         is_over = True
     finally:
+        # nothing is printed for a request that failed before its first piece
         if (text or is_over) and not text.endswith("\n"):
             sys.stdout.write("\n")
 

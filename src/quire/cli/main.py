@@ -40,8 +40,10 @@ _INSTEAD = {"collect-env": ": quire doctor prints what this machine offers"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (default: the process's) and give the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # first of all: the next file that is opened would become a standard stream
     is_heard = _open_standard_streams()
     _tolerate_unprintable_text()
+    # those two write nothing to it
     if not is_heard and words[:1] not in (["serve"], ["run-batch"]):
         _say("error: standard output is closed")
         return 1
@@ -63,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(name: str, words: Sequence[str]) -> int:
     """Parse the words of one command and run it; an error becomes a line on stderr."""
+    # importing makes many objects, none of which is garbage
     with without_collections():
         module = importlib.import_module(f"quire.cli.{name.replace('-', '_')}")
     parser = QuireParser(prog=f"quire {name}", description=module.__doc__)
@@ -78,6 +81,7 @@ def run_command(name: str, words: Sequence[str]) -> int:
         for unknown in environment.unknown:
             _say(f"warning: {unknown} is not a variable of Quire's; see docs/engine_args.md")
         code: int = module.run(args)
+        # here, where an error still becomes a line and an exit code
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -161,6 +165,7 @@ def _named_output(stream: io.TextIOWrapper) -> TextIO:
     """`stream`, which is standard output, with errors that name it, as of a full disk."""
     raw = _NamedOutput(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
+        # a stream that writes through has no buffer, which would keep what it is given
         raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[type-var]
         encoding=stream.encoding,
         errors=stream.errors,

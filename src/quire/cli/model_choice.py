@@ -91,6 +91,7 @@ def _check_remote(args: argparse.Namespace) -> None:
     neutral = EngineArgs()
     for field in dataclasses.fields(EngineArgs):
         value = getattr(engine_args, field.name)
+        # a seed is a field of requests too
         if field.name != "seed" and value != getattr(neutral, field.name):
             hint = "Give --model-name." if field.name == "model" else "Leave it out."
             raise InvalidParameter(field.name, value, "the engine is the server's", hint)

@@ -28,6 +28,8 @@ def picture_part(file: Path) -> dict[str, Any]:
     """A picture as a part of a message. Raises InvalidParameter for a file that is not one."""
     try:
         with file.open("rb") as stream:
+            # one byte more tells a file that is too large, without asking for a size that devices
+            # do not have
             data = stream.read(_MOST_BYTES + 1)
     except OSError as error:
         raise InvalidParameter(FLAG, str(file), error.strerror or str(error)) from None
@@ -52,6 +54,7 @@ def shown(content: Any) -> str:
 
 def _kind_of(file: Path, data: bytes) -> str:
     for beginning, kind in _KINDS.items():
+        # RIFF is also the beginning of sounds and films
         if data.startswith(beginning) and (kind != "webp" or data[8:12] == b"WEBP"):
             return kind
     allowed = "it is not a PNG, JPEG, WebP, GIF, BMP or TIFF file"

@@ -57,6 +57,7 @@ class RemoteModel:
 
     def _pieces(self, path: str, body: dict[str, Any], sampling: Mapping[str, Any]) -> Pieces:
         body |= {"model": self._model, **_fields(sampling), "stream": True}
+        # without it a stream does not say how many tokens came
         body["stream_options"] = {"include_usage": True}
         with self._ask(path, body) as response:
             for event in _events(response):
@@ -109,6 +110,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         if not isinstance(event, dict):
             raise GenerationError("The server's stream has no events as OpenAI's API has them.")
         yield event
+    # a stream without [DONE] has lost its end, however whole its text looks
     raise GenerationError("The server's stream was cut off.")
 
 
@@ -117,6 +119,7 @@ def _read(event: dict[str, Any]) -> Iterator[Piece]:
         raise GenerationError(_message(error))
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
+        # servers have both names, and some send both with the same text
         if thought := delta.get("reasoning") or delta.get("reasoning_content"):
             yield Piece(thought, is_thought=True)
         for call in delta.get("tool_calls") or ():

@@ -92,10 +92,12 @@ def run(args: argparse.Namespace) -> int:
     from quire.server.batch.results import open_results
 
     check_input(args.input_file)
+    # before the output is opened, and with --overwrite emptied; two names may be one file
     if args.output_file.exists() and args.output_file.samefile(args.input_file):
         raise InvalidParameter("--output-file", str(args.output_file), "it is the input")
     with open_results(args.output_file, overwrite=args.overwrite) as results:
         lines = read_lines(args.input_file, options.max_body_bytes)
+        # counted before the engine starts: a batch that is done needs none
         missing = [results.holds(line) for line in lines].count(False)
         if missing:
             code = _answer(args, options, results, missing)
@@ -130,6 +132,7 @@ def _answer(args: argparse.Namespace, options: ServerArgs, results: Results, mis
         listener = None
         if args.enable_metrics:
             listener = stack.enter_context(bind(options.host, options.port, None))
+        # after the socket, so that a port that is taken costs no loading of a model
         front_end = launch_async_front_end(EngineArgs.from_cli_args(args))
         stack.callback(front_end.client.shutdown)
         bar = stack.enter_context(_bar(args, missing))
@@ -164,6 +167,7 @@ async def _batch(
 
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
+    # a cancelled batch keeps its results and ends its engine
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     engine = AsyncLLM(front_end=front_end, log_requests=options.enable_log_requests)
     plan = engine.vllm_config
@@ -174,6 +178,8 @@ async def _batch(
         app = build_app(server, Access(), ROUTES)
         checker = LineChecker(options.max_body_bytes)
         lines = read_lines(args.input_file, options.max_body_bytes)
+        # twice what runs together, so that the next ones wait in the engine; beyond its queue they
+        # would be refused
         crowd = args.max_concurrency or min(
             2 * plan.steps.max_num_seqs, plan.serving.max_num_queued_reqs
         )
@@ -203,6 +209,7 @@ async def _measured(server: Server, listener: socket.socket | None) -> AsyncIter
     try:
         yield
     finally:
+        # a scrape that is under way does not keep the batch from its end
         figures.should_exit = figures.force_exit = True
         await serving
 

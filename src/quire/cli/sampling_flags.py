@@ -51,6 +51,7 @@ FIRST_SAMPLING_FLAGS = ("max_tokens", "temperature", "top_p", "top_k", "repetiti
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """One flag per entry of the table; what is not given does not appear in the namespace."""
+    # absent and not None: a default of this process must not overrule the model's own
     group = parser.add_argument_group("Sampling", argument_default=argparse.SUPPRESS)
     for name, (form, help) in FLAGS.items():
         flags = ["--" + name.replace("_", "-")]

@@ -77,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     from quire.server.http.acceptor import raise_descriptor_limit
     from quire.server.http.listening import bind, bind_shared, check_tls
 
+    # before the engine, which may take minutes to load
     check_tls(listening_of(options).tls)
+    # before processes are started, which inherit the limit
     raise_descriptor_limit()
 
     with ExitStack() as stack:
@@ -143,6 +145,7 @@ def parts_of(args: argparse.Namespace) -> tuple[ServerArgs, argparse.Namespace]:
     from quire.plugins import load_general_plugins
     from quire.server.output_parsing import choose_parsers
 
+    # before the check, since plugins may add parsers
     load_general_plugins()
     choose_parsers(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
     own = options_of(ServerArgs)
@@ -202,6 +205,7 @@ async def _serve(
     from quire.server.serving import serve
 
     engine = AsyncLLM(front_end=front_end, log_requests=options.enable_log_requests)
+    # what start-up has made lives as long as the server: the collector need not look at it again
     freeze_start_up()
     try:
         ending = ShutdownSignal()

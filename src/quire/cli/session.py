@@ -98,9 +98,12 @@ class Session:
                     interrupt.check()
         except KeyboardInterrupt:
             self._engine.abort_request(name)
+            # the step after the abort gives the last output
             yield from self._engine.step()
             raise
         finally:
+            # also where the caller has closed the generator: the next answer begins with an empty
+            # engine
             self._engine.discard_all()
         if failure is not None:
             raise EngineGenerateError(failure)

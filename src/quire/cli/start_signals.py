@@ -27,21 +27,25 @@ class StartSignals:
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
         """Take the signals in the block, until another handler replaces this one."""
+        # only the main thread may set handlers
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         handler, self._has_come = self._on_signal, False
         before = {number: signal.signal(number, handler) for number in OWNER_SIGNALS}
+        # raised in a destructor, the exception would be printed as a fault
         report, sys.unraisablehook = sys.unraisablehook, self._on_swallowed
         try:
             yield
         except StoppedWhileStarting:
             for number in OWNER_SIGNALS:
+                # a second signal must not cut the orderly end short
                 signal.signal(number, signal.SIG_IGN)
             raise
         finally:
             sys.unraisablehook = report
             for number, earlier in before.items():
+                # the server may have put its own in place, which stays
                 if signal.getsignal(number) == handler:
                     signal.signal(number, earlier)
 
