@@ -44,6 +44,7 @@ def main(engine_args: dict[str, Any]) -> dict[str, Any]:
         module_name, function = name.split(".")
         with without_collections():  # nor do engines collect
             module = importlib.import_module(f"quire.executor.{module_name}")
+        # in the module that calls it: a function that was imported by name is looked up there
         setattr(module, function, _timed(getattr(module, function), parts, part))
     imported = time.monotonic()
     engine = LLMEngine.from_vllm_config(plan, disable_log_stats=True)

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     engine_args = engine_args_from(args)
     if engine_args.enable_prefix_caching is None:
+        # each trial has the same prompts, and would find them cached
         engine_args.enable_prefix_caching = False
     plan = engine_args.create_engine_config()
     prompts = as_prompts(

@@ -61,6 +61,7 @@ class LimitProbe:
         self._runtime = runtime
         if runtime is None and native is not None:
             self._runtime = CpuRuntime(num_threads=num_threads, isa=read_environment().cpu_isa)
+        # filled, since pages that were never written are all the same page of zeros
         self._memory = huge_tensor((_READ_BYTES,), torch.uint8).fill_(1)
         dtype = operand if hasattr(torch, operand) and operand.startswith(("b", "f")) else "float32"
         self.torch_flops_per_s = {
@@ -94,6 +95,7 @@ class LimitProbe:
             return size / seconds, "torch's sum"
         piece = self._runtime.native.read_piece
         time_read = self._runtime.context.time_read
+        # the best of three is the limit: other programs only make it slower
         seconds = min(time_read(self._memory.data_ptr(), size // piece) for _ in range(3))
         return size // piece * piece / seconds, f"a native loop ({self._runtime.isa})"
 
@@ -141,6 +143,7 @@ def matrix_flops_per_s(dtype: str) -> float:
     while True:
         times = product_seconds(dtype, size)
         spent += sum(times)
+        # twice the size is eight times the operations
         next_s = 8 * len(times) * min(times)
         if size == _LARGEST or spent + next_s > _BUDGET_S:
             return 2 * size**3 / min(times)

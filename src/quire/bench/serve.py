@@ -146,6 +146,7 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Outcome], float, str]
     base = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
     headers = dict(_pair("--header", word) for word in args.header)
     for key in filter(None, read_environment().api_keys[:1]):
+        # a header that was given rules
         headers.setdefault("Authorization", f"Bearer {key}")
     shape = RequestShape(args.request_rate, args.burstiness, args.max_concurrency, args.seed)
     _check(args, shape)
@@ -191,6 +192,7 @@ async def _prompts(args: argparse.Namespace, server: LoadTarget) -> list[Prompt]
         texts = [json.loads(line)["prompt"] for line in args.dataset_path.open() if line.strip()]
         chosen = [texts[i % len(texts)] for i in range(args.num_prompts)]
         return [(text, 0, args.random_output_len) for text in chosen]
+    # of a text: ids drawn from the whole vocabulary may be control tokens
     tokens = sorted(set(await server.tokenize(_WORDS)))
     prefix = draw.choices(tokens, k=args.random_prefix_len)
     prompts: list[Prompt] = []
@@ -221,6 +223,7 @@ def _body(args: argparse.Namespace, model: str, prompt: Any, length: int) -> dic
     for name in ("temperature", "top_p", "min_p", "top_k"):
         if getattr(args, name) is not None:
             body[name] = getattr(args, name)
+    # a model may end its answer to random tokens at once
     if args.ignore_eos or args.dataset_name == "random":
         body["ignore_eos"] = True
     return body | args.extra_body

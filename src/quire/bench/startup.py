@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Start again and again and print the medians."""
     engine_args = engine_args_from(args)
     engine_args.create_engine_config()  # errors are raised here, not in a child
+    # the first one reads files that are not in the page cache
     trials = [one_start(engine_args) for _ in range(args.num_trials + 1)][1:]
     medians = {name: statistics.median(t[name] for t in trials) for name in trials[0]}
     figures = {
@@ -74,6 +75,7 @@ def one_start(engine_args: EngineArgs) -> dict[str, float]:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no error message"]
         raise LoadError(f"A process that was to start an engine failed: {lines[-1]}")
+    # the last line: libraries may print before it
     answer = json.loads(done.stdout.splitlines()[-1])
     moments = [start, *answer["moments"].values()]
     steps = [after - before for before, after in zip(moments, moments[1:], strict=False)]

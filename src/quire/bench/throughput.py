@@ -58,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
     with open_llm(plan) as llm:
         ready_s = time.perf_counter() - start
         params = sampling(args.output_len, args)
+        # other prompts than those of the trials, so that nothing of these is cached
         llm.generate(as_prompts(prompts[args.num_prompts :]), params, use_tqdm=False)
+        # before LimitProbe takes its half GiB
         resident = psutil.Process().memory_info().rss
 
         def trial() -> Timing:

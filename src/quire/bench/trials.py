@@ -97,6 +97,7 @@ class Bench:
     def _parts(self, trials: Sequence[tuple[Timing, MachineLimits]]) -> dict[str, Any]:
         """Prefill and decode by themselves, where the trials saw the first tokens come."""
         timings = [timing for timing, _ in trials if timing.first_s > 0]
+        # run_offline does not see first tokens
         if len(timings) < len(trials):
             return {}
         figures: dict[str, Any] = {
@@ -186,6 +187,7 @@ class _Stepwise:
         elapsed = before.elapsed_s + time.perf_counter() - start
         for output in outputs:
             for completion in output.outputs:
+                # in a step that gives the last first token, all tokens are still of the prefill
                 late += len(completion.token_ids) if before.first_s else 0
                 if completion.token_ids:
                     self._seen.add((output.request_id, completion.index))

@@ -48,6 +48,7 @@ def random_model(shape: str) -> Path:
 
     folder = read_environment().cache_dir / "random" / f"{shape}-bfloat16"
     file = folder / "config.json"
+    # a later release may have changed the shape
     if not file.exists() or json.loads(file.read_text()) != checkpoint_config(shape):
         make_checkpoint(folder, shape=shape)
     return folder
@@ -65,6 +66,7 @@ def sampling(output_len: int, args: argparse.Namespace) -> SamplingParams:
 
     return SamplingParams(
         n=args.n,
+        # several greedy completions would be one
         temperature=0.0 if args.n == 1 else 1.0,
         max_tokens=output_len,
         ignore_eos=True,

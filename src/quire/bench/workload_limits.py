@@ -188,6 +188,7 @@ def _layer_weights_read(decoder: Decoder, num_rows: int) -> float:
     if active >= whole:
         return active
     experts, top_k = _experts(decoder)
+    # an expert is read unless every row leaves it out
     used = experts * (1 - math.pow(1 - top_k / experts, num_rows))
     return active + (whole - active) * (used - top_k) / (experts - top_k)
 

@@ -66,6 +66,7 @@ class RequestShape:
         """When each request is due, in seconds since the start."""
         if math.isinf(self.rate):
             return [0.0] * count
+        # a generator of its own: the same seed gives the same load
         draw = random.Random(self.seed)
         scale = 1.0 / (self.rate * self.burstiness)
         now, due = 0.0, []
@@ -83,6 +84,7 @@ class Client:
         self._session = aiohttp.ClientSession(
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
+            # its default of 100 connections would bound the load
             connector=aiohttp.TCPConnector(limit=0),
             read_bufsize=LINE_LIMIT,
         )
@@ -161,6 +163,8 @@ async def run_load(
     begun = time.perf_counter()
 
     async def one(body: dict[str, Any], length: int, due: float) -> Outcome:
+        # to a moment since the start and not for a while: late requests do not delay those after
+        # them
         await asyncio.sleep(max(0.0, begun + due - time.perf_counter()))
         async with slots:
             outcome = await client.send(body, length, begun)

@@ -122,6 +122,7 @@ def peak_concurrency(outcomes: Sequence[Outcome]) -> int:
     changes = [(outcome.start, 1) for outcome in outcomes if outcome.is_ok]
     changes += [(o.start + o.latency, -1) for o in outcomes if o.is_ok]
     now = most = 0
+    # at equal times an end comes before a start
     for _, change in sorted(changes):
         now += change
         most = max(most, now)
