@@ -43,6 +43,7 @@ class CheckedMeta(msgspec.StructMeta):
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
         known = cls.__struct_fields__
+        # the name itself as default: a field that was not given is not None
         for name in [name for name in _FORMER.keys() - known if fields.get(name, name) is None]:
             del fields[name]
         for name in fields:
@@ -58,6 +59,7 @@ _DIGITS = re.compile("0|[1-9][0-9]{0,9}")
 
 def number(name: str, value: object, low: float, high: float, allowed: str) -> float:
     """`value` as a float when low <= value <= high, which no NaN is."""
+    # plain values first: the abstract classes take longer to ask
     if value.__class__ is not float and (not isinstance(value, Real) or isinstance(value, bool)):
         raise InvalidType(name, value, allowed)
     if not low <= value <= high:  # type: ignore[operator]
@@ -158,6 +160,7 @@ def prompt_ids(token_ids: list[int], text: str | None, vocab_size: int) -> None:
     if not token_ids:
         allowed = "it must have at least one token"
         raise InvalidParameter("prompt", token_ids if text is None else text, allowed)
+    # the loop that finds the wrong id only where there is one
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         in_vocabulary("prompt_token_ids", token_ids, vocab_size)
 

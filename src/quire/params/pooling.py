@@ -131,6 +131,7 @@ class PoolingParams(
 
     def _check_query(self, query: object) -> None:
         allowed = "it must be QueryVectors of shape [D] for embed, or [n, D] for token_embed"
+        # without a task the model decides whether there is a vector or one for each token
         axes = {None: (1, 2), "embed": (1,), "token_embed": (2,)}.get(self.task, ())
         if not isinstance(query, QueryVectors) or len(query.shape) not in axes:
             raise InvalidParameter("compared_with", query, allowed)

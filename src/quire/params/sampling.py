@@ -139,6 +139,7 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
         self.trace_decode_token_ids = self.trace_decode_token_ids[:room]
         num_tokens = len(self.trace_decode_token_ids)
         self.max_tokens = min(num_tokens, self.max_tokens or num_tokens)
+        # whatever would end it or keep it from its end
         self.min_tokens, self.ignore_eos, self._eos_token_id = 0, True, None
         self.stop, self.stop_token_ids, self._all_stop_token_ids = [], [], set()
 
@@ -153,6 +154,7 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
         """
         listed = generation_config.get("eos_token_id")
         extra = [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
+        # the tokenizer's EOS ends without a stop reason, so that it is no stop token
         extra = [token_id for token_id in extra if token_id != eos_token_id]
         stops = list(self.stop_token_ids or [])
         masked = {*stops, *extra} if eos_token_id is None else {*stops, *extra, eos_token_id}
@@ -237,6 +239,7 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
         """Number of characters held back, because a stop string may begin in them."""
         if not self.stop or self.include_stop_str_in_output:
             return 0
+        # one less than the longest: all of it would end the output
         return max(map(len, self.stop)) - 1
 
 
@@ -257,6 +260,7 @@ def _forms(word: str, tokenizer: TextEncoder) -> list[list[int]]:
     if not plain:
         raise InvalidParameter("bad_words", word, "the tokenizer makes no token of it")
     checks.in_vocabulary("bad_words", plain + spaced, tokenizer.vocab_size)
+    # vLLM's rule: another number of tokens means that the blank is a token of its own
     if len(spaced) == len(plain) and spaced[0] != plain[0]:
         return [plain, spaced]
     return [plain]

@@ -190,6 +190,7 @@ def _check_json(name: str, value: object, max_depth: int) -> None:
             raise InvalidParameter(name, value, f"it must be JSON ({error})") from None
         if not isinstance(found, dict):
             raise InvalidParameter(name, value, "it must be a JSON object")
+    # before anything recursive sees it
     if not _is_shallow(found, max_depth):
         raise InvalidParameter(name, "...", f"it may be nested at most {max_depth} levels deep")
     if isinstance(value, dict):

@@ -62,6 +62,7 @@ def update_info_of(request: object) -> dict[str, Any] | list[dict[str, Any]]:
 
 def _field(request: object, name: str, kind: type) -> Any:
     if isinstance(request, Mapping):
+        # an unknown field would be a wish that nobody reads
         if list(request) != [name]:
             raise InvalidType("request", request, f"it must be a dict with {name} alone")
         return request[name]
