@@ -71,6 +71,7 @@ class LoRARequest(msgspec.Struct, omit_defaults=True):
         stays as it is, where there is no such folder.
         """
         folder = expanded(self.lora_path)
+        # a folder of that name comes before the hub
         if _REPOSITORY.fullmatch(self.lora_path) and not folder.exists():
             return folder
         return folder.absolute()

@@ -67,6 +67,7 @@ def is_printable_name(name: str) -> bool:
 
 def is_plain_name(name: str) -> bool:
     """Whether a client's name is that of one entry of a folder, and nothing outside it."""
+    # `..` and hidden folders, paths, and Windows' drives and streams
     return is_printable_name(name) and not name.startswith(".") and not set(name) & set("/\\:")
 
 
@@ -74,6 +75,7 @@ def _is_made_from(folder: Path, models: Collection[str]) -> bool:
     """Whether a folder has an adapter that PEFT made from one of these models."""
     file = folder / "adapter_config.json"
     try:
+        # read whole, so that its size is looked at first
         if not file.is_file() or file.stat().st_size > _LARGEST_CONFIG:
             return False
         config = json.loads(file.read_bytes())

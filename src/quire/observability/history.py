@@ -69,6 +69,7 @@ class MetricsHistory:
         """Take a sample at the time `at`: the metrics, and memory in bytes by name."""
         now = _summed(at, metrics)
         sample = {name: now.values[of] for name, of in _GAUGES.items() if of in now.values}
+        # the wall clock may have been set back
         if self._before is not None and at > self._before.at:
             sample |= _changes(self._before, now)
         self._before = now
@@ -134,6 +135,7 @@ def quantile(counts: list[tuple[float, int]], share: float) -> float:
     wanted = share * counts[-1][1]
     for (low, below), (high, upto) in pairwise([(0.0, 0), *counts]):
         if upto >= wanted and upto > below:
+            # nothing to interpolate to: the last finite bound is the best that is known
             if high == float("inf"):
                 return low
             return low + (high - low) * (wanted - below) / (upto - below)

@@ -42,6 +42,8 @@ class MetricsCollector:
 
         families: dict[str, Family] = {}
         for metric in self._snapshot():
+            # all samples of a name belong together in the text format, whatever order the engine
+            # has
             family = families.get(metric.name)
             if family is None:
                 description = self._descriptions.get(metric.name, metric.name)

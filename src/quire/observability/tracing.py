@@ -52,6 +52,7 @@ class RequestTracer:
         from quire.release import __version__  # reads the package's metadata: 10 ms
 
         resource = Resource.create({"service.name": "quire", "service.version": __version__})
+        # `close` does it, within a bound
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("quire", __version__)
@@ -63,6 +64,8 @@ class RequestTracer:
         self, headers: Mapping[str, str] | None, arrival_time: float, attributes: Mapping[str, Any]
     ) -> RequestSpan:
         """A request that came at `arrival_time` (wall clock, seconds), with these headers."""
+        # names of HTTP headers have no case (RFC 9110, 5.1), and the propagator looks for small
+        # letters
         given = {name.lower(): value for name, value in (headers or {}).items()}
         named = {"gen_ai.response.model": self._model_name, **attributes}
         span = self._tracer.start_span(
@@ -70,6 +73,7 @@ class RequestTracer:
             context=self._propagator.extract(given),
             kind=self._kind,
             attributes={name: value for name, value in named.items() if value is not None},
+            # a span must not begin after its end, whatever the sender's clock says
             start_time=int(min(arrival_time, time.time()) * 1e9),
         )
         return RequestSpan(span)

@@ -40,11 +40,13 @@ class Watchdog:
     def look(self, age_s: float) -> bool:
         """Take the age of the present turn (0: the loop waits). Whether an error was logged."""
         if self._silence_s is not None and sys.__stderr__ is not None:
+            # set again at each look: it fires only where looks stop coming
             faulthandler.dump_traceback_later(self._silence_s, file=sys.__stderr__)
         if age_s < self._limit_s:
             self._next_s = self._limit_s
         if age_s < self._next_s:
             return False
+        # one long hang must not fill the log
         self._next_s = 2 * age_s
         logger.error("%s has been stuck for %.1f s:\n%s", self._what, age_s, thread_stacks())
         return True
@@ -73,6 +75,7 @@ class LoopWatch:
         """Watch the running loop."""
         self._loop = asyncio.get_running_loop()
         self._leave_sign()
+        # a daemon: it must not keep the process from its exit
         threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
 
     def close(self) -> None:
