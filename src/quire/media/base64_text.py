@@ -39,6 +39,7 @@ def _without_space(piece: str | bytes) -> str | bytes:
 
 def _decoded(piece: str | bytes) -> bytes:
     try:
+        # strict: by default foreign characters are skipped without a word
         return binascii.a2b_base64(piece, strict_mode=True)
     except ValueError:
         raise NotBase64 from None

@@ -29,6 +29,7 @@ class ContentHash:
 
     def __init__(self, kind: str, algorithm: str = "sha256") -> None:
         self._hash = _ALGORITHMS[algorithm]()
+        # a number to raise when the meaning of a name changes: files outlive releases
         self.add("quire", b"1")
         self.add("kind", kind.encode())
 
@@ -41,6 +42,7 @@ class ContentHash:
     def add_array(self, tag: str, array: npt.NDArray[Any]) -> None:
         """Add the type, the shape and the numbers of an array."""
         self.add("dtype", array.dtype.str.encode())
+        # one byte order on all machines, which may share files of K/V
         self.add("shape", np.array(array.shape, "<i8").tobytes())
         self.add(tag, array.tobytes())
 
@@ -89,6 +91,7 @@ def uuid_digest(
     """
     content = ContentHash("uuid")
     content.add("run", _RUN)
+    # no scope differs from an empty one
     content.add("scope", b"" if scope is None else b"+" + scope.encode())
     content.add("uuid", uuid.encode())
     _add_options(content, processor, background)

@@ -87,6 +87,7 @@ def rows_given(data: Any, reader: RowsReader) -> list[Any] | None:
     for item in items:
         if isinstance(item, Mapping):
             found += _of_dict(item, reader)
+        # three axes are a picture's as well; only a width that the model has makes them rows
         elif is_tensor(item) and item.ndim == 3 and item.shape[2] in reader.widths:
             found.extend(item)
         elif (is_tensor(item) or isinstance(item, np.ndarray)) and item.ndim == 2:
@@ -115,6 +116,8 @@ def _of_dict(given: Mapping[str, Any], reader: RowsReader) -> list[Any]:
         counts = [int(np.prod(grid)) // reader.cell**2 for grid in table]
         parts, start = [], 0
         for index, count in enumerate(counts):
+            # the last one gets what is left, so that a wrong number of rows is refused with its
+            # picture
             end = None if index == len(counts) - 1 else start + count
             parts.append(rows[start:end] if rows is not None else None)
             start += count
@@ -134,6 +137,7 @@ def whole_numbers(given: Any) -> Numbers:
     try:
         found = np.asarray(given)
     except ValueError:
+        # ragged lists; refused below with what is not whole
         found = np.asarray("")
     if found.dtype.kind not in "iu" or found.size > 3 * 2**16:
         raise InvalidParameter(GRID, "...", "it has whole numbers, three for each picture")

@@ -79,6 +79,7 @@ class PictureLoader:
         self.check_count(len(pictures))
         values = self.settings.changed(mm_processor_kwargs)
         background = background or self._background
+        # held until all is processed: the bytes are in memory until then
         budget = self._fetcher.budget()
         try:
             fetched = await self._fetcher.fetched(pictures, budget)
@@ -113,6 +114,7 @@ class PictureLoader:
                 assert alias is not None, "the fetcher refuses what has neither"
                 digest, known = self._known(alias, index)
                 return LoadedPicture(digest, known, None, values, background)
+            # a program answers for its ids, so that nothing is hashed
             if alias is not None and scope is None:
                 digest = alias
             else:
@@ -164,6 +166,7 @@ class LoaderThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        # a daemon: a fetch that hangs must not keep the program from its exit
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -183,6 +186,7 @@ class LoaderThread:
     def close(self) -> None:
         """End the thread."""
         if not self._loop.is_closed():
+            # a loop may only be touched from its own thread
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

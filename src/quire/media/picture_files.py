@@ -42,6 +42,7 @@ class PictureSettings:
         """
         given = dict(mm_processor_kwargs or {})
         scoped = given.pop("images_kwargs", None) or {}
+        # those of other media are not for pictures
         for scope in _SCOPES:
             given.pop(scope, None)
         given |= scoped
@@ -82,6 +83,7 @@ def read_picture_settings(folder: Path, config: Mapping[str, Any]) -> PictureSet
     image = read_json(folder / "preprocessor_config.json")
     nested = processor.get("image_processor")
     if isinstance(nested, Mapping):
+        # newer releases of transformers have the image processor in this file
         image = dict(nested)
     if config.get("model_type") == internvl_chat.KIND:
         processor, image = internvl_chat.chat_files(config, image)
@@ -124,6 +126,7 @@ def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     extra = config.get("extra_special_tokens")
     specific = config.get("model_specific_special_tokens")
+    # the last one counts: a name at the top beats those in groups
     for source in (extra, specific, config):
         if not isinstance(source, Mapping):
             continue

@@ -38,6 +38,7 @@ def placed_pictures(
     placed = []
     for picture, own in zip(loaded, places, strict=True):
         arrays = picture.processed.arrays
+        # rows that attend to each other have to come in one step, of which an item is the unit
         if not rule.is_bidirectional or len(own) == 1:
             placed.append(_item(rule, picture, picture.digest, list(own), arrays))
             continue

@@ -32,6 +32,7 @@ class ProcessedCache:
 
     def put(self, digest: bytes, picture: ProcessedPicture) -> None:
         """Keep a picture, and let others go for it."""
+        # a picture that is too large would drive all others out and not stay either
         if digest in self._pictures or picture.num_bytes > self.max_bytes:
             return
         self._pictures[digest] = picture
@@ -44,6 +45,7 @@ class ProcessedCache:
         """Remember which picture a caller's id (`uuid_digest`) stands for: the last one that came
         with it.
         """
+        # ids are bounded by number: clients choose them, and they outlive their pictures here
         self._uuids[uuid] = digest
         self._uuids.move_to_end(uuid)
         if len(self._uuids) > _MOST_UUIDS:

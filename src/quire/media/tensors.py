@@ -54,6 +54,7 @@ def tensor_of_bytes(name: str, data: bytes, *, is_whole: bool = False) -> Number
     if len(data) > MOST_BYTES:
         raise _refusal(name, f"this has {len(data)} bytes, more than {MOST_BYTES}")
     try:
+        # safetensors last: the other two say what they are in their first bytes
         if data[:6] == b"\x93NUMPY":
             return _of_numpy(name, data, is_whole)
         if is_archive(io.BytesIO(data)):
@@ -78,6 +79,7 @@ def _of_numpy(name: str, data: bytes, is_whole: bool) -> Numbers:
         raise _refusal(name, f"this .npy file is of version {version[0]}.{version[1]}")
     shape, is_fortran, dtype = read(stream)
     allowed = ("i4", "i8") if is_whole else ("f2", "f4")
+    # an array of objects is a pickle
     if dtype.hasobject or dtype.str[1:] not in allowed:
         raise _refusal(name, f"this has the type {str(dtype)[:40]}, not {_types(is_whole)}")
     found = _view(name, data[stream.tell() :], dtype, shape[::-1] if is_fortran else shape)
@@ -180,6 +182,7 @@ def checked_rows(given: Any, name: str, *widths: int) -> Numbers:
     `name`: what errors call them. Raises InvalidType or InvalidParameter.
     """
     rows = _as_array(given, name)
+    # a batch of one prompt
     if rows.ndim == 3 and len(rows) == 1:
         rows = rows[0]
     if rows.ndim != 2 or rows.shape[1] not in widths or not len(rows):

@@ -66,6 +66,7 @@ class PictureWorker:
     def _processor(self, task: PictureTask) -> ImageProcessor:
         key = to_json(task.processor)
         if key not in self._processors:
+            # requests may change settings, so that there is any number of them
             if len(self._processors) >= _MOST_KEPT:
                 self._processors.clear()
             self._processors[key] = read_processor(task.processor)
@@ -84,12 +85,14 @@ def _processed(
         image = opened(data, task.max_pixels)
         size = upright_size(image)
     layout = processor.layout(*size)
+    # by the header alone, before a pixel is decoded
     if layout.num_values > task.max_values:
         raise MediaFault(
             f"has {size[1]} x {size[0]} pixels and would become {layout.num_values} numbers, and "
             f"at most {task.max_values} are made of one"
         )
     image = as_rgb(image, task.background)
+    # a PNG whose EXIF came after its pixels is turned only now
     if (image.height, image.width) != size:
         layout = processor.layout(image.height, image.width)
     return layout, processor.arrays(image, layout)
@@ -111,9 +114,11 @@ def _write(target: int, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 def _confine(most_bytes: int) -> None:
     """Take from this process what it does not need."""
+    # memory files count as files: without this the arrays could exceed the limit of memory
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST_FILES, _MOST_FILES))
     if sys.platform == "linux":
+        # code that a hostile picture has run gains nothing from programs with other rights
         ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 

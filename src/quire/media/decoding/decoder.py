@@ -95,7 +95,9 @@ class PictureDecoder:
             max_values=limits.max_values,
             raw=raw,
         )
+        # files and not the pipe: pixels are megabytes, and the pipe's messages small
         source, target = _MemoryFile(), _MemoryFile()
+        # a picture may be a quarter of a gigabyte, whose copy would hold up the loop
         await asyncio.to_thread(source.write, view)
         lane = min(self._lanes, key=lambda lane: lane.num_waiting)
         try:

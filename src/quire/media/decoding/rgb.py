@@ -86,10 +86,12 @@ def as_rgb(image: Image, background: tuple[int, int, int] = (255, 255, 255)) -> 
     from PIL import ImageOps
 
     with _plain_errors("is cut off or damaged"):
+        # apart from what follows, so that the words fit: a file that is cut off fails here
         image.load()
     with _plain_errors("has damaged metadata"):
         image = ImageOps.exif_transpose(image)
     with _plain_errors("has a form of pixels that cannot be shown as RGB"):
+        # RGB may have one colour that stands for transparency
         if image.mode == "RGB" and image.info.get("transparency") is None:
             return image
         if "A" in image.getbands() or image.info.get("transparency") is not None:
@@ -137,6 +139,7 @@ def _plain_errors(words: str) -> Iterator[None]:
     """Says `words` instead of what Pillow says."""
     try:
         with warnings.catch_warnings():
+            # Pillow warns of odd metadata, and nobody reads it here
             warnings.simplefilter("ignore")
             yield
     except MediaFault:

@@ -52,6 +52,7 @@ def _is_public_v4(address: ipaddress.IPv4Address) -> bool:
 
 def _is_public_v6(address: ipaddress.IPv6Address) -> bool:
     low = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    # a gateway forwards these to the IPv4 address in their low bits
     if address.ipv4_mapped is not None or address in _NAT64:
         return _is_public_v4(low)
     if address in _SIX_TO_FOUR:

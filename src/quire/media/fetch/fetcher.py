@@ -58,6 +58,7 @@ class MediaFetcher:
         Raises the MediaFault of the first that cannot be used, CapacityError while too much is
         being loaded.
         """
+        # all before any is fetched: a request that will be refused asks nobody for anything
         addresses = [self._checked(picture, budget) for picture in pictures]
         room = asyncio.Semaphore(self.settings.num_at_once)
 
@@ -72,6 +73,8 @@ class MediaFetcher:
             asyncio.ensure_future(one(*pair)) for pair in zip(pictures, addresses, strict=True)
         ]
         try:
+            # all of them to their end, so that the error is that of the first picture and not of
+            # the fastest
             found = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             for task in tasks:

@@ -57,6 +57,7 @@ def open_file_url(url: str, root: str | None, max_bytes: int) -> tuple[BinaryIO,
         )
     rest = url[len("file:") :]
     if rest.startswith("//"):
+        # file://localhost/path is this machine's (RFC 8089, 2)
         host, slash, path = rest[2:].partition("/")
         if host not in ("", "localhost"):
             raise MediaFault("has a file URL of another host")
@@ -107,6 +108,7 @@ def _open_below(root: Path, path: Path, max_bytes: int) -> tuple[BinaryIO, int]:
     file = os.fdopen(fd, "rb")
     try:
         about = os.fstat(fd)
+        # looked at after opening: what is asked by name may be another file by then
         if not stat.S_ISREG(about.st_mode):
             raise MediaFault("is not a regular file")
         if about.st_size > max_bytes:

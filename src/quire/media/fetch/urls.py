@@ -42,6 +42,7 @@ class WebAddress:
 
 def scheme_of(url: str) -> str:
     """The scheme, in lower case; "" where there is none."""
+    # a data URL may be megabytes
     head, colon, _ = url[:16].partition(":")
     return head.lower() if colon else ""
 
@@ -57,6 +58,7 @@ def read_web_address(url: str) -> WebAddress:
         scheme, port = parts.scheme.lower(), parts.port
         host = (parts.hostname or "").rstrip(".")
         if ":" not in host:
+            # the same name for the check, the resolver and the header
             host = host.encode("idna").decode().lower()
     except (ValueError, UnicodeError):
         raise MediaFault("has a URL that cannot be read") from None

@@ -82,6 +82,7 @@ class WebClient:
                     except TimeoutError:
                         fault = _failed(address, "it takes too long")
                     except FetchFault as error:
+                        # a refusal stays one, and asking again would be a burden to a stranger
                         if not error.may_pass:
                             raise
                         fault = error
@@ -120,6 +121,7 @@ class WebClient:
                 ("Host", address.authority),
                 ("User-Agent", f"quire/{__version__}"),
                 ("Accept", "*/*"),
+                # a compressed body could unpack to any size
                 ("Accept-Encoding", "identity"),
                 ("Connection", "close"),
             ]
@@ -134,6 +136,7 @@ class WebClient:
                 read.give_back()
                 raise
         finally:
+            # not `close`, which waits for what is not sent yet
             writer.transport.abort()
 
     async def _reply(
@@ -158,6 +161,7 @@ class WebClient:
                 if fields.get("content-encoding", b"identity").lower() != b"identity":
                     raise FetchFault(_words(address, "it is compressed, which was not asked for"))
                 length = fields.get("content-length", b"0")
+                # before the body, which a stranger may send slowly
                 if int(length) > most:
                     raise FetchFault(f"has more than {most} bytes")
             elif isinstance(event, h11.Data):
@@ -183,12 +187,14 @@ class WebClient:
             raise _private(address)
         is_secure = address.scheme == "https"
         last: OSError | None = None
+        # a name may have any number of addresses, each of which costs a timeout
         for place in found[:_MOST_ADDRESSES]:
             try:
                 return await self._connect(
                     place,
                     address.port,
                     ssl=self._context if is_secure else None,
+                    # the certificate is that of the name, though an address is dialled
                     server_hostname=address.host if is_secure else None,
                 )
             except ssl.SSLError:

@@ -115,6 +115,7 @@ class Qwen2VLProcessor:
         parts = channels.reshape(3, rows // merge, merge, patch, cols // merge, merge, patch)
         parts = parts.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
         shape = (*parts.shape[:5], self.frames, patch, patch)
+        # a picture is a film of equal frames to this encoder
         return np.broadcast_to(parts, shape).reshape(rows * cols, -1)
 
 

@@ -62,6 +62,7 @@ class Levels:
             levels = _bfloat16(levels - _bfloat16(means))
             return cls(_bfloat16(levels / _bfloat16(stds)))
         if rescales:
+            # the reference multiplies in float64 and rounds once
             levels = (levels.astype(np.float64) * factor).astype(np.float32)
         if normalizes:
             levels = (levels - means) / stds

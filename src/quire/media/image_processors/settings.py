@@ -62,6 +62,7 @@ class ProcessorSettings:
 
     def value(self, key: str, default: Any) -> Any:
         """The value of `key` as it stands."""
+        # what a processor asks for is what it implements: `finish` refuses the rest
         self.read.add(key)
         value = self._values.get(key)
         return default if value is None else value
@@ -142,6 +143,7 @@ class ProcessorSettings:
     def finish(self) -> None:
         """Refuse what is left."""
         known = self.read | NEUTRAL | SHARED
+        # a key that is not read could change the pixels, and answers would be silently worse
         left = sorted(k for k, v in self._values.items() if v is not None and k not in known)
         if left:
             raise UnknownConfigKey(

@@ -76,6 +76,7 @@ class Idefics3Processor:
         parts = []
         if layout.rows:
             parts = tiles(image, layout.rows, layout.cols, self.tile, self.tile)
+        # of the enlarged picture, as in the reference, not of the original
         parts.append(resized(image, layout.tile, self.resample))
         values = np.stack([self.levels.channels(part) for part in parts])
         mask = np.ones((len(parts), *layout.tile), np.int64)

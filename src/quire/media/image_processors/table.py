@@ -70,6 +70,7 @@ def processor_name(values: Mapping[str, Any]) -> str:
             "preprocessor_config.json has no image_processor_type, so it is not known how pictures "
             "become pixels. Add the name of the model's image processor."
         )
+    # variants of one class, which differ in the library that does the same to a picture
     for ending in ("Fast", "Pil"):
         name = name.removesuffix(ending)
     return _OTHER_NAMES.get(name, name)
@@ -111,6 +112,7 @@ def changeable_settings(name: str) -> frozenset[str]:
     a picture whatever they are.
     """
     settings, kind = ProcessorSettings(name, {}), PROCESSORS[name]
+    # reading an empty JSON tells which keys the class knows
     kind.read(settings)
     keys = (frozenset(settings.read) | SHARED) - _OF_ENCODERS
     return keys if issubclass(kind, _OF_ANY_SIZE + _OF_OTHER_SIZES) else keys - _OF_TILES

@@ -94,6 +94,7 @@ class PromptRule:
                 place += 1
                 continue
             text, place = waiting.pop(0).text, place + 1
+            # tokenizers have tokens for several line ends, which join across the edge
             if self.has_edges:
                 if result and not decode(result[-1:]).strip("\n"):
                     text = decode([result.pop()]) + text
@@ -110,6 +111,7 @@ class PromptRule:
         """
         runs = [(index, run) for index, each in enumerate(pictures) for run in each.runs]
         found = [place for place, each in enumerate(ids) if each == soft_id]
+        # soft tokens in the text would get rows that belong elsewhere
         if len(found) != len(runs):
             raise RequestError(
                 f"The prompt has the text {self.soft_token!r}, which stands for the inside of a "

@@ -63,6 +63,7 @@ def unpadded(layout: PictureLayout, rows: int, cols: int) -> tuple[int, int]:
     """The patches of the canvas without those of its borders; a tile has `rows` x `cols`."""
     tall, wide = rows * layout.rows, cols * layout.cols
     if layout.width / layout.height > wide / tall:
+        # rounded to 7 digits as in the reference: a row more or less changes the number of tokens
         inner = int(round(layout.height * (wide / layout.width), 7))
         return tall - (tall - inner) // 2 * 2, wide
     inner = int(round(layout.width * (tall / layout.height), 7))
