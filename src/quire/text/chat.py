@@ -171,6 +171,7 @@ def normalize_messages(
         for i, message in enumerate(plain)
     ]
     has_developer = any(message["role"] == "developer" for message in whole)
+    # a template that knows the role compares with its name
     knows_developer = any(f"{quote}developer{quote}" in template_source for quote in "\"'")
     if not has_developer or knows_developer:
         return whole

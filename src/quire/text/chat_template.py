@@ -161,6 +161,7 @@ class ChatTemplate:
         prepared = _prepared(messages, has_null_contents)
         final_text = _mark_end(prepared[-1])
         text = self._render(prepared, variables)
+        # stripped, as a template may strip contents
         if _CONTINUE_MARK.strip() not in text or final_text.strip() not in text:
             raise RequestError(
                 "continue_final_message=True needs a template that writes the last message as it "
@@ -180,6 +181,7 @@ class ChatTemplate:
         plain = {name: plain_data(value, name) for name, value in variables.items()}
         try:
             return self._bounded_text(template, {**plain, "messages": messages})
+        # before `Exception`: its words are for the client already
         except RequestError:
             raise
         except jinja2.TemplateError as error:
@@ -196,6 +198,7 @@ class ChatTemplate:
 
     def _bounded_text(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         pieces, length = [], 0
+        # in pieces, so that a template that writes without end is stopped at the bound
         for piece in template.generate(variables):
             length += len(piece)
             if length > MAX_CHARACTERS:

@@ -33,6 +33,7 @@ def describe_tools(tools: Sequence[Any]) -> str:
     """Description of `tools` for the model: name, description and parameters of each, and the form
     of a call.
     """
+    # not `format`: the example has braces
     return _DESCRIPTION.replace("{}", "\n".join(_described(tool) for tool in tools), 1)
 
 

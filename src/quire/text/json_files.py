@@ -42,6 +42,7 @@ def read_value(path: Path, most_bytes: int = MOST_BYTES) -> Any:
     text = read_text(path, most_bytes)
     try:
         value = json.loads(text)
+        # only an escape can make half of a pair: UTF-8 has none, and most files need no second pass
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()  # raises for half of a pair
         return value

@@ -32,6 +32,7 @@ def has_file(path: Path, most_bytes: int | None = MOST_BYTES) -> bool:
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
+        # taken for absent, the rest of the folder would be read as another tokenizer or model
         if path.is_symlink():
             raise LoadError(
                 f"{path} is a link to {os.readlink(path)!r}, which is not there."
@@ -48,8 +49,10 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     in UTF-8.
     """
     try:
+        # without O_NONBLOCK, opening a pipe waits for a writer
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
             _check(path, os.fstat(stream.fileno()), most_bytes)
+            # bounded once more: the file may have grown since
             return stream.read(most_bytes).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(f"{path} cannot be read: {error}.") from error

@@ -75,6 +75,7 @@ def declared_added_tokens(folder: Path, config: dict[str, Any]) -> dict[int, Add
             token = _as_added_token(value)
             tokens[_id(index)] = AddedToken(token) if isinstance(token, str) else token
         return tokens
+    # in place: the roles are collected from `config` afterwards
     config.update(_legacy_special_tokens(folder))
     special = {_text_of(config[role]) for role in ROLES if config.get(role)}
     special |= {_text_of(token) for token in _extra_list(config)}
@@ -134,6 +135,7 @@ def collect_special_tokens(
     defaults = {
         role: text
         for role, text in _class_defaults(class_name, library).items()
+        # a role that the file has as null has no token on purpose
         if role not in config and library.token_to_id(text) is not None
     }
     named = {**defaults, **_named_tokens(config)}
@@ -172,6 +174,7 @@ def add_missing_tokens(
     and ids.
     """
     present = library.get_added_tokens_decoder()
+    # in the order of ids: the library gives new tokens the next ones
     wanted = [token for index, token in sorted(declared.items()) if present.get(index) != token]
     known = {token.content for token in present.values()} | {token.content for token in wanted}
     for token in [*special_tokens.values(), *extra]:

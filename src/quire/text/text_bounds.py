@@ -45,6 +45,7 @@ def longest_token_bytes(library: LibraryTokenizer) -> int | None:
         part["type"] not in _PRE_TOKENIZERS or part.get("behavior") == "Removed" for part in splits
     )
     added = library.get_added_tokens_decoder().values()
+    # such a token takes all blanks beside it with it
     if drops or any(token.lstrip or token.rstrip for token in added):
         return None
     splits += _parts(library.normalizer, "normalizers")

@@ -136,6 +136,7 @@ def token_of(library: LibraryTokenizer, index: int) -> str | None:
     """The token of an id, or None for whatever is not an id of the vocabulary."""
     try:
         return library.id_to_token(operator.index(index))
+    # more than 32 bits, which the library cannot be asked for
     except (TypeError, OverflowError):
         return None
 
@@ -144,6 +145,7 @@ def _stages(library: LibraryTokenizer) -> list[dict[str, Any]]:
     """The decoder's description, a sequence flattened to its stages."""
     if library.decoder is None:
         return []
+    # the library shows the parts of a decoder only in the state that it pickles, which is JSON
     description = json.loads(library.decoder.__getstate__())
     stages = description["decoders"] if description["type"] == "Sequence" else [description]
     return list(stages)
@@ -159,6 +161,7 @@ def _kind(stages: list[dict[str, Any]]) -> Kind:
         types, stages = types[1:], stages[1:]
     if types[:2] == ["ByteFallback", "Fuse"]:
         rest = stages[2:]
+        # a stream cannot know the end, from which such a decoder would strip
         if not rest or (len(rest) == 1 and rest[0]["type"] == "Strip" and rest[0]["stop"] == 0):
             return "byte_fallback"
     return "other"

@@ -92,6 +92,7 @@ class Tokenizer:
 
     def __getattr__(self, name: str) -> Any:
         """Attributes that transformers' tokenizer of the same folder has besides."""
+        # by `vars`: in a copy that has no attributes yet, `self.name_or_path` would come here again
         if not name.startswith("_") and vars(self).get("name_or_path"):
             try:
                 return getattr(self._transformers(), name)
@@ -139,6 +140,7 @@ class Tokenizer:
 
     @chat_template.setter
     def chat_template(self, template: str | dict[str, str] | None) -> None:
+        # compiled ones are kept by name, which may mean another text now
         self._chat_template = template
         self._templates.clear()
 
@@ -255,6 +257,7 @@ class Tokenizer:
     def beginning(self, text: str, num_tokens: int) -> str:
         """The part of `text` that its first tokens stand for, without special tokens."""
         with _panics_as_errors():
+            # not `encode_batch_fast`, which leaves the offsets out
             [encoding] = self.library.encode_batch([text], add_special_tokens=False)
         ends = [end for _, end in encoding.offsets]
         return text if len(ends) <= num_tokens else text[: ends[num_tokens - 1]]
@@ -274,6 +277,7 @@ class Tokenizer:
         stay. Raises InvalidParameter.
         """
         side = truncation_side or self.truncation_side
+        # without special tokens, which the cut must not take away; they are added afterwards
         first, second = (self._encoded(one, False) for one in (text, pair))
         if max_length is not None:
             room = max_length - self.library.num_special_tokens_to_add(True)
@@ -427,6 +431,7 @@ class Tokenizer:
             raise InvalidType(
                 "ids", ids, "an integer or a sequence of integers is expected"
             ) from error
+        # the library's ids have 32 bits, and it raises for others
         return [index for index in whole if 0 <= index < 2**32]
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
@@ -472,6 +477,7 @@ class Tokenizer:
             from quire.text.chat_template import ChatTemplate  # imports jinja2
 
             template = ChatTemplate(self.get_chat_template(chat_template, tools))
+            # a server may let requests bring templates of their own
             if len(self._templates) >= _MAX_CACHED_TEMPLATES:
                 self._templates.clear()
             self._templates[key] = template
@@ -537,6 +543,7 @@ def _panics_as_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        # by name: PyO3 makes the class in each extension, and there is no module to import it from
         if type(error).__name__ != "PanicException":
             raise
         raise RequestError(

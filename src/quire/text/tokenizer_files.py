@@ -75,6 +75,7 @@ def read_tokenizer_folder(
         library = _load_library_tokenizer(folder, config, class_name)
     else:
         library = foreign.library
+        # last: side files rule over what the model's own file says
         config = {"add_bos_token": foreign.adds_bos, **foreign.roles, **config}
     if library.get_vocab_size(with_added_tokens=False) == 0:
         raise LoadError(f"The tokenizer in {folder} has an empty vocabulary: no text has tokens.")
@@ -148,6 +149,7 @@ def _load_library_tokenizer(
 
 class _Model(msgspec.Struct):
     continuing_subword_prefix: str | None = None
+    # parsed only where there is a prefix
     merges: msgspec.Raw = msgspec.Raw(b"[]")
 
 
@@ -245,6 +247,7 @@ def _set_bos_and_eos(
     in_file = {k: config.get(k) for k in ("add_bos_token", "add_eos_token")}
     if not is_foreign and has_file(folder / "tokenizer.json", MOST_VOCABULARY_BYTES):
         _warn_of_disagreement(library, folder, in_file, roles)
+        # without one, tokenizer.json says that nothing is added, whatever the flags say
         if library.post_processor is not None:
             return
         in_file = dict.fromkeys(in_file)

@@ -55,6 +55,7 @@ def _read_model(vocab: Path, merges: Path) -> models.BPE:
         table = read_value(vocab, MOST_VOCABULARY_BYTES)
         lines = read_text(merges, MOST_VOCABULARY_BYTES).split("\n")
         pairs = [line for line in lines if line.strip()]
+        # only in the first line: a merge may begin with "#" as well
         pairs = pairs[1:] if pairs and pairs[0].startswith("#version") else pairs
         model = models.BPE(
             vocab=table,

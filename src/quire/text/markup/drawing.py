@@ -46,6 +46,7 @@ def draw(text: str, *, is_whole: bool) -> Drawing:
         # The last line may be half a line, which its other half makes a part of the block before.
         starts = [first for first, _ in _blocks(_block_tokens("\n".join(lines[:-1]), environment))]
         lines = lines[: starts[-1]] if starts else []
+        # anew: definitions in what is left out are not in the text that is drawn
         environment = {}
     tokens = markdown.parse("\n".join(lines), environment)
     nodes: list[Node] = []

@@ -73,6 +73,7 @@ def _inline_at(text: str, start: int, limit: int) -> tuple[str, int, bool] | Non
     for opening, closing, is_display in _PAIRS:
         if text.startswith(opening, start, limit):
             begin = start + len(opening)
+            # bounded: many openings without an end would each look through all that follows
             end = text.find(closing, begin, min(limit, begin + MAX_FORMULA_CHARS))
             if end <= begin or not text[begin:end].strip():
                 return None
@@ -114,6 +115,7 @@ def _closing_line(
     """The line that `closing` ends, and where; None without one in this block."""
     for line in range(first, min(last, first + MAX_FORMULA_LINES)):
         if line > first:
+            # the list item in which the formula begins has ended
             if not state.isEmpty(line) and state.sCount[line] < state.blkIndent:
                 break
             begin = state.bMarks[line]

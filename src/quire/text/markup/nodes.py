@@ -65,9 +65,11 @@ def _cleaner(classes: frozenset[str]) -> Any:
 
     return nh3.Cleaner(
         tags={*_TEXT, *_MATH},
+        # by default every element may have `lang` and `title`
         attributes={**_ATTRIBUTES, "*": set()},
         allowed_classes={"span": set(classes)},
         url_schemes={"http", "https", "mailto"},
+        # a relative address would lead into this server
         url_relative="deny",
         link_rel=None,
     )

@@ -68,6 +68,7 @@ class Budget:
         self._built_left -= length
         if self._built_left < 0:
             raise SecurityError(f"more than {MAX_BUILT} characters built")
+        # time for copies: a long text costs steps as a loop does
         if length > 1024:
             self.step(length >> 10)
 
@@ -78,6 +79,8 @@ class Budget:
         if type(value) is str:
             return len(value)
         length, level, items = 0, 1, [value]
+        # the bound ends it: lists that hold one list twice, level after level, have more elements
+        # than could be walked through
         while items and length <= self._max_characters:
             inner: list[Any] = []
             for item in items:
@@ -117,6 +120,7 @@ def _size(value: Any) -> int:
 
 def bounded_call(budget: Budget, function: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
     """Count what a method of a text or number makes."""
+    # Jinja's sandbox wraps `format` and `format_map` in functions of its own
     method = getattr(function, "__wrapped__", function)
     owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
     if isinstance(owner, str):
@@ -185,6 +189,7 @@ def _counted(name: str, factor: int) -> Callable[..., Any]:
     def filtered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         budget = _budget(context)
         given = [budget.length_of(item) for item in (value, *args, *kwargs.values())]
+        # widths and lengths, which `batch` and `slice` fill up to
         sizes = [item for item in (*args, *kwargs.values()) if type(item) is int]
         budget.build(factor * sum(given) + max(sizes, default=0))
         return _call(name, context, value, args, kwargs)
@@ -276,6 +281,7 @@ def _format_length(budget: Budget, text: str, *given: Any) -> int:
 
 
 def _as_int(digits: str) -> int:
+    # more than every bound, and `int` refuses very long ones
     return int(digits) if len(digits) < 12 else 10**12
 
 

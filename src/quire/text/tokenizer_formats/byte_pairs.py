@@ -60,6 +60,8 @@ def build_byte_pairs(
     merges = _divisions(texts)
     taken = {token.content for token in special.values()}
     if not taken.isdisjoint(texts):
+        # in `vocab` such a text has the special token's id, which plain text must not become by
+        # merging
         merges = [(a, b) for a, b in merges if a + b not in taken]
     try:
         model = models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=True)

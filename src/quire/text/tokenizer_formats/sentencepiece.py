@@ -54,6 +54,7 @@ class _Model:
 
 def read_sentencepiece(path: Path) -> ForeignTokenizer:
     """Read a SentencePiece model. Raises LoadError."""
+    # for its errors: the file is read as a whole below
     has_file(path, MOST_VOCABULARY_BYTES)
     try:
         model = _parse(path.read_bytes())
@@ -108,6 +109,7 @@ def _build(model: _Model) -> LibraryTokenizer:
                 vocab=vocab,
                 merges=[*_merges_of_runs(runs), *_merges(pieces)],
                 unk_token=pieces[unknown].text,
+                # SentencePiece makes one piece of unknown characters in a row
                 fuse_unk=True,
                 byte_fallback=falls_back,
             )
@@ -134,6 +136,7 @@ def _score(piece: _Piece, best: float) -> float:
     """A unigram piece's score; the user's are chosen wherever they can be."""
     if piece.kind != _USER_DEFINED:
         return piece.score
+    # the formula of SentencePiece's unigram model
     return len(piece.text) * best - 0.1
 
 
@@ -232,6 +235,8 @@ def _parse(data: bytes) -> _Model:
             if len(pieces) > _MOST_PIECES:
                 raise ValueError(f"it has more than {_MOST_PIECES} pieces")
         elif field in (2, 3):
+            # of a field that is there twice the last one counts, as in every reader of protocol
+            # buffers
             parts[field] = dict(_fields(_bytes(value)))
     if not pieces:
         raise ValueError("it has no pieces")

@@ -61,6 +61,7 @@ def read_tekken(path: Path) -> ForeignTokenizer:
     if not 0 <= first_id < size <= _MOST_TOKENS:
         raise LoadError(f"{path} has {first_id} special tokens of {size}, which cannot be.")
     special = _special_tokens(path, file)
+    # published files list more tokens than the model has rows for
     ranks = _ranks(path, file.vocab[: size - first_id])
     library = build_byte_pairs(
         ranks,

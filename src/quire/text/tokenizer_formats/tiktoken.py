@@ -35,6 +35,7 @@ _PATTERNS = {
 def is_tiktoken(path: Path) -> bool:
     """Whether the file is one: SentencePiece files have the same name, and are not text."""
     with path.open("rb") as stream:
+        # bounded: a file of the other kind need not have a line end
         first = stream.readline(4096).split()
     return len(first) == 2 and first[1].isdigit()
 
@@ -52,6 +53,7 @@ def read_tiktoken(
             "tokenizer.json."
         )
     ranks = _ranks(path)
+    # ids of the file are its ranks, from 0 on
     clash = [index for index in declared if index < len(ranks)]
     if clash:
         raise LoadError(f"{path}: the added token {clash[0]} has the id of one of the file.")
