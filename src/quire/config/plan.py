@@ -154,4 +154,5 @@ def _short(value: object) -> str:
     else:
         text = str(value)
     text = " ".join(text.split())
+    # the end of a path says more than its beginning
     return text if len(text) <= 40 else "..." + text[-37:]

@@ -54,6 +54,7 @@ class ResetQuery(msgspec.Struct, forbid_unknown_fields=True):
 class RpcRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A method that every worker runs."""
 
+    # names with an underscore before them are the workers' own
     method: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[a-z][a-z0-9_]*$")]
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -178,6 +179,7 @@ def _query(request: Request, type: type[T]) -> T:
     params = request.query_params
     given: dict[str, Any] = {n: params.getlist(n) if n in many else params[n] for n in params}
     try:
+        # not strict: numbers and flags are texts in a query
         return msgspec.convert(given, type, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidParameter("query", str(params)[:80], str(error)) from None

@@ -80,6 +80,7 @@ class PromptPictures:
             {"image": new}, {}, body.mm_processor_kwargs or {}, body.media_io_kwargs or {}
         )
         owner = owner_of(self._request)
+        # an id that one client gave to a picture must not stand for another client's
         scope = f"{'' if owner is None else owner.hex()}:{body.cache_salt or ''}"
         self.loaded += await while_connected(self._request, self.prompts.loaded(media, scope))
         return self.loaded

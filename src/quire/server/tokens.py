@@ -85,6 +85,7 @@ async def _ids_of(server: Server, request: Request, body: TokenizeRequest) -> li
     if body.prompt is None or body.messages is not None:
         chat = body.as_chat()
         chat.check()
+        # no limit: what is only counted may be longer than the model takes
         return (await render_conversation(server, request, chat, limit=None)).ids
     for name in _CHAT_FIELDS:
         if getattr(body, name) is not None:

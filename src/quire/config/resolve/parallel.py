@@ -26,6 +26,7 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
     mode, reason = _mode(d, share, is_headless)
     d.decide("data_parallel_mode", mode, reason)
     ranks = _ranks(d, mode, share, is_headless)
+    # of a front end without cores `ranks` is empty, and () is less than any
     if ranks[-1:] >= (size,):
         raise InvalidParameter(
             "data_parallel_start_rank", ranks[0],
@@ -189,12 +190,14 @@ def _mode(d: Decisions, share: _Share, is_headless: bool) -> tuple[str, str]:
     if args.data_parallel_external_lb or share.rank is not None:
         _check_external(d, share)
         return EXTERNAL, "data_parallel_external_lb or data_parallel_rank was given"
+    # with nnodes, a start rank only repeats what follows from node_rank
     starts = local is not None and args.data_parallel_start_rank is not None and args.nnodes == 1
     if args.data_parallel_hybrid_lb or (starts and not is_headless):
         if local is None:
             raise InvalidParameter(
                 "data_parallel_hybrid_lb", True, "it needs data_parallel_size_local"
             )
+        # a machine that has all copies shares no load with others
         if local != size:
             return HYBRID, "data_parallel_hybrid_lb, or a start rank with a local size"
     return INTERNAL, "one front end for all"

@@ -82,6 +82,7 @@ class Gemma3Processor:
         longer, shorter = max(height, width), min(height, width)
         if longer / shorter < self.min_ratio:
             return 0, 0
+        # not `round`, which takes a half to the even number
         num = min(longer // self.min_crop_size, math.floor(longer / shorter + 0.5))
         num = min(self.max_num_crops, max(2, num))
         if min(math.ceil(longer / num), shorter) < self.min_crop_size:

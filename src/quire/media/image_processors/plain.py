@@ -67,6 +67,7 @@ class PlainProcessor:
         background = canvas = None
         if pads and has_square_padding:
             means = settings.channels("image_mean", mean)
+            # truncated, as the class does it
             background = int(means[0] * 255), int(means[1] * 255), int(means[2] * 255)
         elif pads:
             canvas = _exact(settings, "pad_size")

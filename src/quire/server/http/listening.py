@@ -82,6 +82,7 @@ def bind_shared(host: str | None, port: int, uds: str | None, count: int) -> lis
 
     While they are open, connections that a process had not accepted when it died wait in them.
     """
+    # without SO_REUSEPORT, with which another server's sockets at this address would be joined
     probe = bind(host, port, uds)
     if uds is not None or sys.platform != "linux":
         return [probe, *(probe.dup() for _ in range(count - 1))]
@@ -104,6 +105,7 @@ def bind_shared(host: str | None, port: int, uds: str | None, count: int) -> lis
 def _bind_unix(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if os.path.exists(path):
+        # a dead server leaves its file behind; a connection tells it from one that is in use
         with contextlib.suppress(OSError):
             listener.connect(path)
             raise InvalidParameter("--uds", path, "another server listens there")
@@ -111,6 +113,7 @@ def _bind_unix(path: str) -> socket.socket:
         listener.close()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
+    # nobody can have connected: the socket does not listen yet
     os.chmod(path, 0o600)
     return listener
 
@@ -151,6 +154,7 @@ class Listener(uvicorn.Server):
         ]
         for acceptor in acceptors:
             acceptor.start(self.config.backlog)
+        # uvicorn's shutdown closes what stands here
         self.servers = cast(Any, acceptors)
         self.started = True
         self.accepts.set()
@@ -194,9 +198,11 @@ def make_listener(app: ASGIApp, how: Listening, most: int | None = None) -> List
         http=bounded_protocol(how.max_header_bytes, how.header_timeout_s, connections),
         ws="none",
         lifespan="off",
+        # uvicorn's own would change the logging of the whole process
         log_config=None,
         access_log=False,
         server_header=False,
+        # any client could claim another's address by X-Forwarded-For
         proxy_headers=False,
         timeout_keep_alive=how.keep_alive_s,  # type: ignore[arg-type]
         backlog=_BACKLOG,
@@ -269,6 +275,7 @@ async def listen(
             on_started()
         await _first(asyncio.ensure_future(ending.begun.wait()), also=serving)
         for server, _ in listeners:
+            # longer than the drain below, so that uvicorn ends no request by itself
             server.config.timeout_graceful_shutdown = int(drain_s + _FLUSH_S)
             server.should_exit = True
         logger.info(
@@ -283,6 +290,7 @@ async def listen(
         await asyncio.wait(serving, timeout=_FLUSH_S)
     finally:
         for server, _ in listeners:
+            # or uvicorn waits for connections that stay open
             server.force_exit = True
         await asyncio.gather(*serving)
 

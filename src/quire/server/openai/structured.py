@@ -119,6 +119,7 @@ def _plain(form: StructuredOutputsParams) -> dict[str, Any]:
     """The fields of a form, with its schema as data."""
     fields: dict[str, Any] = msgspec.to_builtins(form)
     for name in ("json", "structural_tag"):
+        # as texts, two equal schemas may differ in blanks
         if isinstance(fields.get(name), str):
             fields[name] = json.loads(fields[name])
     return fields
@@ -126,6 +127,7 @@ def _plain(form: StructuredOutputsParams) -> dict[str, Any]:
 
 def _of_guided(given: Mapping[str, Any]) -> dict[str, Any]:
     fields = {kind: given[name] for name, kind in _GUIDED.items() if given.get(name) is not None}
+    # `guided_json_object: false` asks for nothing
     fields = {kind: value for kind, value in fields.items() if value is not False}
     if isinstance(fields.get("json"), dict):
         fields["json"] = _text(fields["json"])

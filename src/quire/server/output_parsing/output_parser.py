@@ -172,6 +172,7 @@ class OutputParser:
         elif self.state.reads is Reads.LEAD:
             self._out.drop()
             is_markup = True
+        # before `_enter`, which may write a checked call as text, with this delimiter
         self._at += 0 if delimiter in self.state.kept else len(delimiter)
         self._keep()
         return self._enter(target, "" if is_markup else delimiter)

@@ -88,6 +88,7 @@ class Writer:
     def content(self, text: str) -> None:
         """The next piece of the answer."""
         if self.is_checked:
+            # text within a checked call shows that it is not one
             self._is_spoilt = self._is_spoilt or NON_BLANK.search(text) is not None
         elif (self.touches_call or self._trims) and NON_BLANK.search(text) is None:
             self.hold(text)
@@ -111,6 +112,7 @@ class Writer:
         beginning = "".join(self._held)
         if self.is_checked:
             written = "".join(self._written)
+            # the call before was not ended, so that it is text, up to where this one begins
             self._written[:] = [written[: len(written) - len(beginning)]]
             self.settle(None)
         self.drop()
@@ -147,6 +149,7 @@ class Writer:
             self._tell(events[0])
             self.arguments(arguments)
             return
+        # the next call takes its index
         self.num_calls -= 1
         self._held.clear()
         self.is_undecided = False
