@@ -136,6 +136,7 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], option: Option) -> None
     taken = group._option_string_actions
     names = (flag, *(alias for alias in option.flags if alias not in taken))
     default = default_of(field)
+    # argparse formats help with %
     help = option.help.replace("%", "%%") if option.is_built else argparse.SUPPRESS
     if option.kind is Kind.FLAG or isinstance(default, bool):
         action = "store_true" if field.name.startswith("disable_log") else None

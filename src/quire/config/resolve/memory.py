@@ -220,6 +220,7 @@ def _taken(d: Decisions, length: int) -> tuple[int, str]:
     text += f", adapters {gib(adapters)}" if adapters else ""
     text += f", workspace {gib(workspace)}"
     tier = d.value("kv_tier")
+    # on a GPU these bytes are the host's, and the memory that is planned is the GPU's
     if tier is not None and d.machine.device == "cpu":
         return weights + adapters + workspace + tier.host_bytes, (
             f"{text}, K/V outside of the pool {gib(tier.host_bytes)}"

@@ -211,6 +211,7 @@ def _decide_threads(d: Decisions) -> None:
         return
     workers, given = num_workers_here(d), d.args.cpu_threads
     size = num_cores_here(d) * workers
+    # cpu_threads is given for a core, whose workers share them
     each = None if given is None else max(1, given // workers)
     placement = _bound(d, size, each) or place(d.machine, num_engines=size, num_threads=each)
     why = placement.reason if given is None or workers == 1 else f"{given} shared by {workers}"

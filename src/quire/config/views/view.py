@@ -98,6 +98,7 @@ class PlanView:
             obj=self,
         )
 
+    # pickle's own way sets the slot, which `__setattr__` refuses
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.plan,)
 

@@ -80,6 +80,7 @@ class PictureDecoder:
         check_pillow()
         raw = None
         if isinstance(picture, np.ndarray):
+            # its bytes are addresses, which mean nothing to another process
             if picture.dtype.hasobject:
                 raise MediaFault("has elements that are not numbers", label=label)
             raw = RawPixels(list(picture.shape), picture.dtype.str)

@@ -87,6 +87,7 @@ def _bfloat16(values: FloatArray) -> FloatArray:
 def resized(image: Image, size: tuple[int, int], resample: int) -> Image:
     """The picture at (height, width)."""
     height, width = size
+    # Pillow would copy the same pixels
     if image.size == (width, height):
         return image
     return image.resize((width, height), resample=resample)  # type: ignore[arg-type]
