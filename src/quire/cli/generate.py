@@ -84,6 +84,7 @@ def generate(
     KeyboardInterrupt goes on.
     """
     num_completions = sampling.get("n", 1)
+    # pieces of several answers come mixed: those are printed one after the other
     streams = not args.json and num_completions == 1
     outputs = session.stream(prompt, sampling, is_delta=streams)
     start = prompt if args.echo else ""

@@ -49,6 +49,7 @@ class XGrammar:
             form = XGrammarForm(self, self._compiled(source), source.unenforced)
         except Exception as error:  # RuntimeError, or a class of the library's own
             raise _as_grammar_error(error) from None
+        # what allows no first token is refused with its request, rather than fail while it runs
         first = self.mask(tried := form.matcher())
         if tried.failure is not None or not first.any():
             raise GrammarError(tried.failure or "no text matches it")

@@ -49,6 +49,7 @@ class CohereRequest(PooledBody, kw_only=True):
     def truncation(self) -> dict[str, Any]:
         if self.truncate == "NONE":
             return {}
+        # END where it is left out, as Cohere has it
         side = "left" if self.truncate == "START" else "right"
         most = -1 if self.max_tokens is None else self.max_tokens
         return {"truncate_prompt_tokens": most, "truncation_side": side}
@@ -162,6 +163,7 @@ def _value(kind: EmbeddingType, numbers: Numbers) -> Any:
         return numbers.tolist()
     if kind == "base64":
         return base64.b64encode(as_bytes(numbers, "float32", "little")).decode("ascii")
+    # bytes without a sign would wrap below 0
     bits = sign_bits(numbers).astype(np.int16)
     return (bits - _SHIFT if kind == "binary" else bits).tolist()
 

@@ -106,6 +106,7 @@ async def create_items(server: Server, request: Request) -> Response:
     found = kept(server, request, request.path_params["id"])
     body = await server.read(request, CreateItems)
     added = _named(body.items)
+    # before any is added: a refused request changes nothing
     found.check_room(added)
     found.extend(added)
     server.conversations.renew(found.id)

@@ -58,6 +58,7 @@ class Elements:
             found = self._tag.match(text, end)
             if found is None:
                 rest = text[end + len(mark) :]
+                # the rest of a tag may still come
                 if len(rest) <= MAX_HEAD_CHARS and ">" not in rest:
                     return end, End.MORE
                 self._take(mark, out)
