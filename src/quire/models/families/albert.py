@@ -33,6 +33,8 @@ def _describe(c: ConfigReader) -> Decoder:
     first: dict[int, int] = {}
     blocks = []
     for layer, block in enumerate(decoder.blocks):
+        # divided in floats as transformers does it: where the groups do not divide the layers,
+        # whole numbers would put the borders elsewhere
         of_group = first.setdefault(int(layer / (layers / groups)), layer)
         blocks.append(block if of_group == layer else replace(block, repeats=of_group))
     width = c.integer("embedding_size", 128)

@@ -28,6 +28,8 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("mlp_bias", False)
     c.only("post_norm", False)
     c.only("qk_norm", True)
+    # absent, transformers takes a llama3 scaling of its own; a rotation is too much to assume
+    # silently
     if "rope_scaling" not in c and "rope_parameters" not in c:
         raise LoadError("config.json lacks rope_scaling, which Apertus needs.")
     norm = rms(c, 1e-5)

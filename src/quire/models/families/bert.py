@@ -63,6 +63,7 @@ def describe_bert(c: ConfigReader, **facts: Any) -> Decoder:
     feed = mlp(c, act="gelu", gated=False, bias=True)
     return stack(
         c,
+        # norms follow each sum, so the last layer has already normed what a final norm would
         Block(whole_attention(c, qkv_bias=True, o_bias=True, **facts), feed, norm, norms_sum=True),
         embed_norm=norm,
         final_norm=None,

@@ -25,6 +25,7 @@ _RULES = (
         }
     ),
 )
+# fairseq, where it was trained, counts positions from the padding token's id + 1
 _FIRST_POSITION = 2
 
 

@@ -31,6 +31,7 @@ _TRAINED_LENGTH = 2048
 
 
 def _describe(c: ConfigReader) -> Decoder:
+    # published files have the names at the right, transformers writes those at the left
     c.rename(hidden_size="n_embed", num_attention_heads="n_head", num_hidden_layers="n_layer")
     c.only("apply_residual_connection_post_layernorm", False)
     width = 4 * c.integer("hidden_size")

@@ -42,6 +42,7 @@ def _describe(c: ConfigReader) -> Decoder:
         "prefix_projection",
     ):
         c.only(key, False)
+    # prefixes and codes that the published code makes while it loads
     for key in ("pre_seq_len", "quantization_bit"):
         c.only(key, None, 0)
     c.raw("apply_query_key_layer_scaling", None)  # divides scores and multiplies them again

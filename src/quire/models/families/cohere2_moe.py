@@ -60,6 +60,8 @@ def _describe(c: ConfigReader) -> Decoder:
         mixer = attn if rotates else replace(attn, rope=None)
         block = Block(mixer, experts if is_sparse else dense, norm, parallel="one_norm")
         blocks += with_windows(block, [kind], window)
+    # an average of both sums: the half of the chosen experts is the mixture's scale, that of the
+    # shared ones is in their last weights
     return stack(c, blocks, leaf_scales=(("mlp.shared.down.weight", share),), **top_of(c))
 
 

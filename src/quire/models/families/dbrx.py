@@ -30,6 +30,7 @@ RULES = (
 
 
 def _describe(c: ConfigReader) -> Decoder:
+    # no key says epsilon: transformers leaves it at the default of torch
     norm = Norm("layer", 1e-5)
     block = Block(_attention(c), _experts(c), norm)
     return Decoder(
@@ -53,6 +54,7 @@ def _attention(c: ConfigReader) -> Attention:
     dim = width // heads
     theta = part.number("rope_theta", 1e4, minimum=LEAST_THETA)
     rope = read_rope(c, dim, theta=theta, context=c.integer("max_seq_len"))
+    # `rope_parameters` may say another base than `attn_config`, and nothing says which one is right
     part.only("rope_theta", rope.theta)
     return Attention(
         heads,
@@ -68,6 +70,7 @@ def _experts(c: ConfigReader) -> Moe:
     part = c.subconfig("ffn_config")
     part.only("hidden_size", c.integer("d_model"))
     norm = part.bound("moe_normalize_expert_weights", 1.0)
+    # the key is the order of the norm that divides the weights: only of order 1 do they sum to 1
     part.only("moe_normalize_expert_weights", 1)
     part.only("uniform_expert_assignment", False)
     experts = part.integer("moe_num_experts", 4, maximum=most_experts(c, "n_layers"))

@@ -55,6 +55,8 @@ def _describe(c: ConfigReader) -> Decoder:
     decoder = describe_bert(c, distances=distances)
     attn = decoder.blocks[0].mixer
     assert isinstance(attn, Attention), "as BERT"
+    # each kind adds one product to a score; the scale counts them, so that the sum has the spread
+    # of one
     scale = (attn.head_dim * (1 + len(kinds))) ** -0.5
     block = replace(decoder.blocks[0], mixer=replace(attn, scale=scale))
     decoder = replace(decoder, blocks=(block,) * len(decoder.blocks))
@@ -81,6 +83,8 @@ def _distances(c: ConfigReader) -> DisentangledScores | None:
     longest = c.integer("max_relative_positions", -1, minimum=-1)
     longest = context_of(c) if longest < 1 else longest
     buckets = c.integer("position_buckets", -1, minimum=-1)
+    # far distances are shared out by log(distance / half) / log((longest - 1) / half), whose
+    # divisor has to be positive
     if buckets > 0 and (buckets < 4 or longest - 1 <= buckets // 2):
         allowed = f"from 4 to less than twice max_relative_positions={longest}, or -1"
         raise unsupported("position_buckets", buckets, allowed)

@@ -32,6 +32,7 @@ def _describe(c: ConfigReader) -> Decoder:
 
 def _experts(c: ConfigReader) -> Moe:
     c.only("scoring_func", "softmax")
+    # transformers has the key and does not read it, while the published code divides by the sum
     c.only("norm_topk_prob", False)
     c.only("moe_layer_freq", 1)
     width = c.integer("moe_intermediate_size")
@@ -50,6 +51,7 @@ def _groups(c: ConfigReader, moe: Moe) -> dict[str, Any]:
     """Of which only the best take part, where `topk_method` says so."""
     is_limited = c.choice("topk_method", {"greedy": False, "group_limited_greedy": True}, "greedy")
     if not is_limited:
+        # files with plain choice keep both keys, without a meaning
         c.integer("n_group", None)
         c.integer("topk_group", None)
         return {}

@@ -36,6 +36,7 @@ def _describe_v32(c: ConfigReader) -> Decoder:
     for key in ("n_group", "topk_group"):
         c.integer(key)  # which GLM-5's may leave out
     attn = latent_attention(c, interleaved=True, head_dim_key=None)
+    # the indexer of V3.2 rotates halves, although its attention rotates neighbours
     indexer = _indexer(c, attn, heads=64, interleaved=False)
     return _stack(c, [replace(attn, indexer=indexer)] * num_layers_of(c), eps=1e-6)
 

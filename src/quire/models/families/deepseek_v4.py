@@ -101,6 +101,7 @@ def _describe(c: ConfigReader) -> Decoder:
     c.ignore(*(f"dspark_{key}" for key in _DRAFTS))
     norm = rms(c, 1e-6)
     by_score, factor = _bounded(_experts(c))
+    # a table that names the experts leaves nothing for a bias to choose
     by_id = replace(by_score, select_bias=False, by_id=c.integer("vocab_size"))
     streams = HyperStreams(
         count=c.integer("hc_mult", 4, minimum=2),

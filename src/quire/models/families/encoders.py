@@ -111,6 +111,8 @@ def with_terms(family: Family, head: TermHead, architectures: tuple[str, ...] = 
         return PoolerSpec(("embed",), "cls", activates=False, similarity="dot", terms=terms)
 
     def describe(c: ConfigReader) -> Decoder:
+        # terms are weighed with the embedding: a decoder of its own is among the names that are
+        # left out
         c.only("tie_word_embeddings", True)
         return replace(family.describe(c), tie=True)
 
@@ -145,4 +147,5 @@ def check_encoder(c: ConfigReader) -> None:
     """
     c.only("is_decoder", False)
     c.only("is_causal", False)
+    # ties are of heads that predict masked tokens, which are left out
     c.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "tie_word_embeddings")

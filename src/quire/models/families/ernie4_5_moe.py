@@ -20,6 +20,7 @@ from quire.models.spec import Block, Decoder, Moe
 _BIAS_RULE = rule(
     "{prefix}layers.{layer}.mlp.moe_statics.e_score_correction_bias",
     "layers.{layer}.mlp.select_bias",
+    # the file has the bias as a matrix of one row
     steps=("row",),
 )
 

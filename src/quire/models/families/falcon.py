@@ -70,6 +70,8 @@ def _attention(c: ConfigReader, is_new: bool, bias: bool) -> Attention:
     dim, heads = head_dim_of(c), c.integer("num_attention_heads")
     shared = c.flag("multi_query", True)
     kv_heads = c.integer("num_kv_heads", heads)
+    # transformers reads num_kv_heads in the new architecture alone; older files may have any number
+    # there
     if not is_new and shared:
         kv_heads = 1
     elif not is_new:

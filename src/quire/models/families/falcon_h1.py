@@ -51,6 +51,7 @@ def _scales(c: ConfigReader) -> dict[str, float]:
         "mlp.gate.weight": gate,
         "mlp.gate.bias": gate,
     }
+    # the fifth factor is that of steps, which have a leaf of another name
     for part, factor in zip("zxbc", _factors(c, "ssm_multipliers", 5), strict=False):
         scales |= {f"mixer.{part}.weight": into_mamba * factor, f"mixer.{part}.bias": factor}
     step = _factors(c, "ssm_multipliers", 5)[4]
@@ -85,5 +86,6 @@ FAMILY = Family(
         rule("{prefix}final_layernorm.weight", "norm.weight"),
         *RULES,
     ),
+    # it follows from ssm_multipliers, which the weights have taken in
     ignored=(r"layers\.\d+\.mamba\.mup_vector",),
 )

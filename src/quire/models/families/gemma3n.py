@@ -103,9 +103,11 @@ def _feeds(c: ConfigReader, act: Activation) -> list[Mlp]:
     widths = width if isinstance(width, list) else [width] * depth
     if len(widths) != depth or not all(isinstance(w, int) and 0 < w < 10**9 for w in widths):
         raise unsupported("intermediate_size", width, "a positive integer, or one for each layer")
+    # the default of transformers: ten sparse layers, in models that are deeper
     usual = [0.95 if depth > 10 and i < 10 else 0.0 for i in range(depth)]
     shares = c.raw("activation_sparsity_pattern", usual)
     is_list = isinstance(shares, list) and len(shares) == depth
+    # the cut is a quantile of the normal distribution, which at 1 is infinite
     if not is_list or not all(is_number(share, 0.0, 0.9999) for share in shares):
         allowed = "a list with a number from 0 to below 1 for each layer"
         raise unsupported("activation_sparsity_pattern", shares, allowed)

@@ -63,5 +63,6 @@ def with_sharing(blocks: list[Block], kinds: list[str], shared: int) -> list[Blo
 
 def _sharing(block: Block, source: int) -> Block:
     assert isinstance(block.mixer, Attention)
+    # the values that it reads were normed, or made of keys, by the layer that wrote them
     mixer = replace(block.mixer, shares=source, value_norm=False, values_are_keys=False)
     return replace(block, mixer=mixer)

@@ -48,6 +48,7 @@ def describe_gptj(c: ConfigReader) -> Decoder:
     turned = c.integer("rotary_dim", 64, minimum=2, maximum=dim)
     if turned % 2:
         raise unsupported("rotary_dim", turned, "an even number")
+    # no key says the base, which is fixed in the model's code
     attn = attention(c, head_dim=dim, rope=Rope(1e4, turned, interleaved=True))
     width = c.integer("n_inner", 4 * c.integer("hidden_size"))
     block = Block(

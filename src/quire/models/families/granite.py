@@ -41,6 +41,7 @@ def multipliers_of(c: ConfigReader) -> dict[str, float]:
     """Those of the embedding and the logits."""
     return {
         "embed_scale": c.number("embedding_multiplier", 1.0),
+        # Granite divides logits by the key; HyperCLOVA X multiplies with the key of the same name
         "logit_scale": 1 / c.number("logits_scaling", 1.0),
     }
 

@@ -51,6 +51,7 @@ def _describe(c: ConfigReader) -> Decoder:
 
 def _feed_forward(c: ConfigReader) -> Mlp | Moe:
     shared = shared_expert(c, c.integer("shared_intermediate_size", 1024))
+    # read below although unused, since the reader refuses keys that nobody asked for
     if "num_local_experts" not in c or c.raw("num_local_experts", None) == 0:
         c.raw("num_local_experts", None)
         c.raw("num_experts_per_tok", None)
@@ -63,6 +64,7 @@ def _feed_forward(c: ConfigReader) -> Mlp | Moe:
 def _rope(c: ConfigReader) -> Rope | None:
     is_rotated = c.raw("position_embedding_type", "nope") == "rope"
     c.only("position_embedding_type", "nope", "rope")
+    # read in any case: models without positions keep the keys of a rotation in their files
     rope = read_rope(c, head_dim_of(c), context=context_of(c))
     return rope if is_rotated else None
 

@@ -55,6 +55,7 @@ def _rope(c: ConfigReader, dim: int) -> Rope:
     for key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
         section.raw(key, None)  # without meaning next to alpha, as in transformers
     theta = section.number("rope_theta", c.number("rope_theta", 1e4))
+    # the exponent with which the slowest frequency is divided by alpha and the fastest stays
     theta *= section.number("alpha") ** (dim / (dim - 2))
     return Rope(theta, dim)
 

@@ -65,7 +65,9 @@ def _every(c: ConfigReader, name: str, period: int, offset: int) -> list[bool]:
 def _experts(c: ConfigReader) -> Moe | None:
     """None where every layer is dense."""
     count = num_experts_of(c, "num_experts") if "num_experts" in c else 16
+    # its default of 2 also stands in files with a single expert
     top_k = c.integer("num_experts_per_tok", 2, maximum=max(count, 2))
+    # transformers makes a dense part of a single expert, which has no router in its files
     if count == 1:
         return None
     act = c.choice("hidden_act", ACTIVATIONS, "silu")

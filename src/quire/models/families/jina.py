@@ -25,6 +25,8 @@ _FORMS = {"geglu": "gelu", "reglu": "relu"}
 
 
 def _describe_v2(c: ConfigReader) -> Decoder:
+    # required here: the check in `describe_bert` lets an absent key pass, and transformers' default
+    # has learned positions
     c.raw("position_embedding_type")
     c.ignore("emb_pooler", "attn_implementation")
     c.only("hidden_act", "gelu")

@@ -54,6 +54,8 @@ def latent_attention(
         c.only(head_dim_key, rotated)
     has_q_rank = c.bound("q_lora_rank", q_rank) is not None
     bias = c.flag("attention_bias", False)
+    # the one query projection that a model without a rank has is without bias in transformers,
+    # whatever the key says
     if bias and not has_q_rank:
         raise unsupported("attention_bias", True, "false where q_lora_rank is null")
     return LatentAttention(

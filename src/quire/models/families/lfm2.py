@@ -74,6 +74,7 @@ def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
     mixers = {"full_attention": full, "conv": replace(full, mixer=conv)}
     pairs = zip(_layer_types(c), feeds, strict=True)
     blocks = [replace(mixers[kind], mlp=feed) for kind, feed in pairs]
+    # the first files call the key tie_embedding
     return stack(c, blocks, tie=c.flag("tie_embedding", c.flag("tie_word_embeddings", True)))
 
 
@@ -108,6 +109,7 @@ def _mlp(c: ConfigReader) -> Mlp:
     unit = c.integer("block_multiple_of", 256)
     factor = c.number("block_ffn_dim_multiplier", 1.0)
     if c.flag("block_auto_adjust_ff_dim", True):
+        # cut to a whole number twice, as transformers does it: one cut may end in another multiple
         width = -(-int(factor * int(2 * width / 3)) // unit) * unit
     return Mlp(width)
 

@@ -18,6 +18,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    # three names of transformers for the one approximation by tanh
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",

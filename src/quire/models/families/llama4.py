@@ -51,6 +51,7 @@ _RULES = (
 
 def _describe(c: ConfigReader) -> Decoder:
     norm = rms(c, 1e-5)
+    # `intermediate_size` is that of an expert here
     dense, moe = mlp(c, width=c.integer("intermediate_size_mlp")), _experts(c)
     mixers = _mixers(c, norm)
     pairs = zip(mixers, _has_experts(c), strict=True)
@@ -89,6 +90,7 @@ def _mixers(c: ConfigReader, norm: Norm) -> list[Attention]:
     bare = Norm("rms_bare", norm.eps) if c.flag("use_qk_norm", True) else None
     rope = read_rope(c, dim, theta=5e5, context=context_of(c), interleaved=True)
     rotated = replace(plain, rope=rope, qk_norm=bare, qk_norm_after_rope=bare is not None)
+    # queries and keys are normed only where they are rotated
     unrotated = replace(plain, temperature=_temperature(c))
     rotates = _rotates(c)
     chunks = _chunks(c, rotates)
@@ -112,6 +114,7 @@ def _rotates(c: ConfigReader) -> list[bool]:
     `no_rope_layer_interval`-th has none.
     """
     depth, every = num_layers_of(c), c.integer("no_rope_layer_interval", 4)
+    # released files have an empty list, which means the interval
     flags = c.raw("no_rope_layers", None) or [int((i + 1) % every != 0) for i in range(depth)]
     if not isinstance(flags, list) or len(flags) != depth or not {*flags} <= {0, 1}:
         raise unsupported("no_rope_layers", flags, "a list with 0 or 1 for each layer")

@@ -41,6 +41,7 @@ def mamba_decoder(c: ConfigReader, mixer: Mixer, *, tie: bool) -> Decoder:
         dim=c.integer("hidden_size"),
         blocks=(Block(mixer, None, norm),) * num_layers_of(c),
         final_norm=norm,
+        # a state has one size at every length, so nothing ends with a number of positions
         context=None,
         tie=c.flag("tie_word_embeddings", tie),
     )

@@ -20,6 +20,7 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("intermediate_size", heads * head_dim)
     if heads * head_dim != int(c.number("expand", 2.0) * dim):
         raise unsupported("num_heads", heads, f"expand * hidden_size / head_dim={head_dim}")
+    # read although unused: files keep the key of Mamba, whose steps have a rank
     rank_of(c, dim)
     least, largest = step_limits(c)
     bias = c.flag("use_bias", False)

@@ -31,6 +31,7 @@ _RULES = (
     *DEEPSEEK_RULES,
     *RULES,
 )
+# of a head of 192 values: 64, once cut to a whole number
 _ROTATED = 0.334
 
 
@@ -53,6 +54,7 @@ def _describe(c: ConfigReader) -> Decoder:
         attn = _attention(c, dim, kind, ropes[kind])
         block = Block(attn, experts if is_sparse else dense, norm)
         blocks += with_windows(block, [kind], window)
+    # attention is linear in its values, so the factor goes into their weights
     scale = c.number("attention_value_scale", 1.0)
     scales = (("attn.v.weight", scale), ("attn.v.bias", scale))
     return stack(c, blocks, leaf_scales=scales)

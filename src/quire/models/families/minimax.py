@@ -36,10 +36,13 @@ def _describe(c: ConfigReader) -> Decoder:
     c.ignore("block_size")  # of the sums in which a state is computed
     blocks = []
     for layer, kind in enumerate(_kinds(c)):
+        # decays fall with the depth; the two 1e-5 are those of transformers, which keep the last
+        # from 0
         slope = 1 - layer / (depth - 1 + 1e-5) + 1e-5
         lightning = Lightning(attn.heads, attn.head_dim, slope, 1e-6, act=moe.act)
         mixer = attn if kind == _FULL else lightning
         blocks.append(Block(mixer, moe, summed, residual_scale=beta / alpha, norms_sum=True))
+    # the embedding is not a sum, so its epsilon stays; the last sum's norm is the final one
     return stack(c, blocks, embed_norm=norm, final_norm=None)
 
 

@@ -74,6 +74,7 @@ def _attentions(c: ConfigReader, attn: LatentAttention) -> list[LatentAttention]
     assert attn.rope is not None
     rope = replace(attn.rope, learned=True)
     turning = replace(attn, rope=rope)
+    # heads keep their width: the part that others rotate joins the rest
     still = replace(attn, rope=None, unrotated=attn.unrotated + attn.rotated, rotated=0)
     indexer = Indexer(
         heads=c.integer("index_n_heads", 32),

@@ -115,6 +115,7 @@ def deepseek_experts_of(
 def groups_of(c: ConfigReader, experts: int) -> tuple[int, int]:
     """`n_group` and `topk_group`."""
     groups = c.integer("n_group", 1)
+    # a group's score is the sum of its two best experts
     if experts % groups or (groups > 1 and experts // groups < 2):
         allowed = f"a divisor of {experts} experts that leaves two or more in each group"
         raise unsupported("n_group", groups, allowed)

@@ -82,6 +82,7 @@ def _describe(c: ConfigReader) -> Decoder:
     }
     ropes = read_ropes(c, attn.head_dim, bases, context=context_of(c))
     blocks = sliding_blocks(c, block, lambda layer: layer % period, window, ropes)
+    # the first layer's input comes out of the embedding's norm
     blocks[0] = replace(blocks[0], mixer_pre=False)
     return stack(c, blocks, embed_norm=block.norm, final_norm=block.norm, tie=False)
 

@@ -28,6 +28,7 @@ _RULES = (
 )
 _FIRST_POSITION = 2
 """The rows before it are of padding, whatever the padding token's id."""
+# transformers computes with these two whatever the key says, which only sizes the table
 _BUCKETS, _MAX_DISTANCE = 32, 128
 
 

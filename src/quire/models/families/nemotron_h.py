@@ -55,6 +55,7 @@ def _describe(c: ConfigReader) -> Decoder:
         "mlp": Block(None, feed, norm),
     }
     kinds = _layer_types(c)
+    # dense files may have keys of experts with values that no mixture could have
     if "moe" in kinds:
         blocks["moe"] = Block(None, _experts(c, feed), norm)
     for key in (*_EXPERTS.split(), "moe_latent_size"):

@@ -74,6 +74,8 @@ def _describe(c: ConfigReader) -> Decoder:
     for key in ("rotary_emb_scale_base", "rotary_scaling_factor"):
         c.only(key, None)
     trained = c.integer("max_trained_positions", context_of(c))
+    # beyond the trained length the published code stretches the rotation by rotary_scaling_factor,
+    # which is refused above
     context = min(context_of(c), trained)
     attn = whole_attention(c, c.integer("head_dim", None))
     rope = read_rope(c, attn.head_dim, theta=1000.0, context=context, kinds=("default",))

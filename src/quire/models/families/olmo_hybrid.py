@@ -30,6 +30,7 @@ _FULL, _LINEAR = "full_attention", "linear_attention"
 def _describe(c: ConfigReader) -> Decoder:
     norm = rms(c, 1e-6)
     section = c.raw("rope_parameters", None)
+    # a base of null in rope_parameters stands for no rotation
     theta = section.get("rope_theta") if isinstance(section, dict) else None
     has_rope = "rope_theta" in c or theta is not None
     facts: dict[str, Any] = {} if has_rope else {"rope": None}
@@ -45,6 +46,7 @@ def _describe(c: ConfigReader) -> Decoder:
 
 def _kinds(c: ConfigReader) -> list[str]:
     usual = [_FULL if i % 4 == 3 else _LINEAR for i in range(num_layers_of(c))]
+    # as transformers has it: a model of less than four layers attends in its last
     if _FULL not in usual:
         usual[-1] = _FULL
     return read_kinds(c, "layer_types", (_FULL, _LINEAR), usual)

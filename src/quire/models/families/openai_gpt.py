@@ -16,6 +16,7 @@ _RULES = (
     rule(_STORED + "ln_2.{leaf}", _OURS + "mlp_post.{leaf}"),
     *GPT2_RULES,
 )
+# the "gelu" of this model's code is the approximation by tanh
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 

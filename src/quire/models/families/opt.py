@@ -36,6 +36,7 @@ def _describe(c: ConfigReader) -> Decoder:
         c,
         Block(attn, feed, Norm("layer", 1e-5, bias=True)),
         learned_positions=context_of(c),
+        # fairseq, where it was trained, counts positions from the padding token's id + 1
         position_offset=2,
         tie=c.flag("tie_word_embeddings", True),
     )

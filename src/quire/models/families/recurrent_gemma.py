@@ -32,6 +32,7 @@ def _describe(c: ConfigReader) -> Decoder:
     c.ignore("w_init_variance_scale", "final_w_init_variance_scale")
     dim, depth = c.integer("hidden_size"), num_layers_of(c)
     norm = rms(c, 1e-6, "rms1p")
+    # the key counts gate and up together
     width = c.integer("intermediate_size", minimum=2) // 2
     feed = mlp(c, width=width, act_key="hidden_activation", act="gelu_pytorch_tanh", bias=True)
     attn = attention(

@@ -50,6 +50,8 @@ def _describe(c: ConfigReader, act: str, is_shared: bool) -> Decoder:
         c.integer("relative_attention_max_distance", 128),
         is_shared,
     )
+    # far distances are shared out by a logarithm with base max_distance / (buckets / 4), which has
+    # to be above 1
     if distances.max_distance <= distances.buckets // 4:
         allowed = f"more than a quarter of {distances.buckets} buckets"
         raise unsupported("relative_attention_max_distance", distances.max_distance, allowed)

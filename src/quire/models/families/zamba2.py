@@ -95,6 +95,7 @@ def _attention(c: ConfigReader) -> Attention:
     ):
         c.only(key, value)
     c.only("use_long_context", False)
+    # read in any case: files without rotation keep its keys
     rope = read_rope(c, dim, context=context_of(c))
     attn = attention(
         c,
