@@ -42,6 +42,7 @@ def read_eagle(config: Mapping[str, Any], target: Decoder, names: Collection[str
     """
     c = ConfigReader(config)
     block, depth = _block(c, "layers.0.", names), num_layers_of(c)
+    # the first layer has no norm of its input, which comes out of fc as it is
     blocks = [replace(block, mixer_pre=False), *[block] * (depth - 1)]
     _check_width(c, target)
     inputs = DraftInputs(
@@ -55,6 +56,8 @@ def read_eagle(config: Mapping[str, Any], target: Decoder, names: Collection[str
     _check_vocab(c, target)
     c.ignore("tie_word_embeddings", "attention_bias", "bias", *_OF_TRAINING)
     c.finish()
+    # no final norm: the network guesses states as the target's head reads them, after the target's
+    # norm
     spec = DraftDecoder(target.vocab, target.dim, tuple(blocks), None, context, inputs=inputs)
     rules = (rule("fc.{leaf}", "draft.fc.{leaf}"), *RULES)
     return DraftNetwork(spec, _family(rules))
@@ -68,6 +71,7 @@ def read_eagle3(config: Mapping[str, Any], target: Decoder, names: Collection[st
     if first == _MIDLAYER and depth > 1:
         raise unsupported("num_hidden_layers", depth, "one layer, which is named midlayer")
     c.only("fc_norm", False)
+    # an absent key means true in the layout of speculators, and false in that of the authors
     joins_normed = c.flag("norm_before_residual", inner is not c)
     aux = _aux_layers(c, target)
     vocab = c.integer("draft_vocab_size", target.vocab, maximum=target.vocab)
@@ -138,6 +142,7 @@ def _block(c: ConfigReader, first: str, names: Collection[str]) -> Block:
 def _aux_layers(c: ConfigReader, target: Decoder) -> tuple[int, ...]:
     """The layers of the target whose inputs are read."""
     depth = len(target.blocks)
+    # a low, a middle and a high layer, as EAGLE-3 was published
     usual: Any = [2, depth // 2, depth - 3]
     inner = c.section("eagle_config")
     key = "eagle_aux_hidden_state_layer_ids"
@@ -169,6 +174,7 @@ def _has_embedding(dim: int, target: Decoder, names: Collection[str]) -> bool:
     has none, where the target's does not fit.
     """
     fits = dim == target.dim and target.embed_scale == 1.0
+    # weights are drawn: without files the target's embedding serves where it fits
     if not names:
         return not fits
     if "embed_tokens.weight" not in names and not fits:

@@ -89,6 +89,7 @@ def make_draft_stage(
     state_norm = norm("state", inputs.join == "fc")
     fc_norm = norm("fc")
     fc = make.linear("draft.fc", "draft.fc")
+    # this norm belongs to the first layer, so its leaf comes after those of fc
     if inputs.join == "attention":
         state_norm = norm("state")
     return DraftStage(
@@ -117,6 +118,7 @@ def _gates(make: Maker) -> Tensor:
     """Whose sigmoids are 1 at all positions but the first, where they are 0 next to a norm's
     epsilon.
     """
+    # at 80 a sigmoid is 1 to the last bit, at -80 next to nothing
     gates = torch.full((make.max_model_len, 1), 80.0, dtype=make.dtype, device=make.device)
     gates[0] = -80.0
     return gates

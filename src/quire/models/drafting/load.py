@@ -55,6 +55,7 @@ def loading_arguments(
     """The arguments of `load_model` for a network."""
     spec = network.spec
     feeds_raw = isinstance(spec, DraftDecoder) and not spec.inputs.feeds_normed
+    # what enters the final norm is the state that would enter a layer after the last
     aux = (len(spec.blocks),) if feeds_raw and spec.final_norm is not None else ()
     return (folder, spec, ops), facts | {
         "family": network.family,

@@ -79,6 +79,7 @@ def load_medusa(
     ids that the target does not have.
     """
     with closing(open_files(load_format, folder, target)) as files:
+        # only vLLM's layout has a key for biases; files of the authors show them by their tensors
         has_bias = spec.bias or any(name.endswith(".bias") for name in files.entries)
         spec = replace(spec, bias=has_bias)
         stored = _stored_names(spec, target, files)
@@ -94,6 +95,7 @@ def load_medusa(
             ops.pack_linear(_rows(read(f"lm_heads.{h}.weight"), ids), None, None)
             for h in ([0] if spec.has_one_head else _heads(spec))
         ]
+    # one product serves all heads where they share it
     return MedusaHeads(ops, blocks, heads * (spec.heads if spec.has_one_head else 1), ids)
 
 

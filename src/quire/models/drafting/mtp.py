@@ -129,6 +129,7 @@ def _family(form: _Form, family: Family, target: Decoder) -> Family:
     """The family's names for the further layer, whatever else the checkpoint has."""
     layers = len(target.blocks)
     at = form.at_of(layers)
+    # these tensors stand next to the model's module, not within it
     prefix = "" if at.startswith("mtp.") else "{prefix}"
     parts = {
         form.embed_norm: "draft.embed_norm",
@@ -142,6 +143,7 @@ def _family(form: _Form, family: Family, target: Decoder) -> Family:
     ]
     of_layer = prefix + form.layer.format(n=layers)
     rules = [_moved(each, of_layer) for each in family.rules_for(target)]
+    # the layer's own head and embedding are copies of the target's
     others = rf"(?!{re.escape(at)}).*|{re.escape(at)}(shared_head\.head|embed_tokens)\.weight"
     return replace(family, rules=(*own, *rules), ignored=(others,), drafts_after_layers=False)
 

@@ -60,6 +60,8 @@ class SparseOverWorkers:
 
     def _part(self, x: Tensor) -> Tensor:
         group = self.group
+        # a worker's row is its gates and then its ups, so the halves of all workers are brought
+        # together first: the cut is by a whole row's mean and deviation
         halves = group.gather(x).unflatten(2, (2, -1)).transpose(1, 2)
         return self.activate(halves.flatten(1)).unflatten(1, (group.size, -1))[:, group.rank]
 

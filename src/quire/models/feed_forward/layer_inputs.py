@@ -65,6 +65,7 @@ def make_layer_inputs(make: Maker, d: Decoder, inputs: LayerInputs) -> LayerInpu
     return LayerInputStage(
         make.ops,
         table=make.tensor("inputs.embed.weight", change=partial(_with_rows, count=d.vocab)),
+        # rounded to the model's type, in which transformers keeps it
         scale=torch.tensor(inputs.width**0.5, dtype=make.dtype).item(),
         project=make.linear("inputs.proj", "inputs.proj"),
         norm=make.norm("inputs.norm", inputs.norm, divisor=math.sqrt(d.dim)),
@@ -76,6 +77,7 @@ def _with_rows(table: Tensor, count: int) -> Tensor:
     """The table with row 0 in place of rows that it lacks, up to `count`."""
     if len(table) >= count:
         return table
+    # transformers looks up id 0 for ids that are not in this smaller table
     return torch.cat((table, table[:1].expand(count - len(table), -1)))
 
 

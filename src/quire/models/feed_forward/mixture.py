@@ -201,6 +201,7 @@ class SharedExperts:
         whose = torch.bucketize(chosen, self.ends, right=True)
         token, choice = (whose == self.group.rank).nonzero(as_tuple=True)
         rows = h[token]
+        # done here, since the op gets each choice as a mixture of one with weight 1
         if self.args.weighs_input:
             rows = rows * weights[token, choice, None].to(h.dtype)
             weights = torch.ones_like(weights)
@@ -246,6 +247,7 @@ class MixtureMaker:
         self._make, self._spread, self._choices = make, spread, choices
         self.step = StepIds()
         if spread is not None:
+            # the exchange outlives a model that is loaded anew
             spread.forget_layers()
 
     def beside_dense(self, at: str, m: DenseAndExperts) -> FeedForward:
@@ -356,6 +358,7 @@ def _softplus_router(make: Maker, at: str, m: Moe, step: StepIds) -> SoftplusRou
     assert not m.expert_scales, "nothing else of the choice"
     logits, table = _router_logits(make, at, m), None
     if m.by_id:
+        # float32 holds the numbers of experts exactly; leaves have no integer types
         table = make.tensor(
             at + "table", torch.float32, partial(_expert_table, at=at, count=m.experts)
         )

@@ -164,6 +164,7 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
         keys = make.weights.part_of(at + "k.weight")
         copies = workers.size // (1 if keys is None else keys.count)
         project = _normed_over_workers(make.ops, workers, qkv, qk_norm, a, copies)
+        # both are done by then, on whole rows
         qk_norm = clip = None
     gate = None if a.gate == "none" else _gate(make, at, a)
     return AttentionLayer(
@@ -193,6 +194,7 @@ def _change_of_inputs(a: Attention) -> Callable[[Tensor], Tensor] | None:
         return lambda rows: torch.cat((rows, rows[-own:]))
     if a.value_dim is None:
         return None
+    # keys and values have one width in the cache and in kernels; zeros change no sum
     before, missing = (a.heads + a.kv_heads) * a.head_dim, a.head_dim - a.value_dim
     assert missing > 0, "values are shorter than keys"
 
@@ -298,6 +300,7 @@ def _qkv_norm(make: Maker, at: str, a: Attention) -> NormWeight:
 
 def _slopes(make: Maker, at: str, alibi: Alibi, heads: int) -> Tensor:
     """Of this worker's heads."""
+    # slopes follow from the number of heads of the whole model
     group = make.group_of(at + "o.weight")
     rank, size = (0, 1) if group is None else (group.rank, group.size)
     own = alibi_slopes(alibi, heads * size)[rank * heads : (rank + 1) * heads]

@@ -115,6 +115,7 @@ class LatentAttentionLayer:
         q, x = both[:, :width], both[:, width:]
         if self.query is not None:
             q = ops.norm(q, self.query.norm)
+        # between the norm and the product: the indexer makes its queries of the same normed latent
         if self.indexer is not None and self.choice is not None:
             self.choice.positions = self.indexer(h, q, positions, group, latents)
         if self.query is not None:
@@ -309,6 +310,8 @@ def _halves(make: Maker, at: str, a: LatentAttention) -> tuple[HeadsWeight, Head
     kv = make.weights.tensor(at + "kv_b.weight")
     kv = kv.view(a.heads, a.unrotated + a.value_dim, a.rank)
     return (
+        # q . (W c) = (W^T q) . c: with keys' weights in the queries, scores are products with what
+        # is stored
         _heads(make, at + "absorb", kv[:, : a.unrotated].transpose(1, 2)),
         _heads(make, at + "values", kv[:, a.unrotated :]),
     )

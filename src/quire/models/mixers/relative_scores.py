@@ -105,6 +105,7 @@ def span_columns(d: DisentangledScores) -> Tensor:
 def _logarithmic(distances: Tensor, span: int, max_distance: int) -> Tensor:
     """Distances within half the span as they are, farther ones by their logarithm."""
     half, sizes = span // 2, distances.abs()
+    # in single precision, as transformers has it: its rounding decides at the borders of rows
     rate = torch.log(torch.tensor((max_distance - 1) / half))
     steps = torch.ceil(torch.log(sizes.clamp(min=half) / half) / rate * (half - 1)) + half
     return torch.where(sizes <= half, distances, (steps * distances.sign()).long())

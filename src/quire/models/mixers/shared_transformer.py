@@ -114,6 +114,7 @@ def _adapted(
     name = at + "".join(parts)
     down = make.linear(name + "_a", *(f"{at}{part}_a" for part in parts))
     ups = [make.weights.tensor(f"{at}{part}_b.weight") for part in parts]
+    # one product for all parts, in which a part's low-rank numbers reach its own outputs alone
     up = make.ops.pack_linear(torch.block_diag(*ups), None, make.format_of("projection"))
     make.keep(name + "_b", up)
     return AdaptedProjection(make.ops, base, down, up)

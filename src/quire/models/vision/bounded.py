@@ -53,6 +53,7 @@ class BoundedMaker(Maker):
     """
 
     def __init__(self, make: Maker, at: str, block: Block) -> None:
+        # one state with `make`: what is kept here has to be in its list of the encoder's parts
         vars(self).update(vars(make))
         assert self.adapters is None and self.group is None, "an encoder is in one piece"
         self._bounds = {

@@ -60,6 +60,8 @@ class VisionEncoder:
         norm = None if spec.embed_norm is None else make.norm("embed_norm", spec.embed_norm)
         self._embed_norm = norm
         is_in_quarters = spec.rope is not None and spec.rope.pairs == "quarters"
+        # rows of weights are put in order once, so that the rotation's pairs are half a head apart,
+        # as its op has them
         turn = quarters_to_halves if is_in_quarters else None
         self._blocks: list[VisionBlock] = [
             make_block(
@@ -134,6 +136,7 @@ class VisionEncoder:
         if patch.in_cells:
             within = np.arange(self.spec.merge**2)
             index = (layout.cells[:, None] * len(within) + within).ravel()
+        # spares a copy of all patches where they have the order already
         if not np.array_equal(index, np.arange(len(index))):
             x = x[self._on_device(index)]
         return self.ops.linear(x, self._patch)
@@ -147,9 +150,11 @@ class VisionEncoder:
         x = self._with_positions(x, places)
         if not spec.norm_before_positions and self._embed_norm is not None:
             x = ops.norm(x, self._embed_norm)
+        # entries of this step's table of rotations, not places in a prompt
         positions = torch.arange(len(x), device=self.device)[None]
         whole, windows = self._groups(places)
         selected, stacked = {}, []
+        # outputs count blocks from 0, which is what enters the first
         for i in range(len(self._blocks) + 1):
             if i in spec.outputs:
                 selected[i] = x
@@ -174,6 +179,7 @@ class VisionEncoder:
             rows = torch.cat((rows, *stacked), 1)
         if spec.window is None:
             return rows
+        # windows sorted the cells; placeholders follow the order of the frame
         back = np.argsort(layout.cells)
         return rows[self._on_device(back)]
 

@@ -44,10 +44,12 @@ def picture_of(inputs: Mapping[str, Any], tower: VisionTower) -> Picture:
     elif "spatial_shapes" in inputs:
         shapes = [(int(h), int(w)) for h, w in np.asarray(inputs["spatial_shapes"]).reshape(-1, 2)]
         tiles = pixels.reshape(len(shapes), -1, pixels.shape[-1])
+        # tiles come padded to the longest
         parts = [tile[: h * w] for tile, (h, w) in zip(tiles, shapes, strict=True)]
         picture = Picture(_tensor(np.concatenate(parts)), tuple(shapes))
     else:
         places = np.asarray(inputs["image_position_ids"]).reshape(-1, 2)
+        # places of -1 are padding
         places = places[places[:, 0] >= 0]
         columns, rows = (int(n) + 1 for n in places.max(axis=0))
         picture = Picture(

@@ -53,6 +53,7 @@ def make_probe_attention(make: Maker, p: ProbePool) -> ProbeAttention:
     """Take the leaves, in load order."""
     probe = make.tensor("pool.probe")
     q, k, v, o = (make.linear(f"pool.{n}", f"pool.{n}", is_adaptable=False) for n in "qkvo")
+    # the probe is learned, so its query is computed once
     query = make.ops.linear(probe.flatten(0, 1), q)
     norm = make.norm("pool.norm", p.norm)
     feed = make_dense(make, "pool.mlp.", p.mlp)

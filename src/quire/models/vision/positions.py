@@ -38,6 +38,7 @@ def axis_weights(sampling: Sampling, size: int, side: int) -> Tensor:
     at = torch.arange(size, dtype=torch.float32)
     if sampling == "bucket":
         borders = torch.arange(1 / side, 1.0, 1 / side)
+        # rounding must not put the last corner behind the last border
         corners = (at * (1.0 / torch.tensor(size))).clamp(max=1.0 - 1e-6)
         return torch.eye(side)[torch.bucketize(corners, borders, right=True)]
     if sampling == "bilinear_corners":
@@ -47,6 +48,7 @@ def axis_weights(sampling: Sampling, size: int, side: int) -> Tensor:
         return _spread((at + 0.5) * side / size - 0.5, side, near, kernel)
     scale = side / torch.tensor(size, dtype=torch.float32)
     distances = torch.arange(side, dtype=torch.float32) - ((at + 0.5) * scale - 0.5)[:, None]
+    # the kernel widens only where the grid becomes smaller, which is where aliasing would arise
     weights = _linear(distances.abs() / scale.clamp(min=1))
     return weights / weights.sum(1, keepdim=True)
 

@@ -61,6 +61,7 @@ def _without_padding(grid: Tensor, size: tuple[int, int]) -> Tensor:
     """grid [C, lines, columns] without the borders that made the picture of `size` as large."""
     (height, width), (lines, columns) = size, grid.shape[1:]
     if width / height > columns / lines:
+        # seven digits as in transformers: a product just below a whole number must not lose a line
         border = (lines - int(round(height * (columns / width), 7))) // 2
         return grid[:, border : lines - border, :]
     border = (columns - int(round(width * (lines / height), 7))) // 2

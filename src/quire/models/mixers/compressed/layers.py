@@ -73,6 +73,7 @@ class CompressedAttentionLayer:
         latent = ops.norm(both[:, : a.q_rank], self.q_a_norm)
         group, recent = _memory(batch, self.place)
         end = a.q_rank + recent.width
+        # for the norm alone: the rotation follows in `recent_store`, with that of the rows
         q = ops.rope_queries(
             ops.linear(latent, self.q_b),
             positions,

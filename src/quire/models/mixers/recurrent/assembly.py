@@ -187,6 +187,7 @@ def _gated_linear(make: Maker, at: str, m: GatedLinear) -> GatedLinearLayer:
         inputs=make.linear(at + "x", at + "x"),
         gate=make.linear(at + "y", at + "y"),
         conv=_convolution(make, at, m, True, None),
+        # -8 is the constant c of Griffin's paper
         rate=make.tensor(at + "rate", torch.float32, lambda leaf: -8.0 * _each(softplus, leaf)),
         gates=_block_gates(make, at),
         gate_bias=_gate_bias(make, at),

@@ -155,8 +155,10 @@ CLIP = TowerFamily(
     (
         *RULES,
         rule("{prefix}embeddings.class_embedding", "class_token"),
+        # CLIP's own spelling
         rule("{prefix}pre_layrnorm.{leaf}", "embed_norm.{leaf}"),
     ),
+    # the norm of the class token's result, which no connector reads
     ignored=(r"embeddings\.position_ids", r"post_layernorm\.(weight|bias)"),
 )
 _NORM = rule("{prefix}post_layernorm.{leaf}", "norm.{leaf}")

@@ -30,6 +30,7 @@ def _describe_glm(c: ConfigReader) -> VisionTower:
     size = image_size_of(c, 336)
     attn = vision_attention(c, "num_heads", qkv_bias=c.flag("attention_bias", False), o_bias=False)
     out = c.integer("out_hidden_size", 4096)
+    # blocks are as wide as the result; intermediate_size is of the connector's product
     feed = replace(vision_mlp(c, "silu", gated=True, bias=False), width=out)
     tower = _tower(c, attn, feed, c.integer("intermediate_size", 13696))
     return replace(
@@ -46,6 +47,7 @@ def _describe_ocr(c: ConfigReader) -> VisionTower:
     bias = c.flag("attention_bias", True)
     attn = vision_attention(c, "num_heads", qkv_bias=bias, o_bias=bias, qk_norm=norm)
     feed = vision_mlp(c, "silu", gated=True, bias=bias)
+    # the width as transformers computes it: no key has it
     inner = c.integer("out_hidden_size", 1536) * c.integer("in_channels", 3)
     return _tower(c, attn, feed, inner)
 

@@ -52,6 +52,7 @@ def _describe_intern(c: ConfigReader) -> VisionTower:
         image_size=size,
         positions=LearnedGrid(grid_side(c, size, patch), "bicubic"),
         class_token="first",
+        # transformers has no norm after the blocks where the pooling is by the mean
         final_norm=None if c.flag("use_mean_pooling", True) else Norm("layer", eps, bias=True),
         layer_scale=True,
     )
@@ -134,6 +135,7 @@ def _describe_published(c: ConfigReader) -> VisionTower:
 
 def _connect_published(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
     c.only("select_layer", -1)
+    # v1 joined patches with rows and columns exchanged
     c.only("ps_version", "v2")
     c.ignore(*_OF_PICTURES)
     return _merged(c, tower, width, "gelu")

@@ -50,6 +50,7 @@ def _describe_llama4(c: ConfigReader) -> VisionTower:
         merge=merge,
         image_size=size,
         positions=LearnedGrid(grid_side(c, size, patch)),
+        # places count from 1: the class token does not rotate
         rope=AxialRope(axial_theta(c), first="column", pairs="neighbours", offset=1),
         class_token="last",
         embed_norm=norm,

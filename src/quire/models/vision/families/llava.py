@@ -36,6 +36,8 @@ def selected(c: ConfigReader, tower: VisionTower, default: int = -2) -> VisionTo
     if not layers or not all(isinstance(i, int) and -depth - 1 <= i <= depth for i in layers):
         allowed = f"a layer from {-depth - 1} to {depth}, or a list of them"
         raise unsupported("vision_feature_layer", found, allowed)
+    # hidden states of transformers begin with what enters the first block, and the last is before
+    # the final norm
     outputs = tuple(i if i >= 0 else depth + 1 + i for i in layers)
     return replace(tower, blocks=tower.blocks[: max(outputs)], outputs=outputs, final_norm=None)
 
@@ -162,6 +164,7 @@ def _swiglu_rules(first: int) -> tuple[Rule, ...]:
     return (
         rule(
             at + "linear_1.{leaf}",
+            # the second half of the tensor is the gate
             f"connector.{first}.up.{{leaf}}",
             f"connector.{first}.gate.{{leaf}}",
             steps=("split",),
