@@ -36,6 +36,8 @@ def read_bitsandbytes(reader: ConfigReader) -> Storage:
         layout = _four_bits(reader)
     else:
         reader.ignore(*_OF_FOUR_BITS)
+        # above the threshold the library keeps activations in 16 bits, value by value; products
+        # here have no such outliers, so that all activations keep their values then
         rows = None if threshold else RowScheme()
         layout = CodeLayout(
             "bitsandbytes-int8", 8, None, has_zeros=False, scale_name="SCB", rows=rows

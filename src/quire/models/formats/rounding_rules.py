@@ -128,6 +128,8 @@ def read_rounding_rules(
     own = tuple((name, _scheme(name, scheme)) for name, scheme in targets.items())
     rules = RoundingRules(**kinds, targets=(*((name, None) for name in ignored), *own))
     try:
+        # compiled here once, so that a bad expression is the fault of an option and not of a
+        # worker's start
         rules.scheme_finder()
     except UnsupportedConfigValue as error:
         raise InvalidParameter(_NAME, dict(config), str(error)) from None

@@ -218,6 +218,7 @@ class CodeLayout:
     def group_in(self, inputs: int) -> int:
         """The inputs of an output that have one scale, where it has so many of them."""
         if self.packing in FLATTENED:
+            # blocks run over the ends of rows: the largest run that never crosses one
             return math.gcd(inputs, self.group or 0)
         return min(self.group or inputs, inputs)
 

@@ -115,6 +115,7 @@ def _whole_numbers_and_rows(data: ConfigReader) -> CodeLayout:
         "torchao",
         8,
         group,
+        # activations with zero points would need them in products, which have none for rows
         has_zeros=is_symmetric is False,
         outputs=outputs,
         rows=RowScheme() if is_symmetric else None,
@@ -132,6 +133,7 @@ def _bits(data: ConfigReader, granularity: str, mapping: str) -> CodeLayout:
         raise unsupported(data.at("intx_packing_format"), packing, "'unpacked_to_int8'")
     data.ignore("scale_dtype", "weight_scale_dtype", "intx_choose_qparams_algorithm", "layout")
     group, _ = _granularity(data, granularity, data.raw(granularity, None))
+    # numbers of fewer bits are numbers of 4 or 8 bits as well, which products take
     return CodeLayout("torchao", 4 if int(bits) <= 4 else 8, group, has_zeros=True)
 
 

@@ -77,6 +77,7 @@ def open_leaves(
             yield OpenLeaves(leaves)
         return
     assert family is not None, "files of a checkpoint have a family's names"
+    # a worker's part of a tensor, and weights from elsewhere, are not the contents of a file
     has_sources = files is None and group is None
     with closing(files or open_files(load_format, folder, decoder)) as files:
         stored = match(family, decoder, files, storage)
@@ -113,6 +114,7 @@ class StoredLeaves:
         """A view of the leaf in its stored dtype; holding it keeps the file mapped."""
         stored, index = self._where[leaf.name]
         if self._current[0] != stored.name:
+            # let go of before the next is read: two files would be mapped otherwise
             self._current = ("", [])
             self._current = (stored.name, self._read(stored))
         return self._current[1][index]

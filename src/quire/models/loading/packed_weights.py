@@ -141,10 +141,13 @@ class PackedWeights:
 
     def _write(self, path: Path, buffers: dict[str, memoryview], about: Any, size: int) -> None:
         with contextlib.suppress(OSError, AttributeError):
+            # Linux has a niceness for each thread; other systems would lower the whole process, or
+            # have no such ids
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         folder = path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # another process that loads the same model may have been faster
             if path.exists() or shutil.disk_usage(folder).free < size + _SPARE_BYTES:
                 return
             self._make_room(path, size)

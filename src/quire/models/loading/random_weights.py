@@ -36,6 +36,8 @@ class RandomLeaves:
         bits = table.view(torch.int16).numpy()
         values = np.empty(leaf.size, np.int16)
         for start, indices in self._indices(leaf):
+            # `wrap` because numpy fills a buffer first where it checks bounds; 16 bits cannot leave
+            # the table
             np.take(bits, indices, out=values[start : start + indices.size], mode="wrap")
         return torch.from_numpy(values).view(torch.bfloat16).view(leaf.shape)
 
@@ -64,6 +66,7 @@ class DeviceRandomLeaves:
         mean, deviation = distribution(leaf)
         table = (self._quantiles * deviation + mean).to(torch.bfloat16)
         generator = torch.Generator(self._device)
+        # torch's seeds are signed numbers of 64 bits
         generator.manual_seed(int.from_bytes(_digest(self._seed, leaf)[:8], "little") >> 1)
         values = torch.empty(leaf.size, dtype=torch.bfloat16, device=self._device)
         for part in values.split(_DEVICE_PIECE):

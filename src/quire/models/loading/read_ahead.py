@@ -87,6 +87,7 @@ class ReadAhead:
                     self._ready[leaf.name] = values
                     self._changed.notify_all()
             raise AssertionError("a leaf was asked for that is not among those to be read")
+        # whatever it is: the thread that builds the model waits for a leaf, and raises it there
         except BaseException as error:
             with self._changed:
                 self._failure = error

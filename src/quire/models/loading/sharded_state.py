@@ -43,6 +43,7 @@ class ShardedLeaves:
         """Raises LoadError or WeightMismatch unless the files have just the `expected` leaves.
         `rank` of the `size` workers that have the stage; None: the whole model.
         """
+        # ranks count from 0: this one is the first that so many workers do not have
         if any(folder.glob(_name(size, stage, "*"))):
             raise LoadError(
                 f"{folder} has the weights of more than {size} workers. Save them again with as "

@@ -33,6 +33,7 @@ def read_index(path: Path, ending: str) -> dict[str, str] | None:
     if not has_file(path, _MOST_INDEX_BYTES):
         return None
     text = read_text(path, _MOST_INDEX_BYTES)
+    # colons bound the entries before any of them takes memory
     if text.count(":") > _MOST_INDEX_NAMES:
         raise CorruptCheckpoint(f"{path} is not a weight index: it has too many entries.")
     try:

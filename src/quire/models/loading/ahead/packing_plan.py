@@ -81,6 +81,7 @@ def _weights(decoder: Decoder) -> Iterator[list[_Weight]]:
 def _product(decoder: Decoder, leaf: Parameter) -> str | None:
     """The product that a leaf is a part of; None: it is not packed as it is stored."""
     if leaf.name == "embed.weight":
+        # a table that is only looked up is never packed
         is_table = decoder.tie and decoder.generates and decoder.pooler is None
         return "embed" if is_table else None
     if leaf.name == "head.weight":

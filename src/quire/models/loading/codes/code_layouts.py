@@ -52,6 +52,7 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
         )
     if not bool(scales.isfinite().all()):
         raise CorruptCheckpoint(f"{module} has a scale that is not a finite number.")
+    # the middle is what absent zero points mean, and products need not read those
     if zeros is not None and bool((zeros == 1 << (layout.bits - 1)).all()):
         zeros = None
     rounding = _rounding(layout, module, parts)
@@ -270,6 +271,7 @@ def _unpack_four_bit_floats(
 def _powers_of_two(exponents: Tensor) -> Tensor:
     """uint8 [*] with a bias of 127 -> bfloat16 [*], exactly; 255 is not finite."""
     bits = exponents.to(torch.int16) << 7
+    # 2^-127 has no exponent in bfloat16, but the first bit of the fraction
     return bits.masked_fill_(exponents == 0, 1 << 6).view(torch.bfloat16)
 
 

@@ -97,6 +97,7 @@ def write_quantized(
                 writer.add(dict(_tensors_of(linear, files)))
                 read_bytes += 0 if linear.source else files.read(linear.tensor.name).nbytes
             count = writer.finish()
+            # last, so that a folder in which writing has stopped has no config.json
             text = json.dumps(changed, indent=2, sort_keys=True)
             (target / _CONFIG).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
@@ -241,6 +242,7 @@ class _Writer:
         index: dict[str, str] = {}
         for number, names in enumerate(self._files):
             name = _WEIGHTS.format(number + 1, count) if count > 1 else "model.safetensors"
+            # names say how many files there are, which is known only now
             self._unfinished(number).replace(self._folder / name)
             index |= dict.fromkeys(names, name)
         if count > 1:
